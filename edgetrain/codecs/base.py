@@ -1,0 +1,160 @@
+"""What every codec is: the protocol, the checks they share and the default ways of doing things.
+
+Codecs are stateless: they turn a flat float32 vector into bytes and back, and know no socket, no
+clock, no torch and no round. What was not sent yet is kept by `feedback`, never by a codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from edgetrain.errors import BadPayload, ConfigError
+
+Vector: TypeAlias = npt.NDArray[np.float32]
+"""A flat, contiguous float32 array."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""The bytes of one part, as they lie on the wire."""
+
+Layout: TypeAlias = Sequence[tuple[str, int, tuple[int, ...]]]
+"""(name, first element, shape) of each tensor of a flat vector, in order, without holes."""
+
+DENSE_PART_ELEMENTS = 2**20
+"""4 MB of float32: large enough for a link, small enough to overlap sending with decoding."""
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """A vector to bytes and back. `encode` and `decode` are pure: equal input, equal output.
+
+    A payload travels in parts; part i covers elements [i * part_elements, (i + 1) * part_elements)
+    of the vector, the last one what is left. A decoder believes nothing that it reads: it raises
+    BadPayload before it allocates or writes anything.
+    """
+
+    @property
+    def name(self) -> str:
+        """The canonical spelling: `parse(codec.name)` gives an equal codec."""
+
+    @property
+    def part_elements(self) -> int:
+        """Elements of the vector that one part covers."""
+
+    @property
+    def lossless(self) -> bool:
+        """True if decoding gives back every bit."""
+
+    def encode(self, vector: Vector) -> list[Buffer]:
+        """One buffer per part. `vector` is only read; a lossless codec may return views of it,
+
+        so it must not change before the buffers have been sent.
+        """
+
+    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+        """`residual += vector`, encode that sum, and leave in `residual` what was not sent.
+
+        `residual` is mutated in place, `vector` is only read. What is subtracted is the payload's
+        own decoding, so nothing is ever lost to rounding in the codec.
+        """
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        """Overwrites all of `out`, the part's float32 view. BadPayload leaves `out` as it was."""
+
+    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
+        """`out += weight * decoded`. BadPayload leaves `out` as it was."""
+
+    def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
+        """The same part of many messages into one sum, bit for bit as `add` in that order.
+
+        BadPayload, if any of them is bad, leaves `out` as it was.
+        """
+
+    def max_bytes(self, elements: int) -> int:
+        """No valid payload of a part of that many elements is longer."""
+
+    def bind(self, layout: Layout) -> Codec:
+        """The codec for vectors of this layout; itself, unless shapes matter to it."""
+
+
+class BaseCodec:
+    """The parts of a codec that most have in common. A codec fills in the rest."""
+
+    name: str
+    part_elements: int = DENSE_PART_ELEMENTS
+    lossless: bool = False
+
+    def encode(self, vector: Vector) -> list[Buffer]:
+        return [self.encode_part(part) for part in self.parts(vector)]
+
+    def encode_part(self, part: Vector) -> Buffer:
+        """The payload of one part on its own."""
+        raise NotImplementedError
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        raise NotImplementedError
+
+    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+        residual += vector
+        payloads = self.encode(residual)
+        scratch = np.empty(min(self.part_elements, residual.size), np.float32)
+        for part, payload in zip(self.parts(residual), payloads, strict=True):
+            decoded = scratch[: part.size]
+            self.decode(payload, decoded)
+            part -= decoded
+        return payloads
+
+    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
+        scratch = np.empty(out.size, np.float32)
+        self.decode(payload, scratch)
+        scratch *= np.float32(weight)
+        out += scratch
+
+    def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
+        total = out.copy()
+        for payload, weight in zip(payloads, weights, strict=True):
+            self.add(payload, weight, total)
+        out[:] = total
+
+    def bind(self, layout: Layout) -> Codec:
+        return self  # type: ignore[return-value]  # a subclass has the missing max_bytes
+
+    def parts(self, vector: Vector) -> list[Vector]:
+        """Views of the vector, one per part."""
+        step = self.part_elements
+        return [vector[start : start + step] for start in range(0, vector.size, step)]
+
+    def __repr__(self) -> str:
+        return f"<codec {self.name}>"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and repr(other) == repr(self)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def as_bytes(payload: Buffer) -> npt.NDArray[np.uint8]:
+    """A read-only uint8 view of a payload; no copy."""
+    view = np.frombuffer(payload, np.uint8)
+    view.flags.writeable = False
+    return view
+
+
+def check_vector(vector: Vector) -> None:
+    """ConfigError unless `vector` is flat, contiguous float32: the one thing codecs take."""
+    if vector.dtype != np.float32 or vector.ndim != 1 or not vector.flags.c_contiguous:
+        shape = "x".join(map(str, vector.shape)) or "a scalar"
+        raise ConfigError(
+            f"a codec takes one flat contiguous float32 vector, not {vector.dtype} {shape}",
+            "pass np.ascontiguousarray(x, np.float32).reshape(-1)",
+        )
+
+
+def check_length(name: str, length: int, expected: int) -> None:
+    """BadPayload unless a payload has exactly the length that its codec would have written."""
+    if length != expected:
+        raise BadPayload(f"{name}: payload of {length} bytes where {expected} are needed")

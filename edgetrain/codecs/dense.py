@@ -1,0 +1,102 @@
+"""Dense codecs: every element is sent. fp32 (as it is), fp16 and bf16 (half the bytes).
+
+No scales, no indices: a part's payload is the array itself, little-endian.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from edgetrain.codecs.base import BaseCodec, Buffer, Vector, check_length, check_vector
+
+FP16_MAX = 65504.0
+
+
+class Dense(BaseCodec):
+    """fp32: the vector's own bytes. Lossless; encoding copies nothing.
+
+    Wire: 4 bytes an element, IEEE 754 binary32, little-endian.
+    """
+
+    name = "fp32"
+    lossless = True
+
+    def encode_part(self, part: Vector) -> Buffer:
+        check_vector(part)
+        return part.view(np.uint8).data
+
+    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+        """Sends residual + vector whole; the residual becomes zero."""
+        total = residual + vector
+        residual[:] = 0
+        return self.encode(total)
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        out[:] = self._view(payload, out)
+
+    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
+        values = self._view(payload, out)
+        if weight == 1:
+            out += values
+        else:
+            out += values * np.float32(weight)
+
+    def max_bytes(self, elements: int) -> int:
+        return 4 * elements
+
+    def _view(self, payload: Buffer, out: Vector) -> Vector:
+        check_length(self.name, len(payload), 4 * out.size)
+        return np.frombuffer(payload, "<f4")
+
+
+class Half(BaseCodec):
+    """fp16: IEEE binary16, round to nearest even; finite values beyond 65504 saturate there.
+
+    Wire: 2 bytes an element. Bound: |error| <= 2^-11 |x| + 2^-25, for |x| <= 65504.
+    """
+
+    name = "fp16"
+
+    def encode_part(self, part: Vector) -> Buffer:
+        check_vector(part)
+        clipped = np.clip(part, -FP16_MAX, FP16_MAX)
+        return clipped.astype("<f2").view(np.uint8).data
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        check_length(self.name, len(payload), 2 * out.size)
+        out[:] = np.frombuffer(payload, "<f2")
+
+    def max_bytes(self, elements: int) -> int:
+        return 2 * elements
+
+
+class BFloat(BaseCodec):
+    """bf16: the upper half of binary32, round to nearest even.
+
+    Wire: 2 bytes an element. Bound: |error| <= 2^-8 |x|.
+    """
+
+    name = "bf16"
+
+    def encode_part(self, part: Vector) -> Buffer:
+        check_vector(part)
+        return bf16_bits(part).view(np.uint8).data
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        check_length(self.name, len(payload), 2 * out.size)
+        bits = out.view(np.uint32)
+        bits[:] = np.frombuffer(payload, "<u2")
+        bits <<= 16
+
+    def max_bytes(self, elements: int) -> int:
+        return 2 * elements
+
+
+def bf16_bits(values: Vector) -> npt.NDArray[np.uint16]:
+    """Round float32 to bf16, ties to even; a NaN stays a NaN, infinities stay."""
+    bits = values.view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)))) >> np.uint32(16)
+    # Rounding up would carry a NaN's payload into the sign and make it a zero.
+    rounded = np.where((bits & 0x7FFFFFFF) > 0x7F800000, (bits >> 16) | np.uint32(0x40), rounded)
+    return rounded.astype("<u2")
