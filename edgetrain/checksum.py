@@ -1,0 +1,49 @@
+"""A 64-bit checksum of a float32 vector, the same on every processor, at the speed of memory.
+
+It proves in the field that replicas are equal bit for bit. It is made against divergence, not
+against an adversary: each tile of 65,536 elements is summed as 64-bit integers (any single changed
+bit changes the sum), and the sums are hashed in order. Tiles let a caller that already holds a tile
+in cache sum it there, so that the checksum costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+"""A flat, contiguous float32 vector of shape [elements]."""
+
+TILE = 1 << 16
+"""Elements in a tile (256 KiB): two or three of them fit the L2 cache of a Raspberry Pi 4."""
+
+
+def tiles(elements: int, start: int = 0) -> Iterator[slice]:
+    """The tiles of the range [start, elements), as slices; all but the last have TILE elements."""
+    for first in range(start, elements, TILE):
+        yield slice(first, min(first + TILE, elements))
+
+
+def tile_sum(tile: Vector) -> int:
+    """The sum of one tile's bits, read as 64-bit integers modulo 2**64."""
+    even = tile.size & ~1
+    total = int(np.add.reduce(tile[:even].view(np.uint64)))
+    if even < tile.size:
+        total += int(tile[even:].view(np.uint32)[0])
+    return total & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def combine(sums: Iterable[int]) -> int:
+    """The checksum of a vector from the sums of its tiles, in order."""
+    digest = hashlib.blake2b(digest_size=8)
+    for total in sums:
+        digest.update(total.to_bytes(8, "little"))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def checksum(vector: Vector) -> int:
+    """The checksum of a whole vector; it reads the vector once and allocates nothing."""
+    return combine(tile_sum(vector[tile]) for tile in tiles(vector.size))

@@ -1,0 +1,124 @@
+"""Strategies: a member's half and a merge rule make a name in the table.
+
+The table is data; the halves are pure (no socket, no clock, no thread, no codec). This module
+imports neither torch nor numpy until a half is built, so that the command line can list the table
+at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from edgetrain.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from edgetrain.checksum import Vector
+    from edgetrain.merge import MergeRule
+
+Contributes = Literal["gradient", "displacement"]
+
+
+class MemberHalf(Protocol):
+    """What runs on a member. The driver calls, for each training step::
+
+        exchange(half.before_step()); optimizer.step(); exchange(half.after_step())
+
+    where `exchange` submits the vector if there is one, then applies the reply of every round
+    that is `due`. Nothing else may wait.
+    """
+
+    every: int
+    delay: int
+    applied: int
+    round: int
+    checksum: int
+
+    @property
+    def base(self) -> Vector:
+        """float32 [elements]: the parameters that all replies so far lead to."""
+
+    def start(self, applied: int, round: int) -> None:
+        """Take the parameters as they are for the base after `applied` replies."""
+
+    def before_step(self) -> Vector | None:
+        """After backward, before the optimizer's step: a gradient contribution, or None."""
+
+    def after_step(self) -> Vector | None:
+        """After the optimizer's step: a displacement at the end of a round, or None."""
+
+    def finish(self) -> Vector | None:
+        """After the last step: what was not submitted yet. From now on every round is due."""
+
+    def due(self) -> int | None:
+        """The round whose reply has to be applied now, or None."""
+
+    def apply(self, reply: Iterable[Vector]) -> None:
+        """Apply the reply of round `applied`, given in consecutive pieces."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A row of the table."""
+
+    name: str
+    contributes: Contributes
+    delays: bool
+    """Whether `delay` means anything; otherwise it is 0."""
+    every: int
+    """Default number of local steps in a round."""
+    weighted: bool
+    """Whether members count by their samples; otherwise all count the same."""
+    summary: str
+    source: str
+
+    def merge_rule(self) -> MergeRule:
+        """A fresh merge rule for the hub."""
+        from edgetrain.merge import Mean
+
+        return Mean(keeps_late=self.contributes == "displacement")
+
+    def member_half(self, params: Vector, gradient: Vector, every: int, delay: int) -> MemberHalf:
+        """A fresh member's half over a model's flat parameters and gradient (both shared)."""
+        if self.contributes == "gradient":
+            from edgetrain.strategies.gradient import Gradient
+
+            return Gradient(params, gradient)
+        from edgetrain.strategies.displacement import Displacement
+
+        return Displacement(params, every, delay)
+
+
+_ROWS = (
+    Strategy(
+        "sync-sgd", "gradient", False, 1, False,
+        "average gradients every step and wait for the mean: what DDP does",
+        "Li et al., PyTorch Distributed, VLDB 2020",
+    ),
+    Strategy(
+        "local-sgd", "displacement", False, 5, False,
+        "K local steps, then wait for the mean of all members",
+        "Stich, Local SGD Converges Fast, ICLR 2019",
+    ),
+    Strategy(
+        "fedavg", "displacement", False, 5, True,
+        "local-sgd with members weighted by the samples they hold",
+        "McMahan et al., AISTATS 2017",
+    ),
+    Strategy(
+        "dga", "displacement", True, 5, False,
+        "K local steps, go on for D more while the mean travels, then correct",
+        "Zhu et al., Delayed Gradient Averaging, NeurIPS 2021",
+    ),
+)  # fmt: skip
+
+TABLE: dict[str, Strategy] = {row.name: row for row in _ROWS}
+
+
+def find(name: str) -> Strategy:
+    """A row by its name; ConfigError with the near miss."""
+    try:
+        return TABLE[name]
+    except KeyError:
+        raise ConfigError(f"no strategy '{name}'", did_you_mean(name, TABLE)) from None

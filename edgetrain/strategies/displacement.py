@@ -1,0 +1,154 @@
+"""The member's half of every strategy that exchanges displacements: FedAvg, local SGD, DGA.
+
+Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgetrain.checksum import TILE, Vector, checksum, combine, tile_sum, tiles
+from edgetrain.errors import ConfigError, Diverged
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A round that was submitted and not yet replied to. `own` is None for a newcomer's gap."""
+
+    round: int
+    step: int
+    own: Vector | None
+
+
+class Displacement:
+    """Every `every` steps submit what the optimizer did; `delay` steps later take the mean instead.
+
+    Delayed Gradient Averaging (Zhu et al., NeurIPS 2021, algorithm 1). In the paper's symbols
+    (w parameters, K = every, D = delay, own_r what this member did in round r, mean_r the mean of
+    all members' own_r), D steps after round r was submitted::
+
+        w <- w + mean_r - own_r
+
+    `delay = 0` is local SGD and FedAvg (McMahan et al., 2017). Differences from the paper: the
+    sum of all replies so far, `base`, is kept apart, and the parameters are rebuilt from it::
+
+        expected = base + own_1 + ... + own_n       (the rounds in flight, oldest first)
+        local    = params - expected                (progress since the last round's end)
+        base    += mean_1;  params = base + own_2 + ... + own_n + local
+
+    which is the same algebra, but `base` sees the same additions in the same order on every member
+    and is therefore equal bit for bit; added in place, rounding would let the members drift apart.
+
+    `params` is shared with the caller's model and mutated in place, by `after_step` by at most one
+    rounding (so that `expected` needs no vector of its own) and by `apply`. `base` is owned here.
+    Vectors returned as contributions belong to the receiver to read and are never written again.
+    """
+
+    contributes = "displacement"
+
+    def __init__(self, params: Vector, every: int = 1, delay: int = 0) -> None:
+        if every < 1:
+            raise ConfigError(f"every = {every}: a round has at least 1 local step")
+        if delay < 0:
+            raise ConfigError(f"delay = {delay}: allowed are 0 (wait at once) and more")
+        self.params = params
+        self.every = every
+        self.delay = delay
+        self.base: Vector = params.copy()
+        self.applied = 0
+        """Replies applied so far, which is also the number of the next reply."""
+        self.round = 0
+        """The next round to submit."""
+        self.checksum = 0
+        """Checksum of `base` after `applied` replies."""
+        self._flights: deque[_Flight] = deque()
+        self._steps = 0
+        self._local_steps = 0
+        self.start(0, 0)
+
+    def start(self, applied: int, round: int) -> None:
+        """Begin from `params` as they are: `applied` replies are in them, `round` is submitted
+        next.
+
+        A newcomer's first round may lie ahead of the next reply; the rounds between are replied to
+        without a contribution of its own.
+        """
+        self.base[:] = self.params
+        self.checksum = checksum(self.base)
+        self.applied, self.round = applied, round
+        self._flights = deque(_Flight(r, self._steps, None) for r in range(applied, round))
+
+    def before_step(self) -> Vector | None:
+        """Called between backward and the optimizer's step; displacements do not exist yet."""
+        return None
+
+    def after_step(self) -> Vector | None:
+        """Called after each optimizer step; returns the contribution at the end of a round."""
+        self._steps += 1
+        self._local_steps += 1
+        return self._submit() if self._local_steps == self.every else None
+
+    def finish(self) -> Vector | None:
+        """Training is over: the unsent local progress, if any; from now on every round is due."""
+        self.delay = 0
+        return self._submit() if self._local_steps else None
+
+    def due(self) -> int | None:
+        """The round whose reply must be applied before the next step, if there is one."""
+        if self._flights and self._steps - self._flights[0].step >= self.delay:
+            return self._flights[0].round
+        return None
+
+    def apply(self, reply: Iterable[Vector]) -> None:
+        """Let the merged contribution of round `applied` replace this member's own.
+
+        `reply`: the vector in consecutive pieces, each (but the last) a multiple of TILE elements.
+        """
+        flight = self._flights.popleft()
+        scratch, local = np.empty((2, min(TILE, self.params.size)), np.float32)
+        sums = []
+        start = 0
+        for piece in reply:
+            for tile in tiles(piece.size):
+                here = slice(start + tile.start, start + tile.stop)
+                params, base = self.params[here], self.base[here]
+                expected = self._expected(here, scratch, flight.own)
+                np.subtract(params, expected, out=local[: params.size])
+                base += piece[tile]
+                sums.append(tile_sum(base))
+                np.add(self._expected(here, scratch), local[: params.size], out=params)
+            start += piece.size
+        self.applied += 1
+        self.checksum = combine(sums)
+
+    def _expected(self, here: slice, scratch: Vector, oldest: Vector | None = None) -> Vector:
+        """base + the rounds in flight over one tile; always added in the same order."""
+        expected = scratch[: here.stop - here.start]
+        expected[:] = self.base[here]
+        if oldest is not None:
+            expected += oldest[here]
+        for flight in self._flights:
+            if flight.own is not None:
+                expected += flight.own[here]
+        return expected
+
+    def _submit(self) -> Vector:
+        own: Vector = np.empty_like(self.params)
+        scratch = np.empty(min(TILE, own.size), np.float32)
+        for here in tiles(own.size):
+            expected = self._expected(here, scratch)
+            np.subtract(self.params[here], expected, out=own[here])
+            np.add(expected, own[here], out=self.params[here])
+            if not np.isfinite(np.add.reduce(own[here])):
+                raise Diverged(
+                    f"parameters are not finite after step {self._steps}",
+                    "training diverged on this member: lower the learning rate, or clip gradients",
+                )
+        self._flights.append(_Flight(self.round, self._steps, own))
+        self.round += 1
+        self._local_steps = 0
+        return own

@@ -1,0 +1,75 @@
+"""The member's half of synchronous SGD: contribute the gradient, wait, step with the mean.
+
+Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from edgetrain.checksum import Vector, checksum
+from edgetrain.errors import Diverged
+
+
+class Gradient:
+    """What DistributedDataParallel does: exact for every optimizer, and a full round trip a step.
+
+    All members start from equal parameters and step with equal gradients, so the parameters are the
+    base. `params` is only read; `gradient` is overwritten by `apply` with the merged gradient.
+    Members cannot join a running job: the optimizer's state is nowhere but in the members.
+    """
+
+    contributes = "gradient"
+    every = 1
+
+    def __init__(self, params: Vector, gradient: Vector) -> None:
+        self.params = params
+        self.gradient = gradient
+        self.delay = 0
+        self.applied = 0
+        self.round = 0
+        self.checksum = checksum(params)
+
+    @property
+    def base(self) -> Vector:
+        """The parameters themselves."""
+        return self.params
+
+    def start(self, applied: int, round: int) -> None:
+        """Begin from `params` as they are."""
+        self.applied, self.round = applied, round
+        self.checksum = checksum(self.params)
+
+    def before_step(self) -> Vector | None:
+        """The gradient of this step, copied: a slow link may still read it after the reply."""
+        if not np.isfinite(np.add.reduce(self.gradient)):
+            raise Diverged(
+                f"the gradient of step {self.round} is not finite",
+                "training diverged on this member: lower the learning rate, or clip gradients",
+            )
+        self.checksum = checksum(self.params)
+        self.round += 1
+        return self.gradient.copy()
+
+    def after_step(self) -> Vector | None:
+        """Nothing is left to send once the optimizer has stepped."""
+        return None
+
+    def finish(self) -> Vector | None:
+        """Nothing is left to send at the end either."""
+        self.checksum = checksum(self.params)
+        return None
+
+    def due(self) -> int | None:
+        """The round just submitted: synchronous SGD always waits."""
+        return self.applied if self.applied < self.round else None
+
+    def apply(self, reply: Iterable[Vector]) -> None:
+        """Put the merged gradient in place of this member's own, for the optimizer to step with."""
+        start = 0
+        for piece in reply:
+            self.gradient[start : start + piece.size] = piece
+            start += piece.size
+        self.applied += 1
