@@ -1,0 +1,586 @@
+"""The hub's protocol: who is in, when a round closes, what is sent to whom.
+
+Pure: no socket and no clock. `handle`, `unreachable` and `tick` take the time as an argument and
+return what has to happen, in order, as a list of effects; a driver (ZeroMQ, simulator, test)
+carries them out. Torch is not needed to run a hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgetrain.checksum import Vector, combine, tile_sum, tiles
+from edgetrain.codecs import Codec
+from edgetrain.errors import BadPayload
+from edgetrain.merge import MergeRule
+from edgetrain.messages import (
+    PROTOCOL,
+    Base,
+    Beat,
+    Buffer,
+    Contribute,
+    Join,
+    Leave,
+    Message,
+    Refuse,
+    Reply,
+    Start,
+    Welcome,
+)
+
+AUTO_ROUNDS = 3
+"""With an automatic delay: synchronous rounds in which it is measured, slow start included."""
+
+MAX_AHEAD = 1024
+"""Rounds a member may be ahead of the oldest open one, whatever delay it says it has."""
+
+REMEMBERED = 4096
+"""Checksums of base that are kept to compare members against."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all members of a job share; `Welcome` hands it to them."""
+
+    strategy: str
+    contributes: str
+    weighted: bool
+    every: int
+    delay: int | None
+    """Local steps, or None: measured."""
+    job: str = ""
+    """Digest of the job, or "": any job whose model fits."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How patient the hub is."""
+
+    members: int
+    """The job starts when so many have joined, and this is also how many may be in."""
+    quorum: int = 1
+    """Contributions without which a round does not close at its deadline."""
+    deadline_s: float = 60.0
+    """From the first whole contribution to a round; then it closes without the late ones."""
+    gone_s: float = 5.0
+    """A member that cannot be reached for so long is no longer waited for."""
+    beat_s: float = 1.0
+    """The hub sends at least one message to everyone in this time."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to a peer, by its transport address."""
+
+    to: bytes
+    message: Message
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a person wants to know about a member."""
+
+    event: str
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A round has been merged."""
+
+    round: int
+    members: tuple[str, ...]
+    missing: tuple[str, ...]
+    weight: float
+    open_s: float
+    """From the first whole contribution to the merge."""
+
+
+Effect = Send | Note | Closed
+
+
+@dataclass
+class _Peer:
+    name: str
+    sender: bytes
+    index: int
+    weight: float
+    checksum: int
+    state: str = "waiting"
+    """waiting (for the start), training, late, gone, left."""
+    first_round: int = 0
+    next_round: int = 0
+    incoming: list[Buffer] = field(default_factory=list)
+    unreachable_since: float | None = None
+
+    @property
+    def present(self) -> bool:
+        return self.state in ("waiting", "training", "late")
+
+
+@dataclass(frozen=True)
+class _Contribution:
+    peer: _Peer
+    weight: float
+    wanted_delay: int
+    payloads: tuple[Buffer, ...]
+
+
+class _Spoilt(Exception):
+    """A payload could not be decoded; `contribution` is the one to leave out."""
+
+    def __init__(self, contribution: _Contribution, reason: str) -> None:
+        super().__init__(reason)
+        self.contribution = contribution
+
+
+@dataclass(frozen=True)
+class _Piece:
+    contribution: _Contribution
+    part: int
+    codec: Codec
+
+    @property
+    def weight(self) -> float:
+        return self.contribution.weight
+
+    def read(self, out: Vector) -> None:
+        try:
+            self.codec.decode(self.contribution.payloads[self.part], out)
+        except BadPayload as error:
+            raise _Spoilt(self.contribution, str(error)) from None
+
+    def add(self, weight: float, out: Vector) -> None:
+        try:
+            self.codec.add(self.contribution.payloads[self.part], weight, out)
+        except BadPayload as error:
+            raise _Spoilt(self.contribution, str(error)) from None
+
+
+@dataclass
+class _Round:
+    opened: float
+    contributions: dict[tuple[str, int], _Contribution] = field(default_factory=dict)
+    """Keyed by (member, round it was meant for), which is what makes each count once."""
+
+
+class Hub:
+    """One job's hub. Owns the base (displacement strategies) and all contributions until merged.
+
+    `merge` closes the slices, `codec` reads contributions, `reply_codec` writes replies; a wrapper
+    with state (error feedback) around the reply codec is the caller's to pass.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        policy: Policy,
+        merge: MergeRule,
+        codec: Codec,
+        reply_codec: Codec,
+    ) -> None:
+        self.terms = terms
+        self.policy = policy
+        self.base: Vector | None = None
+        self.round = 0
+        """The oldest open round, which is also the number of rounds merged."""
+        self.delay = terms.delay or 0
+        self.started = False
+        self._merge = merge
+        self._codec = codec
+        self._reply_codec = reply_codec
+        self._model = ""
+        self._elements = 0
+        self._peers: dict[bytes, _Peer] = {}
+        self._rounds: dict[int, _Round] = {}
+        self._checksums: dict[int, int] = {}
+        self._upload: list[Buffer] = []
+        self._uploader: _Peer | None = None
+        self._joined = 0
+        self._last_beat = float("-inf")
+
+    # -- what a driver calls ------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Everyone who trained has left or is gone."""
+        return self.started and not any(peer.present for peer in self._peers.values())
+
+    @property
+    def present(self) -> list[str]:
+        """The names of the members that are in, sorted."""
+        return sorted(peer.name for peer in self._peers.values() if peer.present)
+
+    def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
+        """One message from a peer; `sender` is how the transport knows it."""
+        if isinstance(message, Join):
+            return self._join(sender, message)
+        peer = self._peers.get(sender)
+        if peer is None or not peer.present:
+            return [_refuse(sender, "unknown", "the hub does not know this member: join again")]
+        effects = self._heard(peer)
+        match message:
+            case Base():
+                effects += self._take_base(peer, message, now)
+            case Contribute():
+                effects += self._take_part(peer, message, now)
+            case Leave():
+                effects += self._leave(peer, message.reason, now)
+            case Beat():
+                pass
+            case _:
+                effects += self._expel(
+                    peer, "order", f"{type(message).__name__} is for members", now
+                )
+        return effects
+
+    def unreachable(self, sender: bytes, now: float) -> list[Effect]:
+        """The transport could not deliver to this peer: its connection is gone, for now."""
+        peer = self._peers.get(sender)
+        if peer is None or not peer.present or peer.unreachable_since is not None:
+            return []
+        peer.unreachable_since = now
+        return [Note("late", peer.name, "its connection is gone")]
+
+    def tick(self, now: float) -> list[Effect]:
+        """To be called a few times per beat: beats, members that stay away, deadlines."""
+        effects: list[Effect] = []
+        for peer in list(self._peers.values()):
+            since = peer.unreachable_since
+            if peer.present and since is not None and now - since >= self.policy.gone_s:
+                effects += self._remove(
+                    peer, "gone", f"unreachable for {self.policy.gone_s:g} s", now
+                )
+        effects += self._close_rounds(now)
+        if now - self._last_beat >= self.policy.beat_s:
+            self._last_beat = now
+            effects += [Send(p.sender, Beat()) for p in self._peers.values() if p.present]
+        return effects
+
+    # -- joining ------------------------------------------------------------------------------
+
+    def _join(self, sender: bytes, join: Join) -> list[Effect]:
+        refusal = self._why_not(sender, join)
+        if refusal is not None:
+            code, reason = refusal
+            return [
+                _refuse(sender, code, reason),
+                Note("refused", join.name or "?", f"{code}: {reason}"),
+            ]
+        if not self._elements:
+            self._model, self._elements = join.model, join.elements
+        name = join.name or self._free_name()
+        weight = join.weight if self.terms.weighted else 1.0
+        peer = _Peer(name, sender, self._joined, weight, join.checksum)
+        self._joined += 1
+        self._peers[sender] = peer
+        effects: list[Effect] = []
+        if self._uploader is None and not self.started:
+            self._uploader = peer
+        effects.append(Send(sender, self._welcome(peer)))
+        effects.append(Note("joined", name, f"{len(self.present)} of {self.policy.members}"))
+        if self.started:
+            return effects + self._admit(peer)
+        return effects + self._start_if_ready()
+
+    def _why_not(self, sender: bytes, join: Join) -> tuple[str, str] | None:
+        """The first rule that keeps this member out, with both values."""
+        present = [peer for peer in self._peers.values() if peer.present]
+        if join.protocol != PROTOCOL:
+            return "protocol", f"the hub speaks version {PROTOCOL}, the member {join.protocol}"
+        if self.terms.job and join.job and join.job != self.terms.job:
+            return "job", (
+                f"the hub runs job {self.terms.job[:12]}, the member {join.job[:12]}: "
+                "task, data, seed, [train] and [strategy] must be equal"
+            )
+        if self._model and (join.model, join.elements) != (self._model, self._elements):
+            return "model", (
+                f"the job's model is {self._model[:12]} with {self._elements:,} parameters, "
+                f"the member's {join.model[:12]} with {join.elements:,}"
+            )
+        if self.finished:
+            return "ended", f"the job is over after {self.round} rounds"
+        if self.started and self.terms.contributes == "gradient":
+            return "started", (
+                f"{self.terms.strategy} is at round {self.round}, and the optimizer's state is "
+                "only in the members: use a displacement strategy (dga, fedavg) to join late"
+            )
+        if any(peer.sender == sender or peer.name == join.name for peer in present):
+            return "name", f"a member named '{join.name}' is there already"
+        if len(present) >= self.policy.members:
+            return "full", f"all {self.policy.members} places are taken"
+        return None
+
+    def _free_name(self) -> str:
+        taken = {peer.name for peer in self._peers.values() if peer.present}
+        return next(name for i in range(len(taken) + 1) if (name := f"m{i}") not in taken)
+
+    def _welcome(self, peer: _Peer) -> Welcome:
+        terms = self.terms
+        return Welcome(
+            name=peer.name,
+            index=peer.index,
+            members=self.policy.members,
+            strategy=terms.strategy,
+            every=terms.every,
+            delay=-1 if terms.delay is None else terms.delay,
+            codec=self._codec.name,
+            reply_codec=self._reply_codec.name,
+            beat_s=self.policy.beat_s,
+            upload=peer is self._uploader,
+        )
+
+    def _take_base(self, peer: _Peer, message: Base, now: float) -> list[Effect]:
+        parts = list(base_parts(self._elements))
+        if peer is not self._uploader or self.started or message.part != len(self._upload):
+            return self._expel(peer, "order", f"base part {message.part} was not asked for", now)
+        here = parts[message.part] if message.part < len(parts) else slice(0, 0)
+        size = memoryview(message.payload).nbytes
+        if message.parts != len(parts) or size != 4 * (here.stop - here.start):
+            return self._expel(
+                peer, "size", f"part {message.part} of the base has {size} bytes", now
+            )
+        self._upload.append(message.payload)
+        return self._start_if_ready()
+
+    def _start_if_ready(self) -> list[Effect]:
+        parts = list(base_parts(self._elements))
+        if len(self.present) < self.policy.members or len(self._upload) < len(parts):
+            return []
+        base: Vector = np.empty(self._elements, np.float32)
+        for here, payload in zip(parts, self._upload, strict=True):
+            base[here] = np.frombuffer(payload, np.float32)
+        self.base, self._upload = base, []
+        self._checksums[0] = combine(tile_sum(base[tile]) for tile in tiles(base.size))
+        self.started = True
+        effects: list[Effect] = [Note("started", "hub", f"{self.policy.members} members")]
+        for peer in self._peers.values():
+            if peer.present:
+                effects += self._admit(peer)
+        if self.terms.contributes == "gradient":
+            self.base = None
+        return effects
+
+    def _admit(self, peer: _Peer) -> list[Effect]:
+        """Send a waiting member the base it lacks, and let it train from the next round on."""
+        assert self.base is not None
+        peer.state = "training"
+        ahead = max((p.next_round for p in self._peers.values() if p.present), default=0)
+        peer.first_round = peer.next_round = max(self.round, ahead)
+        checksum = self._checksums[self.round]
+        keep = peer.checksum == checksum
+        effects: list[Effect] = []
+        if not keep:
+            snapshot = self.base if self.round == 0 else self.base.copy()
+            parts = list(base_parts(self._elements))
+            effects += [
+                Send(peer.sender, Base(i, len(parts), memoryview(snapshot[here]).cast("B")))
+                for i, here in enumerate(parts)
+            ]
+        start = Start(self.round, peer.first_round, self.delay, checksum, keep)
+        return [*effects, Send(peer.sender, start)]
+
+    # -- rounds -------------------------------------------------------------------------------
+
+    def _take_part(self, peer: _Peer, message: Contribute, now: float) -> list[Effect]:
+        problem = self._what_is_wrong(peer, message)
+        if problem is not None:
+            return self._expel(peer, *problem, now)
+        peer.incoming.append(message.payload)
+        if len(peer.incoming) < message.parts:
+            return []
+        contribution = _Contribution(
+            peer,
+            peer.weight if self.terms.weighted else message.weight,
+            message.wanted_delay,
+            tuple(peer.incoming),
+        )
+        peer.incoming = []
+        peer.next_round += 1
+        effects: list[Effect] = []
+        meant_for = message.round
+        if meant_for < self.round and not self._merge.keeps_late:
+            return [Note("late", peer.name, f"round {meant_for} had closed; its part is dropped")]
+        if meant_for < self.round:
+            effects.append(
+                Note("late", peer.name, f"round {meant_for} had closed; counts in {self.round}")
+            )
+        entry = self._rounds.setdefault(max(meant_for, self.round), _Round(now))
+        entry.contributions[peer.name, meant_for] = contribution
+        return effects + self._close_rounds(now)
+
+    def _what_is_wrong(self, peer: _Peer, message: Contribute) -> tuple[str, str] | None:
+        parts = -(-self._elements // self._codec.part_elements)
+        if not self.started or message.round != peer.next_round:
+            return "order", f"round {message.round} came when {peer.next_round} was due"
+        if message.round - self.round > MAX_AHEAD:
+            return "order", f"round {message.round} is {MAX_AHEAD} ahead of {self.round}"
+        if message.applied > self.round:
+            return "order", f"{message.applied} replies applied, {self.round} were sent"
+        if message.part != len(peer.incoming) or message.parts != parts:
+            return "order", f"part {message.part} of {message.parts} came out of order"
+        start = message.part * self._codec.part_elements
+        elements = min(self._codec.part_elements, self._elements - start)
+        size, most = memoryview(message.payload).nbytes, self._codec.max_bytes(elements)
+        if size > most:
+            return "size", f"{size} bytes for {elements} elements, {self._codec.name} needs {most}"
+        known = self._checksums.setdefault(message.applied, message.checksum)
+        if known != message.checksum:
+            return "diverged", (
+                f"after {message.applied} replies the base has checksum {known:016x}, "
+                f"the member's {message.checksum:016x}"
+            )
+        return None
+
+    def _expected(self, round: int) -> set[str]:
+        """Members that a round waits for."""
+        return {
+            peer.name
+            for peer in self._peers.values()
+            if peer.state in ("training", "late") and peer.first_round <= round
+        }
+
+    def _close_rounds(self, now: float) -> list[Effect]:
+        """Close the oldest open rounds as long as they are whole, or overdue with a quorum."""
+        effects: list[Effect] = []
+        while (entry := self._rounds.get(self.round)) is not None:
+            there = {name for name, meant_for in entry.contributions if meant_for == self.round}
+            missing = self._expected(self.round) - there
+            overdue = now - entry.opened >= self.policy.deadline_s
+            if missing and not (overdue and len(entry.contributions) >= self.policy.quorum):
+                break
+            effects += self._close(entry, tuple(sorted(missing)), now)
+        return effects
+
+    def _close(self, entry: _Round, missing: tuple[str, ...], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        while True:
+            chosen = [entry.contributions[key] for key in sorted(entry.contributions)]
+            if not chosen:
+                del self._rounds[self.round]
+                return effects
+            try:
+                merged = self._merged(chosen)
+                break
+            except _Spoilt as spoilt:
+                culprit = spoilt.contribution
+                entry.contributions = {
+                    key: c for key, c in entry.contributions.items() if c is not culprit
+                }
+                effects += self._expel(culprit.peer, "payload", str(spoilt), now)
+        del self._rounds[self.round]
+        for peer in self._peers.values():
+            if peer.name in missing and peer.state == "training":
+                peer.state = "late"
+                effects.append(
+                    Note("late", peer.name, f"round {self.round} closed at its deadline without it")
+                )
+        self._measure_delay(chosen)
+        payloads = self._reply_codec.encode(merged)
+        checksum = self._advance(merged, payloads)
+        round, self.round = self.round, self.round + 1
+        if checksum:
+            self._checksums[self.round] = checksum
+        self._checksums.pop(self.round - REMEMBERED, None)
+        replies = [
+            Reply(round, part, len(payloads), len(chosen), self.delay, checksum, payload)
+            for part, payload in enumerate(payloads)
+        ]
+        effects += [
+            Send(peer.sender, reply)
+            for reply in replies
+            for peer in self._peers.values()
+            if peer.state in ("training", "late")
+        ]
+        weight = sum(c.weight for c in chosen)
+        names = tuple(name for name, _ in sorted(entry.contributions))
+        effects.append(Closed(round, names, missing, weight, now - entry.opened))
+        return effects
+
+    def _merged(self, chosen: Sequence[_Contribution]) -> Vector:
+        merged: Vector = np.empty(self._elements, np.float32)
+        for part, here in enumerate(parts_of(self._elements, self._codec.part_elements)):
+            pieces = [_Piece(contribution, part, self._codec) for contribution in chosen]
+            self._merge.merge(pieces, merged[here])
+        return merged
+
+    def _advance(self, merged: Vector, payloads: Sequence[Buffer]) -> int:
+        """base += what the members will decode; the checksum of the new base (0: no base here)."""
+        if self.base is None:
+            return 0
+        sums = []
+        parts = parts_of(self._elements, self._reply_codec.part_elements)
+        for here, payload in zip(parts, payloads, strict=True):
+            reply = merged[here]
+            if not self._reply_codec.lossless:
+                reply = np.empty(here.stop - here.start, np.float32)
+                self._reply_codec.decode(payload, reply)
+            for tile in tiles(here.stop, here.start):
+                base = self.base[tile]
+                base += reply[tile.start - here.start : tile.stop - here.start]
+                sums.append(tile_sum(base))
+        return combine(sums)
+
+    def _measure_delay(self, chosen: Sequence[_Contribution]) -> None:
+        """With delay = "auto": take what the slowest member would have needed."""
+        if self.terms.delay is None and self.round == AUTO_ROUNDS - 1:
+            self.delay = max(contribution.wanted_delay for contribution in chosen)
+
+    # -- going --------------------------------------------------------------------------------
+
+    def _heard(self, peer: _Peer) -> list[Effect]:
+        peer.unreachable_since = None
+        if peer.state == "late":
+            peer.state = "training"
+        return []
+
+    def _leave(self, peer: _Peer, reason: str, now: float) -> list[Effect]:
+        return self._remove(peer, "left", reason, now)
+
+    def _expel(self, peer: _Peer, code: str, reason: str, now: float) -> list[Effect]:
+        """Refuse a member that broke a rule; what it gave to open rounds so far still counts."""
+        effects: list[Effect] = [_refuse(peer.sender, code, reason)]
+        return effects + self._remove(peer, "refused", f"{code}: {reason}", now)
+
+    def _remove(self, peer: _Peer, event: str, reason: str, now: float) -> list[Effect]:
+        peer.state = "left" if event == "left" else "gone"
+        peer.incoming = []
+        effects: list[Effect] = [Note(event, peer.name, reason)]
+        del self._peers[peer.sender]
+        if not self.started:
+            effects += self._replace_uploader(peer)
+        return effects + self._close_rounds(now)
+
+    def _replace_uploader(self, peer: _Peer) -> list[Effect]:
+        """The member whose parameters everyone was to start from is gone: ask the next one."""
+        if peer is not self._uploader:
+            return []
+        self._upload = []
+        self._uploader = next(iter(self._peers.values()), None)
+        if self._uploader is None:
+            self._model, self._elements = "", 0
+            return []
+        return [Send(self._uploader.sender, self._welcome(self._uploader))]
+
+
+def _refuse(to: bytes, code: str, reason: str) -> Send:
+    return Send(to, Refuse(code, reason[:512]))
+
+
+def parts_of(elements: int, part_elements: int) -> Iterator[slice]:
+    """The slices of a vector that travel as one part each."""
+    for start in range(0, elements, part_elements):
+        yield slice(start, min(start + part_elements, elements))
+
+
+BASE_PART_ELEMENTS = 1 << 19
+"""A base travels as float32 in parts of 2 MiB."""
+
+
+def base_parts(elements: int) -> Iterator[slice]:
+    """The parts in which a base travels."""
+    return parts_of(elements, BASE_PART_ELEMENTS)

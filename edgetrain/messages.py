@@ -1,0 +1,274 @@
+"""Messages between members and the hub: one frozen dataclass per kind, every field checked.
+
+On the wire a message is `[kind, header]` or `[kind, header, payload]`: one byte, a msgpack array of
+the fields in order, and for the kinds that carry a vector one raw buffer. Nothing is ever
+unpickled. `unpack` raises only BadMessage, and looks at sizes before it takes memory. The table of
+kinds, byte by byte, is in docs/wire.md. No socket here, no torch, no numpy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import msgpack
+
+from edgetrain.errors import BadMessage
+
+PROTOCOL = 1
+"""Goes up when a hub and a member of different versions would misunderstand each other."""
+
+MAX_HEADER_BYTES = 4096
+MAX_ELEMENTS = 1 << 40
+
+Buffer = bytes | bytearray | memoryview
+"""What a frame is made of. Arrays travel as `memoryview(array)`, without a copy."""
+
+Check = Callable[[Any], bool]
+
+
+def _integer(low: int, high: int, **kwargs: Any) -> Any:
+    def check(value: Any) -> bool:
+        return type(value) is int and low <= value <= high
+
+    return field(metadata={"check": check, "allowed": f"an integer from {low} to {high}"}, **kwargs)
+
+
+def _number(low: float, high: float, **kwargs: Any) -> Any:
+    def check(value: Any) -> bool:
+        return type(value) is float and math.isfinite(value) and low <= value <= high
+
+    return field(metadata={"check": check, "allowed": f"a float from {low} to {high}"}, **kwargs)
+
+
+def _text(longest: int, **kwargs: Any) -> Any:
+    def check(value: Any) -> bool:
+        return type(value) is str and len(value) <= longest and value.isprintable()
+
+    allowed = f"printable text of at most {longest} characters"
+    return field(metadata={"check": check, "allowed": allowed}, **kwargs)
+
+
+def _flag(**kwargs: Any) -> Any:
+    def check(value: Any) -> bool:
+        return type(value) is bool
+
+    return field(metadata={"check": check, "allowed": "true or false"}, **kwargs)
+
+
+_U63 = (1 << 63) - 1
+_U64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Join:
+    """member -> hub: let me in. Proves the protocol, the job and the model before a tensor
+    moves."""
+
+    kind: ClassVar[bytes] = b"J"
+    protocol: int = _integer(0, 1 << 16)
+    job: str = _text(64)
+    """Digest of what must be equal in a job, or "" for a member that brings its own loop."""
+    model: str = _text(64)
+    """Digest of the names, shapes and dtypes of the trained parameters."""
+    elements: int = _integer(1, MAX_ELEMENTS)
+    name: str = _text(64)
+    """The name it would like; "" lets the hub choose."""
+    weight: float = _number(1e-9, 1e15)
+    """Samples it holds; only strategies that weigh members look at it."""
+    checksum: int = _integer(0, _U64)
+    """Of its initial parameters: equal ones need not be sent again."""
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """hub -> member: you are in; here is what the job agreed on."""
+
+    kind: ClassVar[bytes] = b"W"
+    name: str = _text(64)
+    index: int = _integer(0, 1 << 20)
+    members: int = _integer(1, 1 << 20)
+    """Members the job starts with."""
+    strategy: str = _text(64)
+    every: int = _integer(1, 1 << 32)
+    delay: int = _integer(-1, 1 << 32)
+    """Local steps; -1: measured during the first rounds, then announced in a reply."""
+    codec: str = _text(256)
+    reply_codec: str = _text(256)
+    beat_s: float = _number(0.001, 3600.0)
+    """The hub sends at least one message in this time."""
+    upload: bool = _flag()
+    """Whether this member's parameters become the base everyone starts from."""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """hub -> member: no, and why. `code` is one of CODES."""
+
+    kind: ClassVar[bytes] = b"N"
+    code: str = _text(32)
+    reason: str = _text(512)
+
+
+CODES = {
+    "protocol": "the two sides speak different protocol versions",
+    "job": "the member runs another job, or the same job with other settings",
+    "model": "names, shapes or dtypes of the model's parameters differ",
+    "name": "another member with this name is there",
+    "full": "all places of the job are taken",
+    "started": "the strategy cannot take in members after the start",
+    "unknown": "the hub does not know this member (any more): join again",
+    "order": "a message came out of order",
+    "size": "a payload is larger than the codec allows for this model",
+    "payload": "a payload cannot be decoded",
+    "diverged": "the checksum of base differs: replicas are no longer equal",
+    "ended": "the job is over",
+}
+"""Every reason for a refusal."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """Either way: a part of the base, as float32, before `Start`."""
+
+    kind: ClassVar[bytes] = b"B"
+    part: int = _integer(0, 1 << 32)
+    parts: int = _integer(1, 1 << 32)
+    payload: Buffer = field(repr=False, metadata={"payload": True})
+
+
+@dataclass(frozen=True)
+class Start:
+    """hub -> member: train. The base (sent before, or the member's own) is what `applied` says."""
+
+    kind: ClassVar[bytes] = b"S"
+    applied: int = _integer(0, _U63)
+    round: int = _integer(0, _U63)
+    delay: int = _integer(0, 1 << 32)
+    checksum: int = _integer(0, _U64)
+    keep: bool = _flag()
+    """The member's own parameters are the base already."""
+
+
+@dataclass(frozen=True)
+class Contribute:
+    """member -> hub: one part of a contribution to a round."""
+
+    kind: ClassVar[bytes] = b"C"
+    round: int = _integer(0, _U63)
+    part: int = _integer(0, 1 << 32)
+    parts: int = _integer(1, 1 << 32)
+    weight: float = _number(1e-9, 1e15)
+    applied: int = _integer(0, _U63)
+    checksum: int = _integer(0, _U64)
+    """Of the member's base after `applied` replies."""
+    wanted_delay: int = _integer(0, 1 << 32)
+    """Local steps that would have hidden this member's last round trip (0: not known yet)."""
+    payload: Buffer = field(repr=False, metadata={"payload": True})
+
+
+@dataclass(frozen=True)
+class Reply:
+    """hub -> member: one part of what a round's contributions became."""
+
+    kind: ClassVar[bytes] = b"R"
+    round: int = _integer(0, _U63)
+    part: int = _integer(0, 1 << 32)
+    parts: int = _integer(1, 1 << 32)
+    members: int = _integer(1, 1 << 20)
+    """Contributions merged."""
+    delay: int = _integer(0, 1 << 32)
+    """The delay in force once this reply is applied."""
+    checksum: int = _integer(0, _U64)
+    """Of the base after this reply; 0 where the hub holds no base (gradient strategies)."""
+    payload: Buffer = field(repr=False, metadata={"payload": True})
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Either way: I am here."""
+
+    kind: ClassVar[bytes] = b"H"
+
+
+@dataclass(frozen=True)
+class Leave:
+    """member -> hub: I am done, do not wait for me."""
+
+    kind: ClassVar[bytes] = b"L"
+    reason: str = _text(256)
+
+
+Message = Join | Welcome | Refuse | Base | Start | Contribute | Reply | Beat | Leave
+
+KINDS: dict[bytes, type[Message]] = {
+    cls.kind: cls
+    for cls in (Join, Welcome, Refuse, Base, Start, Contribute, Reply, Beat, Leave)
+}  # fmt: skip
+
+_FIELDS = {
+    cls: tuple(f for f in dataclasses.fields(cls) if "check" in f.metadata)
+    for cls in KINDS.values()
+}
+_CARRIES = {
+    cls: any("payload" in f.metadata for f in dataclasses.fields(cls)) for cls in KINDS.values()
+}
+
+
+def pack(message: Message) -> list[Buffer]:
+    """The frames of a message; the payload is passed on without a copy.
+
+    Raises BadMessage when a field is out of range: a bad value is stopped where it enters.
+    """
+    cls = type(message)
+    values = []
+    for spec in _FIELDS[cls]:
+        value = getattr(message, spec.name)
+        _check(cls, spec, value)
+        values.append(value)
+    frames: list[Buffer] = [cls.kind, msgpack.packb(values)]
+    if _CARRIES[cls]:
+        frames.append(message.payload)  # type: ignore[union-attr]
+    return frames
+
+
+def unpack(frames: Sequence[Buffer]) -> Message:
+    """The message in these frames; its payload still lies in the caller's buffer.
+
+    Raises BadMessage, and nothing else, whatever the frames hold.
+    """
+    if len(frames) not in (2, 3):
+        raise BadMessage(f"{len(frames)} frames: a message has 2 or 3")
+    kind = memoryview(frames[0])
+    cls = KINDS.get(bytes(kind)) if kind.nbytes == 1 else None
+    if cls is None:
+        raise BadMessage(f"no message kind {bytes(kind[:8])!r}")
+    if len(frames) != 2 + _CARRIES[cls]:
+        raise BadMessage(f"{cls.__name__} in {len(frames)} frames")
+    header = memoryview(frames[1])
+    if header.nbytes > MAX_HEADER_BYTES:
+        raise BadMessage(
+            f"{cls.__name__}: a header of {header.nbytes} bytes, allowed {MAX_HEADER_BYTES}"
+        )
+    try:
+        values = msgpack.unpackb(header, use_list=True, max_array_len=64, max_map_len=0)
+    except Exception as error:  # msgpack raises half a dozen unrelated types on bad bytes
+        raise BadMessage(f"{cls.__name__}: the header is not msgpack: {error}") from None
+    specs = _FIELDS[cls]
+    if not isinstance(values, list) or len(values) != len(specs):
+        raise BadMessage(f"{cls.__name__}: the header is not an array of {len(specs)} fields")
+    for spec, value in zip(specs, values, strict=True):
+        _check(cls, spec, value)
+    arguments = dict(zip((spec.name for spec in specs), values, strict=True))
+    if _CARRIES[cls]:
+        arguments["payload"] = frames[2]
+    return cls(**arguments)
+
+
+def _check(cls: type[Message], spec: dataclasses.Field[Any], value: Any) -> None:
+    if not spec.metadata["check"](value):
+        allowed = spec.metadata["allowed"]
+        raise BadMessage(f"{cls.__name__}.{spec.name} = {str(value)[:60]!r}: allowed is {allowed}")
