@@ -1,0 +1,100 @@
+"""The seam to the network, as protocols, and an in-memory transport that keeps the same promises.
+
+`sockets` implements these over ZeroMQ. `Loopback` is the public fake: threads of one process join
+a hub through queues. Both pass the same conformance suite (tests/test_transport.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from edgetrain.messages import Buffer
+
+
+class HubTransport(Protocol):
+    """The hub's end."""
+
+    def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
+        """(sender, frames) of what has arrived, after waiting for the first at most `timeout_s`."""
+
+    def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
+        """Queue a message for a peer; False when there is no connection to it."""
+
+    def close(self) -> None:
+        """Let go; works twice."""
+
+
+class MemberTransport(Protocol):
+    """A member's end."""
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Queue a message for the hub. The buffers must not be written again."""
+
+    def receive(self, timeout_s: float) -> list[Buffer] | None:
+        """The next message's frames, in the order sent; None after `timeout_s` without one."""
+
+    def close(self) -> None:
+        """Let go; works twice."""
+
+
+class Loopback:
+    """A hub's end in memory; `connect` makes the members' ends. Safe between threads."""
+
+    def __init__(self) -> None:
+        self._inbox: queue.SimpleQueue[tuple[bytes, list[Buffer]]] = queue.SimpleQueue()
+        self._members: dict[bytes, queue.SimpleQueue[list[Buffer]]] = {}
+        self._numbers = itertools.count()
+
+    def connect(self) -> LoopbackMember:
+        """A new member's end."""
+        name = b"loopback-%d" % next(self._numbers)
+        box = self._members[name] = queue.SimpleQueue()
+        return LoopbackMember(self, name, box)
+
+    def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
+        """See HubTransport."""
+        try:
+            yield self._inbox.get(timeout=max(timeout_s, 1e-9))
+            while True:
+                yield self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
+        """See HubTransport."""
+        box = self._members.get(to)
+        if box is None:
+            return False
+        box.put(list(frames))
+        return True
+
+    def close(self) -> None:
+        """See HubTransport."""
+        self._members.clear()
+
+
+class LoopbackMember:
+    """A member's end of a Loopback."""
+
+    def __init__(self, hub: Loopback, name: bytes, box: queue.SimpleQueue[list[Buffer]]) -> None:
+        self._hub = hub
+        self._name = name
+        self._box = box
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """See MemberTransport."""
+        self._hub._inbox.put((self._name, list(frames)))
+
+    def receive(self, timeout_s: float) -> list[Buffer] | None:
+        """See MemberTransport."""
+        try:
+            return self._box.get(timeout=max(timeout_s, 1e-9))
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """See MemberTransport."""
+        self._hub._members.pop(self._name, None)
