@@ -1,0 +1,233 @@
+"""A member's half of the protocol: joining, handing contributions over, waiting for replies.
+
+It speaks messages over a transport and knows codecs; it knows no model and no strategy. The clock
+is passed in. One thread uses it; only `join` and `replies` wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgetrain import codecs
+from edgetrain.checksum import Vector
+from edgetrain.codecs import Codec, Feedback
+from edgetrain.errors import BadMessage, Diverged, HubUnreachable, Refused
+from edgetrain.hub import base_parts, parts_of
+from edgetrain.messages import (
+    PROTOCOL,
+    Base,
+    Beat,
+    Contribute,
+    Join,
+    Leave,
+    Message,
+    Refuse,
+    Reply,
+    Start,
+    Welcome,
+    pack,
+    unpack,
+)
+from edgetrain.transport import MemberTransport
+
+log = logging.getLogger("edgetrain")
+
+SILENT_BEATS = 20
+"""Beats of silence after which a hub that does not answer counts as lost (at least 20 s)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a member says of itself when it joins."""
+
+    model: str
+    name: str = ""
+    weight: float = 1.0
+    job: str = ""
+
+
+@dataclass
+class _Arrival:
+    """The parts of one round's reply so far."""
+
+    head: Reply
+    payloads: list[memoryview] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A whole reply, decoded: consecutive pieces of the vector, and what the hub said with it."""
+
+    round: int
+    members: int
+    delay: int
+    checksum: int
+    pieces: Sequence[Vector]
+
+
+class Link:
+    """The connection of one member to its hub.
+
+    `params` (float32 [elements]) is read when the hub asks for a base to start from and overwritten
+    when the hub sends one; it is not kept.
+    """
+
+    def __init__(
+        self, transport: MemberTransport, clock: Callable[[], float], patience_s: float = 30.0
+    ) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._silence_s = patience_s
+        self._heard = clock()
+        self._arrivals: dict[int, _Arrival] = {}
+        self._elements = 0
+        self.codec: Codec = codecs.Dense()
+        self.reply_codec: Codec = codecs.Dense()
+        self._feedback: Feedback | None = None
+
+    def join(self, request: Request, params: Vector, checksum: int) -> tuple[Welcome, Start]:
+        """Ask to be let in and wait for the start, however long the others take.
+
+        Afterwards `params` is the base. Raises Refused, HubUnreachable.
+        """
+        self._elements = params.size
+        self._send(
+            Join(
+                protocol=PROTOCOL,
+                job=request.job,
+                model=request.model,
+                elements=params.size,
+                name=request.name,
+                weight=float(request.weight),
+                checksum=checksum,
+            )
+        )
+        welcome: Welcome | None = None
+        parts = list(base_parts(params.size))
+        while True:
+            match self._next():
+                case Welcome() as welcome:
+                    self._settle(welcome)
+                    if welcome.upload:
+                        self._upload(params)
+                case Base() as base if base.part < len(parts):
+                    here = parts[base.part]
+                    received = np.frombuffer(base.payload, np.float32)
+                    if received.size != here.stop - here.start:
+                        raise BadMessage(f"base part {base.part} has {received.size} elements")
+                    params[here] = received
+                case Start() as start if welcome is not None:
+                    return welcome, start
+                case Beat():
+                    pass
+                case other:
+                    raise BadMessage(f"the hub sent {type(other).__name__} before the start")
+
+    def _settle(self, welcome: Welcome) -> None:
+        self.codec = codecs.parse(welcome.codec)
+        self.reply_codec = codecs.parse(welcome.reply_codec)
+        self._feedback = Feedback(self.codec, self._elements)
+        self._silence_s = max(20.0, SILENT_BEATS * welcome.beat_s)
+        log.info(
+            "joined as %s; %s, every %d, %d members",
+            welcome.name, welcome.strategy, welcome.every, welcome.members,
+        )  # fmt: skip
+
+    def _upload(self, params: Vector) -> None:
+        snapshot = params.copy()
+        parts = list(base_parts(params.size))
+        for part, here in enumerate(parts):
+            self._send(Base(part, len(parts), memoryview(snapshot[here]).cast("B")))
+
+    def submit(
+        self,
+        round: int,
+        contribution: Vector,
+        *,
+        weight: float,
+        applied: int,
+        checksum: int,
+        wanted_delay: int,
+    ) -> None:
+        """Encode and send a contribution; returns at once. The vector must not change
+        afterwards."""
+        assert self._feedback is not None
+        payloads = self._feedback.encode(contribution)
+        for part, payload in enumerate(payloads):
+            self._send(
+                Contribute(
+                    round=round,
+                    part=part,
+                    parts=len(payloads),
+                    weight=weight,
+                    applied=applied,
+                    checksum=checksum,
+                    wanted_delay=wanted_delay,
+                    payload=payload,
+                )
+            )
+
+    def wait(self, round: int) -> Merged:
+        """The reply of a round, waiting for it if it is not here yet.
+
+        Raises HubUnreachable after a silence, Refused when the hub says no, BadPayload.
+        """
+        parts = list(parts_of(self._elements, self.reply_codec.part_elements))
+        while (arrival := self._arrivals.get(round)) is None or len(arrival.payloads) < len(parts):
+            match self._next():
+                case Reply() as reply:
+                    self._take(reply, len(parts))
+                case Beat():
+                    pass
+                case other:
+                    raise BadMessage(f"the hub sent {type(other).__name__} during training")
+        del self._arrivals[round]
+        head = arrival.head
+        return Merged(round, head.members, head.delay, head.checksum, self._decode(arrival, parts))
+
+    def _take(self, reply: Reply, parts: int) -> None:
+        arrival = self._arrivals.setdefault(reply.round, _Arrival(reply))
+        if reply.parts != parts or reply.part != len(arrival.payloads):
+            raise BadMessage(f"part {reply.part} of {reply.parts} of a reply came out of order")
+        arrival.payloads.append(memoryview(reply.payload))
+
+    def _decode(self, arrival: _Arrival, parts: Sequence[slice]) -> list[Vector]:
+        """All pieces, decoded before any is used: a bad one must leave the member unchanged."""
+        pieces = []
+        for here, payload in zip(parts, arrival.payloads, strict=True):
+            if self.reply_codec.lossless and payload.nbytes == 4 * (here.stop - here.start):
+                pieces.append(np.frombuffer(payload, np.float32))
+                continue
+            out: Vector = np.empty(here.stop - here.start, np.float32)
+            self.reply_codec.decode(payload, out)
+            pieces.append(out)
+        return pieces
+
+    def leave(self, reason: str) -> None:
+        """Say that this member is done, and let go. Works twice, and with no hub there."""
+        self._send(Leave(reason))
+        self._transport.close()
+
+    def _send(self, message: Message) -> None:
+        self._transport.send(pack(message))
+
+    def _next(self) -> Message:
+        """The next message; a refusal and a silence are raised."""
+        while (frames := self._transport.receive(1.0)) is None:
+            silent_s = self._clock() - self._heard
+            if silent_s > self._silence_s:
+                raise HubUnreachable(
+                    f"the hub has been silent for {silent_s:.0f} s",
+                    "is it running, and does it run the same edgetrain?",
+                )
+        self._heard = self._clock()
+        message = unpack(frames)
+        if isinstance(message, Refuse):
+            if message.code == "diverged":
+                raise Diverged(message.reason, "stop this run: its replicas are not equal")
+            raise Refused(message.code, f"the hub refused: {message.code}: {message.reason}")
+        return message

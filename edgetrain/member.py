@@ -1,0 +1,225 @@
+"""The library's way in: `join`, then `member.step()` in place of `optimizer.step()`.
+
+The driver of a member's half of a strategy: it moves vectors between the model, the strategy and
+the link, and measures. It decides nothing that a strategy or the hub decides.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from edgetrain import strategies
+from edgetrain.checksum import Vector, checksum
+from edgetrain.errors import ConfigError, Diverged, EdgetrainError
+from edgetrain.interfaces import route
+from edgetrain.link import Link, Request
+from edgetrain.sockets import MemberSocket, Traffic
+from edgetrain.strategies import MemberHalf
+from edgetrain.vector import FlatModel
+
+MARGIN = 1.1
+"""An automatic delay is so much longer than the round trip that was measured."""
+
+
+def join(
+    hub: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    name: str = "",
+    weight: float = 1.0,
+    job: str = "",
+    timeout_s: float = 30.0,
+) -> Member:
+    """Join the hub at "tcp://host:port" with a model and its optimizer; returns when training
+    starts.
+
+    The hub decides strategy, every, delay and codec. The model's parameters become views of one
+    flat vector and, unless this member is the first, are overwritten with the fleet's. `weight` is
+    the number of samples this member holds (fedavg weighs by it); `timeout_s` is how long an
+    unreachable hub is tried. Raises HubUnreachable, NetworkError, Refused, ConfigError.
+    """
+    route(hub, timeout_s)
+    return Member(MemberSocket(hub), model, optimizer, Request("", name, weight, job), timeout_s)
+
+
+class Member:
+    """One training process in a fleet. Use `join`; close it when training is over.
+
+    `wait_s` and `exchange_s` are the seconds that all steps so far stood still for replies, and
+    spent on handing over and applying.
+    """
+
+    def __init__(
+        self,
+        transport: MemberSocket,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        request: Request,
+        timeout_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transport = transport
+        self._optimizer = optimizer
+        self._clock = clock
+        self._link = Link(transport, clock, timeout_s)
+        self._weight = request.weight
+        self.flat = FlatModel(model)
+        try:
+            _check_optimizer(optimizer, model)
+            welcome, start = self._link.join(
+                Request(self.flat.digest, request.name, request.weight, request.job),
+                self.flat.params,
+                checksum(self.flat.params),
+            )
+        except BaseException:
+            transport.close()
+            raise
+        self.flat.push_params()
+        self.name = welcome.name
+        self.index = welcome.index
+        self.members = welcome.members
+        self.strategy = strategies.find(welcome.strategy)
+        self.auto_delay = welcome.delay < 0
+        self.steps = 0
+        self.wait_s = 0.0
+        self.exchange_s = 0.0
+        self.half: MemberHalf = self.strategy.member_half(
+            self.flat.params, self.flat.gradient, welcome.every, start.delay
+        )
+        self.half.start(start.applied, start.round)
+        if self.half.checksum != start.checksum:
+            raise Diverged("the base arrived damaged: its checksum differs from the hub's")
+        self._submitted: dict[int, float] = {}
+        self._wanted_delay = 0
+        self._step_s: list[float] = []
+        self._closed = False
+        self._step_began = clock()
+
+    def step(self) -> None:
+        """Step the optimizer and exchange what the strategy asks for; may wait for a reply.
+
+        Call it where `optimizer.step()` stood, after `loss.backward()`. Gradients are left as they
+        are: zero them as before.
+        """
+        computed_s = self._clock() - self._step_began
+        if self.strategy.contributes == "gradient":
+            self.flat.pull_gradient()
+            self._exchange(self.half.before_step)
+            self.flat.push_gradient()
+        began = self._clock()
+        self._optimizer.step()
+        self.steps += 1
+        computed_s += self._clock() - began
+        if self.auto_delay and len(self._step_s) < 64:
+            self._step_s.append(computed_s)
+        if self.flat.is_storage or self._needs_params():
+            self.flat.pull_params()
+        self._exchange(self.half.after_step)
+        self._step_began = self._clock()
+
+    def close(self) -> None:
+        """Hand over what is left, apply every reply, leave. The model then is the fleet's model.
+
+        Works twice. After an error in `step` it only leaves.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.flat.pull_params()
+            self._exchange(self.half.finish)
+        except EdgetrainError as error:
+            self._link.leave(f"failed: {error}"[:256])
+            raise
+        self._link.leave("done")
+
+    def abandon(self, reason: str) -> None:
+        """Leave at once, without exchanging anything more."""
+        if not self._closed:
+            self._closed = True
+            self._link.leave(reason[:256])
+
+    def traffic(self) -> Traffic:
+        """Bytes at the socket, headers and acknowledgements of messages included."""
+        return self._transport.traffic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abandon(f"{type(error).__name__}: {error}")
+
+    def _needs_params(self) -> bool:
+        """Whether the strategy is about to look at `params`, which a mirror has to be pulled
+        for."""
+        return (self.steps % self.half.every) == 0 or self.half.delay > 0
+
+    def _exchange(self, contribution_of: Callable[[], Vector | None]) -> None:
+        began, waited = self._clock(), self.wait_s
+        contribution = contribution_of()
+        changed = contribution is not None
+        if contribution is not None:
+            round = self.half.round - 1
+            self._submitted[round] = self._clock()
+            self._link.submit(
+                round,
+                contribution,
+                weight=self._weight if self.strategy.weighted else 1.0,
+                applied=self.half.applied,
+                checksum=self.half.checksum,
+                wanted_delay=self._wanted_delay,
+            )
+        while (due := self.half.due()) is not None:
+            self._apply(due)
+            changed = True
+        if changed and self.strategy.contributes == "displacement":
+            self.flat.push_params()
+        self.exchange_s += self._clock() - began - (self.wait_s - waited)
+
+    def _apply(self, round: int) -> None:
+        began = self._clock()
+        merged = self._link.wait(round)
+        now = self._clock()
+        self.wait_s += now - began
+        self._measure(now - self._submitted.pop(round, now))
+        self.half.apply(merged.pieces)
+        if merged.checksum and merged.checksum != self.half.checksum:
+            raise Diverged(
+                f"after round {round} the base has checksum {self.half.checksum:016x} here and "
+                f"{merged.checksum:016x} at the hub"
+            )
+        if self.auto_delay and not self._closed:
+            self.half.delay = merged.delay
+
+    def _measure(self, round_trip_s: float) -> None:
+        """How many steps would have hidden this round trip; the hub takes the fleet's largest."""
+        if self.auto_delay and self._step_s and round_trip_s > 0:
+            step_s = max(statistics.median(self._step_s), 1e-6)
+            self._wanted_delay = max(1, math.ceil(MARGIN * round_trip_s / step_s))
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """An optimizer over other tensors than the model's would train nothing: say so."""
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not trained <= known:
+        raise ConfigError(
+            f"the optimizer lacks {len(trained - known)} of the model's {len(trained)} parameters",
+            "make it from model.parameters(), or freeze what is not trained",
+        )
