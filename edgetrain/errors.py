@@ -1,14 +1,15 @@
 """What can go wrong, as a tree, and the sentence that helps.
 
-    EdgetrainError            anything edgetrain raises on purpose; the command line prints it as
-    one │                         clear line and exits with 2 ├── ConfigError           a job, a
-    profile or an argument says something that cannot be ├── TaskError             the task cannot
-    be loaded, or its data is missing or damaged ├── NetworkError          an address, an interface
-    or an emulated network is not usable │   └── HubUnreachable    nobody answers at the hub's
-    address, or the hub fell silent ├── Refused               the hub answered no; `code` says which
-    rule, with both values ├── Diverged              a checksum of base disagrees: replicas are no
-    longer equal ├── BadMessage            bytes that are not a valid message; nothing else leaves
-    `unpack` └── BadPayload            bytes that a codec cannot have produced for this vector
+    EdgetrainError            anything edgetrain raises on purpose: the command line prints one
+    │                         clear line and exits with 2
+    ├── ConfigError           a job, a profile or an argument says something that cannot be
+    ├── TaskError             the task cannot be loaded, or its data is missing or damaged
+    ├── NetworkError          an address, an interface or an emulated network is not usable
+    │   └── HubUnreachable    nobody answers at the hub's address, or the hub fell silent
+    ├── Refused               the hub answered no; `code` says which rule, with both values
+    ├── Diverged              base differs between replicas, or training left the finite numbers
+    ├── BadMessage            bytes that are not a valid message; nothing else leaves `unpack`
+    └── BadPayload            bytes that a codec cannot have produced for this vector
 
 No other module defines an exception. This one imports only the standard library.
 """
@@ -56,7 +57,7 @@ class Refused(EdgetrainError):
 
 
 class Diverged(EdgetrainError):
-    """A checksum of base disagrees: replicas are no longer equal bit for bit."""
+    """A checksum of base disagrees, or a number is no longer finite: training cannot go on."""
 
 
 class BadMessage(EdgetrainError):
