@@ -1,0 +1,105 @@
+"""Columns of short cells side by side, as plain or as rich text, in the width there is.
+
+Knows nothing of runs. rich is imported where styles are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. `rank` 0 is always shown; of the others the highest rank is left out first.
+
+    styles: none, or one rich style a cell. The first column shown is aligned left, others right.
+    """
+
+    heading: str
+    cells: tuple[str, ...]
+    rank: int = 0
+    styles: tuple[str, ...] = ()
+    heading_below: str = ""
+
+    @property
+    def width(self) -> int:
+        """Of the widest cell or heading, in characters."""
+        return max(map(len, (self.heading, self.heading_below, *self.cells)))
+
+
+def column(
+    heading: str,
+    cells: Iterable[str],
+    *,
+    below: str = "",
+    rank: int = 0,
+    styles: Iterable[str] = (),
+) -> Column:
+    """A column with its cells drawn from any iterable; `below` is a second line of heading."""
+    return Column(heading, tuple(cells), rank, tuple(styles), below)
+
+
+def total_width(columns: Sequence[Column], gap: int) -> int:
+    """Characters that the columns take, `gap` blanks between each two."""
+    return sum(column.width for column in columns) + gap * max(0, len(columns) - 1)
+
+
+def fit(columns: Sequence[Column], width: int | None, gap: int) -> list[Column]:
+    """Without the columns that do not fit, the most dispensable left out first."""
+    kept = list(columns)
+    while width is not None and total_width(kept, gap) > width:
+        last = max(kept, key=lambda column: column.rank)
+        if not last.rank:
+            break
+        kept.remove(last)
+    return kept
+
+
+def as_text(columns: Sequence[Column], gap: int = 2) -> list[str]:
+    """Lines of plain text: one or two of heading, then the cells."""
+    return ["".join(text for text, _ in line).rstrip() for line in _lines(columns, gap)]
+
+
+def as_rich(columns: Sequence[Column], gap: int = 2, heading_style: str = "bold") -> Text:
+    """The same for a terminal, cells in their styles.
+
+    A rich Table would measure and wrap everything again at each frame, for five times the cost.
+    """
+    from rich.text import Text
+
+    lines = _lines(columns, gap, heading_style)
+    return Text("\n", no_wrap=True, overflow="ellipsis").join(
+        Text.assemble(*line) for line in lines
+    )
+
+
+def _lines(
+    columns: Sequence[Column], gap: int, heading_style: str = ""
+) -> list[list[tuple[str, str]]]:
+    """Lines of (padded cell, style)."""
+    two = any(column.heading_below for column in columns)
+    # A heading of one line stands just above its cells when its neighbours have two.
+    raised = [column.heading if column.heading_below else "" for column in columns]
+    lowest = [column.heading_below or column.heading for column in columns]
+    headings = [raised, lowest] if two else [lowest]
+    lines = [_line(line, [heading_style] * len(columns), columns, gap) for line in headings]
+    for place in range(len(columns[0].cells) if columns else 0):
+        cells = [column.cells[place] for column in columns]
+        styles = [column.styles[place] if column.styles else "" for column in columns]
+        lines.append(_line(cells, styles, columns, gap))
+    return lines
+
+
+def _line(
+    cells: Sequence[str], styles: Sequence[str], columns: Sequence[Column], gap: int
+) -> list[tuple[str, str]]:
+    line = []
+    for place, (cell, style, column) in enumerate(zip(cells, styles, columns, strict=True)):
+        padded = cell.rjust(column.width) if place else cell.ljust(column.width)
+        line += [(" " * gap if place else "", ""), (padded, style)]
+    return line

@@ -1,0 +1,91 @@
+"""How quantities are written for people: short, with their unit, in ASCII.
+
+Tables, plain lines and pictures all use these, so that a number looks the same everywhere. Data
+(--json, summary.json) is never written this way: it stays in seconds, bytes and fractions.
+"""
+
+from __future__ import annotations
+
+import math
+
+ABSENT = "-"
+
+
+def size(count: float | None) -> str:
+    """Bytes in decimal multiples, as links are sold. 1_234_567 is "1.23 MB"."""
+    if count is None:
+        return ABSENT
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5 or unit == "GB":
+            return f"{count:.0f} B" if unit == "B" else f"{_three_digits(count)} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float | None) -> str:
+    """A span of time from milliseconds to days. 75 is "1m15s", 0.0123 is "12.3 ms"."""
+    if seconds is None or not math.isfinite(seconds):
+        return ABSENT
+    if seconds < 0.9995:
+        return f"{_three_digits(seconds * 1000)} ms" if seconds else "0 s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole / 86400:.1f} days"
+
+
+def share(fraction: float | None) -> str:
+    """0.664 is "66 %"."""
+    return ABSENT if fraction is None else f"{fraction * 100:.0f} %"
+
+
+def figure(metric: str, value: float | None) -> str:
+    """An evaluation's figure: an accuracy in percent, anything else with three decimals."""
+    if not isinstance(value, int | float):
+        return ABSENT
+    return f"{value * 100:.1f} %" if is_fraction(metric) else f"{value:.3f}"
+
+
+def goal(metric: str, target: float) -> str:
+    """A target: "97 %" for an accuracy of 0.97, "loss 0.2" for a loss."""
+    return f"{target * 100:.4g} %" if is_fraction(metric) else f"{metric} {target:.4g}"
+
+
+def is_fraction(metric: str) -> bool:
+    """Whether a metric is read in percent: accuracies are."""
+    return metric.endswith("accuracy")
+
+
+def times(factor: float | None) -> str:
+    """A speed-up: "7.8x"."""
+    return ABSENT if factor is None else f"{_two_digits(factor)}x"
+
+
+def energy(joules: float | None) -> str:
+    """Joules, kilojoules, megajoules."""
+    if joules is None:
+        return ABSENT
+    for unit in ("J", "kJ", "MJ"):
+        if abs(joules) < 999.5 or unit == "MJ":
+            return f"{_three_digits(joules)} {unit}"
+        joules /= 1000
+    raise AssertionError("unreachable")
+
+
+def printable(text: str) -> str:
+    """The text without anything that could steer a terminal: names and reasons come from afar."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def _three_digits(value: float) -> str:
+    if abs(value) >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}"

@@ -1,0 +1,180 @@
+"""Runs set against each other: the numbers, and the table that shows them."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_runs import DGA, FEDAVG, SYNC, write_comparison
+from rich.console import Console
+
+from edgetrain import columns, comparison, runs, units
+
+
+def summaries(root: Path, *stories: Any) -> list[dict[str, Any]]:
+    found = [runs.read_summary(folder) for folder in write_comparison(root, *stories)]
+    return [summary for summary in found if summary is not None]
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return summaries(tmp_path_factory.mktemp("usual"), SYNC, FEDAVG, DGA)
+
+
+def test_the_first_run_is_the_yardstick(usual: list[dict[str, Any]]) -> None:
+    sync, fedavg, dga = comparison.compare(usual).rows
+    assert sync.speedup == 1.0
+    assert dga.speedup == usual[0]["target_seconds"] / usual[2]["target_seconds"]
+    assert sync.wait_share == pytest.approx(0.42 / (0.42 + 0.002 + 0.05 * 1.035))
+    assert dga.wait_share == 0
+    assert fedavg.seconds_per_step == pytest.approx(FEDAVG.step_s)
+
+
+def test_a_yardstick_that_never_got_there_gives_a_lower_bound(tmp_path: Path) -> None:
+    short = replace(SYNC, steps=100)
+    sync, dga = comparison.compare(summaries(tmp_path, short, DGA)).rows
+    assert sync.target_seconds is None
+    assert sync.speedup is None
+    assert dga.speedup is None
+    assert dga.speedup_at_least == pytest.approx(100 * SYNC.step_s / (140 * DGA.step_s))
+
+
+def test_the_plain_table(usual: list[dict[str, Any]]) -> None:
+    shown = comparison.text(comparison.compare(usual), Path("runs/x/compare.png"))
+    above, below = shown.splitlines()[:2]
+    assert above == "             final  time to                time"
+    assert below.startswith("strategy  accuracy     97 %  speed-up  per step  waiting     sent")
+    assert [line.split()[0] for line in shown.splitlines()[2:5]] == ["sync-sgd", "fedavg", "dga"]
+    assert "~ energy is estimated" in shown
+    assert shown.endswith("picture: runs/x/compare.png\n")
+    assert shown.isascii()
+
+
+def test_what_went_wrong_is_said_below(tmp_path: Path) -> None:
+    found = summaries(tmp_path, replace(FEDAVG, lost="m3"), replace(DGA, trusted=False))
+    found[0] |= {"status": "failed", "errors": ["m3: out of memory\x1b[2J"]}
+    notes = comparison.footnotes(comparison.compare(found))
+    assert notes[0] == "fedavg was ended by an error: m3: out of memory [2J"
+    assert notes[1] == "fedavg lost m3"
+    assert notes[2].startswith("dga: the emulated network was itself late (31 ms")
+
+
+def test_a_single_run_has_no_speed_up(usual: list[dict[str, Any]]) -> None:
+    shown = comparison.columns(comparison.compare(usual[2:]))
+    assert "speed-up" not in [column.heading for column in shown]
+
+
+def test_columns_that_say_nothing_are_left_out(usual: list[dict[str, Any]]) -> None:
+    bare = [{**one, "emulation": None, "joules": None, "target": None} for one in usual]
+    headings = {column.heading for column in comparison.columns(comparison.compare(bare))}
+    assert headings.isdisjoint({"energy", "trusted", "time to", "speed-up"})
+
+
+def test_an_interrupted_run_without_steps_can_be_shown(tmp_path: Path) -> None:
+    shown = comparison.text(comparison.compare([runs.summarise(tmp_path, {"name": "dga"})]))
+    assert "dga was interrupted" in shown
+
+
+def test_nothing_to_compare_is_no_error() -> None:
+    assert comparison.text(comparison.compare([])).split() == [
+        *("final", "time", "strategy", "accuracy", "per", "step", "waiting", "sent", "received"),
+    ]
+
+
+def test_json_is_plain_data_in_base_units(usual: list[dict[str, Any]]) -> None:
+    data = json.loads(json.dumps(comparison.compare(usual).as_json(Path("compare.png"))))
+    assert data["picture"] == "compare.png"
+    assert data["target"] == 0.97
+    assert [run["strategy"] for run in data["runs"]] == ["sync-sgd", "fedavg", "dga"]
+    assert data["runs"][0]["speedup"] == 1.0
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 100, 140])
+def test_the_table_fits_its_terminal(usual: list[dict[str, Any]], width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    console.print(comparison.table(comparison.compare(usual), Path("compare.png"), width))
+    rows = [line for line in out.getvalue().splitlines() if line.startswith("dga ")]
+    assert len(rows) == 1
+    assert "\u2026" not in out.getvalue()
+    assert "9.7x" in rows[0]
+
+
+# --- columns ---
+
+texts = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=9)
+
+
+@given(st.lists(st.tuples(texts, texts, st.integers(0, 4)), max_size=8), texts, st.integers(1, 60))
+def test_columns_keep_to_the_width_by_leaving_out_the_highest_ranks(
+    made: list[tuple[str, str, int]], name: str, width: int
+) -> None:
+    offered = [columns.column(name, ["first"])] + [
+        columns.column(f"{place}{heading}", [cell], below=heading, rank=rank)
+        for place, (heading, cell, rank) in enumerate(made)
+    ]
+    kept = columns.fit(offered, width, gap=2)
+    assert kept == [column for column in offered if column in kept]
+    left_out = [column.rank for column in offered if column not in kept]
+    assert max((column.rank for column in kept), default=0) <= min(left_out, default=4)
+    assert 0 not in left_out
+    if columns.total_width(kept, 2) > width:
+        assert all(column.rank == 0 for column in kept)
+
+
+@given(st.lists(st.tuples(texts, texts, texts), min_size=1, max_size=8))
+def test_plain_and_rich_text_say_the_same_in_the_promised_width(
+    made: list[tuple[str, str, str]],
+) -> None:
+    shown = [columns.column(heading, [cell], below=below) for heading, below, cell in made]
+    plain = columns.as_text(shown)
+    assert [line.rstrip() for line in columns.as_rich(shown).plain.split("\n")] == plain
+    assert all(len(line) <= columns.total_width(shown, 2) for line in plain)
+
+
+# --- units ---
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (units.size(0), "0 B"),
+        (units.size(999), "999 B"),
+        (units.size(999_600), "1.00 MB"),
+        (units.size(1_234_567), "1.23 MB"),
+        (units.size(5.2e12), "5200 GB"),
+        (units.duration(0), "0 s"),
+        (units.duration(0.0123), "12.3 ms"),
+        (units.duration(0.9997), "1.0 s"),
+        (units.duration(59.96), "1m00s"),
+        (units.duration(75), "1m15s"),
+        (units.duration(3 * 3600 + 300), "3h05m"),
+        (units.duration(5 * 86400), "5.0 days"),
+        (units.duration(None), "-"),
+        (units.duration(float("inf")), "-"),
+        (units.share(0.664), "66 %"),
+        (units.figure("accuracy", 0.9734), "97.3 %"),
+        (units.figure("loss", 0.41234), "0.412"),
+        (units.figure("accuracy", None), "-"),
+        (units.goal("accuracy", 0.97), "97 %"),
+        (units.goal("accuracy", 0.975), "97.5 %"),
+        (units.goal("loss", 0.2), "loss 0.2"),
+        (units.times(7.83), "7.8x"),
+        (units.times(123.4), "123x"),
+        (units.energy(1234), "1.23 kJ"),
+    ],
+)
+def test_quantities_are_written_for_people(written: str, expected: str) -> None:
+    assert written == expected
+
+
+@given(st.floats(0, 1e15, allow_nan=False))
+def test_no_quantity_is_long(value: float) -> None:
+    assert len(units.duration(value)) <= 18
+    assert len(units.size(value)) <= 10

@@ -1,0 +1,262 @@
+"""The live view fits its terminal, costs little, and says in plain lines what a pipe can take."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_runs import DGA, FEDAVG, SYNC, Clock, Story, write_metrics, write_run
+from rich.console import Console
+
+from edgetrain import live, runs
+from edgetrain.metrics import MetricsLog
+
+
+def watched(folder: Path) -> live.Watch:
+    watch = live.Watch(folder)
+    watch.read()
+    return watch
+
+
+def drawn(frame: live.Frame, width: int, height: int) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
+    console.print(frame)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).splitlines()
+
+
+# --- what a folder says ---
+
+
+def test_a_folder_without_anything_is_waiting(tmp_path: Path) -> None:
+    state = watched(tmp_path / "dga").state()
+    assert (state.name, state.phase, state.step, state.done) == ("dga", "waiting", 0, 0)
+    assert live.plain_line(state) == "dga: waiting"
+
+
+def test_a_run_half_way(tmp_path: Path) -> None:
+    story = replace(FEDAVG, steps=100, members=4)
+    state = watched(write_run(tmp_path / "fedavg", story, upto=50)).state()
+    assert state.phase == "running"
+    assert (state.step, state.steps, state.done) == (50, 100, 0.5)
+    assert state.figure == pytest.approx(story.accuracy(50))
+    assert state.step_s == pytest.approx(story.step_s)
+    assert state.left_s == pytest.approx(50 * story.step_s)
+    assert state.wait_s == pytest.approx(0.42 / 5)
+    assert state.sent_bytes == 4 * 10 * 19_000
+
+
+def test_the_pace_is_that_of_the_last_seconds(tmp_path: Path) -> None:
+    """A slow first step (caches, a compiler) must not spoil the time left for minutes."""
+    clock, watch = Clock(), live.Watch(tmp_path)
+    zeros = {"wait_s": 0, "overhead_s": 0, "sent_bytes": 0, "received_bytes": 0, "cpu_s": 0}
+    runs.write_job(tmp_path, {"train": {"steps": 1000}})
+    with MetricsLog(runs.metrics_path(tmp_path), "m0", clock, 0.0) as log:
+        for step in range(1, 301):
+            clock.now += 30.0 if step == 1 else 0.1
+            log.step(step=step, round=0, loss=1, compute_s=0.1, peak_bytes=1, **zeros)
+            watch.read()
+    assert watch.state().step_s == pytest.approx(0.1)
+    assert watch.state().left_s == pytest.approx(70)
+
+
+def test_a_lost_member_does_not_hold_the_progress_back(tmp_path: Path) -> None:
+    story = Story(steps=100, members=4, lost="m3")
+    state = watched(write_run(tmp_path / "dga", story, upto=80)).state()
+    assert state.step == 80
+    assert {member.name: member.standing for member in state.members}["m3"] == "gone"
+
+
+def test_a_finished_run_is_done(tmp_path: Path) -> None:
+    state = watched(write_run(tmp_path / "dga", Story(steps=20, lost="m1"))).state()
+    assert (state.phase, state.done, state.left_s) == ("finished", 1.0, None)
+
+
+def test_a_damaged_job_does_not_stop_the_view(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "dga", Story(steps=20), upto=10)
+    (folder / "job.toml").write_text("=")
+    state = watched(folder).state()
+    assert (state.step, state.steps, state.left_s) == (10, None, None)
+
+
+# --- a terminal ---
+
+
+@pytest.mark.parametrize("members", [1, 8, 16, 64])
+@pytest.mark.parametrize(("width", "height"), [(100, 30), (80, 24), (60, 14), (200, 60)])
+def test_a_frame_fits_its_terminal(tmp_path: Path, members: int, width: int, height: int) -> None:
+    write_run(tmp_path / "sync-sgd", replace(SYNC, members=members, steps=20))
+    write_run(tmp_path / "fedavg", replace(FEDAVG, members=members, steps=20, lost="m3"), upto=15)
+    states = tuple(watched(tmp_path / name).state() for name in ("sync-sgd", "fedavg", "dga"))
+    news = tuple(f"fedavg: m{i} gone at 6.9 s: silent for {'5.0 s ' * 30}" for i in range(3))
+    lines = drawn(live.Frame("digits on " + "8 raspberry-pi-4b " * 20, states, news), width, height)
+    assert len(lines) < height
+    assert max(map(len, lines)) <= width
+    for name in ("sync-sgd", "fedavg", "dga"):
+        assert any(line.startswith(name) for line in lines)
+
+
+def test_sixteen_members_fit_a_usual_terminal_each_in_its_row(tmp_path: Path) -> None:
+    write_run(tmp_path / "dga", replace(DGA, members=16, steps=20), upto=10)
+    lines = drawn(live.Frame("digits", (watched(tmp_path / "dga").state(),), ()), 100, 30)
+    assert {line.split()[0] for line in lines if re.match(r"m\d", line)} == {
+        f"m{i}" for i in range(16)
+    }
+
+
+def test_who_holds_the_run_up_stands_on_top(tmp_path: Path) -> None:
+    write_run(tmp_path / "dga", replace(DGA, members=16, steps=40, lost="m3"), upto=30)
+    state = watched(tmp_path / "dga").state()
+    lines = drawn(live.Frame("", (state,), ()), 100, 12)
+    rows = [line.split()[0] for line in lines if re.match(r"m\d", line)]
+    assert rows[:3] == ["m3", "m15", "m14"]
+    assert rows[-1] != "m0"
+    assert any(re.match(r"and \d+ more at step 30, busy 52\.0 ms to", line) for line in lines)
+
+
+def test_without_room_for_members_there_are_only_runs(tmp_path: Path) -> None:
+    write_run(tmp_path / "dga", DGA, upto=10)
+    lines = drawn(live.Frame("", (watched(tmp_path / "dga").state(),), ()), 100, 7)
+    assert len(lines) == 2
+
+
+@given(st.floats(0, 1), st.integers(1, 40), st.booleans())
+def test_a_bar_has_its_width_and_is_full_only_at_the_end(
+    done: float, width: int, ascii_only: bool
+) -> None:
+    shown = live.bar(done, width, ascii_only=ascii_only)
+    assert len(shown) == width
+    assert shown.isascii() or not ascii_only
+    if done < 1:
+        assert shown[-1] in ".\u2500"
+    else:
+        assert set(shown) <= set("#\u2501")
+
+
+def test_the_view_follows_a_growing_run_and_leaves_the_last_word(tmp_path: Path) -> None:
+    clock, out, story = Clock(), io.StringIO(), replace(FEDAVG, steps=60, members=3, lost="m1")
+    console = Console(file=out, width=100, height=30, force_terminal=True, color_system=None)
+    folder = runs.create_inside(tmp_path, "fedavg")
+    runs.write_job(folder, {"train": {"steps": 60}})
+    with live.LiveView([folder], clock=clock, heading="digits", console=console) as view:
+        for now in write_metrics(folder, story):
+            clock.now = now
+            view.refresh()
+    text = out.getvalue()
+    assert len(set(re.findall(r"(\d+)/60", text))) > 20
+    assert "m1 gone at" in text
+    last = text[text.rindex("strategy") :]
+    assert "60/60" in last
+    assert "finished" in last
+    assert "\nm0" not in last
+
+
+def test_the_view_looks_a_few_times_a_second_and_draws_only_news(tmp_path: Path) -> None:
+    clock, out = Clock(), io.StringIO()
+    console = Console(file=out, width=100, height=30, force_terminal=True)
+    write_run(tmp_path / "dga", DGA, upto=10)
+    with live.LiveView([tmp_path / "dga"], clock=clock, console=console) as view:
+        view.refresh()
+        drawn_once = len(out.getvalue())
+        write_run(tmp_path / "dga", DGA, upto=20)
+        clock.now = 0.1
+        view.refresh()
+        assert len(out.getvalue()) == drawn_once
+        clock.now = 0.3
+        view.refresh()
+        drawn_twice = len(out.getvalue())
+        assert drawn_twice > drawn_once
+        clock.now = 1.0
+        view.refresh()
+        assert len(out.getvalue()) == drawn_twice
+
+
+class SlowTerminal(io.StringIO):
+    """Each write takes a tenth of a second of the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.writes = 0
+
+    def write(self, text: str) -> int:
+        self.clock.now += 0.1
+        self.writes += 1
+        return super().write(text)
+
+
+def test_where_drawing_is_slow_it_is_done_more_rarely(tmp_path: Path) -> None:
+    clock = Clock()
+    out = SlowTerminal(clock)
+    view = live.LiveView([tmp_path], clock=clock, out=out)
+    write_run(tmp_path, DGA, upto=10)
+    view.refresh()
+    assert out.writes > 0
+    cost, writes = clock.now, out.writes
+    write_run(tmp_path, DGA, upto=20)
+    clock.now = cost * 49
+    view.refresh()
+    assert out.writes == writes
+    clock.now = cost * 52
+    view.refresh()
+    assert out.writes > writes
+
+
+# --- a pipe or a file ---
+
+
+def test_plain_lines_come_at_most_every_two_seconds_and_events_at_once(tmp_path: Path) -> None:
+    clock, out, story = Clock(), io.StringIO(), replace(DGA, steps=400, members=3, lost="m1")
+    runs.write_job(tmp_path, {"train": {"steps": 400}})
+    with live.LiveView([tmp_path], clock=clock, heading="digits", out=out) as view:
+        for now in write_metrics(tmp_path, story):
+            clock.now = now
+            view.refresh()
+    lines = out.getvalue().splitlines()
+    name = tmp_path.name
+    assert lines[0] == "digits"
+    assert lines[1] == f"{name}: 3 members joined"
+    assert f"{name}: m1 gone at 10.5 s: silent for 5.0 s" in lines
+    progress = [line for line in lines if "/step" in line]
+    assert 9 <= len(progress) <= 12
+    assert progress[-1].startswith(f"{name}: step 400/400, loss 0.050, held-out accuracy 98.")
+    assert all(line.isascii() and len(line) < 200 for line in lines)
+
+
+def test_a_run_of_hours_leaves_a_log_of_hundreds_of_lines_not_thousands(tmp_path: Path) -> None:
+    clock, out = Clock(), io.StringIO()
+    with live.LiveView([tmp_path], clock=clock, out=out) as view:
+        for now in write_metrics(tmp_path, Story(members=1, steps=2000, compute_s=10.0)):
+            clock.now = now
+            view.refresh()
+    assert 100 < len(out.getvalue().splitlines()) < 400
+
+
+def test_names_and_reasons_from_afar_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    with MetricsLog(runs.metrics_path(tmp_path), "m\x1b[2J", Clock(), 0.0) as log:
+        log.event("error", "bad\x1b]0;title\x07\n[bold]thing")
+    watch = live.Watch(tmp_path)
+    (line,) = live.news("dga", watch.read())
+    assert line == "dga: m [2J error at 0 s: bad ]0;title  [bold]thing"
+    assert all("\x1b" not in member.name for member in watch.state().members)
+
+
+def test_watching_in_plain_lines_loads_neither_rich_nor_torch(tmp_path: Path) -> None:
+    write_run(tmp_path / "dga", DGA, upto=20)
+    script = (
+        "import sys, pathlib, time; from edgetrain import live\n"
+        "with live.LiveView([pathlib.Path(sys.argv[1])], clock=time.monotonic) as view:\n"
+        "    view.refresh()\n"
+        "print(sorted({'torch', 'zmq', 'numpy', 'rich'} & set(sys.modules)))\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "dga")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "step 20/400" in done.stdout
