@@ -1,0 +1,12 @@
+"""What there is to learn: tasks, each a model, the data of every member, a loss, an evaluation.
+
+A job names one as `task = "edgetrain.tasks:digits"`, or `"your_module:your_factory"`. Tasks know
+nothing of members' processes, networks or strategies. Importing this package loads torch.
+"""
+
+from edgetrain.tasks.classification import Classification
+from edgetrain.tasks.handwriting import digits
+from edgetrain.tasks.load import load_task
+from edgetrain.tasks.protocol import Task
+
+__all__ = ["Classification", "Task", "digits", "load_task"]

@@ -1,0 +1,149 @@
+"""Classifying images: the task that digits, mnist and cifar10 are instances of.
+
+It knows arrays of pixels and labels, not files, and no particular data set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own spelling)
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from edgetrain.tasks.partition import Shards
+from edgetrain.tasks.protocol import Batch, device_of, evaluating
+
+Pixels = NDArray[np.uint8]
+CHUNK = 512
+"""Held-out images evaluated at once: bounds the memory, and costs nothing in speed."""
+
+
+class Stack:
+    """Arrays of equal rows one after another as if they were one, without copying them."""
+
+    def __init__(self, parts: Sequence[Pixels]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, indices: NDArray[np.int64]) -> Pixels:
+        """The rows of these indices, as a new array."""
+        which = np.searchsorted(self._ends, indices, side="right")
+        rows = np.empty((len(indices), *self._parts[0].shape[1:]), self._parts[0].dtype)
+        for number in np.unique(which):
+            here = which == number
+            start = self._ends[number] - len(self._parts[number])
+            rows[here] = self._parts[number][indices[here] - start]
+        return rows
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images and their classes. `pixels` is (n, channels, height, width) uint8 and may be a
+    read-only map of a file: pages that all members of a machine share, read when first used."""
+
+    pixels: Pixels | Stack
+    labels: NDArray[np.int64]
+
+    def some(self, count: int) -> Images:
+        """At most `count` of them, evenly spaced, copied."""
+        chosen = np.unique(np.linspace(0, len(self.labels) - 1, count, dtype=np.int64))
+        return Images(self.pixels[chosen], self.labels[chosen])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What one data set wants: its model, how pixels become inputs, how batches are varied."""
+
+    model: Callable[[], nn.Module]
+    mean: float
+    spread: float
+    augment: Callable[[Pixels, np.random.Generator], Pixels]
+    target: float | None
+
+    def inputs(self, pixels: Pixels) -> Tensor:
+        """float32 of the same shape, (pixels - mean) / spread, in memory of its own."""
+        return torch.from_numpy(pixels).float().sub_(self.mean).div_(self.spread)
+
+
+class Classification:
+    """A Task (see protocol) over two sets of images; batches are (inputs float32, labels int64)."""
+
+    metric = "accuracy"
+    better = "higher"
+
+    def __init__(
+        self, name: str, train: Images, held_out: Images, recipe: Recipe, shards: Shards
+    ) -> None:
+        self.name = name
+        self.target = recipe.target
+        self._train, self._held_out = train, held_out
+        self._recipe, self._shards = recipe, shards
+
+    def model(self) -> nn.Module:
+        return self._recipe.model()
+
+    def samples(self, member: int, members: int) -> int:
+        return len(self._shards.of(member, members))
+
+    def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
+        order, rng = self._shards.batches(member, members, batch, seed)
+        return (self._batch(indices, rng) for indices in order)
+
+    def _batch(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Batch:
+        pixels = self._recipe.augment(self._train.pixels[indices], rng)
+        return self._recipe.inputs(pixels), torch.from_numpy(self._train.labels[indices])
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        device = device_of(model)
+        inputs, labels = (tensor.to(device) for tensor in batch)
+        return F.cross_entropy(model(inputs), labels)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        loss = correct = 0.0
+        count = len(self._held_out.labels)
+        with evaluating(model) as device:
+            for start in range(0, count, CHUNK):
+                chosen = np.arange(start, min(start + CHUNK, count))
+                scores = model(self._recipe.inputs(self._held_out.pixels[chosen]).to(device))
+                labels = torch.from_numpy(self._held_out.labels[chosen]).to(device)
+                loss += float(F.cross_entropy(scores, labels, reduction="sum"))
+                correct += int((scores.argmax(1) == labels).sum())
+        return {"loss": loss / count, "accuracy": correct / count}
+
+
+def shift(most: int, share: float = 1.0) -> Callable[[Pixels, np.random.Generator], Pixels]:
+    """An augmentation: move a `share` of the images by up to `most` pixels each way, filled with 0.
+
+    The returned function takes (n, channels, height, width) pixels and returns new ones.
+    """
+
+    def moved(pixels: Pixels, rng: np.random.Generator) -> Pixels:
+        n, _, height, width = pixels.shape
+        border = ((0, 0), (0, 0), (most, most), (most, most))
+        padded = np.pad(pixels, border).transpose(0, 2, 3, 1)
+        by = rng.integers(0, 2 * most + 1, (2, n))
+        by[:, rng.random(n) >= share] = most
+        rows = by[0][:, None, None] + np.arange(height)[:, None]
+        columns = by[1][:, None, None] + np.arange(width)
+        window: Any = padded[np.arange(n)[:, None, None], rows, columns]
+        return np.ascontiguousarray(window.transpose(0, 3, 1, 2))
+
+    return moved
+
+
+def he_init(model: nn.Module) -> nn.Module:
+    """Draw weights as He et al. 2015 do for ReLU networks, biases 0; returns the model."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return model

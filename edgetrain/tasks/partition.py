@@ -1,0 +1,152 @@
+"""Which samples belong to which member: pure functions of the labels, the members and a seed.
+
+No data is touched and no tensor is made; a shard is an array of sample indices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgetrain.errors import TaskError
+
+Indices = NDArray[np.int64]
+
+ALPHA_RANGE = (1e-3, 1e6)
+_DIRICHLET = re.compile(r"dirichlet\(\s*([0-9.eE+-]+)\s*\)")
+
+
+def parse_partition(spec: str) -> float | None:
+    """The alpha of "dirichlet(0.3)", or None for "iid". Raises TaskError for anything else."""
+    if spec == "iid":
+        return None
+    found = _DIRICHLET.fullmatch(spec) if isinstance(spec, str) else None
+    try:
+        alpha = float(found[1]) if found else None
+    except ValueError:
+        alpha = None
+    if alpha is None:
+        raise TaskError(f"no partition '{spec}'", "known: iid, dirichlet(ALPHA)")
+    low, high = ALPHA_RANGE
+    if not low <= alpha <= high:
+        raise TaskError(
+            f"partition '{spec}': alpha must lie in {low:g} … {high:g}",
+            "small is one class a member, large is like iid",
+        )
+    return alpha
+
+
+def partition(
+    spec: str, labels: NDArray[np.integer], members: int, seed: int, minimum: int = 1
+) -> list[Indices]:
+    """The shards of all members: sorted, disjoint, together all of `labels`, none under `minimum`.
+
+    "iid" deals a random permutation out. "dirichlet(alpha)" draws for each member a class mix
+    q ~ Dir(alpha * p), p being the mix of all the data, and fills its shard with it without
+    replacement (Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for
+    Federated Visual Classification", 2019); a class that has run out is left out of the mixes of
+    those that follow. As there, shards are of one size (here up to one sample, so that none is
+    lost): only the mixes are skewed. Raises TaskError when members would get fewer than `minimum`.
+    """
+    alpha = parse_partition(spec)
+    if members < 1:
+        raise TaskError(f"a partition over {members} members", "at least 1 is needed")
+    if len(labels) // members < minimum:
+        raise TaskError(
+            f"{len(labels)} samples over {members} members leave one with "
+            f"{len(labels) // members}, fewer than {minimum}",
+            f"use at most {len(labels) // max(minimum, 1)} members",
+        )
+    rng = np.random.default_rng(seed)
+    if alpha is None:
+        shards = np.array_split(rng.permutation(len(labels)), members)
+    else:
+        shards = _dirichlet(labels, members, alpha, rng)
+    return [np.sort(shard) for shard in shards]
+
+
+def _dirichlet(
+    labels: NDArray[np.integer], members: int, alpha: float, rng: np.random.Generator
+) -> list[Indices]:
+    _, codes, left = np.unique(labels, return_inverse=True, return_counts=True)
+    pools = [rng.permutation(np.flatnonzero(codes == code)) for code in range(len(left))]
+    prior = left / len(labels)
+    whole, more = divmod(len(labels), members)
+    shards = []
+    for member in range(members):
+        taken = _take(rng, rng.dirichlet(alpha * prior), left, whole + (member < more))
+        ends = left - taken
+        shards.append(
+            np.concatenate([pool[a:b] for pool, a, b in zip(pools, ends, left, strict=True)])
+        )
+        left = ends
+    return shards
+
+
+def _take(rng: np.random.Generator, mix: NDArray[np.float64], left: Indices, size: int) -> Indices:
+    """How many of each class make a shard of `size`, drawn by `mix`, never more than are `left`.
+
+    Draws that hit an exhausted class are drawn again among the others: each turn takes one or more.
+    """
+    taken = np.zeros_like(left)
+    while (missing := size - int(taken.sum())) > 0:
+        weights = np.where(taken < left, mix, 0.0)
+        if weights.sum() < 1e-9:  # the mix wants only what is gone: take from what there is
+            weights = (left - taken).astype(np.float64)
+        draws = rng.multinomial(missing, weights / weights.sum())
+        taken += np.minimum(draws, left - taken)
+    return taken
+
+
+class Shards:
+    """The partition of one data set, worked out once for each number of members asked for."""
+
+    def __init__(self, labels: NDArray[np.integer], spec: str, seed: int) -> None:
+        """Keeps `labels`, one class a sample. Raises TaskError for a bad `spec` or `seed`."""
+        parse_partition(spec)
+        self._labels, self._spec = labels, spec
+        self._seed = _natural("data.seed", seed)
+        self._known: dict[int, list[Indices]] = {}
+
+    def of(self, member: int, members: int) -> Indices:
+        """The sorted indices of the member's shard; not to be written to."""
+        if not 0 <= member < members:
+            raise TaskError(f"no member {member} of {members}", f"0 … {members - 1}")
+        if members not in self._known:
+            self._known = {members: partition(self._spec, self._labels, members, self._seed)}
+        return self._known[members][member]
+
+    def batches(
+        self, member: int, members: int, batch: int, seed: int
+    ) -> tuple[Iterator[Indices], np.random.Generator]:
+        """Endless batches of the shard's indices, and the generator that further draws come from.
+
+        Members of one seed draw independently of each other.
+        """
+        shard = self.of(member, members)
+        if batch < 1:
+            raise TaskError(f"a batch of {batch}", "at least 1 is needed")
+        rng = np.random.default_rng([_natural("seed", seed), member, members])
+        return _endless(shard, batch, rng), rng
+
+
+def _endless(shard: Indices, batch: int, rng: np.random.Generator) -> Iterator[Indices]:
+    """Permutation after permutation, cut into batches: every sample once an epoch, none dropped.
+
+    A batch may span two epochs, so a shard smaller than the batch will do.
+    """
+    queue = rng.permutation(shard)
+    while True:
+        while len(queue) < batch:
+            queue = np.concatenate([queue, rng.permutation(shard)])
+        yield queue[:batch]
+        queue = queue[batch:]
+
+
+def _natural(key: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TaskError(f"{key} = {value!r}", "a whole number from 0 is needed")
+    return value

@@ -1,0 +1,77 @@
+"""What a task is: the model, the data of each member, the loss and the evaluation of one job.
+
+Only the protocol and what every task needs to keep it. No data is read here, no model is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, ...]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """One learning problem. A job names a *factory* of it, `task = "module:object"`.
+
+    The factory is called with the keys of the job's [data] table. Everything a task returns is
+    deterministic in the factory's and the method's arguments, the same on every machine, so that
+    members agree on their shards without talking to each other.
+    """
+
+    name: str
+    metric: str
+    """The key of `evaluate` that people look at: "accuracy", "loss"."""
+    better: str
+    """"higher" or "lower": which way the metric improves."""
+    target: float | None
+    """The metric's value that counts as trained; None where nobody has said."""
+
+    def model(self) -> nn.Module:
+        """A fresh model on the CPU. Its weights are drawn from torch's global generator, which the
+        caller seeds: members that seed alike start alike."""
+
+    def samples(self, member: int, members: int) -> int:
+        """How many samples the shard of `member` (from 0) holds when there are `members`."""
+
+    def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
+        """Endless batches of the member's shard, shuffled anew every epoch.
+
+        All have the same shapes, `batch` first. The tensors are fresh ones: the caller owns them.
+        """
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss of the batch, a scalar with a graph; the batch may be on another device."""
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Figures on held-out data, always with "loss". Leaves the model in the mode it was in."""
+
+
+MEMBERS_OF_TASK = ("name", "metric", "better", "target")
+METHODS_OF_TASK = ("model", "samples", "batches", "loss", "evaluate")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """Eval mode without gradients; yields the model's device, and restores each submodule's mode.
+
+    Each one's, because `model.train()` would also switch on what the caller had frozen in eval.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield device_of(model)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's first parameter is."""
+    return next(model.parameters()).device
