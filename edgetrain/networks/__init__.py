@@ -1,0 +1,26 @@
+"""Emulated networks: profiles from `netem/*.toml`, and links that behave like them.
+
+Loads neither torch nor zmq nor numpy.
+"""
+
+from edgetrain.networks.emulation import Emulation, Link, emulate
+from edgetrain.networks.faults import Fault, parse_faults
+from edgetrain.networks.fleet import Site, parse_fleet, parse_sites
+from edgetrain.networks.profile import Burst, Direction, Profile, load, names, parse
+
+__all__ = [
+    "Burst",
+    "Direction",
+    "Emulation",
+    "Fault",
+    "Link",
+    "Profile",
+    "Site",
+    "emulate",
+    "load",
+    "names",
+    "parse",
+    "parse_faults",
+    "parse_fleet",
+    "parse_sites",
+]

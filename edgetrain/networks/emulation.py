@@ -1,0 +1,283 @@
+"""Emulated links for the members of one machine: the interface, and its backends `none`, `stream`.
+
+    with emulate(profiles, ("127.0.0.1", 0)) as net:
+        hub process:    net.hub_link().enter(), then bind net.hub_address
+        member i:       link = net.link(i); link.enter(), then connect link.address
+
+A backend is chosen by `probe`, which says why. The emulator runs in a process of its own and ends
+with this one, whatever happens. Loads neither torch nor zmq.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from edgetrain.errors import ConfigError, NetworkError, did_you_mean
+from edgetrain.networks import lateness, probe
+from edgetrain.networks.faults import Fault
+from edgetrain.networks.fleet import Site
+from edgetrain.networks.namespaces import Namespace
+from edgetrain.networks.profile import Profile
+from edgetrain.networks.travel import direction_to_json, faults_to_json
+from edgetrain.networks.window import ALGORITHMS
+from edgetrain.networks.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One process's way into the emulated network; travels by pickle.
+
+    `address` is what the member connects to (for the hub: what it binds). `enter` is called once,
+    in the process itself, before it opens a socket and before it starts a thread.
+    """
+
+    address: str
+    namespace: Namespace | None = None
+
+    def enter(self) -> None:
+        """Move this process into the member's network. NetworkError says why it could not."""
+        if self.namespace is not None:
+            self.namespace.enter()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be emulated: everything `emulate` was asked for, checked."""
+
+    profiles: tuple[Profile, ...]
+    hub: tuple[str, int]
+    seed: int = 0
+    congestion: str = "cubic"
+    sites: tuple[Site, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def smallest_delay_ms(self) -> float:
+        """The smallest delay of a link that has any: what lateness is measured against."""
+        ways = [way for profile in self.profiles for way in (profile.up, profile.down)]
+        return min((way.mean_delay_ms for way in ways if way.mean_delay_ms), default=0.0)
+
+
+class Emulation(ABC):
+    """A running emulation; leave the `with` block, or call `close`, to end it."""
+
+    backend: str
+
+    def __init__(self, plan: Plan, reason: str) -> None:
+        self.plan = plan
+        self.reason = reason
+        self._final: dict[str, Any] | None = None
+
+    @property
+    @abstractmethod
+    def hub_address(self) -> str:
+        """The tcp:// address that the hub binds, inside `hub_link().enter()`."""
+
+    @abstractmethod
+    def link(self, member: int) -> Link:
+        """Member `member`'s way in."""
+
+    def hub_link(self) -> Link:
+        return Link(self.hub_address)
+
+    def start_faults(self) -> None:
+        """Training begins now: the clock of the faults' schedule starts."""
+        if self.plan.faults:
+            raise NetworkError(f"backend '{self.backend}' has no faults", "use packet or stream")
+
+    def report(self) -> dict[str, Any]:
+        """What belongs in the run folder: backend, reason, kernel, lateness, whether to trust."""
+        if self._final is not None:
+            return self._final
+        measured = self._measured()
+        limit = lateness.limit_ms(self.plan.smallest_delay_ms)
+        late = measured.get("late_ms_p99", 0.0)
+        return {
+            "backend": self.backend,
+            "reason": self.reason,
+            "kernel": platform.release(),
+            "congestion": self._congestion(),
+            "late_ms_p99": late,
+            "late_limit_ms": limit,
+            "trusted": late <= limit,
+            **measured,
+        }
+
+    def _congestion(self) -> str:
+        return kernel_congestion()
+
+    def _measured(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """End the emulation and keep its last report; may be called twice."""
+        if self._final is None:
+            try:
+                self._final = self.report()
+            except NetworkError as error:
+                self._final = {"backend": self.backend, "reason": self.reason, "trusted": False}
+                self._final["error"] = str(error)
+            self._end()
+
+    def _end(self) -> None:
+        return
+
+    def __enter__(self) -> Emulation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Bare(Emulation):
+    """Backend `none`: members connect to the hub as it is."""
+
+    backend = "none"
+
+    def __init__(self, plan: Plan, reason: str) -> None:
+        super().__init__(plan, reason)
+        self._address = address(with_port(plan.hub))
+
+    @property
+    def hub_address(self) -> str:
+        return self._address
+
+    def link(self, member: int) -> Link:
+        return Link(self._address)
+
+
+class Streamed(Emulation):
+    """Backend `stream`: a proxy process between members and hub."""
+
+    backend = "stream"
+
+    def __init__(self, plan: Plan, reason: str) -> None:
+        super().__init__(plan, reason)
+        if plan.sites:
+            raise NetworkError("backend 'stream' has no shared uplinks", "use packet")
+        hub = with_port(plan.hub)
+        self._hub = address(hub)
+        self._worker = Worker("edgetrain.networks.stream", _stream_config(plan, hub))
+        self._links = [Link(address(tuple(ready))) for ready in self._worker.ready["addresses"]]
+
+    @property
+    def hub_address(self) -> str:
+        return self._hub
+
+    def link(self, member: int) -> Link:
+        return self._links[member]
+
+    def start_faults(self) -> None:
+        self._worker.ask("start")
+
+    def _congestion(self) -> str:
+        return f"{self.plan.congestion}, as a model"
+
+    def _measured(self) -> dict[str, Any]:
+        ready = self._worker.ready
+        return {"approximate": True, "priority": ready["priority"], **self._worker.ask("report")}
+
+    def _end(self) -> None:
+        self._worker.close()
+
+
+def _stream_config(plan: Plan, hub: tuple[str, int]) -> dict[str, Any]:
+    links = [
+        {"up": direction_to_json(p.up), "down": direction_to_json(p.down)} for p in plan.profiles
+    ]
+    for profile in plan.profiles:
+        if profile.has_loss and plan.congestion == "none":
+            raise ConfigError(
+                f"network '{profile.name}' loses packets, and the stream backend without a "
+                "congestion window would be far too fast (200 times at 1 %)",
+                "use congestion 'cubic', or the packet backend",
+            )
+    return {
+        "links": links,
+        "hub": hub,
+        "seed": plan.seed,
+        "congestion": plan.congestion,
+        "faults": faults_to_json(plan.faults),
+    }
+
+
+def emulate(
+    profiles: Sequence[Profile],
+    hub: tuple[str, int] = ("127.0.0.1", 0),
+    backend: str = "auto",
+    seed: int = 0,
+    *,
+    congestion: str = "cubic",
+    sites: Sequence[Site] = (),
+    faults: Sequence[Fault] = (),
+) -> Emulation:
+    """Start links for members 0 … n-1, `profiles[i]` being member i's; use as a context manager.
+
+    `hub` is the IP address and port the hub will bind; port 0 lets the emulation choose one. A
+    backend in a network of its own (packet, tc) gives the hub an address there and keeps the port.
+    `backend` is auto, none, stream, packet or tc. `congestion` is pinned for all of the emulated
+    links: any algorithm of this kernel with packet, cubic or reno (or none, without loss) with
+    stream. `sites` share an uplink, `faults` count from `start_faults()`.
+
+    Raises ConfigError for what cannot be asked, NetworkError for what this machine cannot do.
+    """
+    from edgetrain.networks.packets import Packeted
+    from edgetrain.networks.shaped import Shaped
+
+    if not profiles:
+        raise ConfigError("an emulation needs one network profile per member", "give one or more")
+    for profile in profiles:
+        profile.refuse_training()
+    plan = Plan(tuple(profiles), hub, seed, congestion, tuple(sites), tuple(faults))
+    made = {kind.backend: kind for kind in (Bare, Streamed, Packeted, Shaped)}
+    choice = probe.choose(backend, plan.profiles, needs_packets=bool(sites))
+    if choice.backend not in made:
+        raise ConfigError(f"no backend '{backend}'", did_you_mean(backend, [*made, "auto"]))
+    if choice.backend == "stream" and congestion not in (*ALGORITHMS, "none"):
+        raise ConfigError(
+            f"congestion '{congestion}' has no model in the stream backend; allowed: "
+            f"{', '.join(ALGORITHMS)}, none",
+            did_you_mean(congestion, ALGORITHMS),
+        )
+    return made[choice.backend](plan, choice.reason)
+
+
+def kernel_congestion() -> str:
+    """What this kernel gives a connection that asks for nothing."""
+    try:
+        file = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+        return file.read_text("ascii").strip()
+    except OSError:
+        return "unknown"
+
+
+def with_port(hub: tuple[str, int]) -> tuple[str, int]:
+    """`hub` with a free port in place of port 0."""
+    if hub[1]:
+        return hub
+    with socket.socket() as trial:
+        try:
+            trial.bind((hub[0], 0))
+        except OSError as error:
+            raise NetworkError(
+                f"the hub's address {hub[0]} is not usable here: {os.strerror(error.errno or 0)}",
+                "use an address of this machine, 127.0.0.1 for one machine alone",
+            ) from None
+        return hub[0], int(trial.getsockname()[1])
+
+
+def address(end: Sequence[Any]) -> str:
+    return f"tcp://{end[0]}:{end[1]}"

@@ -1,0 +1,175 @@
+"""A congestion window without packets: what TCP would let a sender have in flight. Pure.
+
+The stream proxy has no packets to lose and no acknowledgements to see; it asks this window how much
+may be under way. CUBIC after RFC 9438 as Linux has it (HyStart by ack train and by delay, growth of
+5 % a round trip before the first loss), Reno after RFC 5681; idle restart after RFC 2861.
+Times are integer nanoseconds. Bytes are fluid: a chunk is many segments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MSS = 1448
+_INITIAL = 10 * MSS
+_RTO_MIN = 200_000_000
+_CUBIC_BETA = 717 / 1024
+_CUBIC_C = 0.4
+_RENO_BETA = 0.5
+_HYSTART_LOW = 16 * MSS
+_HYSTART_SPACING = 2_000_000
+_FRIENDLY = 3 * (1 - _CUBIC_BETA) / (1 + _CUBIC_BETA)  # RFC 9438, 4.3: segments a round trip
+
+ALGORITHMS = ("cubic", "reno")
+
+
+def send_limit_bytes() -> int:
+    """The most that this kernel lets one connection have unacknowledged.
+
+    tcp_wmem counts the kernel's bookkeeping too; seven eighths of it is payload.
+    """
+    try:
+        largest = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text("ascii").split()[2])
+    except (OSError, ValueError, IndexError):
+        largest = 4 << 20
+    return largest * 7 // 8
+
+
+@dataclass(slots=True)
+class _Round:
+    """One round trip of acknowledgements, as HyStart looks at it."""
+
+    start: int = 0
+    end_sent: int = 0
+    last_ack: int = 0
+    fastest: int = 0
+    samples: int = 0
+
+
+class Window:
+    """The sender of one connection in one direction."""
+
+    def __init__(self, algorithm: str, rtt_ns: int, limit_bytes: int) -> None:
+        self.algorithm = algorithm
+        self.size = float(_INITIAL)
+        self.threshold = float("inf")  # ssthresh
+        self.in_flight = 0
+        self.rtt = max(rtt_ns, 1)  # smoothed
+        self._least_rtt = self.rtt
+        self._limit = limit_bytes
+        self._sent = self._acked = 0
+        self._recover = 0  # no second cut before this much is acknowledged
+        self._last_send = 0
+        self._most_in_flight = 0
+        self._round = _Round()
+        self._epoch = 0
+        self._origin = self._peak = self._k = self._reno_size = 0.0
+
+    @property
+    def timeout(self) -> int:
+        """Retransmission timeout: Linux keeps at least 200 ms above the smoothed round trip."""
+        return self.rtt + _RTO_MIN
+
+    def room(self) -> int:
+        return int(min(self.size, self._limit)) - self.in_flight
+
+    def sent(self, count: int, now: int) -> None:
+        if self.in_flight == 0 and self._last_send:
+            self._restart(now)
+        self._last_send = now
+        self._sent += count
+        self.in_flight += count
+        self._most_in_flight = max(self._most_in_flight, self.in_flight)
+
+    def _restart(self, now: int) -> None:
+        """After an idle timeout the window halves for each one that has passed."""
+        idle = (now - self._last_send) // self.timeout
+        if idle > 0:
+            self.threshold = max(self.threshold, 0.75 * self.size)
+            self.size = max(self.size / 2 ** min(idle, 30), min(_INITIAL, self.size))
+            self._epoch = 0
+
+    def acked(self, count: int, now: int, rtt: int) -> None:
+        """`count` bytes were acknowledged at `now`, `rtt` after they were sent."""
+        was_limited = self._limited()
+        self.in_flight -= count
+        self._acked += count
+        self.rtt += (rtt - self.rtt) // 8
+        self._least_rtt = min(self._least_rtt, rtt)
+        if self._acked <= self._recover:
+            return
+        if self.size < self.threshold:
+            self._hystart(now, rtt)
+        if was_limited:
+            self._grow(count, now)
+        if self._acked >= self._round.end_sent:
+            self._most_in_flight = self.in_flight
+
+    def _limited(self) -> bool:
+        """A window that the application does not fill does not grow."""
+        if self.size < self.threshold:
+            return self.size < 2 * self._most_in_flight
+        return self._most_in_flight >= self.size - MSS
+
+    def _hystart(self, now: int, rtt: int) -> None:
+        turn = self._round
+        if self._acked >= turn.end_sent:
+            turn.start = turn.last_ack = now
+            turn.end_sent = self._sent
+            turn.fastest, turn.samples = rtt, 0
+        if self.algorithm != "cubic" or self.size < _HYSTART_LOW:
+            return
+        if now - turn.last_ack <= _HYSTART_SPACING:
+            turn.last_ack = now
+            if now - turn.start > self._least_rtt // 2:
+                self.threshold = self.size
+        turn.fastest = min(turn.fastest, rtt)
+        turn.samples += 1
+        margin = min(max(self._least_rtt // 8, 4_000_000), 16_000_000)
+        if turn.samples > 8 and turn.fastest > self._least_rtt + margin:
+            self.threshold = self.size
+
+    def _grow(self, count: int, now: int) -> None:
+        if self.size < self.threshold:
+            grown = min(self.size + count, max(self.threshold, self.size))
+            count -= int(grown - self.size)
+            self.size = grown
+        if count > 0 and self.size >= self.threshold:
+            if self.algorithm == "reno":
+                self.size += MSS * count / self.size
+            else:
+                self._grow_cubic(count, now)
+
+    def _grow_cubic(self, count: int, now: int) -> None:
+        if not self._epoch:
+            self._epoch = now
+            self._reno_size = self.size
+            gap = max(self._peak - self.size, 0.0) / MSS
+            self._k = (gap / _CUBIC_C) ** (1 / 3)
+            self._origin = max(self._peak, self.size)
+        seconds = (now - self._epoch + self._least_rtt) / 1e9
+        target = self._origin + _CUBIC_C * (seconds - self._k) ** 3 * MSS
+        step = min(max((target - self.size) / self.size, 0.01 * MSS / self.size), 0.5)
+        if not self._peak:
+            step = max(step, 0.05)
+        self._reno_size += _FRIENDLY * MSS * count / self.size
+        self.size += step * count
+        self.size = max(self.size, self._reno_size)
+
+    def cut(self) -> None:
+        """A loss: once for all losses of the same window."""
+        if self._acked < self._recover:
+            return
+        self._recover = self._sent
+        beta = _CUBIC_BETA if self.algorithm == "cubic" else _RENO_BETA
+        falling = self.size < self._peak
+        self._peak = self.size * (1 + beta) / 2 if falling else self.size
+        self.size = self.threshold = max(self.size * beta, 2 * MSS)
+        self._epoch = 0
+
+    def collapse(self) -> None:
+        """A retransmission timeout: start again from one segment."""
+        self.cut()
+        self.size = float(MSS)
+        self._recover = 0
