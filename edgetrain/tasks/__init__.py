@@ -5,8 +5,10 @@ nothing of members' processes, networks or strategies. Importing this package lo
 """
 
 from edgetrain.tasks.classification import Classification
-from edgetrain.tasks.handwriting import digits
+from edgetrain.tasks.handwriting import digits, mnist
 from edgetrain.tasks.load import load_task
+from edgetrain.tasks.pictures import cifar10
 from edgetrain.tasks.protocol import Task
+from edgetrain.tasks.text import char_lm
 
-__all__ = ["Classification", "Task", "digits", "load_task"]
+__all__ = ["Classification", "Task", "char_lm", "cifar10", "digits", "load_task", "mnist"]

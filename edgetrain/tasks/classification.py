@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own spelling)
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from edgetrain.errors import TaskError
 from edgetrain.tasks.partition import Shards
 from edgetrain.tasks.protocol import Batch, device_of, evaluating
 
@@ -54,6 +55,8 @@ class Images:
 
     def some(self, count: int) -> Images:
         """At most `count` of them, evenly spaced, copied."""
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise TaskError(f"data.held_out = {count!r}", "a whole number from 1 is needed")
         chosen = np.unique(np.linspace(0, len(self.labels) - 1, count, dtype=np.int64))
         return Images(self.pixels[chosen], self.labels[chosen])
 
@@ -137,6 +140,13 @@ def shift(most: int, share: float = 1.0) -> Callable[[Pixels, np.random.Generato
         return np.ascontiguousarray(window.transpose(0, 3, 1, 2))
 
     return moved
+
+
+def mirror(pixels: Pixels, rng: np.random.Generator) -> Pixels:
+    """An augmentation: half of the (n, channels, height, width) images left for right, in place."""
+    chosen = rng.random(len(pixels)) < 0.5
+    pixels[chosen] = pixels[chosen, ..., ::-1]
+    return pixels
 
 
 def he_init(model: nn.Module) -> nn.Module:

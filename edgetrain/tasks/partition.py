@@ -73,11 +73,11 @@ def _dirichlet(
 ) -> list[Indices]:
     _, codes, left = np.unique(labels, return_inverse=True, return_counts=True)
     pools = [rng.permutation(np.flatnonzero(codes == code)) for code in range(len(left))]
-    prior = left / len(labels)
+    alphas = alpha * left / len(labels)
     whole, more = divmod(len(labels), members)
     shards = []
     for member in range(members):
-        taken = _take(rng, rng.dirichlet(alpha * prior), left, whole + (member < more))
+        taken = _take(rng, alphas, left, whole + (member < more))
         ends = left - taken
         shards.append(
             np.concatenate([pool[a:b] for pool, a, b in zip(pools, ends, left, strict=True)])
@@ -86,18 +86,24 @@ def _dirichlet(
     return shards
 
 
-def _take(rng: np.random.Generator, mix: NDArray[np.float64], left: Indices, size: int) -> Indices:
-    """How many of each class make a shard of `size`, drawn by `mix`, never more than are `left`.
+def _take(
+    rng: np.random.Generator, alphas: NDArray[np.float64], left: Indices, size: int
+) -> Indices:
+    """How many of each class make a shard of `size` with a mix ~ Dir(alphas), at most `left` each.
 
-    Draws that hit an exhausted class are drawn again among the others: each turn takes one or more.
+    Draws that hit an exhausted class are drawn again among the others, so each turn takes one or
+    more. A Dirichlet mix restricted to some classes is the Dirichlet of their alphas; it is drawn
+    afresh where restricting would divide by nearly 0.
     """
     taken = np.zeros_like(left)
+    mix = rng.dirichlet(alphas)
     while (missing := size - int(taken.sum())) > 0:
-        weights = np.where(taken < left, mix, 0.0)
-        if weights.sum() < 1e-9:  # the mix wants only what is gone: take from what there is
-            weights = (left - taken).astype(np.float64)
-        draws = rng.multinomial(missing, weights / weights.sum())
-        taken += np.minimum(draws, left - taken)
+        some_left = taken < left
+        mix = np.where(some_left, mix, 0.0)
+        if mix.sum() < 1e-9:
+            mix[some_left] = rng.dirichlet(alphas[some_left])
+        mix /= mix.sum()
+        taken += np.minimum(rng.multinomial(missing, mix), left - taken)
     return taken
 
 

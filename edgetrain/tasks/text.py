@@ -1,0 +1,186 @@
+"""Text: `char_lm`, a small transformer that learns to continue a text byte by byte.
+
+Any text will do; Python's own standard library is at hand on every machine that can run this.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own spelling)
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from edgetrain.errors import TaskError
+from edgetrain.tasks.partition import Shards
+from edgetrain.tasks.protocol import Batch, device_of, evaluating
+
+BYTES = 256
+STRETCH = 64
+"""Blocks in a row that stay together: every tenth stretch is held out."""
+TOPICS = 10
+"""Equal parts of the text that a dirichlet partition takes for its classes."""
+HELD_OUT_BLOCKS = 128
+"""Blocks that are evaluated, evenly spaced over all that are held out."""
+
+
+def char_lm(
+    folder: str | None = None,
+    partition: str = "iid",
+    seed: int = 0,
+    context: int = 64,
+    limit_bytes: int = 2_000_000,
+) -> CharLM:
+    """Predict the next byte of a text from the `context` bytes before it.
+
+    `folder` is a text file, or a folder whose *.txt files are joined in the order of their names;
+    without it, the .py sources of Python's standard library are, in the order of their paths. Not
+    more than `limit_bytes` are used. Bytes rather than letters: the model has one shape whatever
+    the text, and members with texts of their own can train it together. A sample is a block of
+    `context` bytes. Raises TaskError for a text that is missing or too short.
+    """
+    if not (isinstance(context, int) and 1 <= context <= 4096):
+        raise TaskError(f"data.context = {context!r}", "1 … 4096 bytes")
+    if not (isinstance(limit_bytes, int) and limit_bytes > 0):
+        raise TaskError(f"data.limit_bytes = {limit_bytes!r}", "a whole number from 1")
+    paths = _standard_library() if folder is None else _texts(Path(folder).expanduser())
+    text = _joined(paths, limit_bytes)
+    blocks = (len(text) - 1) // context  # the byte after a block is what its last one predicts
+    if blocks < 10:
+        where = folder or "the standard library's sources"
+        raise TaskError(
+            f"{where}: {len(text)} bytes, too short for ten blocks of {context}",
+            "take a longer text, or a shorter data.context",
+        )
+    return CharLM(text, blocks, context, partition, seed)
+
+
+def _standard_library() -> list[Path]:
+    """Its .py files, tests and installed packages left out."""
+    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    paths: list[Path] = []
+    for folder, inside, files in os.walk(sysconfig.get_path("stdlib")):
+        inside[:] = [name for name in inside if name not in left_out]  # os.walk heeds it
+        paths += [Path(folder, name) for name in files if name.endswith(".py")]
+    return sorted(paths)
+
+
+def _texts(folder: Path) -> list[Path]:
+    return [folder] if folder.is_file() else sorted(folder.glob("*.txt"))
+
+
+def _joined(paths: list[Path], limit_bytes: int) -> NDArray[np.uint8]:
+    text = bytearray()
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                text += file.read(limit_bytes - len(text))
+        except OSError as error:
+            raise TaskError(f"cannot read {path}: {error.strerror}", "see data.folder") from None
+        if len(text) >= limit_bytes:
+            break
+    return np.frombuffer(text, np.uint8)
+
+
+class CharLM:
+    """A Task (see protocol); batches are (inputs, targets), both int64 of (batch, context), the
+    targets one byte further. The figure is the mean cross-entropy of a byte, in nats."""
+
+    name = "char-lm"
+    metric = "loss"
+    better = "lower"
+    target: float | None = None
+
+    def __init__(
+        self, text: NDArray[np.uint8], blocks: int, context: int, partition: str, seed: int
+    ) -> None:
+        self._text, self._context = text, context
+        numbers = np.arange(blocks)
+        stretches = -(-blocks // STRETCH)
+        # A short text has no tenth stretch: then its last tenth is held out.
+        held_out = (
+            numbers // STRETCH % 10 == 9 if stretches >= 10 else numbers >= blocks - blocks // 10
+        )
+        self._train = numbers[~held_out]
+        chosen = numbers[held_out]
+        spaced = np.linspace(0, len(chosen) - 1, min(HELD_OUT_BLOCKS, len(chosen)), dtype=np.int64)
+        self._held_out = chosen[spaced]
+        self._shards = Shards(self._train * TOPICS // blocks, partition, seed)
+
+    def model(self) -> nn.Module:
+        return Transformer(self._context)
+
+    def samples(self, member: int, members: int) -> int:
+        return len(self._shards.of(member, members))
+
+    def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
+        order, _ = self._shards.batches(member, members, batch, seed)
+        return (self._batch(self._train[indices]) for indices in order)
+
+    def _batch(self, blocks: NDArray[np.int64]) -> Batch:
+        places = blocks[:, None] * self._context + np.arange(self._context + 1)
+        text = torch.from_numpy(self._text[places]).long()
+        return text[:, :-1], text[:, 1:]
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        device = device_of(model)
+        inputs, targets = (tensor.to(device) for tensor in batch)
+        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        with evaluating(model):
+            parts = np.array_split(self._held_out, -(-len(self._held_out) // 32))
+            losses = [float(self.loss(model, self._batch(part))) * len(part) for part in parts]
+        return {"loss": sum(losses) / len(self._held_out)}
+
+
+class Transformer(nn.Module):
+    """A decoder as in GPT-2 (Radford et al. 2019), pre-norm, the output tied to the embedding.
+
+    (batch, length) int64 bytes in, (batch, length, 256) float32 scores out, length <= context.
+    """
+
+    def __init__(self, context: int, width: int = 64, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(BYTES, width)
+        self.places = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        for embedding in (self.bytes, self.places):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, text: Tensor) -> Tensor:
+        hidden = self.bytes(text) + self.places.weight[: text.shape[1]]
+        for block in self.blocks:
+            hidden = block(hidden)
+        return F.linear(self.norm(hidden), self.bytes.weight)
+
+
+class Block(nn.Module):
+    """Causal self-attention, then two linear layers, each added to what came in."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.attended = nn.Linear(width, width)
+        self.before_layers = nn.LayerNorm(width)
+        self.layers = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        batch, length, width = hidden.shape
+        parts = self.queries_keys_values(self.before_attention(hidden))
+        query, key, value = parts.view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = attention.transpose(1, 2).reshape(batch, length, width)
+        hidden = hidden + self.attended(mixed)
+        own: Tensor = self.layers(self.before_layers(hidden))
+        return hidden + own
