@@ -1,4 +1,4 @@
-"""Emulated links for the members of one machine: the interface, and its backends `none`, `stream`.
+"""Emulated links for the members of one machine: the interface, and `emulate`.
 
     with emulate(profiles, ("127.0.0.1", 0)) as net:
         hub process:    net.hub_link().enter(), then bind net.hub_address
@@ -10,9 +10,7 @@ with this one, whatever happens. Loads neither torch nor zmq.
 
 from __future__ import annotations
 
-import os
 import platform
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,9 +24,7 @@ from edgetrain.networks.faults import Fault
 from edgetrain.networks.fleet import Site
 from edgetrain.networks.namespaces import Namespace
 from edgetrain.networks.profile import Profile
-from edgetrain.networks.travel import direction_to_json, faults_to_json
 from edgetrain.networks.window import ALGORITHMS
-from edgetrain.networks.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,78 +138,6 @@ class Emulation(ABC):
         self.close()
 
 
-class Bare(Emulation):
-    """Backend `none`: members connect to the hub as it is."""
-
-    backend = "none"
-
-    def __init__(self, plan: Plan, reason: str) -> None:
-        super().__init__(plan, reason)
-        self._address = address(with_port(plan.hub))
-
-    @property
-    def hub_address(self) -> str:
-        return self._address
-
-    def link(self, member: int) -> Link:
-        return Link(self._address)
-
-
-class Streamed(Emulation):
-    """Backend `stream`: a proxy process between members and hub."""
-
-    backend = "stream"
-
-    def __init__(self, plan: Plan, reason: str) -> None:
-        super().__init__(plan, reason)
-        if plan.sites:
-            raise NetworkError("backend 'stream' has no shared uplinks", "use packet")
-        hub = with_port(plan.hub)
-        self._hub = address(hub)
-        self._worker = Worker("edgetrain.networks.stream", _stream_config(plan, hub))
-        self._links = [Link(address(tuple(ready))) for ready in self._worker.ready["addresses"]]
-
-    @property
-    def hub_address(self) -> str:
-        return self._hub
-
-    def link(self, member: int) -> Link:
-        return self._links[member]
-
-    def start_faults(self) -> None:
-        self._worker.ask("start")
-
-    def _congestion(self) -> str:
-        return f"{self.plan.congestion}, as a model"
-
-    def _measured(self) -> dict[str, Any]:
-        ready = self._worker.ready
-        return {"approximate": True, "priority": ready["priority"], **self._worker.ask("report")}
-
-    def _end(self) -> None:
-        self._worker.close()
-
-
-def _stream_config(plan: Plan, hub: tuple[str, int]) -> dict[str, Any]:
-    links = [
-        {"up": direction_to_json(p.up), "down": direction_to_json(p.down)} for p in plan.profiles
-    ]
-    for profile in plan.profiles:
-        if profile.has_loss and plan.congestion == "none":
-            raise ConfigError(
-                f"network '{profile.name}' loses packets, and the stream backend without a "
-                "congestion window would be far too fast (200 times at 1 %)",
-                "use congestion 'cubic', or the packet backend",
-            )
-    return {
-        "links": links,
-        "hub": hub,
-        "seed": plan.seed,
-        "congestion": plan.congestion,
-        "faults": faults_to_json(plan.faults),
-    }
-
-
 def emulate(
     profiles: Sequence[Profile],
     hub: tuple[str, int] = ("127.0.0.1", 0),
@@ -234,15 +158,14 @@ def emulate(
 
     Raises ConfigError for what cannot be asked, NetworkError for what this machine cannot do.
     """
-    from edgetrain.networks.packets import Packeted
-    from edgetrain.networks.shaped import Shaped
+    from edgetrain.networks.backends import Bare, Packeted, Streamed
 
     if not profiles:
         raise ConfigError("an emulation needs one network profile per member", "give one or more")
     for profile in profiles:
         profile.refuse_training()
     plan = Plan(tuple(profiles), hub, seed, congestion, tuple(sites), tuple(faults))
-    made = {kind.backend: kind for kind in (Bare, Streamed, Packeted, Shaped)}
+    made = {kind.backend: kind for kind in (Bare, Streamed, Packeted)}
     choice = probe.choose(backend, plan.profiles, needs_packets=bool(sites))
     if choice.backend not in made:
         raise ConfigError(f"no backend '{backend}'", did_you_mean(backend, [*made, "auto"]))
@@ -262,22 +185,3 @@ def kernel_congestion() -> str:
         return file.read_text("ascii").strip()
     except OSError:
         return "unknown"
-
-
-def with_port(hub: tuple[str, int]) -> tuple[str, int]:
-    """`hub` with a free port in place of port 0."""
-    if hub[1]:
-        return hub
-    with socket.socket() as trial:
-        try:
-            trial.bind((hub[0], 0))
-        except OSError as error:
-            raise NetworkError(
-                f"the hub's address {hub[0]} is not usable here: {os.strerror(error.errno or 0)}",
-                "use an address of this machine, 127.0.0.1 for one machine alone",
-            ) from None
-        return hub[0], int(trial.getsockname()[1])
-
-
-def address(end: Sequence[Any]) -> str:
-    return f"tcp://{end[0]}:{end[1]}"

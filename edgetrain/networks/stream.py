@@ -233,7 +233,7 @@ class Proxy:
         self._limit = send_limit_bytes()
         self._poller = Poller()
         self._timer = linux.Timer()
-        self._lead = _measure_lead(self._timer)
+        self._lead = linux.measure_lead(self._timer)
         self._heap: list[tuple[int, int, Callable[[int], None]]] = []
         self._serial = 0
         self._start = _now()
@@ -489,20 +489,6 @@ class Proxy:
             pipe.window.collapse()
         when = _now() + max(at - outage, 0)
         self._at(when, lambda _: self._deliver(connection, pipe))
-
-
-def _measure_lead(timer: linux.Timer, rounds: int = 40) -> int:
-    """Median nanoseconds from a timer's expiry to this process running: wake that much earlier."""
-    with select.epoll() as epoll:
-        epoll.register(timer.fd, select.EPOLLIN)
-        late: list[int] = []
-        for _ in range(rounds):
-            at = _now() + 300_000
-            timer.arm(at)
-            epoll.poll(0.1)
-            late.append(_now() - at)
-            timer.clear()
-    return min(max(sorted(late)[rounds // 2], 0), 200_000)
 
 
 def main() -> None:

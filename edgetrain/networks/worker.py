@@ -54,10 +54,17 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, command: str) -> dict[str, Any]:
+    def ask(self, command: str, seconds: float = _STOP_SECONDS) -> dict[str, Any]:
         """Send one command and wait for its answer. NetworkError where the worker has ended."""
+        self.tell(command)
+        return self.answer(seconds)
+
+    def tell(self, command: str) -> None:
+        """Send one command; `answer` waits for what it brings."""
         self._write(command)
-        return self._read(_STOP_SECONDS)
+
+    def answer(self, seconds: float) -> dict[str, Any]:
+        return self._read(seconds)
 
     def close(self) -> None:
         """Let the worker end by itself, then make it; everything it held ends with it."""

@@ -1,0 +1,71 @@
+"""A port of the emulator: AF_PACKET with a receive ring in shared memory, super-packets kept whole.
+
+The ring (TPACKET_V2) is not bounded by net.core.rmem_max, which an ordinary user cannot raise, and
+costs no system call per packet. The kernel stamps each packet when it arrives, so the time that the
+emulator takes to look at it adds nothing to the packet's delay.
+"""
+
+from __future__ import annotations
+
+import mmap
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+_SOL_PACKET = 263
+_PACKET_RX_RING, _PACKET_STATISTICS, _PACKET_VERSION, _PACKET_VNET_HDR = 5, 6, 10, 15
+_TPACKET_V2 = 1
+_ETH_P_IP = 0x0800
+_FRAME = 32_768
+_BLOCK = 8 * _FRAME
+_STATUS_USER = 1
+_VNET = 10
+# struct tpacket2_hdr: status, length, captured length, offset of the MAC and network header, time
+_HEADER = struct.Struct("=IIIHHII")
+_STATUS = struct.Struct("=I")
+
+
+class Port:
+    """The emulator's end of one host's veth."""
+
+    def __init__(self, interface: str, frames: int) -> None:
+        frames += -frames % 8
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_IP))
+        self._socket.setblocking(False)
+        self._socket.setsockopt(_SOL_PACKET, _PACKET_VERSION, _TPACKET_V2)
+        self._socket.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
+        request = struct.pack("IIII", _BLOCK, frames // 8, _FRAME, frames)
+        self._socket.setsockopt(_SOL_PACKET, _PACKET_RX_RING, request)
+        self._memory = mmap.mmap(self._socket.fileno(), frames * _FRAME)
+        self._socket.bind((interface, _ETH_P_IP))
+        self._size = frames * _FRAME
+        self._place = 0
+        self.send = self._socket.send
+        self.oversized = 0
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def take(self, most: int) -> Iterator[tuple[int, bytes]]:
+        """Up to `most` packets with the time of their arrival on CLOCK_MONOTONIC, in ns."""
+        memory, unpack, release = self._memory, _HEADER.unpack_from, _STATUS.pack_into
+        clock_offset = time.time_ns() - time.monotonic_ns()
+        for _ in range(most):
+            place = self._place
+            status, length, captured, mac, _, seconds, nanoseconds = unpack(memory, place)
+            if not status & _STATUS_USER:
+                return
+            start = place + mac
+            packet = memory[start - _VNET : start + captured]
+            release(memory, place, 0)
+            self._place = (place + _FRAME) % self._size
+            if length > captured:
+                self.oversized += 1
+                continue
+            yield seconds * 1_000_000_000 + nanoseconds - clock_offset, packet
+
+    def dropped(self) -> int:
+        """Packets that found the ring full since the last call."""
+        packed = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
+        return int(struct.unpack("II", packed)[1])
