@@ -350,19 +350,21 @@ class Follower:
         return records
 
 
-def read(path: Path | str) -> Iterator[Record]:
-    """All records of a metrics.jsonl in file order; unreadable lines are left out.
+def read(path: Path | str, kind: str | None = None) -> Iterator[Record]:
+    """All records of a metrics.jsonl, or those of one kind, in file order.
 
-    Holds one line at a time. An absent file has no records.
+    Unreadable lines are left out, and an absent file has no records. Holds one line at a time.
     """
+    # Most lines are steps; who asks for something else need not parse them.
+    mark = b"" if kind is None else b'"kind":"%b"' % kind.encode()
     try:
         file = Path(path).open("rb")  # noqa: SIM115  closed below, in a generator
     except FileNotFoundError:
         return
     with file:
         for line in file:
-            record = parse_line(line)
-            if record is not None:
+            record = parse_line(line) if mark in line else None
+            if record is not None and kind in (None, record["kind"]):
                 yield record
 
 

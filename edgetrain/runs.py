@@ -157,9 +157,9 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     return summary
 
 
-def read_metrics(folder: Path) -> Iterable[Record]:
-    """The run's records in file order, unreadable lines left out."""
-    return read(metrics_path(folder))
+def read_metrics(folder: Path, kind: str | None = None) -> Iterable[Record]:
+    """The run's records, or those of one kind, in file order; unreadable lines are left out."""
+    return read(metrics_path(folder), kind)
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -255,6 +255,15 @@ def test_deep_nesting_is_rubbish_too() -> None:
     assert parse_line(b'{"kind":' + b"[" * 100_000) is None
 
 
+def test_one_kind_can_be_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with log_to(path) as log:
+        log.step(step=1, **STEP)
+        log.evaluation(step=1, round=1, figures={"loss": 0.3}, eval_s=0.0)
+        log.event("error", '"kind":"eval"')
+    assert [record["kind"] for record in read(path, "eval")] == ["eval"]
+
+
 def test_a_file_that_is_not_there_yet_has_no_records(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     follower = Follower(path)

@@ -1,0 +1,231 @@
+"""The pictures: made whole, and with every word inside the picture and beside no other."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_runs import DGA, FEDAVG, SYNC, write_comparison, write_run
+
+from edgetrain import plot, runs
+from edgetrain.errors import ConfigError
+
+pytest.importorskip("matplotlib")
+
+MIX = "raspberry-pi-4b:4, jetson-orin-nano:2, laptop-i5:2"
+
+
+def words(figure: Any) -> list[tuple[str, Any]]:
+    """Every text that is really drawn, with the box it takes in pixels.
+
+    A figure holds more: ticks beyond the ends of an axis exist too.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    canvas, drawn, draw = FigureCanvasAgg(figure), {}, Text.draw
+
+    def remember(text: Text, renderer: Any) -> None:
+        drawn[id(text)] = text
+        draw(text, renderer)
+
+    with mock.patch.object(Text, "draw", remember):
+        canvas.draw()
+    return [
+        (text.get_text(), text.get_window_extent(canvas.get_renderer()))
+        for text in drawn.values()
+        if text.get_text().strip() and text.get_visible()
+    ]
+
+
+def check(figure: Any) -> list[str]:
+    """Every text lies within the picture and over no other; returns them."""
+    found = words(figure)
+    width, height = figure.canvas.get_width_height()
+    for text, box in found:
+        assert box.x0 >= 0, text
+        assert box.y0 >= 0, text
+        assert box.x1 <= width, text
+        assert box.y1 <= height, text
+    for (one, box), (other, beside) in itertools.combinations(found, 2):
+        across = min(box.x1, beside.x1) - max(box.x0, beside.x0)
+        down = min(box.y1, beside.y1) - max(box.y0, beside.y0)
+        assert min(across, down) < 3, f"{one!r} lies over {other!r}"
+    return [text for text, _ in found]
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_comparison(tmp_path_factory.mktemp("usual"))
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    head = path.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG")
+    return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+
+
+def test_a_comparison_is_written_whole(usual: list[Path], tmp_path: Path) -> None:
+    path = plot.comparison_figure(usual, tmp_path / "compare.png")
+    assert size_of(path) == (1800, 1200)
+    assert [found.name for found in tmp_path.iterdir()] == ["compare.png"]
+
+
+def test_a_comparison_says_what_was_run_and_how_much_sooner(usual: list[Path]) -> None:
+    texts = check(plot.draw_comparison(usual))
+    assert "digits, 8 x raspberry-pi-4b, wan-200ms" in texts
+    assert "sync-sgd: 97 % at 1m11s" in texts
+    assert "dga: 97 % at 7.3 s, 9.7x sooner" in texts
+    assert "network emulated by 'packet'; speed-up against sync-sgd" in texts
+    assert "target\n97 %" in texts
+    assert {"compute", "wait", "overhead", "milliseconds per step"} <= set(texts)
+
+
+def test_an_untrusted_run_is_marked_and_explained(tmp_path: Path) -> None:
+    folders = write_comparison(tmp_path, SYNC, replace(DGA, trusted=False))
+    texts = check(plot.draw_comparison(folders))
+    assert "dga *" in texts
+    assert any(text.startswith("dga (untrusted): 97 %") for text in texts)
+    assert any("* dga: the emulated network was itself late" in text for text in texts)
+
+
+def test_many_runs_with_long_names_stay_readable(tmp_path: Path) -> None:
+    stories = [
+        replace(DGA, strategy=f"streaming-diloco-{i}", compute_s=0.05 + 0.01 * i, network="4g")
+        for i in range(12)
+    ]
+    stories[0] = replace(SYNC, device=MIX, network="wifi:4, 4g-bad:4", wait_s=1.2, trusted=False)
+    check(plot.draw_comparison(write_comparison(tmp_path, *stories)))
+
+
+def test_a_loss_counts_downwards(tmp_path: Path) -> None:
+    folders = write_comparison(tmp_path, replace(SYNC, steps=60), DGA)
+    for folder in folders:
+        down = {"name": folder.name, "metric": "loss", "better": "lower", "target": 0.05}
+        runs.write_summary(folder, runs.summarise(folder, down))
+    texts = check(plot.draw_comparison(folders))
+    assert "sync-sgd: loss 0.05 never reached" in texts
+    assert "dga: loss 0.05 at 6.8 s, over 4.2x sooner" in texts
+
+
+def test_time_is_logarithmic_only_where_the_fastest_would_be_squeezed(
+    usual: list[Path], tmp_path: Path
+) -> None:
+    assert plot.draw_comparison(usual).axes[0].get_xscale() == "linear"
+    slow = write_comparison(tmp_path, replace(SYNC, wait_s=1.5), DGA)
+    figure = plot.draw_comparison(slow)
+    assert figure.axes[0].get_xscale() == "log"
+    check(figure)
+
+
+def test_a_run_that_was_never_evaluated_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "dga", DGA, upto=3)
+    assert "not evaluated yet" in check(plot.draw_comparison([folder]))
+    assert "not evaluated yet" in check(plot.draw_run(folder))
+
+
+def test_an_empty_run_can_be_drawn(tmp_path: Path) -> None:
+    check(plot.draw_run(tmp_path))
+
+
+@pytest.mark.parametrize("members", [1, 8, 64])
+def test_a_run_has_a_picture_of_its_own(tmp_path: Path, members: int) -> None:
+    story = replace(FEDAVG, members=members, steps=60, lost="m0" if members > 1 else None)
+    folder = write_run(tmp_path / "fedavg", story)
+    texts = check(plot.draw_run(folder))
+    assert f"digits, fedavg, {members} x raspberry-pi-4b, wan-200ms" in texts
+    assert size_of(plot.run_figure(folder, folder / "run.png")) == (1800, 1200)
+
+
+def test_a_name_is_never_taken_for_a_formula(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "dga", replace(DGA, steps=20))
+    summary = {**(runs.read_summary(folder) or {}), "name": r"a $\frac{1}{0$ b", "device": "$x$"}
+    runs.write_summary(folder, summary)
+    check(plot.draw_comparison([folder]))
+
+
+def test_a_long_run_is_drawn_from_a_few_hundred_points() -> None:
+    history = plot.History(100_000)
+    for step in range(1, 100_001, 7):
+        record = {"kind": "step", "t": step * 0.1, "member": "m0", "step": step, "loss": 1.0}
+        history.add({**record, "sent_bytes": step, "received_bytes": 2 * step})
+    assert len(history.losses()) <= 401
+    assert len(history.traffic()) <= 401
+    assert history.traffic()[-1][1:] == (99996, 199992)
+
+
+def test_no_run_and_no_room_are_clear_errors(usual: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run to draw"):
+        plot.comparison_figure([], tmp_path / "compare.png")
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        plot.run_figure(usual[0], tmp_path / "absent" / "run.png")
+
+
+def test_without_matplotlib_the_way_out_is_named(
+    usual: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"edgetrain\[lab\]"):
+        plot.comparison_figure(usual, tmp_path / "compare.png")
+
+
+def test_importing_loads_no_matplotlib() -> None:
+    script = "import sys, edgetrain.plot; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
+
+
+# --- latency ---
+
+
+def rows(**per_second: list[float]) -> list[dict[str, Any]]:
+    return [
+        {"strategy": name, "rtt_ms": rtt_ms, "steps_per_second": speed}
+        for name, speeds in per_second.items()
+        for rtt_ms, speed in zip((0, 50, 100, 200, 500, 1000), speeds, strict=True)
+    ]
+
+
+def test_speed_is_shown_relative_to_no_latency(tmp_path: Path) -> None:
+    measured = rows(sync=[20, 10, 6, 4, 2, 1], fedavg=[20, 17, 14, 11, 7, 4], dga=[20.0] * 6)
+    texts = check(plot.draw_latency(measured))
+    assert {"sync, 5 %", "fedavg, 20 %", "dga, 100 %"} <= set(texts)
+    path = plot.latency_figure(measured, tmp_path / "latency.png", "8 x raspberry-pi-4b")
+    assert size_of(path) == (1440, 840)
+
+
+def test_names_at_the_ends_of_near_lines_stay_apart() -> None:
+    check(plot.draw_latency(rows(a=[10.0] * 6, b=[10.0] * 6, c=[9.9] * 6, d=[10, 9, 8, 7, 6, 5])))
+
+
+@given(
+    st.dictionaries(
+        st.floats(0, 2000).map(round), st.lists(st.floats(0.1, 100), min_size=1), min_size=1
+    )
+)
+def test_of_several_measurements_the_median_counts(found: dict[int, list[float]]) -> None:
+    measured = [
+        {"strategy": "dga", "rtt_ms": rtt_ms, "steps_per_second": speed}
+        for rtt_ms, speeds in found.items()
+        for speed in speeds
+    ]
+    if 0 not in found:
+        with pytest.raises(ConfigError, match="round trip of 0 ms"):
+            plot.relative_speed(measured)
+        return
+    points = plot.relative_speed(measured)["dga"]
+    assert [rtt_ms for rtt_ms, _ in points] == sorted(found)
+    assert points[0] == (0, 1.0)
+    for rtt_ms, relative in points:
+        least, most = min(found[round(rtt_ms)]), max(found[round(rtt_ms)])
+        base = relative and points[0][1]
+        assert least / max(found[0]) <= relative * base * (1 + 1e-9)
+        assert relative * base <= most / min(found[0]) * (1 + 1e-9)
