@@ -24,11 +24,13 @@ Summary = Mapping[str, Any]
 class Row:
     """One run of a comparison. Seconds, bytes and joules; None is what is not known.
 
+    label: what tells it from the other runs, best of all its strategy.
     final: the task's metric at the end. speedup: how many times sooner the target was reached than
     by the first run; where that one never reached it, only speedup_at_least is known.
     wait_share: the part of a step spent waiting, 0 to 1.
     """
 
+    label: str
     name: str
     strategy: str | None
     status: str
@@ -74,24 +76,38 @@ class Comparison:
         }
 
 
-def compare(summaries: Sequence[Summary]) -> Comparison:
-    """Sets runs against the first of them, whose metric and target hold for all."""
+def compare(summaries: Sequence[Summary], labels: Sequence[str] | None = None) -> Comparison:
+    """Sets runs against the first of them, whose metric and target hold for all.
+
+    Runs are told apart by `labels`, else by strategy, else by name, else by number.
+    """
     if not summaries:
         return Comparison("accuracy", "higher", None, (), ())
-    first = summaries[0]
+    first, labels = summaries[0], labels or _labels(summaries)
+    labelled = list(zip(labels, summaries, strict=True))
     return Comparison(
         metric=first["metric"],
         better=first["better"],
         target=first["target"],
-        rows=tuple(_row(summary, first) for summary in summaries),
-        notes=tuple(note for summary in summaries for note in _notes(summary)),
+        rows=tuple(_row(label, summary, first) for label, summary in labelled),
+        notes=tuple(note for label, summary in labelled for note in _notes(label, summary)),
     )
 
 
-def _row(summary: Summary, first: Summary) -> Row:
+def _labels(summaries: Sequence[Summary]) -> list[str]:
+    strategies = [str(summary["strategy"] or summary["name"]) for summary in summaries]
+    names = [str(summary["name"]) for summary in summaries]
+    for labels in (strategies, names):
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"{strategy} {number}" for number, strategy in enumerate(strategies, 1)]
+
+
+def _row(label: str, summary: Summary, first: Summary) -> Row:
     rate = summary["steps_per_second"]
     speedup, at_least = _speedup(summary, first)
     return Row(
+        label=label,
         name=summary["name"],
         strategy=summary["strategy"],
         status=summary["status"],
@@ -138,8 +154,8 @@ def _trusted(summary: Summary) -> bool | None:
     return emulation.get("trusted")
 
 
-def _notes(summary: Summary) -> Iterable[str]:
-    name, status = summary["name"], summary["status"]
+def _notes(name: str, summary: Summary) -> Iterable[str]:
+    status = summary["status"]
     if status != "finished":
         errors = summary.get("errors") or []
         yield f"{name} was {_STATUS.get(status, status)}" + (f": {errors[0]}" if errors else "")
@@ -179,7 +195,7 @@ def columns(comparison: Comparison) -> list[Column]:
     rows, metric, target = comparison.rows, comparison.metric, comparison.target
     shown = [
         column(
-            "strategy", (units.printable(row.name) for row in rows), styles=["bold"] * len(rows)
+            "strategy", (units.printable(row.label) for row in rows), styles=["bold"] * len(rows)
         ),
         column("final", (units.figure(metric, row.final) for row in rows), below=metric),
     ]

@@ -7,6 +7,7 @@ look and how to show it. The clock is passed in. rich is imported only for a ter
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter as Count
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 from edgetrain import runs, units
 from edgetrain.columns import Column, as_rich, column, fit, total_width
 from edgetrain.errors import ConfigError
-from edgetrain.metrics import Follower, MemberTally, Record, Tally
+from edgetrain.metrics import HUB, Follower, MemberTally, Record, Tally
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -76,6 +77,7 @@ class RunState:
     overhead_s: float
     sent_bytes: float
     received_bytes: float
+    late: int
     left_s: float | None
     members: tuple[MemberState, ...]
 
@@ -92,7 +94,8 @@ class Watch:
 
     def __init__(self, folder: Path, metric: str = "accuracy") -> None:
         self.folder = folder
-        self.name = units.printable(folder.name)
+        # A run of its own is called by its time and name; here the name says enough.
+        self.name = units.printable(re.sub(r"^\d{8}-\d{6}-(?=.)", "", folder.name))
         self._metric = metric
         self.tally = Tally()
         self._follower = Follower(runs.metrics_path(folder))
@@ -133,6 +136,7 @@ class Watch:
             received_bytes=sum(
                 member.received_bytes.total for member in self.tally.members.values()
             ),
+            late=sum(member.late for member in self.tally.members.values()),
             left_s=self._left_s(),
             members=members,
         )
@@ -160,11 +164,9 @@ class Watch:
         if not members:
             return "waiting"
         lost = self.tally.lost()
-        over = [
-            m.standing in ("finished", "left") for name, m in members.items() if name not in lost
-        ]
-        if all(over):
-            return "finished" if over else "lost"
+        others = [name for name in members if name not in lost]
+        if not set(others) & set(self.tally.unfinished()):
+            return "finished" if others else "lost"
         return "running" if any(member.step for member in members.values()) else "starting"
 
     def _keep_pace(self) -> None:
@@ -207,16 +209,20 @@ def _member(name: str, tally: MemberTally) -> MemberState:
 
 
 def news(name: str, records: Iterable[Record]) -> list[str]:
-    """A line for each event; what happens to every member of a healthy run is counted together."""
+    """A line for each event that people should know of.
+
+    What happens to every member of a healthy run is counted together. Being late is not told here:
+    a slow member is late in every round. States and plain lines hold the count.
+    """
     lines, routine = [], Count[str]()
     for record in records:
-        if record["kind"] != "event":
+        if record["kind"] != "event" or record.get("event") == "late":
             continue
         event = units.printable(str(record.get("event")))
-        if event in _ROUTINE:
+        about = units.printable(str(record.get("about") or record["member"]))
+        if event in _ROUTINE and about != HUB:
             routine[event] += 1
         else:
-            about = units.printable(str(record.get("about") or record["member"]))
             reason = units.printable(str(record.get("reason") or ""))
             when = units.duration(max(0.0, record["t"]))
             lines.append(f"{name}: {about} {event} at {when}" + (f": {reason}" if reason else ""))
@@ -246,6 +252,8 @@ def plain_line(state: RunState) -> str:
         f"{units.duration(state.step_s)}/step ({_split_in_words(state)})",
         f"sent {units.size(state.sent_bytes)} received {units.size(state.received_bytes)}",
     ]
+    if state.late:
+        parts.append(f"{state.late} times late")
     if state.left_s is not None:
         parts.append(f"{units.duration(state.left_s)} left")
     return f"{state.name}: " + ", ".join(parts)
@@ -290,7 +298,7 @@ def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = Fals
     metric = states[0].metric if states else "accuracy"
     steps = (f"{state.step:.0f}" + (f"/{state.steps}" if state.steps else "") for state in states)
     shown = [
-        column("strategy", (state.name for state in states), styles=["bold"] * len(states)),
+        column("run", (state.name for state in states), styles=["bold"] * len(states)),
         column("step", steps),
         column("loss", (units.figure("loss", state.loss) for state in states), rank=1),
         column(metric, (units.figure(state.metric, state.figure) for state in states)),
@@ -345,7 +353,7 @@ def _trouble(member: MemberState) -> tuple[bool, int, float]:
     return member.standing not in _TROUBLED, member.step, -member.busy_s
 
 
-_TROUBLED = ("gone", "refused", "late")
+_TROUBLED = ("gone", "late")
 
 
 def _summed_up(members: Sequence[MemberState]) -> str:
@@ -363,7 +371,7 @@ def _standing(member: MemberState) -> str:
 
 
 def _standing_style(member: MemberState) -> str:
-    return {"gone": "bold red", "refused": "bold red", "late": "yellow"}.get(member.standing, "dim")
+    return {"gone": "bold red", "late": "yellow"}.get(member.standing, "dim")
 
 
 def _split(states: Sequence[RunState | MemberState]) -> list[Column]:

@@ -398,6 +398,7 @@ class MemberTally:
     cpu_s: Counter = field(default_factory=Counter)
     joules: Counter | None = None
     peak_bytes: int = 0
+    late: int = 0
     standing: str = ""
     reason: str = ""
 
@@ -452,8 +453,7 @@ class Tally:
             self.evaluations.append(record)
         elif kind == "round":
             self.rounds += 1
-            self.missed += len(record.get("missing") or []) + _cut(record, "missing")
-            self.hub.add_usage(record)
+            self._add_round(record)
         elif kind == "event":
             self._add_event(record)
 
@@ -464,25 +464,39 @@ class Tally:
         return self
 
     def lost(self) -> list[str]:
-        """Members whose last word is that they are gone or failed."""
-        return [name for name, member in self.members.items() if member.standing in _LOST]
+        """Members that the hub has given up and that did not come back."""
+        return [name for name, member in self.members.items() if member.standing == "gone"]
+
+    def unfinished(self) -> list[str]:
+        """Members that have neither finished nor taken their leave; after a run, the lost ones."""
+        return [name for name, member in self.members.items() if member.standing not in _OVER]
 
     def _of(self, member: str) -> MemberTally:
         return self.hub if member == HUB else self.members.setdefault(member, MemberTally())
+
+    def _add_round(self, record: Record) -> None:
+        self.missed += len(record.get("missing") or []) + _cut(record, "missing")
+        self.hub.add_usage(record)
+        for name in record.get("members") or []:
+            member = self.members.get(name)
+            if member is not None and member.standing == "late":
+                member.standing, member.reason = "joined", ""
 
     def _add_event(self, record: Record) -> None:
         event, reason = str(record.get("event")), str(record.get("reason") or "")
         about = str(record.get("about") or record["member"])
         if event == "error":
             self.errors.append(f"{about}: {reason}")
-        # An overrun or a full disk changes nothing about whether a member is there. What the hub
-        # says of a member that has finished by its own word is no news either.
+        if event == "late":
+            self._of(about).late += 1
+        # What changes nothing about whether a member is there: an overrun, a full disk, somebody
+        # else refused under its name, and what the hub says after the member's own last word.
         if event in _STANDINGS and self._of(about).standing != "finished":
             self._of(about).standing, self._of(about).reason = event, reason
 
 
-_STANDINGS = ("joined", "started", "late", "gone", "left", "refused", "finished")
-_LOST = ("gone", "refused")
+_STANDINGS = ("joined", "started", "late", "gone", "left", "finished")
+_OVER = ("finished", "left")
 
 
 def _value(record: Record, key: str) -> float:

@@ -67,7 +67,7 @@ class Curve:
     @property
     def name(self) -> str:
         """As it stands beside bars; a note explains the mark."""
-        return _label(self.row.name) + (" *" if self.row.trusted is False else "")
+        return _label(self.row.label) + (" *" if self.row.trusted is False else "")
 
 
 def comparison_figure(folders: Sequence[Path], path: Path) -> Path:
@@ -196,7 +196,7 @@ def _draw_against_steps(axes: Axes, curves: Sequence[Curve], compared: Compariso
 
 def _with_target_time(curve: Curve, compared: Comparison) -> str:
     row = curve.row
-    name = _label(row.name) + (" (untrusted)" if row.trusted is False else "")
+    name = _label(row.label) + (" (untrusted)" if row.trusted is False else "")
     if compared.target is None:
         return name
     goal = units.goal(compared.metric, compared.target)
@@ -379,7 +379,7 @@ class History:
         self.tally.add(record)
         if record["kind"] != "step":
             return
-        interval = int(record.get("step") or 0) // self._each
+        interval = (int(record.get("step") or 1) - 1) // self._each
         if isinstance(record.get("loss"), int | float):
             self._losses.setdefault(interval, []).append(record["loss"])
         members = self.tally.members.values()
@@ -391,8 +391,9 @@ class History:
 
     def losses(self) -> list[tuple[float, float, float, float]]:
         """(step, mean, least, greatest) training loss of the members, an interval each."""
+        middle = (self._each + 1) / 2
         return [
-            ((interval + 0.5) * self._each, statistics.fmean(found), min(found), max(found))
+            (interval * self._each + middle, statistics.fmean(found), min(found), max(found))
             for interval, found in sorted(self._losses.items())
         ]
 
@@ -448,7 +449,7 @@ def _draw_traffic(axes: Axes, history: History) -> None:
     axes.set_title(f"{unit} of all members, at the socket")
     axes.set_xlabel(f"time since training began ({time_unit})")
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * (max(sent[-1], received[-1]) / size or 1.0))
 
 
 # --- latency ---
@@ -543,7 +544,8 @@ def _heading(summary: Mapping[str, Any], *more: str | None) -> str:
     members, device = summary["members"], summary["device"] or "host"
     mixed = not isinstance(device, str) or ":" in device or "," in device
     fleet = f"{members} members ({_listed(device)})" if mixed else f"{members} x {device}"
-    network = summary["network"] and _listed(summary["network"])
+    network = _listed(summary["network"] or "none")
+    network = "no network emulated" if network == "none" else network
     return ", ".join(_label(str(part)) for part in (task, *more, fleet, network) if part)
 
 
@@ -602,9 +604,11 @@ def _below_top(figure: Figure, points: float) -> float:
 
 def _remark(compared: Comparison, summary: Mapping[str, Any]) -> str:
     backend = (summary.get("emulation") or {}).get("backend")
-    parts = [f"network emulated by '{_label(str(backend))}'" if backend else ""]
+    parts = [
+        f"network emulated by '{_label(str(backend))}'" if backend not in (None, "none") else ""
+    ]
     if compared.target is not None and len(compared.rows) > 1:
-        parts.append(f"speed-up against {_label(compared.rows[0].name)}")
+        parts.append(f"speed-up against {_label(compared.rows[0].label)}")
     return "; ".join(part for part in parts if part)
 
 
@@ -623,7 +627,7 @@ def _figure(inches: tuple[float, float] = _INCHES) -> Figure:
 
 def _draw_notes(figure: Figure, compared: Comparison) -> None:
     """Warnings at the bottom; as supxlabel, for which the layout keeps room."""
-    untrusted = tuple(f"{row.name}:" for row in compared.rows if row.trusted is False)
+    untrusted = tuple(f"{row.label}:" for row in compared.rows if row.trusted is False)
     lines = [
         ("* " if note.startswith(untrusted) else "") + _label(note) for note in compared.notes[:4]
     ]

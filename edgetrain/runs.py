@@ -294,8 +294,8 @@ def summarise(folder: Path, extra: Mapping[str, Any] | None = None) -> dict[str,
     summary = _from_job(folder, read_job(folder)) | extra
     tally = Tally().add_all(read_metrics(folder))
     summary.setdefault("members", len(tally.members))
-    summary |= _speed(tally) | _quality(tally, summary) | _cost(tally) | _ending(tally)
-    return summary | extra
+    summary |= _speed(tally) | _quality(tally, summary) | _cost(tally)
+    return summary | _ending(tally, extra.get("status")) | extra
 
 
 def reached(value: Any, target: float, better: str) -> bool:
@@ -377,17 +377,17 @@ def _hub(hub: MemberTally) -> dict[str, Any]:
     }
 
 
-def _ending(tally: Tally) -> dict[str, Any]:
-    lost = tally.lost()
-    others = [member for name, member in tally.members.items() if name not in lost]
-    if others and all(member.standing in ("finished", "left") for member in others):
-        status = "finished"
-    else:
-        status = "failed" if tally.errors else "interrupted"
+def _ending(tally: Tally, status: str | None) -> dict[str, Any]:
+    lost, unfinished = tally.lost(), tally.unfinished()
+    if status is None:
+        over = set(unfinished) <= set(lost) and len(lost) < len(tally.members)
+        status = "finished" if over else "failed" if tally.errors else "interrupted"
     return {
         "status": status,
-        "members_lost": lost,
+        # In a run that came to its end, who did not is lost, whether the hub noticed or not.
+        "members_lost": unfinished if status == "finished" else lost,
         "contributions_missed": tally.missed,
+        "contributions_late": sum(member.late for member in tally.members.values()),
         "errors": tally.errors[:10],
     }
 

@@ -45,6 +45,17 @@ def test_a_yardstick_that_never_got_there_gives_a_lower_bound(tmp_path: Path) ->
     assert dga.speedup_at_least == pytest.approx(100 * SYNC.step_s / (140 * DGA.step_s))
 
 
+def test_runs_are_told_apart_by_what_differs(usual: list[dict[str, Any]]) -> None:
+    def labels(*found: dict[str, Any], given: list[str] | None = None) -> list[str]:
+        return [row.label for row in comparison.compare(found, given).rows]
+
+    one, other = {**usual[0], "name": "digits"}, {**usual[2], "name": "digits"}
+    assert labels(one, other) == ["sync-sgd", "dga"]
+    assert labels({**other, "name": "fp32"}, {**other, "name": "topk"}) == ["fp32", "topk"]
+    assert labels(other, other) == ["dga 1", "dga 2"]
+    assert labels(one, other, given=["a", "b"]) == ["a", "b"]
+
+
 def test_the_plain_table(usual: list[dict[str, Any]]) -> None:
     shown = comparison.text(comparison.compare(usual), Path("runs/x/compare.png"))
     above, below = shown.splitlines()[:2]

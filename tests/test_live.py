@@ -152,7 +152,7 @@ def test_the_view_follows_a_growing_run_and_leaves_the_last_word(tmp_path: Path)
     text = out.getvalue()
     assert len(set(re.findall(r"(\d+)/60", text))) > 20
     assert "m1 gone at" in text
-    last = text[text.rindex("strategy") :]
+    last = text[text.rindex("run  ") :]
     assert "60/60" in last
     assert "finished" in last
     assert "\nm0" not in last
@@ -237,6 +237,22 @@ def test_a_run_of_hours_leaves_a_log_of_hundreds_of_lines_not_thousands(tmp_path
             clock.now = now
             view.refresh()
     assert 100 < len(out.getvalue().splitlines()) < 400
+
+
+def test_a_slow_member_is_counted_and_not_told_every_round(tmp_path: Path) -> None:
+    clock, out = Clock(), io.StringIO()
+    folder = write_run(tmp_path / "20260131-142501-digits", DGA, upto=50)
+    with MetricsLog(runs.metrics_path(folder), "hub", clock, 0.0) as log:
+        for _ in range(7):
+            log.event("late", "round 3 closed at its deadline without it", about="m2")
+        log.event("started", "8 members")
+    with live.LiveView([folder], clock=clock, out=out) as view:
+        view.refresh()
+        assert {m.name: m.standing for m in view.watches[0].state().members}["m2"] == "late"
+    lines = out.getvalue().splitlines()
+    assert lines[:2] == ["digits: 8 members joined", "digits: hub started at 0 s: 8 members"]
+    assert all(line.startswith("digits: step 50/400") for line in lines[2:])
+    assert "7 times late" in lines[2]
 
 
 def test_names_and_reasons_from_afar_cannot_steer_the_terminal(tmp_path: Path) -> None:

@@ -147,7 +147,11 @@ def test_a_run_has_a_picture_of_its_own(tmp_path: Path, members: int) -> None:
 
 def test_a_name_is_never_taken_for_a_formula(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "dga", replace(DGA, steps=20))
-    summary = {**(runs.read_summary(folder) or {}), "name": r"a $\frac{1}{0$ b", "device": "$x$"}
+    summary = {
+        **(runs.read_summary(folder) or {}),
+        "strategy": r"a $\frac{1}{0$ b",
+        "device": "$x$",
+    }
     runs.write_summary(folder, summary)
     check(plot.draw_comparison([folder]))
 

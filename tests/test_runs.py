@@ -322,6 +322,18 @@ def test_a_lost_member_is_named_and_the_run_is_still_finished(tmp_path: Path) ->
     assert summary["contributions_missed"] == 4
 
 
+def test_in_a_finished_run_who_did_not_finish_is_lost_though_nobody_noticed(
+    tmp_path: Path,
+) -> None:
+    folder = write_run(tmp_path, Story(steps=20, members=3))
+    lines = runs.metrics_path(folder).read_text().splitlines(keepends=True)
+    kept = (line for line in lines if '"finished"' not in line or '"m1"' not in line)
+    runs.metrics_path(folder).write_text("".join(kept))
+    summary = runs.summarise(folder, {"status": "finished"})
+    assert summary["members_lost"] == ["m1"]
+    assert runs.summarise(folder)["status"] == "interrupted"
+
+
 def test_an_interrupted_run_has_a_readable_summary(tmp_path: Path) -> None:
     folder = write_run(tmp_path, DGA, upto=37)
     with runs.metrics_path(folder).open("ab") as file:

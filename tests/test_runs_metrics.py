@@ -305,6 +305,24 @@ def test_a_member_that_came_back_is_not_lost() -> None:
     assert Tally().add_all(story).lost() == ["m2"]
 
 
+def test_a_member_is_late_until_a_round_has_it_again() -> None:
+    late = {"kind": "event", "t": 1.0, "member": "hub", "about": "m1", "event": "late"}
+    merged = {"kind": "round", "t": 2.0, "member": "hub", "round": 1, "members": ["m1", "m2"]}
+    tally = Tally().add_all([late, late])
+    assert tally.members["m1"].standing == "late"
+    tally.add(merged)
+    assert tally.members["m1"].standing == "joined"
+    assert tally.members["m1"].late == 2
+
+
+def test_somebody_refused_under_a_members_name_does_not_make_it_lost() -> None:
+    refused = {"kind": "event", "t": 1.0, "member": "hub", "about": "m1", "event": "refused"}
+    joined = {**refused, "event": "joined"}
+    tally = Tally().add_all([joined, refused])
+    assert tally.members["m1"].standing == "joined"
+    assert tally.lost() == []
+
+
 def test_what_the_hub_says_after_a_member_finished_changes_nothing() -> None:
     records = [
         {"kind": "event", "t": 1.0, "member": "m0", "event": "finished"},
