@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import select
+import struct
 import sys
 import time
 from functools import cache
@@ -56,12 +58,28 @@ def fine_timers() -> None:
 
 
 def raise_priority() -> str:
-    """The best scheduling this process may have, by name: what was granted goes into reports."""
+    """The best scheduling this process may have, by name: what was granted goes into reports.
+
+    Real time where allowed: under load it wakes within a tenth of a millisecond where nice alone
+    takes milliseconds. An ordinary user still gets a short time slice, which halves the wait.
+    """
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, -15)
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     except OSError:
-        return "normal"
-    return "nice -15"
+        return "short slices" if _short_slices() else "normal"
+    return "real time"
+
+
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274, "riscv64": 274, "armv7l": 380}
+
+
+def _short_slices() -> bool:
+    """Ask for slices of 0.1 ms (struct sched_attr; heeded from Linux 6.12 on)."""
+    call = _SCHED_SETATTR.get(platform.machine())
+    if call is None:
+        return False
+    attributes = struct.pack("IIQiIQQQ", 48, 0, 0, 0, 0, 100_000, 0, 0)
+    return bool(_libc().syscall(call, 0, attributes, 0) == 0)
 
 
 class Timer:
@@ -99,15 +117,30 @@ class Timer:
             self.fd = -1
 
 
-def measure_lead(timer: Timer, rounds: int = 40) -> int:
-    """Median nanoseconds from a timer's expiry to this process running: wake that much earlier."""
-    late: list[int] = []
-    with select.epoll() as epoll:
-        epoll.register(timer.fd, select.EPOLLIN)
-        for _ in range(rounds):
-            at = time.monotonic_ns() + 300_000
-            timer.arm(at)
-            epoll.poll(0.1)
-            late.append(time.monotonic_ns() - at)
-            timer.clear()
-    return min(max(sorted(late)[rounds // 2], 0), 200_000)
+class Lead:
+    """How much earlier than due to wake, so that the median delivery is on time.
+
+    From a timer's expiry to this process running it takes 30 to 150 microseconds, depending on how
+    deep the processor slept. It is measured at the start, and then follows what deliveries show,
+    by a quarter of the error and at most 20 microseconds at a time, so that no outlier leads.
+    """
+
+    __slots__ = ("_most", "ns")
+
+    def __init__(self, timer: Timer, most_ns: int = 250_000, rounds: int = 40) -> None:
+        late: list[int] = []
+        with select.epoll() as epoll:
+            epoll.register(timer.fd, select.EPOLLIN)
+            for _ in range(rounds):
+                at = time.monotonic_ns() + 300_000
+                timer.arm(at)
+                epoll.poll(0.1)
+                late.append(time.monotonic_ns() - at)
+                timer.clear()
+        self._most = most_ns
+        self.ns = min(max(sorted(late)[rounds // 2], 0), most_ns)
+
+    def learn(self, late_ns: int) -> None:
+        """A delivery that a timer woke us for came this late, or early if negative."""
+        step = min(max(late_ns // 4, -20_000), 20_000)
+        self.ns = min(max(self.ns + step, 0), self._most)

@@ -23,7 +23,10 @@ from edgetrain.networks import linux
 from edgetrain.networks.namespaces import Namespace
 from edgetrain.networks.worker import Parent
 
-_STAMP = struct.Struct("!Iq")
+_STAMP = struct.Struct("!Iqq")  # number, time sent, time the server held it
+_SO_TIMESTAMPNS = 35
+_TIMESPEC = struct.Struct("qq")
+_ONE_WAY = 1 << 31  # in a number: do not answer
 _PROBE_BYTES = 64
 _CHUNK = bytes(1 << 16)
 _now = time.monotonic_ns
@@ -55,13 +58,31 @@ def _drain(end: socket.socket, until_ns: int | None = None) -> list[tuple[int, i
     return seen
 
 
+def _datagram_socket() -> socket.socket:
+    """UDP whose arrivals the kernel stamps: how long this process takes to wake does not count."""
+    end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    end.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    return end
+
+
+def _take_datagram(end: socket.socket) -> tuple[bytes, int, Any]:
+    """(data, when the kernel had it on our monotonic clock, sender)."""
+    data, extra, _, sender = end.recvmsg(2048, 64)
+    arrived = _now()
+    for level, kind, value in extra:
+        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
+            seconds, nanoseconds = _TIMESPEC.unpack_from(value)
+            arrived = seconds * 1_000_000_000 + nanoseconds - time.time_ns() + _now()
+    return data, arrived, sender
+
+
 class Server:
     """Answers probes at the hub's address; a thread per connection, one for UDP."""
 
     def __init__(self, host: str, port: int) -> None:
         self._listener = socket.create_server((host, port), backlog=64)
-        self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self._datagrams = _datagram_socket()
         self._datagrams.bind((host, port))
         self._arrivals: list[tuple[int, int, int]] = []
 
@@ -105,15 +126,16 @@ class Server:
             end.sendall(struct.pack("!q", len(seen)) + seen)
 
     def _listen(self) -> None:
-        """Datagrams: a stamp starting with 0 or more is answered; -1 asks for nothing back."""
+        """Datagrams: kept where they are one way, else sent back with how long we held them."""
+        end = self._datagrams
         while True:
-            data, sender = self._datagrams.recvfrom(2048)
-            arrived = _now()
-            number, sent = _STAMP.unpack_from(data)
-            if number & 1 << 31:
-                self._arrivals.append((number & ~(1 << 31), sent, arrived))
+            data, arrived, sender = _take_datagram(end)
+            number, sent, _ = _STAMP.unpack_from(data)
+            if number & _ONE_WAY:
+                self._arrivals.append((number & ~_ONE_WAY, sent, arrived))
             else:
-                self._datagrams.sendto(data, sender)
+                rest = data[_STAMP.size :]
+                end.sendto(_STAMP.pack(number, sent, _now() - arrived) + rest, sender)
 
     def arrivals(self) -> list[tuple[int, int, int]]:
         """(number, sent, arrived) of one-way datagrams since the last call."""
@@ -138,8 +160,8 @@ class Client:
         found = []
         with self._connect() as end:
             end.sendall(struct.pack("!cq", b"e", count))
-            for number in range(count):
-                probe = _STAMP.pack(number, _now()).ljust(_PROBE_BYTES, b"\0")
+            for _ in range(count):
+                probe = bytes(_PROBE_BYTES)
                 sent = _now()
                 end.sendall(probe)
                 _receive(end, _PROBE_BYTES)
@@ -187,24 +209,27 @@ class Client:
 
     def datagrams(self, count: int, gap_s: float, size: int) -> int:
         """Send numbered datagrams one way at a steady pace; the server keeps their arrivals."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+        with _datagram_socket() as end:
             end.connect(self._to)
             began = time.monotonic()
             for number in range(count):
-                end.send(_STAMP.pack(number | 1 << 31, _now()).ljust(size, b"\0"))
+                end.send(_STAMP.pack(number | _ONE_WAY, _now(), 0).ljust(size, b"\0"))
                 ahead = began + (number + 1) * gap_s - time.monotonic()
                 if ahead > 0:
                     time.sleep(ahead)
         return count
 
     def echoes(self, count: int, gap_s: float) -> list[float]:
-        """Round trips of datagrams in ms, sent at a steady pace; lost ones are missing."""
+        """Round trips of datagrams in ms, sent at a steady pace; lost ones are missing.
+
+        The kernel's stamps are taken: what the two measuring processes take is not in them.
+        """
         found: list[float] = []
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+        with _datagram_socket() as end:
             end.connect(self._to)
             began = time.monotonic()
             for number in range(count):
-                end.send(_STAMP.pack(number, _now()).ljust(_PROBE_BYTES, b"\0"))
+                end.send(_STAMP.pack(number, _now(), 0).ljust(_PROBE_BYTES, b"\0"))
                 self._collect(end, began + (number + 1) * gap_s, found)
             self._collect(end, time.monotonic() + 3, found, until=count)
         return found
@@ -215,8 +240,9 @@ class Client:
             left = until_s - time.monotonic()
             if left <= 0 or not select.select([end], [], [], left)[0]:
                 return
-            _, sent = _STAMP.unpack_from(end.recv(2048))
-            found.append((_now() - sent) / 1e6)
+            data, arrived, _ = _take_datagram(end)
+            _, sent, held = _STAMP.unpack_from(data)
+            found.append((arrived - sent - held) / 1e6)
 
 
 def _act(client: Client | None, server: Server | None, command: Mapping[str, Any]) -> Any:
@@ -230,6 +256,7 @@ def _act(client: Client | None, server: Server | None, command: Mapping[str, Any
 
 def main() -> None:
     linux.fine_timers()
+    linux.raise_priority()
     parent = Parent()
     config = parent.config()
     server = client = None

@@ -32,7 +32,6 @@ _PACKETS_A_TURN = 64
 _HUB_FRAMES, _MEMBER_FRAMES = 512, 128  # 16 MB and 4 MB of receive ring
 _SLICE_NS = 1_000_000  # a super-packet is cut to this much of the line's time
 _WHOLE = 1 << 30
-_SEND_NS = 15_000  # from this process's call to the receiving socket
 _now = time.monotonic_ns
 
 
@@ -104,7 +103,7 @@ class Emulator:
         self._fault_times: list[tuple[int, int, Fault, bool]] = []
         self._serial = 0
         self._timer = linux.Timer()
-        self._lead = linux.measure_lead(self._timer) + _SEND_NS
+        self._lead = linux.Lead(self._timer)
         self._lateness = Lateness()
         self._counts = dict.fromkeys(("packets", "bytes", "lost", "refused_by_kernel"), 0)
 
@@ -117,15 +116,17 @@ class Emulator:
                 epoll.register(fd, select.EPOLLIN)
             while not self._parent.gone():
                 if heap or self._fault_times:
-                    timer.arm(self._next_time() - self._lead)
+                    timer.arm(self._next_time() - self._lead.ns)
+                rang = False
                 for fd, _ in epoll.poll(_IDLE_SECONDS):
                     if fd in ports:
                         self._take(*ports[fd])
                     elif fd == timer.fd:
                         timer.clear()
+                        rang = True
                     else:
                         self._obey()
-                self._flush()
+                self._flush(rang)
 
     def _next_time(self) -> int:
         times = [queue[0][0] for queue in (self._heap, self._fault_times) if queue]
@@ -204,20 +205,27 @@ class Emulator:
             return packet
         return gso.corrupt(packet, model.choose(8 * len(packet)))
 
-    def _flush(self) -> None:
-        """Let out what is due. A further stage starts at the ideal time: lateness does not add."""
+    def _flush(self, rang: bool) -> None:
+        """Let out what is due. A further stage starts at the ideal time: lateness does not add.
+
+        `rang`: the timer woke us, so the first delivery tells whether the lead is right.
+        """
         heap, pop = self._heap, heapq.heappop
         late = self._lateness.add
         while self._fault_times and self._fault_times[0][0] <= _now():
             _, _, fault, begins = self._fault_times.pop(0)
             self._change(fault, begins)
-        while heap and heap[0][0] <= _now() + self._lead:
+        while heap and heap[0][0] <= _now() + self._lead.ns:
             due, _, rest, target, packet = pop(heap)
             if rest:
                 self._forward(rest, due, target, packet)
-            else:
-                self._send(target, packet)
-                late(_now() - due)
+                continue
+            self._send(target, packet)
+            behind = _now() - due
+            late(behind)
+            if rang:
+                self._lead.learn(behind)
+                rang = False
 
     def _send(self, target: int, packet: bytes) -> None:
         try:

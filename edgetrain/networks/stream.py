@@ -233,7 +233,7 @@ class Proxy:
         self._limit = send_limit_bytes()
         self._poller = Poller()
         self._timer = linux.Timer()
-        self._lead = linux.measure_lead(self._timer)
+        self._lead = linux.Lead(self._timer)
         self._heap: list[tuple[int, int, Callable[[int], None]]] = []
         self._serial = 0
         self._start = _now()
@@ -243,6 +243,7 @@ class Proxy:
         self._connections: set[Connection] = set()
         self._lateness = Lateness()
         self._carried = 0
+        self._rang = False  # the timer woke us: the next delivery tells whether the lead is right
         self.addresses = [s.getsockname()[:2] for s in self._listeners]
 
     def _make_ways(self, config: Mapping[str, Any]) -> list[tuple[Way, Way]]:
@@ -275,19 +276,21 @@ class Proxy:
         while not self._parent.gone():
             seconds = _IDLE_SECONDS
             if heap:
-                timer.arm(heap[0][0] - self._lead)
+                timer.arm(heap[0][0] - self._lead.ns)
+            self._rang = False
             for fd, events in poller.poll(seconds):
                 if fd == timer.fd:
                     timer.clear()
+                    self._rang = True
                 elif fd == self._parent.fd:
                     self._obey()
                 else:
                     self._dispatch(fd, events)
-            horizon = _now() + self._lead
+            horizon = _now() + self._lead.ns
             while heap and heap[0][0] <= horizon:
                 at, _, action = heapq.heappop(heap)
                 action(at)
-                horizon = _now() + self._lead
+                horizon = _now() + self._lead.ns
 
     def _at(self, when: int, action: Callable[[int], None]) -> None:
         self._serial += 1
@@ -401,7 +404,7 @@ class Proxy:
 
     def _deliver(self, connection: Connection, pipe: Pipe) -> None:
         """Write what is due, as far as the other end takes it."""
-        queue, horizon = pipe.queue, _now() + self._lead
+        queue, horizon = pipe.queue, _now() + self._lead.ns
         while queue and queue[0][0] <= horizon and not pipe.blocked:
             if pipe.way.model.down:
                 return
@@ -420,7 +423,10 @@ class Proxy:
             horizon = _now()
             if due > pipe.freed:  # a reader that does not read is not our lateness
                 self._lateness.add(horizon - due)
-            horizon += self._lead
+                if self._rang:
+                    self._lead.learn(horizon - due)
+                    self._rang = False
+            horizon += self._lead.ns
         if not pipe.reading and not pipe.acks:
             self._resume(connection, pipe)
         if connection.up.ended and connection.down.ended and not queue:
