@@ -209,6 +209,25 @@ def test_where_drawing_is_slow_it_is_done_more_rarely(tmp_path: Path) -> None:
     assert out.writes > writes
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("term", "drawn_in_place"), [("xterm-256color", True), ("dumb", False)])
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: str, drawn_in_place: bool
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
+    out = Terminal()
+    write_run(tmp_path / "dga", DGA, upto=20)
+    with live.LiveView([tmp_path / "dga"], clock=Clock(), out=out) as view:
+        view.refresh()
+    assert ("\x1b[?25l" in out.getvalue()) is drawn_in_place
+    assert ("dga: step 20/400" in out.getvalue()) is not drawn_in_place
+
+
 # --- a pipe or a file ---
 
 
