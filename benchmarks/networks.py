@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from edgetrain import networks
 from edgetrain.networks import Burst, Direction, Profile
-from edgetrain.networks.measure import PAYLOAD_SHARE, Bench, one_way, steady_mbit
+from edgetrain.networks.measure import PAYLOAD_SHARE, Bench, line_mbit, one_way, steady_mbit
 
 
 def both(**figures: object) -> Profile:
@@ -65,11 +65,11 @@ def rate(backend: str) -> None:
     """Payload rate against the rate that the profile gives, less headers."""
     for mbit in (1, 5, 20, 100, 200, 500):
         profile = both(delay_ms=10, rate_mbit=mbit)
-        target = mbit * (PAYLOAD_SHARE if backend != "stream" else 1448 / 1514)
+        target = mbit * PAYLOAD_SHARE
         for way in ("push", "pull"):
             with networks.emulate([profile], backend=backend) as net, Bench(net) as bench:
                 seen = bench.client.do(way, seconds=8 if mbit < 10 else 5)
-            got = steady_mbit(seen, skip=0.5)
+            got = line_mbit(seen, skip=0.5)
             print(
                 f"rate {backend:6} {way} {mbit:4} Mbit/s  payload target {target:8.3f}  "
                 f"measured {got:8.3f}  error {100 * (got / target - 1):+.2f} %",

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 VNET = 10  # flags, gso_type, hdr_len, gso_size, csum_start, csum_offset
 IP = VNET + 14
 _HEADER = struct.Struct("=BBHHHH")
+_LENGTH, _PAIR = struct.Struct("!HHH"), struct.Struct("!HH")
+_WORD, _SEQUENCE = struct.Struct("!H"), struct.Struct("!I")
 _NEEDS_CHECKSUM = 1
 _GSO_NONE, _GSO_TCPV4, _GSO_ECN = 0, 1, 0x80
 _FIN_PSH, _CWR = 0x09, 0x80
@@ -29,37 +31,37 @@ def segments(packet: bytes) -> tuple[int, int, int]:
     return -(-(len(packet) - IP - headers) // size), size, headers
 
 
-def cut(packet: bytes, first: int, last: int) -> bytes:
-    """Segments [first, last) of a super-packet, again as one packet."""
+def cut(packet: bytes, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Segments [first, last) of a super-packet, each range again as one packet."""
     count, size, headers = segments(packet)
     start = IP + headers
-    payload = packet[start + first * size : start + min(last, count) * size]
     head = bytearray(packet[:start])
-    tcp = IP + (head[IP] & 15) * 4
-    _rewrite_ip(head, headers + len(payload), first)
-    sequence = int.from_bytes(head[tcp + 4 : tcp + 8], "big") + first * size
-    head[tcp + 4 : tcp + 8] = (sequence & 0xFFFFFFFF).to_bytes(4, "big")
-    if last < count:
-        head[tcp + 13] &= ~_FIN_PSH
-    if first > 0:
-        head[tcp + 13] &= ~_CWR
-    # The kernel completes the checksum from the sum of the pseudo header.
-    pseudo = sum(struct.unpack("!4H", head[IP + 12 : IP + 20])) + 6
-    pseudo += headers + len(payload) - (tcp - IP)
-    head[tcp + _TCP_CHECKSUM : tcp + _TCP_CHECKSUM + 2] = _fold(pseudo).to_bytes(2, "big")
-    kind, gso = (packet[1], size) if len(payload) > size else (_GSO_NONE, 0)
-    _HEADER.pack_into(head, 0, _NEEDS_CHECKSUM, kind, headers + 14, gso, tcp - VNET, _TCP_CHECKSUM)
-    return bytes(head) + payload
-
-
-def _rewrite_ip(head: bytearray, length: int, skipped: int) -> None:
-    """Total length, identification and header checksum of an IPv4 header."""
-    head[IP + 2 : IP + 4] = length.to_bytes(2, "big")
-    number = int.from_bytes(head[IP + 4 : IP + 6], "big") + skipped
-    head[IP + 4 : IP + 6] = (number & 0xFFFF).to_bytes(2, "big")
-    head[IP + 10 : IP + 12] = b"\0\0"
-    words = struct.unpack(f"!{(head[IP] & 15) * 2}H", head[IP : IP + (head[IP] & 15) * 4])
-    head[IP + 10 : IP + 12] = (~_fold(sum(words)) & 0xFFFF).to_bytes(2, "big")
+    ip_bytes = (head[IP] & 15) * 4
+    tcp = IP + ip_bytes
+    flags = head[tcp + 13]
+    _, total, number = _LENGTH.unpack_from(head, IP)
+    (sequence,) = _SEQUENCE.unpack_from(head, tcp + 4)
+    # Sums of what does not change from piece to piece.
+    ip_sum = sum(struct.unpack_from(f"!{ip_bytes // 2}H", head, IP)) - total - number
+    ip_sum -= head[IP + 10] << 8 | head[IP + 11]
+    pseudo = sum(struct.unpack_from("!4H", head, IP + 12)) + 6 + headers - ip_bytes
+    pieces: list[bytes] = []
+    for first, last in ranges:
+        payload = packet[start + first * size : start + last * size]
+        length, identity = headers + len(payload), (number + first) & 0xFFFF
+        _PAIR.pack_into(head, IP + 2, length, identity)
+        _WORD.pack_into(head, IP + 10, ~_fold(ip_sum + length + identity) & 0xFFFF)
+        _SEQUENCE.pack_into(head, tcp + 4, (sequence + first * size) & 0xFFFFFFFF)
+        keep = 0xFF & ~(_FIN_PSH if last < count else 0) & ~(_CWR if first else 0)
+        head[tcp + 13] = flags & keep
+        # The kernel completes the checksum from the sum of the pseudo header.
+        _WORD.pack_into(head, tcp + _TCP_CHECKSUM, _fold(pseudo + len(payload)))
+        kind, gso = (packet[1], size) if len(payload) > size else (_GSO_NONE, 0)
+        _HEADER.pack_into(
+            head, 0, _NEEDS_CHECKSUM, kind, headers + 14, gso, tcp - VNET, _TCP_CHECKSUM
+        )
+        pieces.append(bytes(head) + payload)
+    return pieces
 
 
 def _fold(total: int) -> int:

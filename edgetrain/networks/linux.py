@@ -96,12 +96,16 @@ class Timer:
         self._armed = 0
 
     def arm(self, at_ns: int) -> None:
-        """Fire once at `at_ns`; a time in the past fires at once."""
+        """Fire once at `at_ns`; a time in the past fires at once. The same time again is free."""
         if at_ns == self._armed:
             return
         self._spec[2], self._spec[3] = divmod(max(at_ns, 1), 1_000_000_000)
         _check(self._settime(self.fd, _TFD_TIMER_ABSTIME, self._spec, None), "timerfd_settime")
         self._armed = at_ns
+
+    def fired(self) -> None:
+        """The expiry was seen (edge-triggered): the next `arm` is not skipped."""
+        self._armed = 0
 
     def clear(self) -> None:
         """Take the expiry off the descriptor, once it is readable."""

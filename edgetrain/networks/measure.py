@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import statistics
 from collections.abc import Sequence
@@ -119,3 +120,22 @@ def steady_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4) -> float:
     if len(rest) < 2 or rest[-1][0] == rest[0][0]:
         return 0.0
     return (rest[-1][1] - rest[0][1]) * 8000 / (rest[-1][0] - rest[0][0])
+
+
+def line_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4, windows: int = 10) -> float:
+    """Payload Mbit/s of a line that is kept busy: the median over windows.
+
+    A hole in the sequence holds arrived bytes back and then hands them over at once; the median
+    does not mind, the mean of a short transfer does.
+    """
+    first, last = seen[0][0], seen[-1][0]
+    begin = first + skip * (last - first)
+    rest = [(at, count) for at, count in seen if at >= begin]
+    size = max(len(rest) // windows, 1)
+    marks = rest[::size]
+    rates = [
+        (right[1] - left[1]) * 8000 / (right[0] - left[0])
+        for left, right in itertools.pairwise(marks)
+        if right[0] > left[0]
+    ]
+    return statistics.median(rates) if rates else 0.0

@@ -149,33 +149,41 @@ class DelayTrace:
 
 
 class Rate:
-    """A serialiser: bytes leave one after the other at `mbit` Mbit/s."""
+    """A serialiser: bytes leave one after the other at `mbit` Mbit/s, behind a drop-tail queue."""
 
-    __slots__ = ("_free", "_ns_per_byte")
+    __slots__ = ("_free", "_ns_per_byte", "_queue_bytes", "_queue_ns")
 
-    def __init__(self, mbit: float) -> None:
+    def __init__(self, mbit: float, queue_bytes: int) -> None:
         self._free = 0
-        self._ns_per_byte = 8000 / mbit
+        self._queue_bytes = queue_bytes
+        self.scale(mbit)
 
     def scale(self, mbit: float) -> None:
         """Change the rate; what is queued already keeps its times."""
         self._ns_per_byte = 8000 / mbit
+        self._queue_ns = self._queue_bytes * self._ns_per_byte
 
     def waiting_bytes(self, now: int) -> float:
         return max(self._free - now, 0) / self._ns_per_byte
 
+    def full(self, now: int) -> bool:
+        """True where the queue has no room for another packet."""
+        return self._free - now > self._queue_ns
+
     def depart(self, now: int, wire_bytes: int) -> int:
         """When the last of these bytes has left."""
-        self._free = max(self._free, now) + int(wire_bytes * self._ns_per_byte)
+        free = self._free
+        self._free = (free if free > now else now) + int(wire_bytes * self._ns_per_byte)
         return self._free
 
 
 class RateTrace:
     """A serialiser after a recording: each line of the trace lets 1504 bytes out, used or not."""
 
-    __slots__ = ("_left", "_next", "_start", "_times")
+    __slots__ = ("_left", "_next", "_queue_bytes", "_start", "_times")
 
-    def __init__(self, file: str, start_ns: int) -> None:
+    def __init__(self, file: str, queue_bytes: int, start_ns: int) -> None:
+        self._queue_bytes = queue_bytes
         self._times = traces.read_rate(file)
         self._start = start_ns
         self._next = 0  # number of the chance to deliver that is in use, counted over all rounds
@@ -193,6 +201,9 @@ class RateTrace:
     def waiting_bytes(self, now: int) -> float:
         ahead = self._next - self._number_at(now)
         return max(ahead * traces.DELIVERY_BYTES + traces.DELIVERY_BYTES - self._left, 0)
+
+    def full(self, now: int) -> bool:
+        return self.waiting_bytes(now) > self._queue_bytes
 
     def depart(self, now: int, wire_bytes: int) -> int:
         first = self._number_at(now)
@@ -219,10 +230,10 @@ class LinkModel:
         "_delay",
         "_jitter",
         "_last",
-        "_queue_bytes",
         "_random",
         "_reorder",
         "_trace",
+        "_wanders",
         "_way",
         "corrupts",
         "down",
@@ -241,7 +252,7 @@ class LinkModel:
         self._delay = int(way.delay_ms * _MS)
         self._jitter = Jitter(way, rng) if way.jitter_ms else None
         self._trace = DelayTrace(way.delay_trace, start_ns) if way.delay_trace else None
-        self._queue_bytes = way.queue_bytes
+        self._wanders = self._jitter is not None or self._trace is not None
         self._reorder = way.reorder_percent / 100
         self._last = 0
         self.rate = _rate(way, start_ns)
@@ -270,10 +281,6 @@ class LinkModel:
         """A number below `count`: which bit a corrupted packet has wrong."""
         return int(self._random() * count)
 
-    def full(self, now: int) -> bool:
-        """True where the drop-tail queue has no room for another packet."""
-        return self.rate is not None and self.rate.waiting_bytes(now) > self._queue_bytes
-
     def delay(self, now: int) -> int:
         """Propagation for a packet that leaves the queue at `now`; does not touch the order."""
         if self._trace is not None:
@@ -288,23 +295,26 @@ class LinkModel:
         `ip_bytes` counts IP headers, not Ethernet's. Arrival times do not fall from call to call,
         except for packets that `reorder_percent` lets overtake.
         """
-        if self.full(now):
+        rate = self.rate
+        if rate is not None and rate.full(now):
             self.dropped += packets
             return None
         return self.arrival(now, ip_bytes, packets)
 
     def arrival(self, now: int, ip_bytes: int, packets: int = 1) -> int:
         """As `due`, without the limit of the queue."""
-        left = now
-        if self.rate is not None:
-            left = self.rate.depart(now, ip_bytes + packets * ETHERNET_BYTES)
+        rate = self.rate
+        left = now if rate is None else rate.depart(now, ip_bytes + packets * ETHERNET_BYTES)
         if self._reorder and self._random() < self._reorder:
             return left
-        self._last = max(self._last, left + self.delay(left))
-        return self._last
+        arrives = left + (self.delay(left) if self._wanders else self._delay)
+        if arrives < self._last:
+            return self._last
+        self._last = arrives
+        return arrives
 
 
 def _rate(way: Direction, start_ns: int) -> Rate | RateTrace | None:
     if way.rate_trace:
-        return RateTrace(way.rate_trace, start_ns)
-    return Rate(way.rate_mbit) if way.rate_mbit else None
+        return RateTrace(way.rate_trace, way.queue_bytes, start_ns)
+    return Rate(way.rate_mbit, way.queue_bytes) if way.rate_mbit else None

@@ -145,7 +145,8 @@ class Pipe:
         way, size = self.way, len(data)
         segments = -(-size // MSS)
         lost = way.losses.within(size)
-        overflow = way.model.full(now)
+        rate = way.model.rate
+        overflow = rate is not None and rate.full(now)
         arrival = way.model.arrival(now, size + segments * _HEADERS, segments)
         stall = 0
         if self.window is not None:
