@@ -205,13 +205,17 @@ class Bare:
     def evaluate(self, model): ...
 
 def good(size=1):
-    return Bare()
+    task = Bare()
+    task.size = size
+    return task
 
 def needy(folder):
     return Bare()
 
 def open_ended(**options):
-    return Bare()
+    task = Bare()
+    task.options = options
+    return task
 
 def fails():
     raise ValueError("of its own")
@@ -245,6 +249,14 @@ def test_a_task_beside_the_job_is_found(module):
     assert sys.path[-1] == str(module.resolve())
 
 
+def test_defaults_go_only_where_they_are_taken(module):
+    defaults = {"size": 1, "seed": 7}
+    assert load_task("my_task:good", {}, defaults=defaults, beside=module).size == 1
+    assert load_task("my_task:good", {"size": 2}, defaults=defaults, beside=module).size == 2
+    taken = load_task("my_task:open_ended", {"size": 2}, defaults=defaults, beside=module)
+    assert taken.options == {"size": 2, "seed": 7}
+
+
 @pytest.mark.parametrize(
     ("spec", "options", "says"),
     [
@@ -259,6 +271,8 @@ def test_a_task_beside_the_job_is_found(module):
         ("edgetrain.tasks:digits", {"seed": "x"}, r"data\.seed = 'x'"),
         ("my_task:needy", {}, r"missing a required argument: 'folder'.*\[data\]"),
         ("my_task:fails", {}, "failed: ValueError: of its own"),
+        ("builtins:print", {}, "made a NoneType, which is not a task"),
+        ("builtins:iter", {"a": 1}, "is a builtin_function_or_method, not a factory"),
         ("my_task:number", {}, "is a int, not a factory"),
         ("my_task:Half", {}, "lacks metric, better, target, samples, batches, loss, evaluate"),
         ("my_task:sideways", {}, "better = 'bigger'"),

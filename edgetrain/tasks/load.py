@@ -14,21 +14,30 @@ from edgetrain.errors import EdgetrainError, TaskError, did_you_mean
 from edgetrain.tasks.protocol import MEMBERS_OF_TASK, METHODS_OF_TASK, Task
 
 
-def load_task(spec: str, options: Mapping[str, Any], beside: Path | None = None) -> Task:
+def load_task(
+    spec: str,
+    options: Mapping[str, Any],
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    beside: Path | None = None,
+) -> Task:
     """The task that `spec`, "module:object", makes of the job's [data] table.
 
-    The object is a factory: a function or class that takes exactly such keyword arguments. `beside`
-    is the job file's folder: modules in it are found too, after installed ones. Raises TaskError
-    for a name that does not exist, for an option that the factory does not take, for a factory
-    that fails, and for a result that is not a task.
+    The object is a factory: a function or class that takes these options as keyword arguments.
+    `defaults` are passed too, unless an option says otherwise or the factory does not take them.
+    `beside` is the job file's folder: modules in it are found too, after installed ones. Raises
+    TaskError for a name that does not exist, for an option that the factory does not take, for a
+    factory that fails, and for a result that is not a task.
     """
     module_name, colon, name = spec.partition(":")
     if not (colon and module_name and name):
         raise TaskError(f"task '{spec}' is not module:object", "for example edgetrain.tasks:digits")
     factory = _factory(_module(module_name, beside), name)
-    _check_options(spec, factory, options)
+    known, open_ended = _parameters(factory)
+    given = {k: v for k, v in (defaults or {}).items() if open_ended or k in known} | dict(options)
+    _check_options(spec, factory, given)
     try:
-        task = factory(**options)
+        task = factory(**given)
     except EdgetrainError:
         raise
     except Exception as error:
@@ -60,12 +69,21 @@ def _factory(module: ModuleType, name: str) -> Callable[..., Any]:
     if factory is None:
         public = [key for key, value in vars(module).items() if _may_be_meant(module, key, value)]
         raise TaskError(f"module '{module.__name__}' has no '{name}'", did_you_mean(name, public))
-    if not callable(factory):
+    if not callable(factory) or not _has_signature(factory):
         raise TaskError(
             f"'{module.__name__}:{name}' is a {type(factory).__name__}, not a factory of tasks",
             "name a function or class that returns a task",
         )
     return factory  # type: ignore[no-any-return]  # callable() narrows Any to no more
+
+
+def _has_signature(factory: Callable[..., Any]) -> bool:
+    """Whether its arguments can be known: those of some functions written in C cannot."""
+    try:
+        inspect.signature(factory)
+    except ValueError:
+        return False
+    return True
 
 
 def _may_be_meant(module: ModuleType, name: str, value: object) -> bool:
@@ -76,21 +94,24 @@ def _may_be_meant(module: ModuleType, name: str, value: object) -> bool:
 
 
 def _check_options(spec: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    try:
-        signature = inspect.signature(factory)
-    except ValueError:  # a builtin without one: the call itself will tell
-        return
-    kinds = {parameter.kind for parameter in signature.parameters.values()}
-    known = [name for name, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD]
+    known, open_ended = _parameters(factory)
     for option in options:
-        if option not in known and inspect.Parameter.VAR_KEYWORD not in kinds:
+        if option not in known and not open_ended:
             raise TaskError(
                 f"task '{spec}' has no option data.{option}", did_you_mean(option, known)
             )
     try:
-        signature.bind(**options)
+        inspect.signature(factory).bind(**options)
     except TypeError as error:
         raise TaskError(f"task '{spec}': {error}", "set it in the job's [data]") from None
+
+
+def _parameters(factory: Callable[..., Any]) -> tuple[list[str], bool]:
+    """The names of a factory's keyword arguments, and whether it takes any others too."""
+    parameters = inspect.signature(factory).parameters.values()
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [parameter.name for parameter in parameters if parameter.kind in by_name]
+    return names, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
 def _check_task(spec: str, task: object) -> None:

@@ -79,7 +79,7 @@ _SHIFT = shift(4)
 
 
 def _cifar_model() -> nn.Module:
-    """Three convolutions, 94,410 parameters, with group normalisation (Wu and He 2018).
+    """Three convolutions, 94,762 parameters, with group normalisation (Wu and He 2018).
 
     Unlike batch normalisation it has no running statistics, which members would have to agree on,
     and does not depend on how large a member's batch is.

@@ -1,0 +1,69 @@
+"""How long a training step takes here, and how long it would on each device of the catalog.
+
+    python benchmarks/steps.py
+
+Times steps of four sizes on one thread, fits `operators * dispatch_s + flops / train_gflops` to
+them by least squares of the relative error, and prints what the device profiles predict. The
+fitted line is what devices/*.toml call "the reference machine".
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+
+import numpy as np
+import torch
+
+from edgetrain import devices
+from edgetrain.tasks import char_lm, digits
+
+STEPS = 60
+
+
+def step_s(model, task, batches) -> float:
+    """The median step: gradients zeroed, forward, backward, SGD with momentum."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    taken = []
+    for batch in itertools.islice(batches, STEPS):
+        began = time.perf_counter()
+        optimizer.zero_grad(set_to_none=False)
+        task.loss(model, batch).backward()
+        optimizer.step()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rows = []
+    for task, size in ((digits(), 16), (digits(), 256), (char_lm(), 4), (char_lm(), 16)):
+        torch.manual_seed(0)
+        model = task.model()
+        batches = task.batches(0, 8, size, seed=0)
+        flops, operators = devices.measure_step(model, next(batches), task.loss)
+        rows.append((f"{task.name} x {size}", flops, operators, step_s(model, task, batches)))
+    names = devices.names()
+    print(f"{'step':14} {'Mflop':>8} {'calls':>6} {'here ms':>8}", *(f"{n:>20}" for n in names))
+    for name, flops, operators, seconds in rows:
+        there = [devices.load(n).step_seconds(flops, operators) * 1e3 for n in names]
+        print(
+            f"{name:14} {flops / 1e6:8.1f} {operators:6} {seconds * 1e3:8.2f}",
+            *(f"{ms:20.2f}" for ms in there),
+        )
+    work = np.array([[operators / s, flops / s] for _, flops, operators, s in rows])
+    (dispatch_s, per_flop), *_ = np.linalg.lstsq(work, np.ones(len(rows)), rcond=None)
+    print(f"this machine, one thread: dispatch_s = {dispatch_s:.2g}", end=", ")
+    print(f"train_gflops = {1e-9 / per_flop:.3g}")
+    matrix = torch.rand(1024, 1024)
+    taken = []
+    for _ in range(20):
+        began = time.perf_counter()
+        torch.mm(matrix, matrix)
+        taken.append(time.perf_counter() - began)
+    print(f"matrix product of 1024 x 1024 float32: {2 * 1024**3 / min(taken) / 1e9:.3g} Gflop/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Devices: what a board can do and what it draws, pacing to its speed, and energy.
+
+The figures are data, `devices/*.toml` at the top level, each with its source. Importing this
+package loads neither torch nor numpy.
+"""
+
+from edgetrain.devices.cost import measure_step
+from edgetrain.devices.energy import Energy, joules_source
+from edgetrain.devices.profile import HOST, Device, here, load, names, parse, parse_fleet
+
+__all__ = [
+    "HOST",
+    "Device",
+    "Energy",
+    "here",
+    "joules_source",
+    "load",
+    "measure_step",
+    "names",
+    "parse",
+    "parse_fleet",
+]

@@ -1,0 +1,112 @@
+"""Power sensors of a board: files of the kernel, read and added up to joules.
+
+Only reading: what a figure is of, and whose it is, is decided in `energy`. `root` is where /sys
+and /proc lie, so that a made-up tree can stand in for a board.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Protocol
+
+TOTAL_RAILS = ("VDD_IN", "POM_5V_IN")
+"""What NVIDIA calls the rail that feeds the whole module (Jetson Linux developer guide)."""
+
+
+class Sensor(Protocol):
+    """Something that knows the energy used since it was opened."""
+
+    name: str
+
+    def joules(self, now: float) -> float:
+        """Energy so far, never less than before; `now` in seconds of any clock."""
+
+
+def find_sensor(root: Path, now: float) -> Sensor | None:
+    """The board's sensor, opened, or None where there is none that this user may read."""
+    for kind in (Rapl, Ina3221):
+        try:
+            return kind(root, now)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+class Rapl:
+    """The energy counters of x86 processor packages, in microjoules (kernel: power/powercap).
+
+    Memory, board and power supply are not in it. Since CVE-2020-8694 only root may read them.
+    """
+
+    name = "RAPL"
+
+    def __init__(self, root: Path, now: float) -> None:
+        """Raises FileNotFoundError without such a counter, PermissionError if it is not ours."""
+        zones = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
+        self._packages = [zone for zone in zones if _read(zone / "name").startswith("package")]
+        if not self._packages:
+            raise FileNotFoundError("no RAPL package")
+        self._spans = [int(_read(zone / "max_energy_range_uj")) for zone in self._packages]
+        self._last = self._counters()
+        self._microjoules = 0
+
+    def joules(self, now: float) -> float:
+        counters = self._counters()
+        for last, counter, span in zip(self._last, counters, self._spans, strict=True):
+            self._microjoules += counter - last + (span if counter < last else 0)  # wrapped round
+        self._last = counters
+        return self._microjoules / 1e6
+
+    def _counters(self) -> list[int]:
+        return [int(_read(zone / "energy_uj")) for zone in self._packages]
+
+
+class Ina3221:
+    """The current monitor of Jetson boards: power at the module's input, summed over time.
+
+    Newer kernels show it as a hwmon device (mV and mA), that of the Jetson Nano as an IIO device
+    (mW). Between two readings the power is taken to change evenly.
+    """
+
+    name = "INA3221"
+
+    def __init__(self, root: Path, now: float) -> None:
+        """Raises FileNotFoundError where no such rail is found."""
+        self._files = _hwmon_rail(root) or _iio_rail(root)
+        if not self._files:
+            raise FileNotFoundError("no INA3221 rail of the whole board")
+        self._at, self._watts = now, self._power()
+        self._sum = 0.0
+
+    def joules(self, now: float) -> float:
+        watts = self._power()
+        self._sum += (now - self._at) * (self._watts + watts) / 2
+        self._at, self._watts = now, watts
+        return self._sum
+
+    def _power(self) -> float:
+        """Watts: millivolts times milliamperes, or milliwatts."""
+        return math.prod(int(_read(file)) / 1e3 for file in self._files)
+
+
+def _hwmon_rail(root: Path) -> tuple[Path, ...]:
+    for label in sorted((root / "sys/class/hwmon").glob("hwmon*/in*_label")):
+        chip = label.parent
+        if _read(chip / "name") == "ina3221" and _read(label) in TOTAL_RAILS:
+            number = label.name.removeprefix("in").removesuffix("_label")
+            return chip / f"in{number}_input", chip / f"curr{number}_input"
+    return ()
+
+
+def _iio_rail(root: Path) -> tuple[Path, ...]:
+    chips = root / "sys/bus/i2c/drivers/ina3221x"
+    for label in sorted(chips.glob("*/iio:device*/rail_name_*")):
+        if _read(label) in TOTAL_RAILS:
+            number = label.name.removeprefix("rail_name_")
+            return (label.parent / f"in_power{number}_input",)
+    return ()
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip()
