@@ -1,25 +1,44 @@
 """Codecs: a flat float32 vector to few bytes and back. NumPy only; no torch, no socket.
 
-    codec = parse("fp32")
-    payloads = Feedback(codec, vector.size).encode(vector)      # one buffer per part
+    codec = parse("topk(0.01) | q2")
+    feedback = Feedback(codec, vector.size)
+    payloads = feedback.encode(vector)              # one buffer per part, the rest is remembered
     codec.decode(payloads[0], out[: codec.part_elements])
 
-The payloads' bytes are written down in docs/codecs.md.
+Codecs that depend on the tensors' shapes are bound first: `codec.bind(layout)`. The payloads' bytes
+are written down in docs/codecs.md; `kernels.backend()` says whether C or NumPy does the work.
 """
 
 from edgetrain.codecs.base import Buffer, Codec, Layout, Vector
+from edgetrain.codecs.blocks import Blockwise, Planes, Sign
 from edgetrain.codecs.dense import BFloat, Dense, Half
-from edgetrain.codecs.feedback import Feedback
-from edgetrain.codecs.spec import parse
+from edgetrain.codecs.feedback import DeepGradient, Feedback
+from edgetrain.codecs.kernels import Backend, backend
+from edgetrain.codecs.lowrank import LowRank, PowerSGD
+from edgetrain.codecs.rules import Rules
+from edgetrain.codecs.sparse import RandK, TopK
+from edgetrain.codecs.spec import NAMES, parse
 
 __all__ = [
+    "NAMES",
     "BFloat",
+    "Backend",
+    "Blockwise",
     "Buffer",
     "Codec",
+    "DeepGradient",
     "Dense",
     "Feedback",
     "Half",
     "Layout",
+    "LowRank",
+    "Planes",
+    "PowerSGD",
+    "RandK",
+    "Rules",
+    "Sign",
+    "TopK",
     "Vector",
+    "backend",
     "parse",
 ]

@@ -6,8 +6,8 @@ No scales, no indices: a part's payload is the array itself, little-endian.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from edgetrain.codecs import kernels
 from edgetrain.codecs.base import BaseCodec, Buffer, Vector, check_length, check_vector
 
 FP16_MAX = 65504.0
@@ -81,7 +81,7 @@ class BFloat(BaseCodec):
 
     def encode_part(self, part: Vector) -> Buffer:
         check_vector(part)
-        return bf16_bits(part).view(np.uint8).data
+        return kernels.current().bf16_encode(part).data
 
     def decode(self, payload: Buffer, out: Vector) -> None:
         check_length(self.name, len(payload), 2 * out.size)
@@ -91,12 +91,3 @@ class BFloat(BaseCodec):
 
     def max_bytes(self, elements: int) -> int:
         return 2 * elements
-
-
-def bf16_bits(values: Vector) -> npt.NDArray[np.uint16]:
-    """Round float32 to bf16, ties to even; a NaN stays a NaN, infinities stay."""
-    bits = values.view(np.uint32)
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)))) >> np.uint32(16)
-    # Rounding up would carry a NaN's payload into the sign and make it a zero.
-    rounded = np.where((bits & 0x7FFFFFFF) > 0x7F800000, (bits >> 16) | np.uint32(0x40), rounded)
-    return rounded.astype("<u2")

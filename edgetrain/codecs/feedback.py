@@ -1,13 +1,19 @@
-"""State around a codec: what it has not sent yet. The only state that compression has.
+"""State around a codec: what it has not sent yet, and momentum. The only state compression has.
 
-Knows codecs and vectors; no socket, no round, no optimizer.
+Knows codecs and vectors; no socket, no round, no optimizer. A wrapper offers the codec's own
+decoding, so it can stand where a codec is expected (the hub's replies); only `encode` has a memory.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
-from edgetrain.codecs.base import Buffer, Codec, Vector, check_vector
+from edgetrain.codecs import kernels
+from edgetrain.codecs.base import Buffer, Codec, Layout, Vector, check_vector, zeros
+from edgetrain.codecs.sparse import TopK
 from edgetrain.errors import ConfigError
 
 
@@ -16,21 +22,168 @@ class Feedback:
 
     Law: after any number of rounds, sum(decoded) + residual == sum(inputs), to rounding, because
     the residual is the input minus the payload's own decoding.
+
+    After an EdgetrainError from `encode` (NaN, infinity) the residual is spoilt: call `reset`.
     """
 
     def __init__(self, codec: Codec, elements: int) -> None:
         """`elements` is the length of every vector; a lossless codec costs no memory here."""
         self.codec = codec
-        self.residual: Vector = np.zeros(0 if codec.lossless else elements, np.float32)
-        self._elements = elements
+        self.elements = elements
+        self.residual: Vector = zeros(0 if codec.lossless else elements)
+
+    @property
+    def name(self) -> str:
+        return self.codec.name
+
+    @property
+    def part_elements(self) -> int:
+        return self.codec.part_elements
+
+    @property
+    def lossless(self) -> bool:
+        return self.codec.lossless
 
     def encode(self, vector: Vector) -> list[Buffer]:
         """The payloads of `vector` plus what earlier calls left; `vector` is only read."""
-        check_vector(vector)
-        if vector.size != self._elements:
-            raise ConfigError(
-                f"feedback keeps {self._elements} elements, the vector has {vector.size}"
-            )
+        self._check(vector)
         if self.codec.lossless:
             return self.codec.encode(vector)
         return self.codec.drain(self.residual, vector)
+
+    def reset(self) -> None:
+        """Forget what was not sent."""
+        self.residual[:] = 0
+
+    def state(self) -> dict[str, Vector]:
+        """What a checkpoint keeps: views, to be copied or written before the next `encode`."""
+        return {"residual": self.residual}
+
+    def restore(self, state: Mapping[str, Vector]) -> None:
+        """Take over what `state` gave. ConfigError, and no change, if it does not fit."""
+        mine = self.state()
+        for name, array in mine.items():
+            if name not in state or state[name].shape != array.shape:
+                raise ConfigError(f"the checkpoint of '{self.name}' lacks '{name}' {array.shape}")
+        for name, array in mine.items():
+            array[:] = state[name]
+
+    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+        return self.codec.drain(residual, vector)
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        self.codec.decode(payload, out)
+
+    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
+        self.codec.add(payload, weight, out)
+
+    def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
+        self.codec.add_many(payloads, weights, out)
+
+    def max_bytes(self, elements: int) -> int:
+        return self.codec.max_bytes(elements)
+
+    def bind(self, layout: Layout) -> Codec:
+        """A wrapper of the same kind around the bound codec, with nothing in it yet."""
+        return Feedback(self.codec.bind(layout), self.elements)
+
+    def _check(self, vector: Vector) -> None:
+        check_vector(vector)
+        if vector.size != self.elements:
+            raise ConfigError(
+                f"feedback keeps {self.elements} elements, the vector has {vector.size}"
+            )
+
+
+WARMUP_FROM = 0.25
+"""The density that warm-up begins with (Lin 2018: 75 % sparsity in the first epoch)."""
+
+
+class DeepGradient(Feedback):
+    """Deep Gradient Compression (Lin et al., ICLR 2018) around a sparsifier, for gradients.
+
+        g *= min(1, clip / sqrt(members) / ||g||)       local clipping, before accumulation
+        u = momentum * u + g                            momentum correction: u, not g, accumulates
+        v = v + u;  send what the codec keeps of v
+        u[sent] = 0;  v = v - decoded                   momentum factor masking; error feedback
+
+    The optimizer behind it must have no momentum of its own. For `warmup` calls the density goes
+    from 25 % to the codec's, by the same factor each time. Differences to the paper: v keeps what
+    quantization of the values loses (there it is cleared), and warm-up counts calls, not epochs.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        elements: int,
+        momentum: float = 0.9,
+        clip: float | None = None,
+        members: int = 1,
+        masking: bool = True,
+        warmup: int = 0,
+    ) -> None:
+        """`clip` is the norm that the gradients of all members together may have; None: none."""
+        super().__init__(codec, elements)
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"momentum is in [0, 1), not {momentum:g}")
+        if clip is not None and not clip > 0:
+            raise ConfigError(f"clip is a norm above 0, not {clip:g}")
+        if members < 1 or warmup < 0:
+            raise ConfigError(f"members are at least 1 and warmup 0, not {members} and {warmup}")
+        if warmup and not isinstance(codec, TopK):
+            raise ConfigError(f"only topk has a density to warm up, '{codec.name}' has none")
+        self.residual = zeros(elements)
+        self.velocity: Vector = zeros(elements)
+        self._momentum = momentum
+        self._limit = None if clip is None else clip / math.sqrt(members)
+        self._masking = masking
+        self._warmup = warmup
+        self._calls = np.zeros(1, np.float32)
+
+    def encode(self, vector: Vector) -> list[Buffer]:
+        """The payloads of this gradient with its momentum, and what earlier calls left."""
+        self._check(vector)
+        codec = self.codec_now()
+        kernels.current().momentum(self.velocity, vector, self._momentum, self._scale(vector))
+        payloads = codec.drain(self.residual, self.velocity)
+        if self._masking:
+            self._mask(payloads)
+        self._calls += 1
+        return payloads
+
+    def codec_now(self) -> Codec:
+        """The codec of the next call: the wrapped one, at the density of warm-up."""
+        calls = float(self._calls[0])
+        if calls >= self._warmup or not isinstance(self.codec, TopK):
+            return self.codec
+        final = self.codec.density
+        start = max(WARMUP_FROM, final)
+        return self.codec.at_density(start * (final / start) ** (calls / self._warmup))
+
+    def reset(self) -> None:
+        """Forget what was not sent, momentum and warm-up."""
+        for array in self.state().values():
+            array[:] = 0
+
+    def state(self) -> dict[str, Vector]:
+        return {"residual": self.residual, "velocity": self.velocity, "calls": self._calls}
+
+    def bind(self, layout: Layout) -> Codec:
+        raise ConfigError("bind the codec before it is wrapped: DeepGradient(codec.bind(layout))")
+
+    def _scale(self, vector: Vector) -> float:
+        if self._limit is None:
+            return 1.0
+        norm = math.sqrt(float(np.dot(vector, vector)))
+        return min(1.0, self._limit / norm) if norm > 0 else 1.0
+
+    def _mask(self, payloads: Sequence[Buffer]) -> None:
+        step = self.part_elements
+        for i, payload in enumerate(payloads):
+            part = self.velocity[i * step : (i + 1) * step]
+            if isinstance(self.codec, TopK):
+                part[self.codec.entries(payload, part.size)[0]] = 0
+            else:
+                sent = np.empty(part.size, np.float32)
+                self.codec.decode(payload, sent)
+                part[sent != 0] = 0

@@ -1,25 +1,186 @@
-"""The text of a job's `codec` to a codec, and the sentence that helps when it is misspelt."""
+"""The text of a job's `codec` to a codec, and the sentence that helps when it is misspelt.
+
+spec    = rule { ";" rule }         the last rule has no pattern and takes the rest
+rule    = [ pattern ":" ] chain     pattern: small(elements), or a tensor name with * and ?
+chain   = stage [ "|" stage ]       what is kept, then how its values are coded
+stage   = name [ "(" argument { "," argument } ")" ]
+"""
 
 from __future__ import annotations
 
-from edgetrain.codecs.base import Codec
+import re
+from collections.abc import Callable
+
+from edgetrain.codecs import blocks
+from edgetrain.codecs.base import BaseCodec, Codec
 from edgetrain.codecs.dense import BFloat, Dense, Half
+from edgetrain.codecs.lowrank import LowRank
+from edgetrain.codecs.rules import PerTensor, Rule, Rules
+from edgetrain.codecs.sparse import RandK, TopK
 from edgetrain.errors import ConfigError, did_you_mean
 
-_SIMPLE: dict[str, type[Dense] | type[Half] | type[BFloat]] = {
+NAMES = {
+    "fp32": "every element as it is (also: dense)",
+    "fp16": "half precision",
+    "bf16": "bfloat16",
+    "int8": "8 bits an element, blockwise scale",
+    "int4": "4 bits an element, blockwise scale",
+    "qsgd": "qsgd(levels): stochastic levels, 1 to 127",
+    "ternary": "-1, 0, 1 at random, 1.6 bits an element",
+    "sign": "1 bit an element and a scale",
+    "q1": "a sign and the block's mean",
+    "q2": "a sign and 2 levels",
+    "q3": "a sign and 4 levels",
+    "q4": "a sign and 8 levels",
+    "topk": "topk(density[, exact][, tensor]): the largest magnitudes",
+    "randk": "randk(density): random elements, no positions sent",
+    "low-rank": "low-rank(rank[, iterations]): factors of each matrix",
+}
+"""Every codec name and what it does, for the command line's help."""
+
+_STAGE = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:\(([^()]*)\))?\s*\Z")
+
+_PLAIN: dict[str, Callable[[], BaseCodec]] = {
     "fp32": Dense,
     "dense": Dense,
     "fp16": Half,
     "bf16": BFloat,
+    "int8": blocks.int8,
+    "int4": blocks.int4,
+    "ternary": blocks.ternary,
+    "sign": blocks.Sign,
+    "q1": lambda: blocks.Planes(1),
+    "q2": lambda: blocks.Planes(2),
+    "q3": lambda: blocks.Planes(3),
+    "q4": lambda: blocks.Planes(4),
 }
+_CHAINED = ("topk", "randk", "low-rank")
 
 
 def parse(text: str) -> Codec:
-    """The codec that `text` names, as in `"fp32"`.
+    """The codec that `text` names, as in `"topk(0.01) | q2"` or `"small(1024): fp32; sign"`.
 
-    Raises ConfigError, with the near miss, for a name that is not a codec's.
+    `parse(codec.name)` gives an equal codec. Raises ConfigError, with the near miss, for what is
+    not a codec.
     """
-    name = text.strip()
-    if name not in _SIMPLE:
-        raise ConfigError(f"no codec '{name}'", did_you_mean(name, _SIMPLE))
-    return _SIMPLE[name]()
+    rules = [_rule(part) for part in text.split(";")]
+    for rule in rules[:-1]:
+        if not (rule.pattern or rule.small):
+            raise ConfigError(
+                f"'{rule.name}' in '{text}' takes every tensor, so what follows takes none",
+                "put a pattern before it, as in '*.bias: fp32'",
+            )
+    last = rules[-1]
+    if last.pattern or last.small:
+        raise ConfigError(
+            f"'{text}' says nothing for the tensors that no pattern matches",
+            "end it with a codec without a pattern",
+        )
+    return last.codec if len(rules) == 1 else Rules(tuple(rules))
+
+
+def _rule(text: str) -> Rule:
+    pattern, colon, chain = text.rpartition(":")
+    codec = _chain(chain)
+    if not colon:
+        return Rule(codec)
+    name, arguments = _stage(pattern) if pattern.strip().startswith("small(") else ("", [])
+    if name == "small":
+        return Rule(codec, small=_whole(name, arguments, 1, 2**31))
+    if not pattern.strip():
+        raise ConfigError(f"'{text.strip()}' has no pattern before the colon")
+    return Rule(codec, pattern=pattern.strip())
+
+
+def _chain(text: str) -> BaseCodec:
+    stages = text.split("|")
+    name, arguments = _stage(stages[0])
+    if len(stages) > 2:
+        raise ConfigError(f"'{text.strip()}' has {len(stages)} stages; a chain has at most 2")
+    if name in _CHAINED:
+        return _first(name, arguments, _values(stages[1]) if len(stages) == 2 else None)
+    if len(stages) == 2:
+        raise ConfigError(
+            f"'{name}' sends every element, nothing can follow it",
+            f"before '|' stand {', '.join(_CHAINED)}",
+        )
+    return _plain(name, arguments)
+
+
+def _values(text: str) -> BaseCodec:
+    name, arguments = _stage(text)
+    if name in _CHAINED:
+        raise ConfigError(
+            f"'{name}' cannot code values", f"after '|' stand {', '.join(sorted(_PLAIN))}, qsgd"
+        )
+    return _plain(name, arguments)
+
+
+def _plain(name: str, arguments: list[str]) -> BaseCodec:
+    if name == "qsgd":
+        return blocks.qsgd(_whole(name, arguments or ["7"], 1, 127))
+    if name not in _PLAIN:
+        raise ConfigError(f"no codec '{name}'", did_you_mean(name, [*NAMES, "dense"]))
+    if arguments:
+        raise ConfigError(f"'{name}' takes no arguments, not ({', '.join(arguments)})")
+    return _PLAIN[name]()
+
+
+def _first(name: str, arguments: list[str], values: BaseCodec | None) -> BaseCodec:
+    numbers = [a for a in arguments if not a[:1].isalpha()]
+    flags = [a for a in arguments if a[:1].isalpha()]
+    if name == "low-rank":
+        _check_flags(name, flags, [])
+        if len(numbers) not in (1, 2):
+            raise ConfigError(
+                f"low-rank takes a rank, as in low-rank(4), not {len(numbers)} numbers"
+            )
+        iterations = _whole(name, numbers[1:], 1, 8) if len(numbers) == 2 else 1
+        return LowRank(_whole(name, numbers[:1], 1, 64), values, iterations)
+    density = _density(name, numbers)
+    if name == "randk":
+        _check_flags(name, flags, [])
+        return RandK(density, values)
+    _check_flags(name, flags, ["exact", "tensor"])
+    codec = TopK(density, values, exact="exact" in flags)
+    if "tensor" not in flags:
+        return codec
+    return PerTensor(codec.name.replace(")", ", tensor)", 1), codec)
+
+
+def _stage(text: str) -> tuple[str, list[str]]:
+    match = _STAGE.match(text)
+    if not match:
+        raise ConfigError(
+            f"'{text.strip()}' is not a codec", 'write it as in "topk(0.01) | q2" or "int8"'
+        )
+    arguments = [a.strip() for a in (match[2] or "").split(",")]
+    return match[1], [a for a in arguments if a]
+
+
+def _whole(name: str, arguments: list[str], least: int, most: int) -> int:
+    try:
+        (value,) = (int(a) for a in arguments)
+    except ValueError:
+        value = least - 1
+    if not least <= value <= most:
+        raise ConfigError(
+            f"{name}({', '.join(arguments)}): needs one whole number from {least} to {most}"
+        )
+    return value
+
+
+def _density(name: str, numbers: list[str]) -> float:
+    try:
+        (value,) = (float(a) for a in numbers)
+    except ValueError:
+        raise ConfigError(
+            f"{name}({', '.join(numbers)}): needs one density", f"as in {name}(0.01), for 1 %"
+        ) from None
+    return value
+
+
+def _check_flags(name: str, flags: list[str], known: list[str]) -> None:
+    for flag in flags:
+        if flag not in known:
+            raise ConfigError(f"{name} has no option '{flag}'", did_you_mean(flag, known))

@@ -1,0 +1,168 @@
+"""Codecs that send every element in a few bits: int8, int4, qsgd, ternary, sign, q1 to q4.
+
+Each part is cut into blocks with a scale of their own, so an outlier spoils only its neighbours.
+The loops are in `kernels`; what the bytes mean is in docs/codecs.md.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from edgetrain.codecs import kernels
+from edgetrain.codecs.base import BaseCodec, Buffer, Vector, as_bytes, check_length, check_vector
+from edgetrain.codecs.kernels import LEVEL_BLOCK, SIGN_BLOCK, Blocks
+from edgetrain.errors import ConfigError
+
+
+def content_seed(r: Vector, g: Vector | None) -> int:
+    """32 bits drawn from r + g itself, so that a codec needs no state and no clock to be random.
+
+    Equal vectors give equal bytes, which keeps runs reproducible; any change of the vector among
+    4096 of its elements gives another draw.
+    """
+    step = max(1, r.size // 4096)
+    sample = r[::step] if g is None else r[::step] + g[::step]
+    return zlib.crc32(sample.tobytes())
+
+
+class FixedSize(BaseCodec):
+    """A codec whose payload has the same length whatever the values: one buffer for all parts."""
+
+    def encode(self, vector: Vector) -> list[Buffer]:
+        check_vector(vector)
+        return self._encode(vector, None)
+
+    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+        check_vector(vector)
+        return self._encode(residual, vector)
+
+    def encode_part(self, part: Vector) -> Buffer:
+        check_vector(part)
+        out = np.empty(self.max_bytes(part.size), np.uint8)
+        self.write(part, None, content_seed(part, None), out)
+        return out.data
+
+    def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
+        """One part to `out`. With g: r += g first, and r -= decoded after."""
+        raise NotImplementedError
+
+    def _encode(self, r: Vector, g: Vector | None) -> list[Buffer]:
+        step, seed = self.part_elements, content_seed(r, g)
+        sizes = [self.max_bytes(part.size) for part in self.parts(r)]
+        out = np.empty(sum(sizes), np.uint8)
+        payloads: list[Buffer] = []
+        at = 0
+        for i, size in enumerate(sizes):
+            start, stop = i * step, (i + 1) * step
+            here = None if g is None else g[start:stop]
+            self.write(r[start:stop], here, (seed + i) % 2**32, out[at : at + size])
+            payloads.append(out[at : at + size].data)
+            at += size
+        return payloads
+
+
+class Blockwise(FixedSize):
+    """int8, int4, qsgd(s), ternary: scale = max|x| of a block, integer levels -s..s.
+
+    int8, int4 (s = 127, 7): to the nearest level. Bound: |error| <= 0.501 scale.
+    qsgd(s) (Alistarh 2017, with the maximum norm, as in its experiments), ternary (s = 1;
+    TernGrad, Wen 2017): to one of the two levels around, at random without bias.
+    Bound: |error| <= 1.001 scale. A block without a magnitude of 2^-100 is sent as zeros.
+    """
+
+    def __init__(self, name: str, code: Blocks) -> None:
+        self.name = name
+        self.code = code
+
+    def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
+        kernels.current().blocks_encode(r, g, self.code, seed, out)
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        check_length(self.name, len(payload), self.max_bytes(out.size))
+        kernels.current().blocks_decode(as_bytes(payload), self.code, out, None)
+
+    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
+        check_length(self.name, len(payload), self.max_bytes(out.size))
+        kernels.current().blocks_decode(as_bytes(payload), self.code, out, weight)
+
+    def max_bytes(self, elements: int) -> int:
+        return self.code.scale_bytes(elements) + self.code.code_bytes(elements)
+
+
+def int8() -> Blockwise:
+    """8 bits an element and a scale per 256: a quarter of fp32."""
+    return Blockwise("int8", Blocks(127, 8))
+
+
+def int4() -> Blockwise:
+    """4 bits an element and a scale per 256: an eighth of fp32."""
+    return Blockwise("int4", Blocks(7, 4))
+
+
+def ternary() -> Blockwise:
+    """1.6 bits an element and a scale per 512; -1, 0 or 1 at random, without bias."""
+    return Blockwise("ternary", Blocks(1, 5, stochastic=True))
+
+
+def qsgd(levels: int = 7) -> Blockwise:
+    """`levels` steps each way, at random without bias: 4 bits up to 7, 8 bits up to 127."""
+    if not 1 <= levels <= 127:
+        raise ConfigError(f"qsgd has 1 to 127 levels, not {levels}")
+    return Blockwise(f"qsgd({levels})", Blocks(levels, 4 if levels <= 7 else 8, stochastic=True))
+
+
+class Sign(FixedSize):
+    """One bit an element: its sign; a block of 512 shares its mean magnitude as scale.
+
+    With feedback this is EF-signSGD (Karimireddy 2019) and, but for one scale where that has
+    two means, 1-bit SGD (Seide 2014). Bound: |error| <= max(|x|, scale), and the sum of squares
+    never grows: ||x - decoded|| <= ||x||.
+    """
+
+    name = "sign"
+
+    def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
+        kernels.current().signs_encode(r, g, out)
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        check_length(self.name, len(payload), self.max_bytes(out.size))
+        kernels.current().signs_decode(as_bytes(payload), out, None)
+
+    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
+        check_length(self.name, len(payload), self.max_bytes(out.size))
+        kernels.current().signs_decode(as_bytes(payload), out, weight)
+
+    def max_bytes(self, elements: int) -> int:
+        return 4 * -(-elements // SIGN_BLOCK) + -(-elements // 8)
+
+
+class Planes(FixedSize):
+    """q1 to q4: a sign and 1, 2, 4 or 8 levels, as bit planes; blocks of 128 share a mean.
+
+    Levels are the Lloyd-Max points of the exponential law, which is what magnitudes above a
+    threshold follow closely: the values of `topk(0.01) | q2`. On its own it takes the magnitudes
+    themselves as exponential. Bound: |error| <= max(|x|, 6.3 mean|x| of the block).
+    """
+
+    def __init__(self, bits: int) -> None:
+        if not 1 <= bits <= 4:
+            raise ConfigError(f"q1, q2, q3 and q4 are the plane codecs, there is no q{bits}")
+        self.name = f"q{bits}"
+        self.bits = bits
+
+    def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
+        if g is not None:
+            r += g
+        planes, sent = kernels.current().levels_encode(r, 0.0, self.bits)
+        out[:] = planes
+        if g is not None:
+            r -= sent
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        check_length(self.name, len(payload), self.max_bytes(out.size))
+        out[:] = kernels.current().levels_decode(as_bytes(payload), out.size, self.bits)[0]
+
+    def max_bytes(self, elements: int) -> int:
+        return 4 + 2 * -(-elements // LEVEL_BLOCK) + self.bits * -(-elements // 8)

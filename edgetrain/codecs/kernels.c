@@ -1,0 +1,1395 @@
+/* The inner loops of edgetrain's codecs: plain C, no Python, no allocation, no global state but the
+ * instruction set in use. `fallback.py` does the same in NumPy, bit for bit; docs/codecs.md says
+ * what the bytes mean. What must hold here:
+ *
+ * - Every result is the same on every machine and in NumPy: sums run in sixteen lanes that are
+ *   folded 8-4-2-1, a product is rounded before it is added (-ffp-contract=off, never -ffast-math),
+ *   and what can be integers is integers.
+ * - A decoder is handed the payload's length, reads nothing outside it, writes nothing outside the
+ *   arrays it was promised, and answers a malformed payload with a negative number (enum bad).
+ * - Bodies are written once and compiled for each instruction set; `kernels_use` picks. Only
+ *   where a compiler cannot find the instruction (compress, movemask) do intrinsics appear.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define X86 1
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#define NEON 1
+#include <arm_neon.h>
+#endif
+
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef int64_t i64;
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the wire is little-endian, and so must be the machine that runs these kernels"
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum bad { /* the order is known to native.py */
+    BAD_TRUNCATED = -1,
+    BAD_VARINT = -2,
+    BAD_COUNT = -3,
+    BAD_PARAMETER = -4,
+    BAD_QUOTIENT = -5,
+    BAD_INDEX = -6,
+    BAD_PADDING = -7,
+    BAD_MAGNITUDE = -8,
+    BAD_TRAILING = -9,
+    BAD_CODE = -10,
+};
+
+#define ABS_BITS 0x7fffffffu
+#define SIGN_BIT 0x80000000u
+#define LIMIT_BITS 0x71800000u /* 2^100: beyond it nothing but dense codecs carries */
+#define TINY_BITS 0x0d800000u  /* 2^-100: a block whose values are all below it is sent as zeros */
+
+#define GAP_BLOCK 32   /* gaps that share one Rice parameter */
+#define ESCAPE 24      /* a quotient of 24 says: the gap follows in full */
+#define MAX_RICE 30
+#define LEVEL_BLOCK 128 /* kept values that share one mean excess */
+#define CHUNK 64        /* neighbours that are sampled together: lone cache lines cost four times more */
+
+INLINE u32 bits_of(float x) { u32 b; memcpy(&b, &x, 4); return b; }
+INLINE float float_of(u32 b) { float x; memcpy(&x, &b, 4); return x; }
+INLINE float load_float(const u8 *p) { float x; memcpy(&x, p, 4); return x; }
+INLINE u32 hash32(u32 x) { /* Wellons' lowbias32 */
+    x ^= x >> 16; x *= 0x7feb352du; x ^= x >> 15; x *= 0x846ca68bu; x ^= x >> 16;
+    return x;
+}
+INLINE int bit_length(u32 x) { return x ? 32 - __builtin_clz(x) : 0; }
+
+/* ---- which instruction set ------------------------------------------------------------------ */
+
+static int tier = 0; /* 0 portable, 1 AVX2 or NEON, 2 AVX-512 */
+
+#ifdef X86
+#define AVX2 __attribute__((target("avx2,bmi,bmi2,lzcnt,popcnt")))
+#define AVX512 __attribute__((target( \
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,bmi,bmi2,lzcnt,popcnt")))
+static u64 compress8[256]; /* mask of 8 lanes -> the lanes to keep, one byte each */
+#endif
+
+int kernels_best(void)
+{
+#ifdef X86
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+        && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+        && __builtin_cpu_supports("avx512cd"))
+        return 2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+        return 1;
+    return 0;
+#elif defined(NEON)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+int kernels_has_neon(void)
+{
+#ifdef NEON
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+int kernels_use(int wanted)
+{
+    int best = kernels_best();
+    tier = wanted < best ? wanted : best;
+#ifdef X86
+    for (int mask = 0; mask < 256; mask++) {
+        u64 lanes = 0;
+        for (int lane = 7; lane >= 0; lane--)
+            if (mask >> lane & 1) lanes = lanes << 8 | (u64)lane;
+        compress8[mask] = lanes;
+    }
+#endif
+    return tier;
+}
+
+/* A function `name` that runs name_body as compiled for the instruction set in use. What streams
+ * through memory is no faster with 512-bit vectors (a load that straddles two lines costs more), so
+ * AVX-512 has code of its own only where it has instructions that AVX2 lacks. */
+#ifdef X86
+#define VARIANTS(name, params, args) \
+    static i64 name##_portable params { return name##_body args; } \
+    AVX2 static i64 name##_avx2 params { return name##_body args; } \
+    i64 name params { return tier ? name##_avx2 args : name##_portable args; }
+#else
+#define VARIANTS(name, params, args) \
+    i64 name params { return name##_body args; }
+#endif
+
+/* ---- the yardstick: r += g, twelve bytes an element ------------------------------------------ */
+
+INLINE i64 stream_add_body(float *restrict r, const float *restrict g, i64 n)
+{
+    for (i64 i = 0; i < n; i++) r[i] += g[i];
+    return 0;
+}
+VARIANTS(stream_add, (float *restrict r, const float *restrict g, i64 n), (r, g, n))
+
+/* ---- momentum: u = m * u + scale * g ---------------------------------------------------------- */
+
+INLINE i64 momentum_body(float *restrict u, const float *restrict g, i64 n, float m, float scale)
+{
+    for (i64 i = 0; i < n; i++) u[i] = m * u[i] + scale * g[i];
+    return 0;
+}
+VARIANTS(momentum, (float *restrict u, const float *restrict g, i64 n, float m, float scale),
+         (u, g, n, m, scale))
+
+/* ---- selection --------------------------------------------------------------------------------
+ * select: r += g (where g is given), then every element whose magnitude's bits are at least `bound`
+ * goes to idx/val in order, and is zeroed in r where `zero` says so. idx and val have room for
+ * n + 16. Comparing bits instead of floats orders NaN above all, so it cannot hide.
+ */
+
+INLINE i64 select_tail(float *restrict r, const float *restrict g, i64 i, i64 n, u32 bound,
+                       u32 *restrict idx, float *restrict val, i64 count, int add, int zero)
+{
+    for (; i < n; i++) {
+        float x = add ? r[i] + g[i] : r[i];
+        int keep = (bits_of(x) & ABS_BITS) >= bound;
+        if (keep) { idx[count] = (u32)i; val[count] = x; count++; }
+        if (add || zero) r[i] = keep && zero ? 0.0f : x;
+    }
+    return count;
+}
+
+INLINE i64 select_portable(float *restrict r, const float *restrict g, i64 n, u32 bound,
+                           u32 *restrict idx, float *restrict val, int add, int zero)
+{
+    enum { WIDTH = 32 };
+    i64 count = 0, i = 0;
+    for (; i + WIDTH <= n; i += WIDTH) {
+        float x[WIDTH];
+        u32 top = 0;
+        for (int j = 0; j < WIDTH; j++) x[j] = add ? r[i + j] + g[i + j] : r[i + j];
+        for (int j = 0; j < WIDTH; j++) {
+            u32 b = bits_of(x[j]) & ABS_BITS;
+            top = b > top ? b : top;
+        }
+        if (add) for (int j = 0; j < WIDTH; j++) r[i + j] = x[j];
+        if (top >= bound) {
+            for (int j = 0; j < WIDTH; j++) {
+                int keep = (bits_of(x[j]) & ABS_BITS) >= bound;
+                idx[count] = (u32)(i + j);
+                val[count] = x[j];
+                count += keep;
+                if (zero && keep) r[i + j] = 0.0f;
+            }
+        }
+    }
+    return select_tail(r, g, i, n, bound, idx, val, count, add, zero);
+}
+
+#ifdef X86
+/* A strip of a multiple of 16 elements, the first at position `first`. What is kept is compressed and
+ * stored without asking whether there is any, since a wrong guess costs more than a store; only
+ * as much is stored as is usually needed. `rare` says that hits are too few even for that. */
+AVX2 INLINE i64 strip_avx2(float *restrict r, const float *restrict g, i64 n, i64 first, u32 bound,
+                           u32 *restrict idx, float *restrict val, int add, int zero, int rare)
+{
+    const __m256i below = _mm256_set1_epi32((int)(bound - 1)); /* both below 2^31: signed is fine */
+    const __m256i magnitude = _mm256_set1_epi32((int)ABS_BITS), step = _mm256_set1_epi32(8);
+    __m256i here = _mm256_add_epi32(_mm256_set1_epi32((int)first),
+                                    _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    i64 count = 0;
+    for (i64 i = 0; i < n; i += 16) {
+        __m256 x[2];
+        __m256i keep[2];
+        for (int j = 0; j < 2; j++) {
+            x[j] = _mm256_loadu_ps(r + i + 8 * j);
+            if (add) x[j] = _mm256_add_ps(x[j], _mm256_loadu_ps(g + i + 8 * j));
+            keep[j] = _mm256_cmpgt_epi32(
+                _mm256_and_si256(_mm256_castps_si256(x[j]), magnitude), below);
+            if (add || zero)
+                _mm256_storeu_ps(
+                    r + i + 8 * j,
+                    zero ? _mm256_andnot_ps(_mm256_castsi256_ps(keep[j]), x[j]) : x[j]);
+        }
+        __m256i any = _mm256_or_si256(keep[0], keep[1]);
+        if (rare && _mm256_testz_si256(any, any)) {
+            here = _mm256_add_epi32(here, _mm256_add_epi32(step, step));
+            continue;
+        }
+        for (int j = 0; j < 2; j++) {
+            int mask = _mm256_movemask_ps(_mm256_castsi256_ps(keep[j]));
+            int found = __builtin_popcount((unsigned)mask);
+            __m256i order =
+                _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(compress8 + mask)));
+            __m256i kept_idx = _mm256_permutevar8x32_epi32(here, order);
+            __m256 kept_val = _mm256_permutevar8x32_ps(x[j], order);
+            _mm_storeu_si128((__m128i *)(idx + count), _mm256_castsi256_si128(kept_idx));
+            _mm_storeu_ps(val + count, _mm256_castps256_ps128(kept_val));
+            if (__builtin_expect(found > 4, 0)) {
+                _mm256_storeu_si256((__m256i *)(idx + count), kept_idx);
+                _mm256_storeu_ps(val + count, kept_val);
+            }
+            count += found;
+            here = _mm256_add_epi32(here, step);
+        }
+    }
+    return count;
+}
+
+AVX512 INLINE i64 strip_avx512(float *restrict r, const float *restrict g, i64 n, i64 first,
+                               u32 bound, u32 *restrict idx, float *restrict val, int add, int zero,
+                               int rare)
+{
+    const __m512i least = _mm512_set1_epi32((int)bound), step = _mm512_set1_epi32(16);
+    const __m512i magnitude = _mm512_set1_epi32((int)ABS_BITS);
+    __m512i here = _mm512_add_epi32(
+        _mm512_set1_epi32((int)first),
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    i64 count = 0;
+    for (i64 i = 0; i < n; i += 16) {
+        __m512 x = _mm512_loadu_ps(r + i);
+        if (add) x = _mm512_add_ps(x, _mm512_loadu_ps(g + i));
+        __mmask16 keep = _mm512_cmpge_epu32_mask(
+            _mm512_and_si512(_mm512_castps_si512(x), magnitude), least);
+        if (add || zero)
+            _mm512_storeu_ps(r + i, zero ? _mm512_mask_mov_ps(x, keep, _mm512_setzero_ps()) : x);
+        /* compressed in a register: straight to memory is microcoded on Zen 4 */
+        __m512i kept_idx = _mm512_maskz_compress_epi32(keep, here);
+        __m512 kept_val = _mm512_maskz_compress_ps(keep, x);
+        int found = __builtin_popcount(keep);
+        if (rare) {
+            _mm_storeu_si128((__m128i *)(idx + count), _mm512_castsi512_si128(kept_idx));
+            _mm_storeu_ps(val + count, _mm512_castps512_ps128(kept_val));
+        } else {
+            _mm256_storeu_si256((__m256i *)(idx + count), _mm512_castsi512_si256(kept_idx));
+            _mm256_storeu_ps(val + count, _mm512_castps512_ps256(kept_val));
+        }
+        if (__builtin_expect(found > (rare ? 4 : 8), 0)) {
+            _mm512_storeu_si512(idx + count, kept_idx);
+            _mm512_storeu_ps(val + count, kept_val);
+        }
+        count += found;
+        here = _mm512_add_epi32(here, step);
+    }
+    return count;
+}
+
+/* Strips, each taken in the way that suits the density of the one before. */
+#define SELECT_STRIPS(strip, one_in) \
+    enum { STRIP = 8192 }; \
+    i64 i = (64 - ((uintptr_t)r & 63)) % 64 / 4; /* to where r is aligned: whole lines from there */ \
+    i64 count = select_tail(r, g, 0, i < n ? i : n, bound, idx, val, 0, add, zero), found = 0; \
+    while (i + 16 <= n) { \
+        i64 m = (n - i < STRIP ? n - i : STRIP) & ~15ll; \
+        const float *gi = add ? g + i : NULL; \
+        if (one_in * found < STRIP) \
+            found = strip(r + i, gi, m, i, bound, idx + count, val + count, add, zero, 1); \
+        else \
+            found = strip(r + i, gi, m, i, bound, idx + count, val + count, add, zero, 0); \
+        count += found; \
+        i += m; \
+    } \
+    return select_tail(r, g, i, n, bound, idx, val, count, add, zero);
+
+AVX2 INLINE i64 select_avx2(float *restrict r, const float *restrict g, i64 n, u32 bound,
+                            u32 *restrict idx, float *restrict val, int add, int zero)
+{
+    SELECT_STRIPS(strip_avx2, 64)
+}
+
+AVX512 INLINE i64 select_avx512(float *restrict r, const float *restrict g, i64 n, u32 bound,
+                                u32 *restrict idx, float *restrict val, int add, int zero)
+{
+    SELECT_STRIPS(strip_avx512, 16)
+}
+#endif
+
+#ifdef NEON
+INLINE i64 select_neon(float *restrict r, const float *restrict g, i64 n, u32 bound,
+                       u32 *restrict idx, float *restrict val, int add, int zero)
+{
+    const uint32x4_t least = vdupq_n_u32(bound);
+    i64 count = 0, i = 0;
+    for (; i + 16 <= n; i += 16) {
+        float32x4_t x[4];
+        uint32x4_t keep[4];
+        for (int j = 0; j < 4; j++) {
+            x[j] = vld1q_f32(r + i + 4 * j);
+            if (add) x[j] = vaddq_f32(x[j], vld1q_f32(g + i + 4 * j));
+            keep[j] = vcgeq_u32(vreinterpretq_u32_f32(vabsq_f32(x[j])), least);
+            if (add) vst1q_f32(r + i + 4 * j, x[j]);
+        }
+        /* sixteen lanes to a 64-bit mask of nibbles */
+        uint8x16_t lanes = vcombine_u8(
+            vmovn_u16(vcombine_u16(vmovn_u32(keep[0]), vmovn_u32(keep[1]))),
+            vmovn_u16(vcombine_u16(vmovn_u32(keep[2]), vmovn_u32(keep[3]))));
+        u64 mask = vget_lane_u64(
+            vreinterpret_u64_u8(vshrn_n_u16(vreinterpretq_u16_u8(lanes), 4)), 0);
+        for (mask &= 0x1111111111111111ull; mask; mask &= mask - 1) {
+            int j = __builtin_ctzll(mask) >> 2;
+            idx[count] = (u32)(i + j);
+            val[count] = r[i + j];
+            count++;
+            if (zero) r[i + j] = 0.0f;
+        }
+    }
+    return select_tail(r, g, i, n, bound, idx, val, count, add, zero);
+}
+#endif
+
+/* One call per (add, zero), so that each loop is compiled without the questions. */
+#define SELECT(set) \
+    i64 select_##set##_(float *restrict r, const float *restrict g, i64 n, u32 bound, \
+                        u32 *restrict idx, float *restrict val, int zero) \
+    { \
+        if (g) return zero ? select_##set(r, g, n, bound, idx, val, 1, 1) \
+                           : select_##set(r, g, n, bound, idx, val, 1, 0); \
+        return zero ? select_##set(r, g, n, bound, idx, val, 0, 1) \
+                    : select_##set(r, g, n, bound, idx, val, 0, 0); \
+    }
+static SELECT(portable)
+#ifdef X86
+AVX2 static SELECT(avx2)
+AVX512 static SELECT(avx512)
+#endif
+#ifdef NEON
+static SELECT(neon)
+#endif
+
+i64 select_large(float *restrict r, const float *restrict g, i64 n, u32 bound,
+                 u32 *restrict idx, float *restrict val, int zero)
+{
+#ifdef X86
+    if (tier == 2) return select_avx512_(r, g, n, bound, idx, val, zero);
+    if (tier == 1) return select_avx2_(r, g, n, bound, idx, val, zero);
+#elif defined(NEON)
+    if (tier >= 1) return select_neon_(r, g, n, bound, idx, val, zero);
+#endif
+    return select_portable_(r, g, n, bound, idx, val, zero);
+}
+
+/* ---- the threshold ----------------------------------------------------------------------------
+ * The rank-th largest magnitude of a sample: of every `stride` chunks of 64 one, drawn by hash. Rank
+ * is at most the size of the sample, for which `scratch` has room (and for 64 more); `hits` gets the
+ * number of sampled magnitudes that are at least the answer (above rank only where values tie).
+ */
+
+/* The rank-th largest (from 1) of n magnitudes, by radix from the top: 11, 10, 10 bits. */
+static u32 ranked(const u32 *restrict a, i64 n, i64 rank, i64 *at_least)
+{
+    static const int shift[3] = {20, 10, 0}, width[3] = {11, 10, 10};
+    u32 prefix = 0, mask = 0, counts[2048];
+    i64 above = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        int bins = 1 << width[pass], bin = bins - 1;
+        memset(counts, 0, (size_t)bins * 4);
+        for (i64 i = 0; i < n; i++)
+            if ((a[i] & mask) == prefix) counts[a[i] >> shift[pass] & (u32)(bins - 1)]++;
+        while (bin > 0 && above + (i64)counts[bin] < rank) above += counts[bin--];
+        prefix |= (u32)bin << shift[pass];
+        mask |= (u32)(bins - 1) << shift[pass];
+        if (pass == 2) *at_least = above + counts[bin];
+    }
+    return prefix;
+}
+
+INLINE i64 chunk_of(i64 group, i64 stride, u32 seed)
+{
+    return group * stride + (i64)((u64)hash32((u32)group ^ seed) * (u64)stride >> 32);
+}
+
+/* Magnitudes of at least `bound` in every `skip`-th sampled chunk, to `out`. */
+INLINE i64 sample_body(const float *restrict r, const float *restrict g, i64 groups, i64 stride,
+                       i64 skip, u32 seed, u32 bound, u32 *restrict out)
+{
+    i64 count = 0;
+    for (i64 group = 0; group < groups; group += skip) {
+        i64 at = chunk_of(group, stride, seed) * CHUNK;
+        i64 later = group + 8 * skip < groups ? group + 8 * skip : group;
+        i64 ahead = chunk_of(later, stride, seed) * CHUNK;
+        u32 b[CHUNK], top = 0;
+        for (int j = 0; j < CHUNK; j += 16) {
+            __builtin_prefetch(r + ahead + j);
+            if (g) __builtin_prefetch(g + ahead + j);
+        }
+        if (g) for (int j = 0; j < CHUNK; j++) b[j] = bits_of(r[at + j] + g[at + j]) & ABS_BITS;
+        else for (int j = 0; j < CHUNK; j++) b[j] = bits_of(r[at + j]) & ABS_BITS;
+        for (int j = 0; j < CHUNK; j++) top = b[j] > top ? b[j] : top;
+        if (top < bound) continue;
+        for (int j = 0; j < CHUNK; j++) { out[count] = b[j]; count += b[j] >= bound; }
+    }
+    return count;
+}
+VARIANTS(sample, (const float *restrict r, const float *restrict g, i64 groups, i64 stride,
+                  i64 skip, u32 seed, u32 bound, u32 *restrict out),
+         (r, g, groups, stride, skip, seed, bound, out))
+
+u32 threshold(const float *r, const float *g, i64 n, i64 rank, i64 stride, u32 seed, u32 *scratch,
+              i64 *hits)
+{
+    enum { SKIP = 16 };
+    i64 groups = n / CHUNK / stride, count = 0, first = 0;
+    u32 bound = 0;
+    if (groups >= 4 * SKIP) { /* a sample of the sample bounds from below what need be kept */
+        count = sample(r, g, groups, stride, SKIP, seed, 0, scratch);
+        double share = (double)rank / SKIP;
+        i64 safe = (i64)(share + 8.0 * sqrt(share) + 16.0);
+        if (safe <= count) bound = ranked(scratch, count, safe, &first);
+    }
+    count = sample(r, g, groups, stride, 1, seed, bound, scratch);
+    if (count < rank) count = sample(r, g, groups, stride, 1, seed, 0, scratch);
+    return ranked(scratch, count, rank, hits);
+}
+
+/* The rank-th largest magnitude of x[0..n) (+ g[0..n)), exactly; scratch has room for n. */
+u32 threshold_of(const float *restrict x, const float *restrict g, i64 n, i64 rank,
+                 u32 *restrict scratch, i64 *hits)
+{
+    for (i64 i = 0; i < n; i++) scratch[i] = bits_of(g ? x[i] + g[i] : x[i]) & ABS_BITS;
+    return ranked(scratch, n, rank, hits);
+}
+
+/* Keep, in place, the `wanted` largest: all above `bound` in magnitude, then the first equal to it. */
+i64 trim(u32 *restrict idx, float *restrict val, i64 count, u32 bound, i64 wanted)
+{
+    i64 kept = 0, ties = wanted;
+    for (i64 i = 0; i < count; i++) ties -= (bits_of(val[i]) & ABS_BITS) > bound;
+    for (i64 i = 0; i < count; i++) {
+        u32 b = bits_of(val[i]) & ABS_BITS;
+        int keep = b > bound || (b == bound && ties-- > 0);
+        idx[kept] = idx[i];
+        val[kept] = val[i];
+        kept += keep;
+    }
+    return kept;
+}
+
+/* ---- bits in and out ---------------------------------------------------------------------------- */
+
+typedef struct { u8 *at; u64 word; int fill; } writer;
+
+INLINE void put(writer *w, u64 value, int width) /* width <= 56; writes 8 bytes ahead */
+{
+    w->word |= value << w->fill;
+    w->fill += width;
+    memcpy(w->at, &w->word, 8);
+    int whole = w->fill >> 3;
+    w->at += whole;
+    w->word = whole == 8 ? 0 : w->word >> (8 * whole);
+    w->fill &= 7;
+}
+INLINE u8 *finish(writer *w)
+{
+    if (w->fill) *w->at++ = (u8)w->word;
+    return w->at;
+}
+
+INLINE u64 load64(const u8 *p, const u8 *end) /* eight bytes, zeros where the payload has ended */
+{
+    u64 v = 0;
+    if (end - p >= 8) { memcpy(&v, p, 8); return v; }
+    for (i64 i = 0; i < end - p; i++) v |= (u64)p[i] << (8 * i);
+    return v;
+}
+
+INLINE u8 *put_varint(u8 *p, u32 v)
+{
+    for (; v >= 128; v >>= 7) *p++ = (u8)(v | 128);
+    *p++ = (u8)v;
+    return p;
+}
+/* Bytes read, or a negative number; only the shortest spelling of a number is valid. */
+INLINE i64 get_varint(const u8 *p, i64 length, u32 *v)
+{
+    u64 value = 0;
+    for (int i = 0; i < 5; i++) {
+        if (i >= length) return BAD_TRUNCATED;
+        value |= (u64)(p[i] & 127) << (7 * i);
+        if (p[i] < 128) {
+            if ((i && !p[i]) || value > 0xffffffffu) return BAD_VARINT;
+            *v = (u32)value;
+            return i + 1;
+        }
+    }
+    return BAD_VARINT;
+}
+
+/* ---- positions: block Rice code ----------------------------------------------------------------
+ * varint U, a unary stream of U bytes, a stream of low bits; see docs/codecs.md. Every number in the
+ * unary stream is that many zeros and a one: for each block of gaps how far the Rice parameter moved
+ * (zigzag), then the quotient of each gap. Low bits: `parameter` bits a gap, or the whole gap after
+ * the escape.
+ */
+
+INLINE int first_parameter(i64 count, i64 elements)
+{
+    int r = bit_length((u32)(elements / count)) - 1;
+    return r < 0 ? 0 : r > MAX_RICE ? MAX_RICE : r;
+}
+
+INLINE u32 gap_cost(const u32 *restrict gap, int m, int r, int whole)
+{
+    u32 cost = 0;
+    for (int i = 0; i < m; i++) {
+        u32 q = gap[i] >> r;
+        cost += q < ESCAPE ? q + 1 + (u32)r : (u32)(ESCAPE + 1 + whole);
+    }
+    return cost;
+}
+
+/* The cheapest of three parameters around the mean bit length, which a float's exponent tells. */
+INLINE int best_parameter(const u32 *restrict gap, int m, int whole)
+{
+    int lengths = 0, best = 0;
+    u32 best_cost = 0xffffffffu;
+    for (int i = 0; i < m; i++) {
+        int exponent = (int)(bits_of((float)(int)gap[i]) >> 23) - 126;
+        lengths += exponent > 0 ? exponent : 0;
+    }
+    int centre = (10 * lengths + 3 * m) / (10 * m);
+    for (int r = centre ? centre - 1 : 0; r <= centre + 1 && r <= MAX_RICE; r++) {
+        u32 cost = gap_cost(gap, m, r, whole);
+        if (cost < best_cost) { best_cost = cost; best = r; }
+    }
+    return best;
+}
+
+/* Four gaps at once: quotients below ESCAPE, so two of their codes always fit one put. */
+INLINE void put_gaps(writer *unary, writer *low, const u32 *restrict gap, int r)
+{
+    const u64 mask = (1u << r) - 1;
+    int a = (int)(gap[0] >> r), b = a + 1 + (int)(gap[1] >> r);
+    int c = (int)(gap[2] >> r), d = c + 1 + (int)(gap[3] >> r);
+    u64 first = 1ull << a | 1ull << b, second = 1ull << c | 1ull << d;
+    if (b + d + 2 <= 56) {
+        put(unary, first | second << (b + 1), b + d + 2);
+    } else {
+        put(unary, first, b + 1);
+        put(unary, second, d + 1);
+    }
+    if (r <= 14) {
+        put(low, (gap[0] & mask) | (gap[1] & mask) << r | (gap[2] & mask) << 2 * r
+                     | (gap[3] & mask) << 3 * r, 4 * r);
+    } else {
+        for (int i = 0; i < 4; i++) put(low, gap[i] & mask, r);
+    }
+}
+
+INLINE void put_gap(writer *unary, writer *low, u32 gap, int r, int whole)
+{
+    u32 q = gap >> r;
+    if (q < ESCAPE) {
+        put(unary, 1ull << q, (int)q + 1);
+        put(low, gap & ((1u << r) - 1), r);
+    } else {
+        put(unary, 1ull << ESCAPE, ESCAPE + 1);
+        put(low, gap, whole);
+    }
+}
+
+/* Bytes written to out. `low` is scratch; both have room for 5 * count + 64. */
+INLINE i64 gaps_encode_body(const u32 *restrict idx, i64 count, i64 elements, u8 *restrict out,
+                            u8 *restrict low)
+{
+    const int whole = bit_length((u32)elements);
+    int r = first_parameter(count, elements);
+    u32 next = 0; /* the first position that may come */
+    writer unary = {out + 5, 0, 0}, rest = {low, 0, 0};
+    for (i64 start = 0; start < count; start += GAP_BLOCK) {
+        int m = (int)(count - start < GAP_BLOCK ? count - start : GAP_BLOCK);
+        u32 gap[GAP_BLOCK], top = 0;
+        gap[0] = idx[start] - next;
+        next = idx[start + m - 1] + 1;
+        int chosen;
+        if (m == GAP_BLOCK) { /* the constant is worth the repetition */
+            for (int i = 1; i < GAP_BLOCK; i++) gap[i] = idx[start + i] - idx[start + i - 1] - 1;
+            for (int i = 0; i < GAP_BLOCK; i++) top = gap[i] > top ? gap[i] : top;
+            chosen = best_parameter(gap, GAP_BLOCK, whole);
+        } else {
+            for (int i = 1; i < m; i++) gap[i] = idx[start + i] - idx[start + i - 1] - 1;
+            chosen = best_parameter(gap, m, whole);
+        }
+        int moved = chosen - r;
+        int zigzag = moved >= 0 ? 2 * moved : -2 * moved - 1;
+        if (zigzag > 48) { put(&unary, 0, 48); zigzag -= 48; }
+        put(&unary, 1ull << zigzag, zigzag + 1);
+        r = chosen;
+        if (m == GAP_BLOCK && top >> r < ESCAPE)
+            for (int i = 0; i < GAP_BLOCK; i += 4) put_gaps(&unary, &rest, gap + i, r);
+        else
+            for (int i = 0; i < m; i++) put_gap(&unary, &rest, gap[i], r, whole);
+    }
+    u8 *unary_end = finish(&unary), *low_end = finish(&rest);
+    i64 unary_bytes = unary_end - (out + 5), low_bytes = low_end - low;
+    u8 head[5], *head_end = put_varint(head, (u32)unary_bytes);
+    i64 head_bytes = head_end - head;
+    memmove(out + head_bytes, out + 5, (size_t)unary_bytes);
+    memcpy(out, head, (size_t)head_bytes);
+    memcpy(out + head_bytes + unary_bytes, low, (size_t)low_bytes);
+    return head_bytes + unary_bytes + low_bytes;
+}
+VARIANTS(gaps_encode, (const u32 *restrict idx, i64 count, i64 elements, u8 *restrict out,
+                       u8 *restrict low),
+         (idx, count, elements, out, low))
+
+typedef struct {
+    const u8 *stream, *end; /* the end is the payload's: a load may look past the stream */
+    i64 bits;               /* in the stream */
+    i64 ahead;              /* the bit after `word`, a multiple of 64 */
+    u64 word;               /* ones not yet taken */
+    i64 last;               /* bit of the one taken last */
+} ones;
+
+/* The next number of the unary stream, or -1 at its end. */
+INLINE i64 take(ones *s)
+{
+    while (!s->word) {
+        i64 left = s->bits - s->ahead;
+        if (left <= 0) return -1;
+        s->word = load64(s->stream + (s->ahead >> 3), s->end);
+        if (left < 64) s->word &= (1ull << left) - 1;
+        s->ahead += 64;
+    }
+    i64 here = s->ahead - 64 + __builtin_ctzll(s->word), value = here - s->last - 1;
+    s->word &= s->word - 1;
+    s->last = here;
+    return value;
+}
+
+/* Bytes read, or a negative number. idx, with room for count, is ascending and below elements. */
+INLINE i64 gaps_decode_body(const u8 *restrict in, i64 length, i64 count, i64 elements,
+                            u32 *restrict idx)
+{
+    if (count <= 0 || count > elements) return BAD_COUNT;
+    const u8 *end = in + length;
+    const int whole = bit_length((u32)elements);
+    u32 unary_bytes;
+    i64 head = get_varint(in, length, &unary_bytes);
+    if (head < 0) return head;
+    if ((i64)unary_bytes > length - head) return BAD_TRUNCATED;
+    if (8 * (i64)unary_bytes < count) return BAD_COUNT;
+    const u8 *low = in + head + unary_bytes;
+    ones stream = {in + head, end, 8 * (i64)unary_bytes, 0, 0, -1};
+    const i64 room = 8 * (end - low);
+    i64 used = 0;
+    int r = first_parameter(count, elements);
+    u64 next = 0;
+    for (i64 start = 0; start < count; start += GAP_BLOCK) {
+        i64 m = count - start < GAP_BLOCK ? count - start : GAP_BLOCK;
+        i64 zigzag = take(&stream);
+        if (zigzag < 0) return BAD_COUNT;
+        if (zigzag > 2 * MAX_RICE) return BAD_PARAMETER;
+        r += (int)(zigzag & 1 ? -(zigzag + 1) / 2 : zigzag / 2);
+        if (r < 0 || r > MAX_RICE) return BAD_PARAMETER;
+        const u32 mask = (1u << r) - 1;
+        for (i64 i = 0; i < m; i++) {
+            i64 q = take(&stream);
+            if (q < 0) return BAD_COUNT;
+            u64 bits = load64(low + (used >> 3), end) >> (used & 7), gap;
+            if (q < ESCAPE) {
+                gap = (u64)q << r | (bits & mask);
+                used += r;
+            } else {
+                gap = bits & ((1ull << whole) - 1);
+                if (q != ESCAPE || gap >> r < ESCAPE) return BAD_QUOTIENT;
+                used += whole;
+            }
+            if (used > room) return BAD_TRUNCATED;
+            next += gap + 1;
+            idx[start + i] = (u32)(next - 1);
+        }
+        if (next > (u64)elements) return BAD_INDEX;
+    }
+    if (stream.word || (stream.last >> 3) + 1 != (i64)unary_bytes) return BAD_PADDING;
+    if (used & 7 && low[used >> 3] >> (used & 7)) return BAD_PADDING;
+    return low + ((used + 7) >> 3) - in;
+}
+VARIANTS(gaps_decode, (const u8 *restrict in, i64 length, i64 count, i64 elements,
+                       u32 *restrict idx),
+         (in, length, count, elements, idx))
+
+/* ---- kept values: sign and level planes --------------------------------------------------------
+ * f32 anchor; a bf16 mean excess over the anchor for every 128 values; a plane of signs; bits - 1
+ * planes of levels. The excess of what a threshold keeps is close to exponential: levels are the
+ * Lloyd-Max points of that law. rec gets what the decoder will see.
+ */
+
+static const float level_at[4][8] = {
+    {1.0f},
+    {0.59362426f, 2.59362426f},
+    {0.33007874f, 1.17798584f, 2.36523436f, 4.36523436f},
+    {0.17534268f, 0.57252912f, 1.0304672f, 1.57116874f, 2.23132622f, 3.07923332f, 4.26648184f,
+     6.26648184f},
+};
+static const float level_edge[4][8] = {
+    {0},
+    {1.59362426f},
+    {0.75403229f, 1.7716101f, 3.36523436f},
+    {0.3739359f, 0.80149816f, 1.30081797f, 1.90124748f, 2.65527977f, 3.67285758f, 5.26648184f},
+};
+
+INLINE u32 round_bf16(float x) /* ties to even; x is finite */
+{
+    u32 b = bits_of(x);
+    return (b + 0x7fffu + (b >> 16 & 1)) >> 16;
+}
+
+INLINE float fold(const float lane[16])
+{
+    float a[8], b[4];
+    for (int j = 0; j < 8; j++) a[j] = lane[j] + lane[j + 8];
+    for (int j = 0; j < 4; j++) b[j] = a[j] + a[j + 4];
+    return (b[0] + b[2]) + (b[1] + b[3]);
+}
+
+INLINE u8 pack8(const u8 flag[8]) /* eight bytes of 0 or 1 to one, the first lowest */
+{
+    u64 v;
+    memcpy(&v, flag, 8);
+    return (u8)(v * 0x0102040810204080ull >> 56);
+}
+
+/* Sign bits of m floats, eight to a byte, the first lowest. */
+typedef void packer(const float *x, int m, u8 *out);
+
+static void pack_signs(const float *restrict x, int m, u8 *restrict out)
+{
+    for (int i = 0; i < m; i += 8) {
+        u32 byte = 0;
+        for (int j = 0; j < 8 && i + j < m; j++) byte |= bits_of(x[i + j]) >> 31 << j;
+        out[i / 8] = (u8)byte;
+    }
+}
+#ifdef X86
+AVX2 static void pack_signs_avx2(const float *restrict x, int m, u8 *restrict out)
+{
+    int i = 0;
+    for (; i + 8 <= m; i += 8) out[i / 8] = (u8)_mm256_movemask_ps(_mm256_loadu_ps(x + i));
+    if (i < m) pack_signs(x + i, m - i, out + i / 8);
+}
+#endif
+#ifdef NEON
+static void pack_signs_neon(const float *restrict x, int m, u8 *restrict out)
+{
+    static const int32_t lanes[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const int32x4_t low = vld1q_s32(lanes), high = vld1q_s32(lanes + 4);
+    int i = 0;
+    for (; i + 8 <= m; i += 8) {
+        uint32x4_t a = vshrq_n_u32(vreinterpretq_u32_f32(vld1q_f32(x + i)), 31);
+        uint32x4_t b = vshrq_n_u32(vreinterpretq_u32_f32(vld1q_f32(x + i + 4)), 31);
+        out[i / 8] = (u8)vaddvq_u32(vorrq_u32(vshlq_u32(a, low), vshlq_u32(b, high)));
+    }
+    if (i < m) pack_signs(x + i, m - i, out + i / 8);
+}
+#endif
+
+/* VARIANTS of a body whose last argument is one of the functions of a family for m floats. */
+#ifdef X86
+#define FAMILY_VARIANTS(name, family, params, ...) \
+    static i64 name##_portable params { return name##_body(__VA_ARGS__, family); } \
+    AVX2 static i64 name##_avx2 params { return name##_body(__VA_ARGS__, family##_avx2); } \
+    i64 name params { return tier ? name##_avx2(__VA_ARGS__) : name##_portable(__VA_ARGS__); }
+#elif defined(NEON)
+#define FAMILY_VARIANTS(name, family, params, ...) \
+    i64 name params { return name##_body(__VA_ARGS__, tier ? family##_neon : family); }
+#else
+#define FAMILY_VARIANTS(name, family, params, ...) \
+    i64 name params { return name##_body(__VA_ARGS__, family); }
+#endif
+
+/* The mean of excess[0..m), rounded to bf16; the rest of the array is zero. */
+INLINE u32 mean_bits(const float excess[LEVEL_BLOCK], int m)
+{
+    float lane[16] = {0};
+    for (int i = 0; i < LEVEL_BLOCK; i += 16)
+        for (int j = 0; j < 16; j++) lane[j] += excess[i + j];
+    float mean = fold(lane) / (float)m;
+    return round_bf16(mean > 0.0f ? mean : 0.0f);
+}
+
+/* One block: excess mean, signs, levels. m is LEVEL_BLOCK for all but the last. */
+INLINE i64 level_block(const float *restrict v, int m, float anchor, int bits, u8 *restrict mean_at,
+                       u8 *restrict signs, i64 plane, float *restrict rec, packer *pack)
+{
+    const int levels = 1 << (bits - 1);
+    float magnitude[LEVEL_BLOCK], excess[LEVEL_BLOCK], point[8], edge[8];
+    u32 top = 0;
+    for (int i = 0; i < m; i++) {
+        u32 x = bits_of(v[i]) & ABS_BITS;
+        top = x > top ? x : top;
+        magnitude[i] = float_of(x);
+        excess[i] = float_of(x) - anchor;
+    }
+    if (top >= LIMIT_BITS) return BAD_MAGNITUDE;
+    for (int i = m; i < LEVEL_BLOCK; i++) excess[i] = 0.0f;
+    u32 stored = mean_bits(excess, m);
+    float mean = float_of(stored << 16);
+    memcpy(mean_at, &(u16){(u16)stored}, 2);
+    for (int j = 0; j < levels; j++) {
+        point[j] = anchor + mean * level_at[bits - 1][j];
+        edge[j] = anchor + mean * level_edge[bits - 1][j];
+    }
+    pack(v, m, signs);
+    if (bits <= 2) {
+        const float low = point[0], high = point[levels - 1], middle = edge[0];
+        for (int i = 0; i < m; i++) {
+            float x = bits == 2 && magnitude[i] > middle ? high : low;
+            rec[i] = float_of(bits_of(x) | (bits_of(v[i]) & SIGN_BIT));
+            magnitude[i] = middle - magnitude[i]; /* negative where the upper level is taken */
+        }
+        if (bits == 2) pack(magnitude, m, signs + plane);
+        return 0;
+    }
+    u8 level[LEVEL_BLOCK] = {0}, flag[LEVEL_BLOCK];
+    for (int j = 0; j + 1 < levels; j++)
+        for (int i = 0; i < m; i++) level[i] += magnitude[i] > edge[j];
+    for (int i = 0; i < m; i++)
+        rec[i] = float_of(bits_of(point[level[i]]) | (bits_of(v[i]) & SIGN_BIT));
+    for (int p = 0; p < bits - 1; p++) {
+        for (int i = 0; i < LEVEL_BLOCK; i++) flag[i] = level[i] >> p & 1;
+        for (int i = 0; i < (m + 7) / 8; i++) signs[(1 + p) * plane + i] = pack8(flag + 8 * i);
+    }
+    return 0;
+}
+
+/* Bytes written, or BAD_MAGNITUDE for a value that is not finite or beyond the limit. */
+INLINE i64 levels_encode_body(const float *restrict val, i64 count, float anchor, int bits,
+                              u8 *restrict out, float *restrict rec, packer *pack)
+{
+    i64 blocks = (count + LEVEL_BLOCK - 1) / LEVEL_BLOCK, plane = (count + 7) / 8, result;
+    u8 *means = out + 4, *signs = means + 2 * blocks;
+    memcpy(out, &anchor, 4);
+    for (i64 b = 0, start = 0; b < blocks; b++, start += LEVEL_BLOCK) {
+        u8 *here = signs + start / 8;
+        if (count - start < LEVEL_BLOCK)
+            result = level_block(val + start, (int)(count - start), anchor, bits, means + 2 * b,
+                                 here, plane, rec + start, pack);
+        else if (bits == 2) /* constants that are worth the repetition */
+            result = level_block(val + start, LEVEL_BLOCK, anchor, 2, means + 2 * b, here, plane,
+                                 rec + start, pack);
+        else
+            result = level_block(val + start, LEVEL_BLOCK, anchor, bits, means + 2 * b, here, plane,
+                                 rec + start, pack);
+        if (result < 0) return result;
+    }
+    return 4 + 2 * blocks + bits * plane;
+}
+FAMILY_VARIANTS(levels_encode, pack_signs, (const float *restrict val, i64 count, float anchor, int bits,
+                                            u8 *restrict out, float *restrict rec),
+                val, count, anchor, bits, out, rec)
+
+/* Bytes read, or a negative number. val gets weight * value. */
+INLINE i64 levels_decode_body(const u8 *restrict in, i64 length, i64 count, int bits, float weight,
+                              float *restrict val)
+{
+    const int levels = 1 << (bits - 1);
+    const float *at = level_at[bits - 1];
+    i64 blocks = (count + LEVEL_BLOCK - 1) / LEVEL_BLOCK, plane = (count + 7) / 8;
+    i64 bytes = 4 + 2 * blocks + bits * plane;
+    if (length < bytes) return BAD_TRUNCATED;
+    const u8 *excesses = in + 4, *signs = excesses + 2 * blocks, *end = in + bytes;
+    float anchor = load_float(in);
+    if (bits_of(anchor) >= LIMIT_BITS) return BAD_MAGNITUDE; /* a negative one too */
+    if (count & 7)
+        for (int p = 0; p < bits; p++)
+            if (signs[(p + 1) * plane - 1] >> (count & 7)) return BAD_PADDING;
+    for (i64 b = 0; b < blocks; b++) {
+        i64 start = b * LEVEL_BLOCK, stop = start + LEVEL_BLOCK < count ? start + LEVEL_BLOCK : count;
+        float point[16];
+        u16 stored;
+        memcpy(&stored, excesses + 2 * b, 2);
+        if ((u32)stored << 16 >= LIMIT_BITS) return BAD_MAGNITUDE;
+        float mean = float_of((u32)stored << 16);
+        for (int j = 0; j < levels; j++) {
+            float x = weight * (anchor + mean * at[j]);
+            point[2 * j] = x;
+            point[2 * j + 1] = -x;
+        }
+        for (i64 i = start; i < stop; i += 64) {
+            u64 word[4];
+            int m = (int)(stop - i < 64 ? stop - i : 64);
+            for (int p = 0; p < bits; p++) word[p] = load64(signs + p * plane + i / 8, end);
+            for (int j = 0; j < m; j++) {
+                u64 code = word[0] >> j & 1;
+                for (int p = 1; p < bits; p++) code |= (word[p] >> j & 1) << p;
+                val[i + j] = point[code];
+            }
+        }
+    }
+    return bytes;
+}
+#define LEVELS_DECODE(in, length, count, bits, weight, val) \
+    (bits == 2 ? levels_decode_body(in, length, count, 2, weight, val) \
+     : bits == 1 ? levels_decode_body(in, length, count, 1, weight, val) \
+     : bits == 3 ? levels_decode_body(in, length, count, 3, weight, val) \
+                 : levels_decode_body(in, length, count, 4, weight, val))
+
+i64 levels_decode(const u8 *restrict in, i64 length, i64 count, int bits, float weight,
+                  float *restrict val)
+{
+    return LEVELS_DECODE(in, length, count, bits, weight, val);
+}
+
+/* ---- sparse parts ------------------------------------------------------------------------------- */
+
+/* r[idx] = val - rec: what of the kept elements was not sent. */
+i64 settle(float *restrict r, const u32 *restrict idx, const float *restrict val,
+           const float *restrict rec, i64 count)
+{
+    for (i64 i = 0; i < count; i++) r[idx[i]] = val[i] - rec[i];
+    return 0;
+}
+
+/* A whole sparse payload; values as planes (bits 1..4, anchored at the smallest magnitude) or raw
+ * (bits 32). Where r is given, r[idx] becomes what was not sent. Bytes written, or a negative number.
+ * out has room for 10 * count + 128, scratch for 5 * count + 64, aligned for floats. */
+i64 sparse_encode(float *restrict r, const u32 *restrict idx, const float *restrict val, i64 count,
+                  i64 elements, int bits, u8 *restrict out, u8 *restrict scratch)
+{
+    u8 *at = put_varint(out, (u32)count);
+    if (!count) return at - out;
+    at += gaps_encode(idx, count, elements, at, scratch);
+    u32 top = 0, least = ABS_BITS;
+    for (i64 i = 0; i < count; i++) {
+        u32 b = bits_of(val[i]) & ABS_BITS;
+        top = b > top ? b : top;
+        least = b < least ? b : least;
+    }
+    if (top >= LIMIT_BITS) return BAD_MAGNITUDE;
+    if (bits == 32) {
+        memcpy(at, val, 4 * (size_t)count);
+        if (r) for (i64 i = 0; i < count; i++) r[idx[i]] = 0.0f;
+        return at + 4 * count - out;
+    }
+    float *rec = (float *)(void *)scratch;
+    i64 written = levels_encode(val, count, float_of(least), bits, at, rec);
+    if (written < 0) return written;
+    if (r) settle(r, idx, val, rec, count);
+    return at + written - out;
+}
+
+/* The number of entries a sparse payload announces, and in `head` the bytes that number took. */
+i64 sparse_count(const u8 *in, i64 length, i64 elements, i64 *head)
+{
+    u32 count;
+    i64 read = get_varint(in, length, &count);
+    if (read < 0) return read;
+    if ((i64)count > elements) return BAD_COUNT;
+    if (count == 0 && length != read) return BAD_TRAILING;
+    if ((i64)count > 8 * length) return BAD_COUNT;
+    *head = read;
+    return count;
+}
+
+/* A sparse payload whose values are planes (bits 1..4) or raw float32 (bits 32) to idx and
+ * weight * val; both have room for the announced count. The count, or a negative number. */
+i64 sparse_decode(const u8 *restrict in, i64 length, i64 elements, int bits, float weight,
+                  u32 *restrict idx, float *restrict val)
+{
+    i64 at = 0, read, count = sparse_count(in, length, elements, &at);
+    if (count <= 0) return count;
+    read = gaps_decode(in + at, length - at, count, elements, idx);
+    if (read < 0) return read;
+    at += read;
+    if (bits == 32) {
+        if (length - at < 4 * count) return BAD_TRUNCATED;
+        for (i64 i = 0; i < count; i++) {
+            float x = load_float(in + at + 4 * i);
+            if ((bits_of(x) & ABS_BITS) >= LIMIT_BITS) return BAD_MAGNITUDE;
+            val[i] = weight * x;
+        }
+        read = 4 * count;
+    } else {
+        read = levels_decode(in + at, length - at, count, bits, weight, val);
+        if (read < 0) return read;
+    }
+    return at + read == length ? count : BAD_TRAILING;
+}
+
+/* r[idx] = val. */
+i64 scatter(float *restrict r, const u32 *restrict idx, const float *restrict val, i64 count)
+{
+    for (i64 i = 0; i < count; i++) r[idx[i]] = val[i];
+    return 0;
+}
+
+/* y[idx] += val of many messages, tile by tile, in the messages' order: each tile of y is
+ * fetched once. Message j has idx[start[j] .. start[j + 1]), ascending and below n. */
+i64 scatter_tiles(float *restrict y, i64 n, const u32 *restrict idx, const float *restrict val,
+                  const i64 *restrict start, i64 *restrict cursor, i64 messages, i64 tile)
+{
+    for (i64 j = 0; j < messages; j++) cursor[j] = start[j];
+    for (i64 stop = tile < n ? tile : n, from = 0; from < n;
+         from = stop, stop = stop + tile < n ? stop + tile : n) {
+        for (i64 j = 0; j < messages; j++) {
+            i64 i = cursor[j], end = start[j + 1];
+            for (; i < end && (i64)idx[i] < stop; i++) y[idx[i]] += val[i];
+            cursor[j] = i;
+        }
+    }
+    return 0;
+}
+
+/* ---- blockwise codes: a scale for each block, levels -s..s -------------------------------------
+ * scale = max|x| / s; code = x / scale, rounded to nearest even or stochastically. Where g is given,
+ * r += g first and r -= decoded after; else r is only read. Widths: 8 (int8), 4 (two to a byte, +8), 5
+ * (five trits to a byte). Blocks hold 256 elements, of trits 512.
+ */
+
+enum { MAX_BLOCK = 512 };
+static const float rounder = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+
+INLINE i64 code_bytes(i64 m, int width)
+{
+    return width == 8 ? m : width == 4 ? (m + 1) / 2 : (m + 4) / 5;
+}
+
+INLINE void pack_codes(const int *restrict q, int m, int width, u8 *restrict out)
+{
+    if (width == 8) {
+        for (int i = 0; i < m; i++) out[i] = (u8)q[i];
+    } else if (width == 4) {
+        u8 n[MAX_BLOCK];
+        for (int i = 0; i < m; i++) n[i] = (u8)(q[i] + 8);
+        for (int i = 0; i < m / 2; i++) out[i] = (u8)(n[2 * i] | n[2 * i + 1] << 4);
+        if (m & 1) out[m / 2] = n[m - 1];
+    } else { /* byte i holds the elements i, i + run, i + 2 run, ...: lanes, not neighbours */
+        int run = (m + 4) / 5;
+        u8 t[MAX_BLOCK + 5];
+        for (int i = 0; i < m; i++) t[i] = (u8)(q[i] + 1);
+        for (int i = m; i < 5 * run; i++) t[i] = 0;
+        for (int i = 0; i < run; i++)
+            out[i] = (u8)(t[i] + 3 * t[run + i] + 9 * t[2 * run + i] + 27 * t[3 * run + i]
+                          + 81 * t[4 * run + i]);
+    }
+}
+
+/* One block; `first` is the position of its first element, which the noise is drawn from. */
+INLINE i64 code_block(float *restrict x, const float *restrict g, int m, int levels, int width,
+                      int stochastic, u32 noise, u32 first, u8 *restrict scale_at, u8 *restrict out)
+{
+    const float most = (float)levels;
+    int q[MAX_BLOCK];
+    u32 top = 0;
+    for (int i = 0; i < m; i++) {
+        float v = g ? x[i] + g[i] : x[i];
+        u32 b = bits_of(v) & ABS_BITS;
+        if (g) x[i] = v;
+        top = b > top ? b : top;
+    }
+    if (top >= LIMIT_BITS) return BAD_MAGNITUDE;
+    float scale = top < TINY_BITS ? 0.0f : float_of(top) / most;
+    float inverse = top < TINY_BITS ? 0.0f : most / float_of(top);
+    memcpy(scale_at, &scale, 4);
+    if (width == 8 && !stochastic && g) { /* the sum's last bits are the code: no second array */
+        for (int i = 0; i < m; i++) {
+            float v = x[i], shifted = v * inverse + rounder;
+            out[i] = (u8)(bits_of(shifted) - bits_of(rounder));
+            x[i] = v - scale * (shifted - rounder);
+        }
+        return 0;
+    }
+    for (int i = 0; i < m; i++) {
+        float v = x[i];
+        if (stochastic) {
+            float u = (float)(int)(hash32((first + (u32)i) ^ noise) >> 8) * 0x1p-24f;
+            int code = (int)(v * inverse + u + most);
+            q[i] = (code > 2 * levels ? 2 * levels : code) - levels;
+        } else {
+            q[i] = (int)((v * inverse + rounder) - rounder);
+        }
+        if (g) x[i] = v - scale * (float)q[i];
+    }
+    pack_codes(q, m, width, out);
+    return 0;
+}
+
+INLINE i64 code_blocks(float *restrict r, const float *restrict g, i64 n, int block, int levels,
+                       int width, int stochastic, u32 noise, u8 *restrict scales,
+                       u8 *restrict codes)
+{
+    i64 start = 0, result = 0;
+    for (; start + block <= n && !result; start += block)
+        result = code_block(r + start, g ? g + start : NULL, block, levels, width, stochastic, noise,
+                            (u32)start, scales + 4 * (start / block),
+                            codes + start / block * code_bytes(block, width));
+    if (start < n && !result)
+        result = code_block(r + start, g ? g + start : NULL, (int)(n - start), levels, width,
+                            stochastic, noise, (u32)start, scales + 4 * (start / block),
+                            codes + start / block * code_bytes(block, width));
+    return result;
+}
+
+/* One loop for each shape, so that each is compiled without the questions. */
+INLINE i64 blocks_encode_body(float *restrict r, const float *restrict g, i64 n, int levels,
+                              int width, int stochastic, u32 noise, u8 *restrict scales,
+                              u8 *restrict codes)
+{
+#define CODE(g, block, width, stochastic) \
+    code_blocks(r, g, n, block, levels, width, stochastic, noise, scales, codes)
+    if (width == 5) return g ? CODE(g, 512, 5, 1) : CODE(NULL, 512, 5, 1);
+    if (width == 4 && stochastic) return g ? CODE(g, 256, 4, 1) : CODE(NULL, 256, 4, 1);
+    if (width == 4) return g ? CODE(g, 256, 4, 0) : CODE(NULL, 256, 4, 0);
+    if (stochastic) return g ? CODE(g, 256, 8, 1) : CODE(NULL, 256, 8, 1);
+    return g ? CODE(g, 256, 8, 0) : CODE(NULL, 256, 8, 0);
+#undef CODE
+}
+VARIANTS(blocks_encode, (float *restrict r, const float *restrict g, i64 n, int levels, int width,
+                         int stochastic, u32 noise, u8 *restrict scales, u8 *restrict codes),
+         (r, g, n, levels, width, stochastic, noise, scales, codes))
+
+INLINE void unpack_codes(const u8 *restrict in, int m, int width, int *restrict q)
+{
+    if (width == 8) {
+        for (int i = 0; i < m; i++) q[i] = (int8_t)in[i];
+    } else if (width == 4) {
+        for (int i = 0; i < m / 2; i++) {
+            q[2 * i] = (in[i] & 15) - 8;
+            q[2 * i + 1] = (in[i] >> 4) - 8;
+        }
+        if (m & 1) q[m - 1] = (in[m / 2] & 15) - 8;
+    } else {
+        int run = (m + 4) / 5;
+        u16 left[MAX_BLOCK / 5 + 1];
+        for (int i = 0; i < run; i++) left[i] = in[i];
+        for (int d = 0; d < 5; d++) {
+            int stop = m - d * run < run ? m - d * run : run;
+            for (int i = 0; i < stop; i++) {
+                u16 third = (u16)(left[i] * 171 >> 9); /* exact below 256 */
+                q[d * run + i] = left[i] - 3 * third - 1;
+                left[i] = third;
+            }
+        }
+    }
+}
+
+/* 0 if the scales and codes of a payload of the right length are ones an encoder can write. */
+INLINE i64 blocks_check_body(const u8 *restrict scales, const u8 *restrict codes, i64 n, int levels,
+                             int width)
+{
+    static const int power[5] = {1, 3, 9, 27, 81};
+    const int block = width == 5 ? 512 : 256;
+    int bad = 0;
+    for (i64 start = 0; start < n; start += block) {
+        int m = (int)(n - start < block ? n - start : block), q[MAX_BLOCK] = {0};
+        const u8 *code = codes + start / block * code_bytes(block, width);
+        if (bits_of(load_float(scales + 4 * (start / block))) >= LIMIT_BITS) return BAD_MAGNITUDE;
+        if (width == 4 && m & 1 && code[m / 2] >> 4) return BAD_PADDING;
+        if (width == 5) {
+            int run = (m + 4) / 5;
+            for (int i = 0; i < run; i++) bad |= code[i] >= 243;
+            for (int i = m; i < 5 * run; i++) bad |= code[i % run] / power[i / run] % 3 != 0;
+        } else {
+            unpack_codes(code, m, width, q);
+            for (int i = 0; i < m; i++) bad |= (q[i] > levels) | (q[i] < -levels);
+        }
+    }
+    return bad ? BAD_CODE : 0;
+}
+VARIANTS(blocks_check, (const u8 *restrict scales, const u8 *restrict codes, i64 n, int levels,
+                        int width),
+         (scales, codes, n, levels, width))
+
+/* y = decoded, or y += weight * decoded. The payload has been checked. */
+INLINE i64 blocks_decode_body(const u8 *restrict scales, const u8 *restrict codes, i64 n, int width,
+                              int add, float weight, float *restrict y)
+{
+    const int block = width == 5 ? 512 : 256;
+    for (i64 start = 0; start < n; start += block) {
+        int m = (int)(n - start < block ? n - start : block), q[MAX_BLOCK];
+        float scale = load_float(scales + 4 * (start / block)), *out = y + start;
+        unpack_codes(codes + start / block * code_bytes(block, width), m, width, q);
+        if (add) for (int i = 0; i < m; i++) out[i] += weight * (scale * (float)q[i]);
+        else for (int i = 0; i < m; i++) out[i] = scale * (float)q[i];
+    }
+    return 0;
+}
+VARIANTS(blocks_decode, (const u8 *restrict scales, const u8 *restrict codes, i64 n, int width,
+                         int add, float weight, float *restrict y),
+         (scales, codes, n, width, add, weight, y))
+
+/* ---- signs: one bit an element, the block's mean magnitude -------------------------------------- */
+
+enum { SIGN_BLOCK = 512 };
+
+/* Sign bits of m floats to `out`; then x -= scale, with the sign of x. */
+typedef void taker(float *x, int m, float scale, u8 *out);
+
+static void take_signs(float *restrict x, int m, float scale, u8 *restrict out)
+{
+    pack_signs(x, m, out);
+    for (int i = 0; i < m; i++) x[i] -= float_of(bits_of(scale) | (bits_of(x[i]) & SIGN_BIT));
+}
+#ifdef X86
+AVX2 static void take_signs_avx2(float *restrict x, int m, float scale, u8 *restrict out)
+{
+    const __m256 sign = _mm256_set1_ps(-0.0f), magnitude = _mm256_set1_ps(scale);
+    int i = 0;
+    for (; i + 8 <= m; i += 8) {
+        __m256 v = _mm256_loadu_ps(x + i);
+        out[i / 8] = (u8)_mm256_movemask_ps(v);
+        _mm256_storeu_ps(
+            x + i, _mm256_sub_ps(v, _mm256_or_ps(magnitude, _mm256_and_ps(v, sign))));
+    }
+    if (i < m) take_signs(x + i, m - i, scale, out + i / 8);
+}
+#endif
+#ifdef NEON
+static void take_signs_neon(float *restrict x, int m, float scale, u8 *restrict out)
+{
+    pack_signs_neon(x, m, out);
+    for (int i = 0; i < m; i++) x[i] -= float_of(bits_of(scale) | (bits_of(x[i]) & SIGN_BIT));
+}
+#endif
+
+INLINE i64 sign_block(float *restrict x, const float *restrict g, int m, u8 *restrict scale_at,
+                      u8 *restrict out, taker *take)
+{
+    float lane[16] = {0};
+    int whole = m & ~15;
+    for (int i = 0; i < whole; i += 16)
+        for (int j = 0; j < 16; j++) {
+            float v = x[i + j] + g[i + j];
+            x[i + j] = v;
+            lane[j] += fabsf(v);
+        }
+    for (int i = whole; i < m; i++) {
+        x[i] += g[i];
+        lane[i - whole] += fabsf(x[i]);
+    }
+    float scale = fold(lane) / (float)m;
+    if (!(scale < 0x1p100f)) return BAD_MAGNITUDE;
+    memcpy(scale_at, &scale, 4);
+    take(x, m, scale, out);
+    return 0;
+}
+
+/* r += g, then scales and signs, and r -= decoded. */
+INLINE i64 signs_drain_body(float *restrict r, const float *restrict g, i64 n, u8 *restrict scales,
+                            u8 *restrict bits, taker *take)
+{
+    i64 start = 0, result = 0;
+    for (; start + SIGN_BLOCK <= n && !result; start += SIGN_BLOCK)
+        result = sign_block(r + start, g + start, SIGN_BLOCK, scales + 4 * (start / SIGN_BLOCK),
+                            bits + start / 8, take);
+    if (start < n && !result)
+        result = sign_block(r + start, g + start, (int)(n - start),
+                            scales + 4 * (start / SIGN_BLOCK), bits + start / 8, take);
+    return result;
+}
+FAMILY_VARIANTS(signs_drain, take_signs, (float *restrict r, const float *restrict g, i64 n,
+                                          u8 *restrict scales, u8 *restrict bits),
+                r, g, n, scales, bits)
+
+INLINE i64 signs_encode_body(const float *restrict x, i64 n, u8 *restrict scales, u8 *restrict bits,
+                             packer *pack)
+{
+    for (i64 start = 0; start < n; start += SIGN_BLOCK) {
+        int m = (int)(n - start < SIGN_BLOCK ? n - start : SIGN_BLOCK), whole = m & ~15;
+        const float *v = x + start;
+        float lane[16] = {0}, scale;
+        for (int i = 0; i < whole; i += 16)
+            for (int j = 0; j < 16; j++) lane[j] += fabsf(v[i + j]);
+        for (int i = whole; i < m; i++) lane[i - whole] += fabsf(v[i]);
+        scale = fold(lane) / (float)m;
+        if (!(scale < 0x1p100f)) return BAD_MAGNITUDE;
+        memcpy(scales + 4 * (start / SIGN_BLOCK), &scale, 4);
+        pack(v, m, bits + start / 8);
+    }
+    return 0;
+}
+FAMILY_VARIANTS(signs_encode, pack_signs, (const float *restrict x, i64 n, u8 *restrict scales,
+                                           u8 *restrict bits),
+                x, n, scales, bits)
+
+/* 0 if the scales of a payload of the right length, and its last bits, are valid. */
+i64 signs_check(const u8 *restrict scales, const u8 *restrict bits, i64 n)
+{
+    for (i64 b = 0; b * SIGN_BLOCK < n; b++)
+        if (bits_of(load_float(scales + 4 * b)) >= LIMIT_BITS) return BAD_MAGNITUDE;
+    return n & 7 && bits[n / 8] >> (n & 7) ? BAD_PADDING : 0;
+}
+
+/* y = value with the signs in `bits`, or y += that. */
+typedef void giver(const u8 *bits, int m, u32 value, int add, float *y);
+
+static void give_signs(const u8 *restrict bits, int m, u32 value, int add, float *restrict y)
+{
+    for (int i = 0; i < m; i++) {
+        float x = float_of(value ^ (u32)(bits[i / 8] >> (i & 7) & 1) << 31);
+        y[i] = add ? y[i] + x : x;
+    }
+}
+#ifdef X86
+AVX2 static void give_signs_avx2(const u8 *restrict bits, int m, u32 value, int add,
+                                 float *restrict y)
+{
+    const __m256i place = _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24);
+    const __m256i sign = _mm256_set1_epi32((int)SIGN_BIT), v = _mm256_set1_epi32((int)value);
+    int i = 0;
+    for (; i + 8 <= m; i += 8) {
+        __m256i flip = _mm256_and_si256(
+            _mm256_sllv_epi32(_mm256_set1_epi32(bits[i / 8]), place), sign);
+        __m256 x = _mm256_castsi256_ps(_mm256_xor_si256(v, flip));
+        _mm256_storeu_ps(y + i, add ? _mm256_add_ps(_mm256_loadu_ps(y + i), x) : x);
+    }
+    if (i < m) give_signs(bits + i / 8, m - i, value, add, y + i);
+}
+#endif
+#ifdef NEON
+static void give_signs_neon(const u8 *restrict bits, int m, u32 value, int add, float *restrict y)
+{
+    static const int32_t shift[8] = {31, 30, 29, 28, 27, 26, 25, 24};
+    const uint32x4_t sign = vdupq_n_u32(SIGN_BIT), v = vdupq_n_u32(value);
+    int i = 0;
+    for (; i + 8 <= m; i += 8)
+        for (int half = 0; half < 8; half += 4) {
+            uint32x4_t byte = vshlq_u32(vdupq_n_u32(bits[i / 8]), vld1q_s32(shift + half));
+            float32x4_t x = vreinterpretq_f32_u32(veorq_u32(v, vandq_u32(byte, sign)));
+            float *out = y + i + half;
+            vst1q_f32(out, add ? vaddq_f32(vld1q_f32(out), x) : x);
+        }
+    if (i < m) give_signs(bits + i / 8, m - i, value, add, y + i);
+}
+#endif
+
+/* y = decoded, or y += weight * decoded. The payload has been checked. */
+INLINE i64 signs_decode_body(const u8 *restrict scales, const u8 *restrict bits, i64 n, int add,
+                             float weight, float *restrict y, giver *give)
+{
+    for (i64 start = 0; start < n; start += SIGN_BLOCK) {
+        int m = (int)(n - start < SIGN_BLOCK ? n - start : SIGN_BLOCK);
+        float scale = load_float(scales + 4 * (start / SIGN_BLOCK));
+        if (add) give(bits + start / 8, m, bits_of(weight * scale), 1, y + start);
+        else give(bits + start / 8, m, bits_of(scale), 0, y + start);
+    }
+    return 0;
+}
+FAMILY_VARIANTS(signs_decode, give_signs, (const u8 *restrict scales, const u8 *restrict bits, i64 n,
+                                           int add, float weight, float *restrict y),
+                scales, bits, n, add, weight, y)
+
+/* ---- bfloat16 ------------------------------------------------------------------------------------- */
+
+INLINE i64 bf16_encode_body(const float *restrict x, i64 n, u16 *restrict out)
+{
+    for (i64 i = 0; i < n; i++) {
+        u32 b = bits_of(x[i]);
+        u32 rounded = (b + 0x7fffu + (b >> 16 & 1)) >> 16;
+        out[i] = (u16)((b & ABS_BITS) > 0x7f800000u ? (b >> 16 | 0x40u) : rounded);
+    }
+    return 0;
+}
+VARIANTS(bf16_encode, (const float *restrict x, i64 n, u16 *restrict out), (x, n, out))

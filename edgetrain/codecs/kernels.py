@@ -1,0 +1,240 @@
+"""Which implementation of the inner loops is in use: the C library, or NumPy.
+
+Both give the same bits (tests/codecs); C is faster. Nothing is loaded before the first use.
+EDGETRAIN_KERNELS chooses by hand: auto, numpy, or an instruction set (portable, avx2, avx512,
+neon), which is an error if this machine lacks it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edgetrain.codecs.base import Vector
+from edgetrain.errors import ConfigError, did_you_mean
+
+Indices: TypeAlias = npt.NDArray[np.uint32]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+CHUNK = 64
+"""Neighbours that are sampled together."""
+GAP_BLOCK = 32
+"""Gaps that share a Rice parameter."""
+ESCAPE = 24
+"""The quotient that says: the gap follows in full."""
+MAX_RICE = 30
+LEVEL_BLOCK = 128
+"""Kept values that share a mean excess."""
+SIGN_BLOCK = 512
+"""Elements that share a scale in the sign codec."""
+LIMIT = 2.0**100
+"""Magnitudes from here on are refused by lossy codecs: training has diverged long before."""
+TINY = 2.0**-100
+"""A block of values that are all below this is sent as zeros."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A blockwise code: a scale for every block, integer levels -levels..levels.
+
+    `width` is the layout: 8 bits, 4 bits (two to a byte) or 5 (five trits to a byte, always
+    stochastic).
+    """
+
+    levels: int
+    width: int
+    stochastic: bool = False
+
+    @property
+    def block(self) -> int:
+        return 512 if self.width == 5 else 256
+
+    def code_bytes(self, elements: int) -> int:
+        """Bytes of the codes of that many elements."""
+        whole, rest = divmod(elements, self.block)
+        return whole * self._bytes(self.block) + self._bytes(rest)
+
+    def scale_bytes(self, elements: int) -> int:
+        """Bytes of the scales of that many elements."""
+        return 4 * -(-elements // self.block)
+
+    def _bytes(self, m: int) -> int:
+        return {8: m, 4: (m + 1) // 2, 5: (m + 4) // 5}[self.width]
+
+
+class Kernels(Protocol):
+    """The inner loops. Arrays are flat, contiguous, and only written where it is said."""
+
+    name: str
+
+    def stream_add(self, r: Vector, g: Vector) -> None:
+        """r += g: twelve bytes an element, the yardstick of the benchmarks."""
+
+    def threshold(
+        self, r: Vector, g: Vector | None, rank: int, stride: int, seed: int
+    ) -> tuple[int, int]:
+        """(bits, hits): the rank-th largest magnitude of a sample of r + g, as float32 bits.
+
+        One chunk of 64 of every `stride` is sampled. `hits` counts the sampled magnitudes that are
+        at least as large.
+        """
+
+    def threshold_of(self, r: Vector, g: Vector | None, rank: int) -> tuple[int, int]:
+        """The same for the rank-th largest magnitude of all of r + g, exactly."""
+
+    def select(self, r: Vector, g: Vector | None, bound: int, zero: bool) -> tuple[Indices, Vector]:
+        """r += g, then (positions, values) of what has at least the magnitude `bound` (bits).
+
+        Zeroed in r on demand. The arrays are valid until this thread's next call.
+        """
+
+    def trim(
+        self, positions: Indices, values: Vector, bound: int, wanted: int
+    ) -> tuple[Indices, Vector]:
+        """The `wanted` largest, `bound` being the smallest magnitude of these; may reuse arrays."""
+
+    def gaps_encode(self, positions: Indices, elements: int) -> Bytes:
+        """Ascending positions below `elements`, at least one, as gaps in block Rice code."""
+
+    def gaps_decode(self, payload: Bytes, count: int, elements: int) -> tuple[Indices, int]:
+        """(positions, bytes read). Raises BadPayload."""
+
+    def levels_encode(self, values: Vector, anchor: float, bits: int) -> tuple[Bytes, Vector]:
+        """(bytes, what they decode to): sign and level planes. Raises EdgetrainError."""
+
+    def levels_decode(self, payload: Bytes, count: int, bits: int) -> tuple[Vector, int]:
+        """(values, bytes read). Raises BadPayload."""
+
+    def settle(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
+        """r[positions] = values - sent."""
+
+    def scatter(self, r: Vector, positions: Indices, values: Vector) -> None:
+        """r[positions] = values."""
+
+    def sparse_encode(
+        self, r: Vector | None, positions: Indices, values: Vector, elements: int, bits: int
+    ) -> bytes:
+        """A whole sparse payload, values as 1..4 planes or raw (32); settles r where it is given.
+
+        Raises EdgetrainError.
+        """
+
+    def sparse_decode(self, payload: Bytes, elements: int, bits: int) -> tuple[Indices, Vector]:
+        """(positions, values) of such a payload. Raises BadPayload."""
+
+    def sparse_add(
+        self, payloads: Sequence[Bytes], weights: Sequence[float], bits: int, out: Vector
+    ) -> None:
+        """out += weight * decoded of each such payload, in order.
+
+        Raises BadPayload, before `out` is touched.
+        """
+
+    def blocks_encode(
+        self, r: Vector, g: Vector | None, code: Blocks, noise: int, out: Bytes
+    ) -> None:
+        """Scales and codes of r to `out`. With g: r += g first, r -= decoded after.
+
+        Raises EdgetrainError.
+        """
+
+    def blocks_decode(
+        self, payload: Bytes, code: Blocks, out: Vector, weight: float | None
+    ) -> None:
+        """out = decoded, or out += weight * decoded. Raises BadPayload. The length is right."""
+
+    def signs_encode(self, r: Vector, g: Vector | None, out: Bytes) -> None:
+        """Scales and sign bits of r to `out`. With g: r += g first, r -= decoded after.
+
+        Raises EdgetrainError.
+        """
+
+    def signs_decode(self, payload: Bytes, out: Vector, weight: float | None) -> None:
+        """out = decoded, or out += weight * decoded. Raises BadPayload. The length is right."""
+
+    def bf16_encode(self, values: Vector) -> Bytes:
+        """Rounded to nearest even; two bytes each."""
+
+    def momentum(self, u: Vector, g: Vector, m: float, scale: float) -> None:
+        """u = m * u + scale * g."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What `edgetrain doctor` prints: "c" or "numpy", the instruction set, the file, and why."""
+
+    name: str
+    instructions: str
+    path: str
+    reason: str
+
+
+_current: tuple[Kernels, Backend] | None = None
+
+
+def current() -> Kernels:
+    """The implementation in use; chosen, and if need be compiled, on the first call."""
+    return _loaded()[0]
+
+
+def backend() -> Backend:
+    """Which implementation is in use, and why."""
+    return _loaded()[1]
+
+
+@contextmanager
+def using(choice: str) -> Iterator[Kernels]:
+    """For tests and benchmarks: another implementation for a while (process-wide)."""
+    global _current
+    before = _loaded()
+    try:
+        _current = _choose(choice)
+        yield _current[0]
+    finally:
+        _current = before
+        _choose(_name_of(before))
+
+
+def choices() -> list[str]:
+    """What `using` takes on this machine; "numpy" is the only one that is always there."""
+    from edgetrain.codecs import native
+
+    return ["numpy", *native.instruction_sets()]
+
+
+def _loaded() -> tuple[Kernels, Backend]:
+    global _current
+    if _current is None:
+        _current = _choose(os.environ.get("EDGETRAIN_KERNELS", "auto"))
+    return _current
+
+
+def _name_of(loaded: tuple[Kernels, Backend]) -> str:
+    return "numpy" if loaded[1].name == "numpy" else loaded[1].instructions
+
+
+def _choose(choice: str) -> tuple[Kernels, Backend]:
+    from edgetrain.codecs import native
+    from edgetrain.codecs.fallback import Fallback
+
+    known = ["auto", "numpy", *native.INSTRUCTION_SETS]
+    if choice not in known:
+        raise ConfigError(
+            f"EDGETRAIN_KERNELS is '{choice}', not one of {', '.join(known)}",
+            did_you_mean(choice, known),
+        )
+    if choice == "numpy":
+        return Fallback(), Backend("numpy", "-", "-", "asked for")
+    library, path, reason = native.load()
+    if library is None and choice == "auto":
+        return Fallback(), Backend("numpy", "-", "-", reason)
+    if library is None or choice not in ["auto", *native.instruction_sets()]:
+        raise ConfigError(f"no kernels for '{choice}' here: {reason}", "set EDGETRAIN_KERNELS=auto")
+    used = native.Native(library, choice)
+    return used, Backend("c", used.instructions, path, reason)

@@ -1,0 +1,303 @@
+"""Low-rank codecs for matrices: `low-rank`, one trip a member, and PowerSGD proper, two trips.
+
+A tensor is seen as the matrix of its first dimension against all others. What decodes on many
+machines must decode to the same bits, so products are summed in a written order here, not by BLAS;
+only what a member computes for itself uses BLAS.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgetrain.codecs import wire
+from edgetrain.codecs.base import BaseCodec, Buffer, Codec, Layout, Vector, check_vector, zeros
+from edgetrain.codecs.dense import Dense
+from edgetrain.codecs.fallback import hash32
+from edgetrain.codecs.kernels import LIMIT
+from edgetrain.codecs.rules import Unbound, check_layout
+from edgetrain.errors import ConfigError
+
+FACTOR_CODECS = ("fp32", "fp16", "bf16")
+"""What keeps a relative precision in each number; with coarser ones feedback diverges."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A tensor that is sent as `rank` columns on each side: rows x columns from `start` on."""
+
+    start: int
+    rows: int
+    columns: int
+    rank: int
+
+    def view(self, vector: Vector) -> Vector:
+        """The matrix as it lies in a flat vector."""
+        stop = self.start + self.rows * self.columns
+        return vector[self.start : stop].reshape(self.rows, self.columns)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.rows * self.rank, self.columns * self.rank
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which tensors are matrices worth factoring, and which ranges go as they are."""
+
+    elements: int
+    matrices: tuple[Matrix, ...]
+    rest: tuple[tuple[int, int], ...]
+
+    @property
+    def left_size(self) -> int:
+        return sum(m.sizes[0] for m in self.matrices) + sum(b - a for a, b in self.rest)
+
+    @property
+    def right_size(self) -> int:
+        return sum(m.sizes[1] for m in self.matrices)
+
+
+def plan(layout: Layout, rank: int) -> Plan:
+    """Factor every tensor of two or more dimensions where the factors are smaller than it."""
+    if not 1 <= rank <= 64:
+        raise ConfigError(f"low-rank takes a rank of 1 to 64, not {rank}")
+    check_layout(layout)
+    matrices, rest, at = [], [], 0
+    for _, start, shape in layout:
+        size = math.prod(shape)
+        at = start + size
+        rows = shape[0] if shape else 1
+        columns = size // rows if rows else 0
+        if len(shape) >= 2 and rank * (rows + columns) < size:
+            matrices.append(Matrix(start, rows, columns, rank))
+        elif size:
+            rest.append((start, at))
+    return Plan(at, tuple(matrices), tuple(rest))
+
+
+class LowRank(Unbound):
+    """PowerSGD's factors in one trip: each member's own P and Q, with P orthonormal.
+
+        P = orthonormal(M Q0);  Q = M^T P;  decoded = P Q^T      `iterations` times, Q0 fixed noise
+
+    Stateless, so there is no warm start; feedback and a second iteration make up for it. `values`
+    codes the factors: fp32, fp16 or bf16. Bound: ||M - decoded|| <= ||M|| for each matrix (a
+    projection), up to the bound of `values`; small tensors are within the bound of `values`.
+    Not PowerSGD proper, which averages P before Q is computed (Vogels 2019): see `PowerSGD`.
+    """
+
+    def __init__(self, rank: int, values: BaseCodec | None = None, iterations: int = 1) -> None:
+        if not 1 <= rank <= 64 or not 1 <= iterations <= 8:
+            raise ConfigError(
+                f"low-rank takes a rank of 1 to 64 and 1 to 8 iterations, not {rank}, {iterations}"
+            )
+        if values is not None and values.name not in FACTOR_CODECS:
+            raise ConfigError(
+                f"low-rank cannot code its factors as '{values.name}'",
+                f"an error in one is multiplied by the other: use {', '.join(FACTOR_CODECS)}",
+            )
+        self.rank = rank
+        self.iterations = iterations
+        self.values = values or Dense()
+        options = f"{rank}, {iterations}" if iterations > 1 else f"{rank}"
+        tail = "" if self.values.name == "fp32" else f" | {self.values.name}"
+        self.name = f"low-rank({options}){tail}"
+
+    def bind(self, layout: Layout) -> Codec:
+        return BoundLowRank(self, plan(layout, self.rank))
+
+
+class BoundLowRank(BaseCodec):
+    """`LowRank` for vectors of one layout; the whole vector is one part.
+
+    Wire: for each matrix P (columns one after the other), then Q the same way; then the other
+    tensors; all of it as one vector under `values`.
+    """
+
+    def __init__(self, codec: LowRank, layout_plan: Plan) -> None:
+        self.name = codec.name
+        self.part_elements = layout_plan.elements
+        self._codec = codec
+        self._plan = layout_plan
+        self._numbers = layout_plan.left_size + layout_plan.right_size
+
+    def encode(self, vector: Vector) -> list[Buffer]:
+        check_vector(vector)
+        self._check_size(vector.size)
+        if not np.all(np.abs(vector) < LIMIT):
+            raise wire.too_large()
+        pieces = []
+        for number, matrix in enumerate(self._plan.matrices):
+            pieces += [side.T.reshape(-1) for side in self._factors(matrix, vector, number)]
+        pieces += [vector[start:stop] for start, stop in self._plan.rest]
+        return [self._codec.values.encode_part(np.concatenate(pieces))]
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        self._check_size(out.size)
+        numbers = np.empty(self._numbers, np.float32)
+        self._codec.values.decode(payload, numbers)
+        sides = []
+        at = 0
+        for matrix in self._plan.matrices:
+            left, right = matrix.sizes
+            p = numbers[at : at + left].reshape(matrix.rank, matrix.rows)
+            q = numbers[at + left : at + left + right].reshape(matrix.rank, matrix.columns)
+            # Written so that a NaN is refused too.
+            if not matrix.rank * float(np.abs(p).max()) * float(np.abs(q).max()) < 2 * LIMIT**1.1:
+                raise wire.bad(wire.MAGNITUDE)
+            sides.append((p, q))
+            at += left + right
+        if not np.all(np.abs(numbers[at:]) < 2 * LIMIT):
+            raise wire.bad(wire.MAGNITUDE)
+        for matrix, (p, q) in zip(self._plan.matrices, sides, strict=True):
+            product(p, q, matrix.view(out))
+        for start, stop in self._plan.rest:
+            out[start:stop] = numbers[at : at + stop - start]
+            at += stop - start
+
+    def max_bytes(self, elements: int) -> int:
+        self._check_size(elements)
+        return self._codec.values.max_bytes(self._numbers)
+
+    def _factors(self, matrix: Matrix, vector: Vector, number: int) -> tuple[Vector, Vector]:
+        m = matrix.view(vector)
+        q = start_of(matrix, number)
+        for _ in range(self._codec.iterations):
+            p = np.linalg.qr(m @ q)[0].astype(np.float32)
+            q = m.T @ p
+        return p, q
+
+    def _check_size(self, elements: int) -> None:
+        if elements != self.part_elements:
+            raise ConfigError(
+                f"'{self.name}' is bound to {self.part_elements} elements, not {elements}"
+            )
+
+
+class PowerSGD:
+    """PowerSGD proper (Vogels, Karimireddy, Jaggi 2019, algorithm 1): two dependent means a step.
+
+        delta = gradient + residual
+        left(gradient)    -> P = delta Q                                   mean over the members
+        right(mean P)     -> P' = orthonormal(mean P);  Q = delta^T P'      mean over the members
+        finish(mean Q)    -> gradient = P' (mean Q)^T;  residual = delta - P' Q^T
+
+    Vectors in and out are flat float32; tensors that are not worth factoring travel whole with P.
+    Laws: mean(gradient + residual before) == result + mean(residual after), to rounding; the
+    result has the same bits on every member. Q starts each step where the last one ended (warm
+    start), with the same noise on every member. One thread; the calls go in this order.
+    Differences to the paper: the residual is taken from this member's own Q, so that it is what
+    this member has not sent; the sums over members are the same.
+    """
+
+    def __init__(self, layout: Layout, rank: int) -> None:
+        self._plan = plan(layout, rank)
+        self._starts = [start_of(m, i) for i, m in enumerate(self._plan.matrices)]
+        self._lefts: list[Vector] = []
+        self._rights: list[Vector] = []
+        self._rest: Vector = zeros(0)
+        self.residual: Vector = zeros(self._plan.elements)
+        """gradient parts not sent yet [elements]; between `left` and `finish` it holds delta"""
+
+    @property
+    def left_elements(self) -> int:
+        """The length of what `left` returns."""
+        return self._plan.left_size
+
+    @property
+    def right_elements(self) -> int:
+        """The length of what `right` returns; 0 if no tensor is worth factoring."""
+        return self._plan.right_size
+
+    def left(self, gradient: Vector) -> Vector:
+        """The first contribution [left_elements]: each matrix's P, then the other tensors."""
+        check_vector(gradient)
+        if gradient.size != self._plan.elements:
+            raise ConfigError(f"PowerSGD keeps {self._plan.elements} elements, not {gradient.size}")
+        self.residual += gradient
+        pieces = [
+            (m.view(self.residual) @ q).T.reshape(-1)
+            for m, q in zip(self._plan.matrices, self._starts, strict=True)
+        ]
+        for start, stop in self._plan.rest:
+            pieces.append(self.residual[start:stop].copy())
+            self.residual[start:stop] = 0
+        return np.concatenate(pieces)
+
+    def right(self, mean_left: Vector) -> Vector:
+        """The second contribution [right_elements], from the mean of all first ones."""
+        self._lefts, self._rights, at = [], [], 0
+        for matrix in self._plan.matrices:
+            size = matrix.sizes[0]
+            columns = mean_left[at : at + size].reshape(matrix.rank, matrix.rows)
+            self._lefts.append(orthonormal(columns))
+            at += size
+        self._rest = mean_left[at:].copy()
+        for matrix, p in zip(self._plan.matrices, self._lefts, strict=True):
+            self._rights.append((matrix.view(self.residual).T @ p.T).T)
+        if not self._rights:
+            return zeros(0)
+        return np.concatenate([q.reshape(-1) for q in self._rights]).astype(np.float32)
+
+    def finish(self, mean_right: Vector, out: Vector) -> None:
+        """Writes the merged gradient to `out` [elements]; keeps what was not sent."""
+        at = 0
+        for i, matrix in enumerate(self._plan.matrices):
+            size = matrix.sizes[1]
+            mean = mean_right[at : at + size].reshape(matrix.rank, matrix.columns)
+            product(self._lefts[i], mean, matrix.view(out))
+            kept = matrix.view(self.residual)
+            kept -= self._lefts[i].T @ self._rights[i]
+            self._starts[i] = mean.T.copy()
+            at += size
+        at = 0
+        for start, stop in self._plan.rest:
+            out[start:stop] = self._rest[at : at + stop - start]
+            at += stop - start
+
+
+def start_of(matrix: Matrix, number: int) -> Vector:
+    """[columns, rank] uniform noise in (-1, 1), the same on every machine."""
+    place = np.arange(matrix.columns * matrix.rank, dtype=np.uint32)
+    bits = hash32(place ^ hash32(np.array([number + 1], np.uint32)))
+    noise = (bits >> np.uint32(8)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
+    return noise.reshape(matrix.columns, matrix.rank)
+
+
+def product(left: Vector, right: Vector, out: Vector) -> None:
+    """out [rows, columns] = sum over j of left[j] x right[j], added in the order of j."""
+    np.multiply.outer(left[0], right[0], out=out)
+    for p, q in zip(left[1:], right[1:], strict=True):
+        out += np.multiply.outer(p, q)
+
+
+def orthonormal(columns: Vector) -> Vector:
+    """Gram-Schmidt, twice over for accuracy, of `columns` [rank, rows]; same bits everywhere.
+
+    A column that depends on the ones before becomes zeros: nothing is sent for it.
+    """
+    result: list[npt.NDArray[np.float64]] = []
+    for column in columns.astype(np.float64):
+        before = _dot(column, column)
+        rest = column
+        for _ in range(2):
+            for done in result:
+                rest = rest - _dot(done, rest) * done
+        square = _dot(rest, rest)
+        independent = square > 1e-10 * before and square > 1e-60
+        result.append(rest / math.sqrt(square) if independent else np.zeros_like(rest))
+    return np.array(result, np.float32)
+
+
+def _dot(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
+    """The sum of a * b by halving: an order of additions that no BLAS changes."""
+    terms = np.zeros(1 << max(a.size - 1, 0).bit_length(), np.float64)
+    terms[: a.size] = a * b
+    while terms.size > 1:
+        half = terms.size // 2
+        terms = terms[:half] + terms[half:]
+    return float(terms[0])

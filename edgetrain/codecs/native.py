@@ -1,0 +1,312 @@
+"""kernels.c through ctypes: no Python ABI, so one library serves every Python on an architecture.
+
+Finding and loading the library is here too; compiling it is `compiler`'s.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgetrain.codecs import compiler, wire
+from edgetrain.codecs.base import Vector
+from edgetrain.codecs.kernels import CHUNK, LEVEL_BLOCK, SIGN_BLOCK, Blocks, Bytes, Indices
+
+INSTRUCTION_SETS = ["portable", "avx2", "avx512", "neon"]
+
+PACKAGED = Path(__file__).with_name("_kernels.so")
+
+TILE = 2**18
+"""Elements of the sum that the hub keeps in cache while the messages of a round go over it."""
+
+_I, _F, _P, _N, _U = (
+    ctypes.c_int64,
+    ctypes.c_float,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_uint32,
+)
+_SIGNATURES: dict[str, list[Any]] = {
+    "stream_add": [_P, _P, _I],
+    "momentum": [_P, _P, _I, _F, _F],
+    "select_large": [_P, _P, _I, _U, _P, _P, _N],
+    "threshold": [_P, _P, _I, _I, _I, _U, _P, _P],
+    "threshold_of": [_P, _P, _I, _I, _P, _P],
+    "trim": [_P, _P, _I, _U, _I],
+    "gaps_encode": [_P, _I, _I, _P, _P],
+    "gaps_decode": [_P, _I, _I, _I, _P],
+    "levels_encode": [_P, _I, _F, _N, _P, _P],
+    "levels_decode": [_P, _I, _I, _N, _F, _P],
+    "settle": [_P, _P, _P, _P, _I],
+    "scatter": [_P, _P, _P, _I],
+    "sparse_encode": [_P, _P, _P, _I, _I, _N, _P, _P],
+    "sparse_count": [_P, _I, _I, _P],
+    "sparse_decode": [_P, _I, _I, _N, _F, _P, _P],
+    "scatter_tiles": [_P, _I, _P, _P, _P, _P, _I, _I],
+    "blocks_encode": [_P, _P, _I, _N, _N, _N, _U, _P, _P],
+    "blocks_check": [_P, _P, _I, _N, _N],
+    "blocks_decode": [_P, _P, _I, _N, _N, _F, _P],
+    "signs_encode": [_P, _I, _P, _P],
+    "signs_drain": [_P, _P, _I, _P, _P],
+    "signs_check": [_P, _P, _I],
+    "signs_decode": [_P, _P, _I, _N, _F, _P],
+    "bf16_encode": [_P, _I, _P],
+}
+
+
+@cache
+def load() -> tuple[ctypes.CDLL | None, str, str]:
+    """(library or None, its path, why): the packaged one, else one built into the user's cache."""
+    try:
+        if PACKAGED.exists():
+            return _open(PACKAGED), str(PACKAGED), "built with the package"
+    except OSError as error:
+        return None, "", f"the packaged library does not load: {error}"
+    try:
+        path = compiler.cached_library()
+        return _open(path), str(path), "built on first use"
+    except (compiler.CannotCompile, OSError) as error:
+        return None, "", str(error)
+
+
+def instruction_sets() -> list[str]:
+    """What this machine can run, slowest first; empty without a library."""
+    library, _, _ = load()
+    if library is None:
+        return []
+    vector = ["neon"] if library.kernels_has_neon() else ["avx2", "avx512"]
+    return ["portable", *vector][: 1 + library.kernels_best()]
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = _U if name.startswith("threshold") else _I
+    return library
+
+
+def _at(array: np.ndarray[Any, Any] | None) -> int | None:
+    return None if array is None else int(array.__array_interface__["data"][0])
+
+
+def _checked(result: int) -> int:
+    """A decoder's answer, or BadPayload where it is a negative number."""
+    if result < 0:
+        raise wire.bad(-result)
+    return result
+
+
+def _encoded(result: int) -> None:
+    if result < 0:
+        raise wire.too_large()
+
+
+class _Scratch(threading.local):
+    """Arrays that each thread keeps between calls, because fresh memory costs a fault a page.
+
+    They grow to a part's room and are touched only as far as entries come.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    def take(self, name: str, size: int, dtype: Any) -> np.ndarray[Any, Any]:
+        array = self._arrays.get(name)
+        if array is None or array.size < size:
+            array = self._arrays[name] = np.empty(size, dtype)
+        return array
+
+
+class Native:
+    """See `kernels.Kernels` for what each does."""
+
+    name = "c"
+
+    def __init__(self, library: ctypes.CDLL, choice: str) -> None:
+        """`choice` is "auto" or one of `instruction_sets()`; it holds for the whole process."""
+        known = instruction_sets()
+        index = len(known) - 1 if choice == "auto" else known.index(choice)
+        self.instructions = known[library.kernels_use(index)]
+        self._c = library
+        self._scratch = _Scratch()
+
+    def stream_add(self, r: Vector, g: Vector) -> None:
+        self._c.stream_add(_at(r), _at(g), r.size)
+
+    def threshold(
+        self, r: Vector, g: Vector | None, rank: int, stride: int, seed: int
+    ) -> tuple[int, int]:
+        scratch = self._scratch.take("magnitudes", r.size // stride + CHUNK, np.uint32)
+        hits = ctypes.c_int64()
+        bits = self._c.threshold(
+            _at(r), _at(g), r.size, rank, stride, seed, _at(scratch), ctypes.byref(hits)
+        )
+        return bits, hits.value
+
+    def threshold_of(self, r: Vector, g: Vector | None, rank: int) -> tuple[int, int]:
+        scratch = self._scratch.take("magnitudes", r.size, np.uint32)
+        hits = ctypes.c_int64()
+        bits = self._c.threshold_of(_at(r), _at(g), r.size, rank, _at(scratch), ctypes.byref(hits))
+        return bits, hits.value
+
+    def select(self, r: Vector, g: Vector | None, bound: int, zero: bool) -> tuple[Indices, Vector]:
+        positions = self._scratch.take("positions", r.size + 16, np.uint32)
+        values = self._scratch.take("values", r.size + 16, np.float32)
+        count = self._c.select_large(
+            _at(r), _at(g), r.size, bound, _at(positions), _at(values), zero
+        )
+        return positions[:count], values[:count]
+
+    def trim(
+        self, positions: Indices, values: Vector, bound: int, wanted: int
+    ) -> tuple[Indices, Vector]:
+        kept = self._c.trim(_at(positions), _at(values), values.size, bound, wanted)
+        return positions[:kept], values[:kept]
+
+    def gaps_encode(self, positions: Indices, elements: int) -> Bytes:
+        room = 5 * positions.size + 64
+        out = np.empty(room, np.uint8)
+        low = self._scratch.take("low", room, np.uint8)
+        used = self._c.gaps_encode(_at(positions), positions.size, elements, _at(out), _at(low))
+        return out[:used]
+
+    def gaps_decode(self, payload: Bytes, count: int, elements: int) -> tuple[Indices, int]:
+        positions = np.empty(max(count, 0), np.uint32)
+        used = self._c.gaps_decode(_at(payload), payload.size, count, elements, _at(positions))
+        return positions, _checked(used)
+
+    def levels_encode(self, values: Vector, anchor: float, bits: int) -> tuple[Bytes, Vector]:
+        blocks, plane = -(-values.size // LEVEL_BLOCK), -(-values.size // 8)
+        out = np.empty(4 + 2 * blocks + bits * plane, np.uint8)
+        sent = np.empty(values.size, np.float32)
+        _encoded(self._c.levels_encode(_at(values), values.size, anchor, bits, _at(out), _at(sent)))
+        return out, sent
+
+    def levels_decode(self, payload: Bytes, count: int, bits: int) -> tuple[Vector, int]:
+        values = np.empty(count, np.float32)
+        used = self._c.levels_decode(_at(payload), payload.size, count, bits, 1.0, _at(values))
+        return values, _checked(used)
+
+    def settle(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
+        self._c.settle(_at(r), _at(positions), _at(values), _at(sent), positions.size)
+
+    def scatter(self, r: Vector, positions: Indices, values: Vector) -> None:
+        self._c.scatter(_at(r), _at(positions), _at(values), positions.size)
+
+    def sparse_encode(
+        self, r: Vector | None, positions: Indices, values: Vector, elements: int, bits: int
+    ) -> bytes:
+        count = positions.size
+        out = self._scratch.take("payload", 10 * count + 128, np.uint8)
+        low = self._scratch.take("low", 5 * count + 64, np.uint8)
+        used = self._c.sparse_encode(
+            _at(r), _at(positions), _at(values), count, elements, bits, _at(out), _at(low)
+        )
+        _encoded(used)
+        return out[:used].tobytes()
+
+    def sparse_decode(self, payload: Bytes, elements: int, bits: int) -> tuple[Indices, Vector]:
+        head = ctypes.c_int64()
+        at = _at(payload)
+        count = _checked(self._c.sparse_count(at, payload.size, elements, ctypes.byref(head)))
+        positions, values = np.empty(count, np.uint32), np.empty(count, np.float32)
+        _checked(
+            self._c.sparse_decode(
+                at, payload.size, elements, bits, 1.0, _at(positions), _at(values)
+            )
+        )
+        return positions, values
+
+    def sparse_add(
+        self, payloads: Sequence[Bytes], weights: Sequence[float], bits: int, out: Vector
+    ) -> None:
+        head = ctypes.c_int64()
+        counts = [
+            _checked(self._c.sparse_count(_at(p), p.size, out.size, ctypes.byref(head)))
+            for p in payloads
+        ]
+        if sum(counts) <= 2 * out.size:
+            entries = self._entries(payloads, weights, counts, bits, out.size)
+            self._scatter_tiles(entries, out)
+            return
+        # Dense messages: decode each twice rather than hold more than a few parts' worth.
+        for apply in (False, True):
+            for payload, weight, count in zip(payloads, weights, counts, strict=True):
+                entries = self._entries([payload], [weight], [count], bits, out.size)
+                if apply:
+                    self._scatter_tiles(entries, out)
+
+    def _entries(
+        self,
+        payloads: Sequence[Bytes],
+        weights: Sequence[float],
+        counts: Sequence[int],
+        bits: int,
+        elements: int,
+    ) -> tuple[npt.NDArray[np.int64], Indices, Vector]:
+        """(first entry of each message and the end, positions, weight * value) of all messages."""
+        start = np.zeros(len(payloads) + 1, np.int64)
+        np.cumsum(counts, out=start[1:])
+        positions = self._scratch.take("positions", int(start[-1]), np.uint32)
+        values = self._scratch.take("values", int(start[-1]), np.float32)
+        position_at, value_at = _at(positions) or 0, _at(values) or 0
+        for payload, weight, first in zip(payloads, weights, start[:-1].tolist(), strict=True):
+            at, size = _at(payload), payload.size
+            to = position_at + 4 * first, value_at + 4 * first
+            _checked(self._c.sparse_decode(at, size, elements, bits, weight, *to))
+        return start, positions, values
+
+    def _scatter_tiles(
+        self, entries: tuple[npt.NDArray[np.int64], Indices, Vector], out: Vector
+    ) -> None:
+        start, positions, values = entries
+        cursor, messages = np.empty(start.size, np.int64), start.size - 1
+        self._c.scatter_tiles(
+            _at(out), out.size, _at(positions), _at(values), _at(start), _at(cursor), messages, TILE
+        )
+
+    def blocks_encode(
+        self, r: Vector, g: Vector | None, code: Blocks, noise: int, out: Bytes
+    ) -> None:
+        at, shape = _at(out) or 0, (code.levels, code.width, code.stochastic, noise)
+        codes_at = at + code.scale_bytes(r.size)
+        _encoded(self._c.blocks_encode(_at(r), _at(g), r.size, *shape, at, codes_at))
+
+    def blocks_decode(
+        self, payload: Bytes, code: Blocks, out: Vector, weight: float | None
+    ) -> None:
+        at = _at(payload) or 0
+        source = (at, at + code.scale_bytes(out.size), out.size)
+        _checked(self._c.blocks_check(*source, code.levels, code.width))
+        self._c.blocks_decode(*source, code.width, weight is not None, weight or 0.0, _at(out))
+
+    def signs_encode(self, r: Vector, g: Vector | None, out: Bytes) -> None:
+        at = _at(out) or 0
+        bits_at = at + 4 * -(-r.size // SIGN_BLOCK)
+        if g is None:
+            _encoded(self._c.signs_encode(_at(r), r.size, at, bits_at))
+        else:
+            _encoded(self._c.signs_drain(_at(r), _at(g), r.size, at, bits_at))
+
+    def signs_decode(self, payload: Bytes, out: Vector, weight: float | None) -> None:
+        at = _at(payload) or 0
+        source = (at, at + 4 * -(-out.size // SIGN_BLOCK), out.size)
+        _checked(self._c.signs_check(*source))
+        self._c.signs_decode(*source, weight is not None, weight or 0.0, _at(out))
+
+    def bf16_encode(self, values: Vector) -> Bytes:
+        out = np.empty(2 * values.size, np.uint8)
+        self._c.bf16_encode(_at(values), values.size, _at(out))
+        return out
+
+    def momentum(self, u: Vector, g: Vector, m: float, scale: float) -> None:
+        self._c.momentum(_at(u), _at(g), u.size, m, scale)

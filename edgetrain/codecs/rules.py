@@ -1,0 +1,244 @@
+"""Different codecs for different tensors: `small(1024): fp32; *.bias: bf16; topk(0.01) | q2`.
+
+Which elements a rule takes is known once a codec is bound to the vector's layout. Then the whole
+vector is one part: its payload is that of each piece in turn, each part behind its length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from edgetrain.codecs import wire
+from edgetrain.codecs.base import (
+    BaseCodec,
+    Buffer,
+    Codec,
+    Layout,
+    Vector,
+    as_bytes,
+    check_vector,
+)
+from edgetrain.errors import ConfigError
+
+WHOLE = 2**31
+"""More elements than any vector: the part of a codec that is not bound yet."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Tensors of at most `small` elements, or whose name matches `pattern`, get `codec`."""
+
+    codec: BaseCodec
+    pattern: str = ""
+    small: int = 0
+
+    @property
+    def name(self) -> str:
+        if self.small:
+            return f"small({self.small}): {self.codec.name}"
+        return f"{self.pattern}: {self.codec.name}" if self.pattern else self.codec.name
+
+    def takes(self, name: str, elements: int) -> bool:
+        """True if a tensor of that name and size falls under this rule."""
+        if self.small:
+            return elements <= self.small
+        return not self.pattern or fnmatchcase(name, self.pattern)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some elements of the vector, as [start, stop) ranges in order, and their bound codec."""
+
+    codec: Codec
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def elements(self) -> int:
+        return sum(stop - start for start, stop in self.ranges)
+
+    def take(self, vector: Vector) -> Vector:
+        """The piece's elements: a view where they lie together, else a copy."""
+        if len(self.ranges) == 1:
+            return vector[slice(*self.ranges[0])]
+        return np.concatenate([vector[start:stop] for start, stop in self.ranges])
+
+    def put(self, values: Vector, vector: Vector) -> None:
+        """Write the piece's elements back into their places."""
+        if len(self.ranges) == 1 and np.shares_memory(values, vector):
+            return
+        at = 0
+        for start, stop in self.ranges:
+            vector[start:stop] = values[at : at + stop - start]
+            at += stop - start
+
+
+class Unbound(BaseCodec):
+    """A codec that must be bound to a layout before it can do anything."""
+
+    part_elements = WHOLE
+
+    def encode(self, vector: Vector) -> list[Buffer]:
+        raise self._unbound()
+
+    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+        raise self._unbound()
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        raise self._unbound()
+
+    def max_bytes(self, elements: int) -> int:
+        raise self._unbound()
+
+    def _unbound(self) -> ConfigError:
+        return ConfigError(
+            f"'{self.name}' depends on the shapes of the tensors", "call codec.bind(layout) first"
+        )
+
+
+class Rules(Unbound):
+    """The first rule that takes a tensor codes it; the last rule takes the rest."""
+
+    def __init__(self, rules: tuple[Rule, ...]) -> None:
+        self.rules = rules
+        self.name = "; ".join(rule.name for rule in rules)
+
+    def bind(self, layout: Layout) -> Codec:
+        check_layout(layout)
+        taken: list[list[tuple[str, int, tuple[int, ...]]]] = [[] for _ in self.rules]
+        for name, start, shape in layout:
+            elements = math.prod(shape)
+            index = next(i for i, rule in enumerate(self.rules) if rule.takes(name, elements))
+            taken[index].append((name, start, shape))
+        pieces = [
+            _piece(rule.codec, tensors)
+            for rule, tensors in zip(self.rules, taken, strict=True)
+            if tensors
+        ]
+        return Pieces(self.name, tuple(pieces))
+
+
+class PerTensor(Unbound):
+    """Each tensor by itself: `topk(0.01, tensor)` takes its share of every tensor."""
+
+    def __init__(self, name: str, codec: BaseCodec) -> None:
+        self.name = name
+        self.codec = codec
+
+    def bind(self, layout: Layout) -> Codec:
+        check_layout(layout)
+        return Pieces(self.name, tuple(_piece(self.codec, [tensor]) for tensor in layout))
+
+
+class Pieces(BaseCodec):
+    """A codec for each piece of the vector; one part, the payloads in order behind their lengths.
+
+    Bound: each piece is within its own codec's. Lossless if all of them are.
+    """
+
+    def __init__(self, name: str, pieces: tuple[Piece, ...]) -> None:
+        self.name = name
+        self.pieces = pieces
+        self.part_elements = sum(piece.elements for piece in pieces)
+        self.lossless = all(piece.codec.lossless for piece in pieces)
+
+    def encode(self, vector: Vector) -> list[Buffer]:
+        self._check(vector)
+        return [_joined(piece.codec.encode(piece.take(vector)) for piece in self.pieces)]
+
+    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+        self._check(vector)
+        return [_joined(self._drain(piece, residual, vector) for piece in self.pieces)]
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        out[:] = self._decoded(payload, out.size)
+
+    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
+        out += np.float32(weight) * self._decoded(payload, out.size)
+
+    def max_bytes(self, elements: int) -> int:
+        self._check_size(elements)
+        return sum(size for _, _, _, size in self._parts())
+
+    def _drain(self, piece: Piece, residual: Vector, vector: Vector) -> list[Buffer]:
+        mine = piece.take(residual)
+        payloads = piece.codec.drain(mine, piece.take(vector))
+        piece.put(mine, residual)
+        return payloads
+
+    def _parts(self) -> Iterator[tuple[Piece, int, int, int]]:
+        """(piece, first element in the piece, elements, most bytes) of each part of each piece."""
+        for piece in self.pieces:
+            step = piece.codec.part_elements
+            for start in range(0, piece.elements, step):
+                elements = min(step, piece.elements - start)
+                yield piece, start, elements, 5 + piece.codec.max_bytes(elements)
+
+    def _decoded(self, payload: Buffer, elements: int) -> Vector:
+        self._check_size(elements)
+        content, at = as_bytes(payload), 0
+        spans = []
+        for piece, start, count, most in self._parts():
+            size, at = wire.get_varint(content, at)
+            if size > min(most, content.size - at):
+                raise wire.bad(wire.TRUNCATED)
+            spans.append((piece, start, count, content[at : at + size]))
+            at += size
+        if at != content.size:
+            raise wire.bad(wire.TRAILING)
+        result = np.empty(elements, np.float32)
+        for piece in self.pieces:
+            values = np.empty(piece.elements, np.float32)
+            for owner, start, count, part in spans:
+                if owner is piece:
+                    piece.codec.decode(part.data, values[start : start + count])
+            piece.put(values, result)
+        return result
+
+    def _check(self, vector: Vector) -> None:
+        check_vector(vector)
+        self._check_size(vector.size)
+
+    def _check_size(self, elements: int) -> None:
+        if elements != self.part_elements:
+            raise ConfigError(
+                f"'{self.name}' is bound to {self.part_elements} elements, not {elements}"
+            )
+
+
+def check_layout(layout: Layout) -> None:
+    """ConfigError unless the tensors of a layout follow each other without holes."""
+    at = 0
+    for name, start, shape in layout:
+        if start != at:
+            raise ConfigError(f"tensor '{name}' starts at {start}, the one before ends at {at}")
+        at += math.prod(shape)
+    if not at:
+        raise ConfigError("the layout has no elements")
+
+
+def _piece(codec: BaseCodec, tensors: list[tuple[str, int, tuple[int, ...]]]) -> Piece:
+    ranges: list[tuple[int, int]] = []
+    own: list[tuple[str, int, tuple[int, ...]]] = []
+    at = 0
+    for name, start, shape in tensors:
+        stop = start + math.prod(shape)
+        if ranges and ranges[-1][1] == start:
+            ranges[-1] = (ranges[-1][0], stop)
+        else:
+            ranges.append((start, stop))
+        own.append((name, at, shape))
+        at += stop - start
+    return Piece(codec.bind(own), tuple(ranges))
+
+
+def _joined(groups: Iterator[list[Buffer]]) -> bytes:
+    pieces: list[Buffer] = []
+    for payloads in groups:
+        for payload in payloads:
+            pieces += [wire.put_varint(len(payload)), payload]
+    return b"".join(pieces)
