@@ -92,6 +92,7 @@ class Way:
     losses: Losses
     chunk: int
     mean_delay: int
+    ns_per_byte: float
 
     @classmethod
     def make(cls, figures: Direction, seed: int, start_ns: int) -> Way:
@@ -100,7 +101,8 @@ class Way:
         chunk = int(rate * 1e6 / 8 * _CHUNK_NS / 1e9) if rate else _LARGEST_CHUNK
         chunk = min(max(chunk, MSS), _LARGEST_CHUNK)
         mean = int(figures.mean_delay_ms * 1e6)
-        return cls(figures, model, Losses(figures, model, seed + 1), chunk, mean)
+        losses = Losses(figures, model, seed + 1)
+        return cls(figures, model, losses, chunk, mean, 8000 / rate if rate else 0.0)
 
     def delay_ns(self, now: int) -> int:
         """What an acknowledgement takes on this way: it queues behind the data."""
@@ -108,7 +110,7 @@ class Way:
         waiting = rate.waiting_bytes(now) if rate else 0.0
         if not waiting:
             return self.mean_delay
-        return self.mean_delay + int(waiting * 8000 / self.figures.mean_rate_mbit)
+        return self.mean_delay + int(waiting * self.ns_per_byte)
 
 
 class Pipe:
@@ -120,7 +122,8 @@ class Pipe:
         self.window: Window | None = None
         self.waiting = 0  # bytes taken in and not yet written out
         self.queue: deque[tuple[int, memoryview | None]] = deque()
-        self.acks: deque[tuple[int, int, int]] = deque()
+        # (when, bytes, when sent, time they took on the line)
+        self.acks: deque[tuple[int, int, int, int]] = deque()
         self.last = 0
         self.reading = True
         self.blocked = False
@@ -131,8 +134,8 @@ class Pipe:
         """Bytes that may enter now; 0 where nothing may until something is acknowledged."""
         window = self.window
         while window is not None and self.acks and self.acks[0][0] <= now:
-            at, count, sent = self.acks.popleft()
-            window.acked(count, at, at - sent)
+            at, count, sent, spread = self.acks.popleft()
+            window.acked(count, at, at - sent, spread)
         if self.waiting >= _RECEIVE_LIMIT:
             return 0
         if window is None:
@@ -151,7 +154,8 @@ class Pipe:
         stall = 0
         if self.window is not None:
             self.window.sent(size, now)
-            self.acks.append((arrival + self.back.delay_ns(arrival), size, now))
+            spread = int(max(size - MSS, 0) * way.ns_per_byte)
+            self.acks.append((arrival + self.back.delay_ns(arrival), size, now, spread))
             if lost or overflow:
                 stall = self._repair(self.window, lost, now)
         self.last = max(arrival + stall, self.last)

@@ -25,15 +25,11 @@ ALGORITHMS = ("cubic", "reno")
 
 
 def send_limit_bytes() -> int:
-    """The most that this kernel lets one connection have unacknowledged.
-
-    tcp_wmem counts the kernel's bookkeeping too; seven eighths of it is payload.
-    """
+    """The most that this kernel lets one connection have unacknowledged (tcp_wmem)."""
     try:
-        largest = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text("ascii").split()[2])
+        return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text("ascii").split()[2])
     except (OSError, ValueError, IndexError):
-        largest = 4 << 20
-    return largest * 7 // 8
+        return 4 << 20
 
 
 @dataclass(slots=True)
@@ -61,7 +57,8 @@ class Window:
         self._sent = self._acked = 0
         self._recover = 0  # no second cut before this much is acknowledged
         self._last_send = 0
-        self._most_in_flight = 0
+        self._most_in_flight = 0  # since `_mark` bytes were acknowledged: about a round trip
+        self._mark = 0
         self._round = _Round()
         self._epoch = 0
         self._origin = self._peak = self._k = self._reno_size = 0.0
@@ -90,8 +87,12 @@ class Window:
             self.size = max(self.size / 2 ** min(idle, 30), min(_INITIAL, self.size))
             self._epoch = 0
 
-    def acked(self, count: int, now: int, rtt: int) -> None:
-        """`count` bytes were acknowledged at `now`, `rtt` after they were sent."""
+    def acked(self, count: int, now: int, rtt: int, spread: int = 0) -> None:
+        """`count` bytes were acknowledged up to `now`, the last of them `rtt` after it was sent.
+
+        `spread` is the time that these bytes took on the line, so the first came that much sooner.
+        """
+        rtt -= spread
         was_limited = self._limited()
         self.in_flight -= count
         self._acked += count
@@ -100,11 +101,11 @@ class Window:
         if self._acked <= self._recover:
             return
         if self.size < self.threshold:
-            self._hystart(now, rtt)
+            self._hystart(now, rtt, now - spread)
         if was_limited:
             self._grow(count, now)
-        if self._acked >= self._round.end_sent:
-            self._most_in_flight = self.in_flight
+        if self._acked >= self._mark:
+            self._mark, self._most_in_flight = self._sent, self.in_flight
 
     def _limited(self) -> bool:
         """A window that the application does not fill does not grow."""
@@ -112,15 +113,16 @@ class Window:
             return self.size < 2 * self._most_in_flight
         return self._most_in_flight >= self.size - MSS
 
-    def _hystart(self, now: int, rtt: int) -> None:
+    def _hystart(self, now: int, rtt: int, first: int) -> None:
+        """Leave slow start where a train of acknowledgements is long or the round trip grows."""
         turn = self._round
         if self._acked >= turn.end_sent:
-            turn.start = turn.last_ack = now
+            turn.start = turn.last_ack = first
             turn.end_sent = self._sent
             turn.fastest, turn.samples = rtt, 0
         if self.algorithm != "cubic" or self.size < _HYSTART_LOW:
             return
-        if now - turn.last_ack <= _HYSTART_SPACING:
+        if first - turn.last_ack <= _HYSTART_SPACING:
             turn.last_ack = now
             if now - turn.start > self._least_rtt // 2:
                 self.threshold = self.size
