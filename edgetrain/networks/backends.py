@@ -1,4 +1,4 @@
-"""The backends: `none`, `stream`, `packet`. Each is the parent's side of an emulator's process."""
+"""The backends `none`, `stream`, `packet`, `tc`: the parent's side of an emulator's process."""
 
 from __future__ import annotations
 
@@ -128,6 +128,18 @@ class Packeted(Emulation):
 
     def _end(self) -> None:
         self._worker.close()
+
+
+class Shaped(Packeted):
+    """Backend `tc`: the same hosts, joined and shaped by the kernel's own netem."""
+
+    backend = "tc"
+    module = "edgetrain.networks.kernel"
+
+    def __init__(self, plan: Plan, reason: str) -> None:
+        if plan.sites or plan.faults:
+            raise NetworkError("backend 'tc' has no sites and no faults", "use backend packet")
+        super().__init__(plan, reason)
 
 
 def _both_ways(profile: Profile) -> dict[str, Any]:

@@ -158,14 +158,14 @@ def emulate(
 
     Raises ConfigError for what cannot be asked, NetworkError for what this machine cannot do.
     """
-    from edgetrain.networks.backends import Bare, Packeted, Streamed
+    from edgetrain.networks.backends import Bare, Packeted, Shaped, Streamed
 
     if not profiles:
         raise ConfigError("an emulation needs one network profile per member", "give one or more")
     for profile in profiles:
         profile.refuse_training()
     plan = Plan(tuple(profiles), hub, seed, congestion, tuple(sites), tuple(faults))
-    made = {kind.backend: kind for kind in (Bare, Streamed, Packeted)}
+    made = {kind.backend: kind for kind in (Bare, Streamed, Packeted, Shaped)}
     choice = probe.choose(backend, plan.profiles, needs_packets=bool(sites))
     if choice.backend not in made:
         raise ConfigError(f"no backend '{backend}'", did_you_mean(backend, [*made, "auto"]))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgetrain.errors import NetworkError
 from edgetrain.networks import linux
-from edgetrain.networks.netlink import Netlink
+from edgetrain.networks.netlink import Netlink, Wire
 
 NETWORK, PREFIX = "10.77.0.0", 16
 MTU = 1500
@@ -35,6 +36,9 @@ class Host:
     namespace: int  # descriptor
     inode: int
     port: str  # name of its veth in the emulator's namespace
+
+
+_WIRE = Wire(MAC, MTU, GSO_BYTES)
 
 
 def address_of(number: int) -> str:
@@ -76,7 +80,7 @@ def _why_not() -> str:
     return "a container may forbid unshare: use backend 'stream', or allow user namespaces"
 
 
-def build(count: int, congestion: str) -> list[Host]:
+def build(count: int, congestion: str, wire: Wire = _WIRE) -> list[Host]:
     """Make `count` hosts and stay in the emulator's own namespace. `become_able` comes first."""
     hosts: list[Host] = []
     links: list[Netlink] = []
@@ -92,7 +96,7 @@ def build(count: int, congestion: str) -> list[Host]:
     own = Netlink()
     own.up("lo", 1)
     for host in hosts:
-        own.add_veth(host.port, INTERFACE, host.namespace, MAC, MTU, GSO_BYTES)
+        own.add_veth(host.port, INTERFACE, host.namespace, wire)
         own.up(host.port, socket.if_nametoindex(host.port), arp=False)
     own.close()
     for host, link in zip(hosts, links, strict=True):
@@ -124,3 +128,18 @@ def _learn_nothing() -> None:
     """Connections start without what earlier ones learnt, so that runs are alike."""
     with contextlib.suppress(OSError):
         Path("/proc/sys/net/ipv4/tcp_no_metrics_save").write_text("1", "ascii")
+
+
+def end_inhabitants(hosts: list[Host]) -> None:
+    """Kill every process that still stands in one of these hosts.
+
+    For an emulator whose parent was killed: what ran on its links has lost its network and the
+    process that would have ended it.
+    """
+    spaces = {host.inode for host in hosts}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if (entry / "ns/net").stat().st_ino in spaces:
+                os.kill(int(entry.name), signal.SIGKILL)

@@ -11,11 +11,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 from edgetrain.errors import NetworkError
-from edgetrain.networks.backends import Packeted
-from edgetrain.networks.emulation import Emulation, Link, emulate
+from edgetrain.networks.emulation import Link, emulate
 from edgetrain.networks.fabric import address_of
 from edgetrain.networks.namespaces import Namespace
 from edgetrain.networks.profile import Profile
@@ -23,20 +22,24 @@ from edgetrain.networks.profile import Profile
 _PATIENCE_SECONDS = 5.0
 
 # Enters the namespace and becomes the command; a fresh interpreter, so it has a single thread.
-_ENTER = (
-    "import os,sys;"
-    "from edgetrain.networks.namespaces import Namespace;"
-    "Namespace(*map(int,sys.argv[1:4])).enter();"
-    "os.execvp(sys.argv[4],sys.argv[4:])"
-)
+_ENTER = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from edgetrain.networks import linux
+from edgetrain.networks.namespaces import Namespace
+Namespace(*map(int, sys.argv[2:5])).enter()
+linux.die_with_parent(signal.SIGKILL)
+try:
+    os.execvp(sys.argv[5], sys.argv[5:])
+except OSError as error:
+    sys.exit(f"{sys.argv[5]}: {error.strerror}")
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What to run in a host, as an argument list."""
-
-    host: int
-    arguments: tuple[str, ...]
+def _entering(space: Namespace, arguments: Sequence[str]) -> list[str]:
+    package_parent = str(Path(__file__).resolve().parents[2])
+    place = [package_parent, str(space.pid), str(space.fd), str(space.inode)]
+    return [sys.executable, "-c", _ENTER, *place, *arguments]
 
 
 def environment(host: int, hosts: int) -> dict[str, str]:
@@ -56,12 +59,9 @@ def start(
     """Start a command inside a host; the caller waits for it."""
     if not isinstance(link.namespace, Namespace):
         raise NetworkError("a lab needs hosts of their own", "use backend packet or tc")
-    space = link.namespace
-    place = [str(space.pid), str(space.fd), str(space.inode)]
-    paths = [p for p in (*sys.path, os.environ.get("PYTHONPATH")) if p]
     return subprocess.Popen(
-        [sys.executable, "-c", _ENTER, *place, *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **extra},
+        _entering(link.namespace, arguments),
+        env={**os.environ, **extra},
         stdout=subprocess.DEVNULL if quiet else None,
         start_new_session=True,
     )
@@ -99,23 +99,19 @@ def shell(profiles: Sequence[Profile], host: int, backend: str = "packet", seed:
     """An interactive shell in one host, the other hosts standing idle beside it."""
     with emulate(profiles, backend=backend, seed=seed) as net:
         link = net.hub_link() if host == 0 else net.link(host - 1)
-        return _interactive(net, link, host, len(profiles) + 1)
+        return _interactive(link, host, len(profiles) + 1)
 
 
-def _interactive(net: Emulation, link: Link, host: int, hosts: int) -> int:
-    if not isinstance(net, Packeted) or link.namespace is None:
+def _interactive(link: Link, host: int, hosts: int) -> int:
+    if link.namespace is None:
         raise NetworkError("a lab needs hosts of their own", "use backend packet or tc")
-    space = link.namespace
-    place = [str(space.pid), str(space.fd), str(space.inode)]
-    paths = [p for p in (*sys.path, os.environ.get("PYTHONPATH")) if p]
-    extra = {**environment(host, hosts), "PYTHONPATH": os.pathsep.join(paths)}
     program = os.environ.get("SHELL", "/bin/sh")
-    # The shell keeps our terminal and process group, so Ctrl-C is its affair, not ours.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The shell shares our terminal: Ctrl-C is its affair. A handler, unlike "ignore", is not
+    # inherited by what is executed.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        return subprocess.call(
-            [sys.executable, "-c", _ENTER, *place, program], env={**os.environ, **extra}
-        )
+        command = _entering(link.namespace, [program])
+        return subprocess.call(command, env={**os.environ, **environment(host, hosts)})
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -10,12 +10,13 @@ import ipaddress
 import os
 import socket
 import struct
+from dataclasses import dataclass
 
 _RTM_NEWLINK, _RTM_NEWADDR, _RTM_NEWROUTE = 16, 20, 24
 _REQUEST, _ACK, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x200, 0x400
 _NLMSG_ERROR = 2
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_TXQLEN = 1, 3, 4, 13
-_IFLA_LINKINFO, _IFLA_NET_NS_FD, _IFLA_GSO_MAX_SIZE = 18, 28, 41
+_IFLA_LINKINFO, _IFLA_NET_NS_FD, _IFLA_GSO_MAX_SEGS, _IFLA_GSO_MAX_SIZE = 18, 28, 40, 41
 _INFO_KIND, _INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
 _IFA_F_NOPREFIXROUTE = 0x200
@@ -36,6 +37,16 @@ def _text(kind: int, value: str) -> bytes:
 
 def _number(kind: int, value: int) -> bytes:
     return _attribute(kind, struct.pack("I", value))
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What both ends of a veth pair have in common."""
+
+    mac: bytes
+    mtu: int
+    gso_bytes: int
+    gso_segments: int = 0  # 0: the kernel's own limit
 
 
 class Netlink:
@@ -59,14 +70,14 @@ class Netlink:
         if answer_kind == _NLMSG_ERROR and code:
             raise OSError(-code, f"{what}: {os.strerror(-code)}")
 
-    def add_veth(
-        self, name: str, peer: str, peer_namespace: int, mac: bytes, mtu: int, gso_bytes: int
-    ) -> None:
-        """A pair: `name` here, `peer` with this MAC in the namespace behind the descriptor."""
-        common = _number(_IFLA_MTU, mtu) + _number(_IFLA_TXQLEN, 10_000)
-        common += _number(_IFLA_GSO_MAX_SIZE, gso_bytes)
+    def add_veth(self, name: str, peer: str, peer_namespace: int, wire: Wire) -> None:
+        """A pair: `name` here, `peer` in the namespace behind the descriptor, both with one MAC."""
+        common = _number(_IFLA_MTU, wire.mtu) + _number(_IFLA_TXQLEN, 10_000)
+        common += _number(_IFLA_GSO_MAX_SIZE, wire.gso_bytes) + _attribute(_IFLA_ADDRESS, wire.mac)
+        if wire.gso_segments:
+            common += _number(_IFLA_GSO_MAX_SEGS, wire.gso_segments)
         other = struct.pack("BxHiII", 0, 0, 0, 0, 0) + _text(_IFLA_IFNAME, peer) + common
-        other += _attribute(_IFLA_ADDRESS, mac) + _number(_IFLA_NET_NS_FD, peer_namespace)
+        other += _number(_IFLA_NET_NS_FD, peer_namespace)
         info = _text(_INFO_KIND, "veth")
         info += _attribute(_INFO_DATA, _attribute(_VETH_PEER, other))
         payload = struct.pack("BxHiII", 0, 0, 0, 0, 0) + _text(_IFLA_IFNAME, name) + common

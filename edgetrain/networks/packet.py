@@ -317,6 +317,8 @@ def main() -> None:
         {"hosts": hosts, "priority": priority, "rights": emulator.rights, "pid": os.getpid()}
     )
     emulator.run()
+    if parent.died():
+        fabric.end_inhabitants(emulator.hosts)
 
 
 if __name__ == "__main__":

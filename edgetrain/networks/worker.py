@@ -25,6 +25,7 @@ from edgetrain.networks import linux
 
 _READY_SECONDS = 20.0
 _STOP_SECONDS = 5.0
+_DYING_SECONDS = 0.05
 
 
 class Worker:
@@ -121,7 +122,8 @@ class Parent:
     def __init__(self) -> None:
         self._pid, lasting = int(sys.argv[1]), sys.argv[2] == "1"
         if lasting:
-            linux.die_with_parent(signal.SIGKILL)
+            linux.die_with_parent(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, self._end)
         # Ctrl-C goes to the whole terminal; the parent decides when its emulator ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.fd = sys.stdin.fileno()
@@ -152,5 +154,15 @@ class Parent:
         *lines, self._rest = self._rest.split(b"\n")
         return [line.decode() for line in lines]
 
+    def _end(self, *_: object) -> None:
+        self._closed = True
+
     def gone(self) -> bool:
+        """True once the worker should end."""
         return self._closed or os.getppid() != self._pid
+
+    def died(self) -> bool:
+        """True where the parent did not say goodbye but is no more. Asked after `gone`."""
+        if os.getppid() == self._pid:
+            time.sleep(_DYING_SECONDS)  # its descriptors close before it stops being our parent
+        return os.getppid() != self._pid
