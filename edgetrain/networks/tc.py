@@ -18,11 +18,6 @@ _FRAME = 1514
 _UNLIMITED_PACKETS = 100_000
 #: The fourth band of a prio qdisc; the default priority map never uses it.
 _BANDS = ("bands", "4", "priomap", *"1222120011111111")
-    "bands",
-    "4",
-    "priomap",
-    *["1", "2", "2", "2", "1", "2", "0", "0", "1", "1", "1", "1", "1", "1", "1", "1"],
-)
 
 
 def netem(way: Direction) -> list[str]:
