@@ -12,6 +12,7 @@ import platform
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -26,9 +27,11 @@ FLAGS = [
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=off",
-    "-fvisibility=default",
+    "-fno-semantic-interposition",
     "-fPIC",
     "-shared",
+    # Names like `select` are the library's own: another library's must not answer to them.
+    *(["-Wl,-Bsymbolic"] if sys.platform == "linux" else []),
 ]
 
 
@@ -82,7 +85,7 @@ def cached_library() -> Path:
 
     Raises CannotCompile, also if the cache belongs to, or can be written by, somebody else.
     """
-    text = SOURCE.read_bytes() + " ".join([*FLAGS, platform.machine()]).encode()
+    text = SOURCE.read_bytes() + " ".join([*FLAGS, platform.machine(), *_named_compiler()]).encode()
     folder = cache_folder()
     target = folder / f"kernels-{hashlib.sha256(text).hexdigest()[:16]}.so"
     try:
@@ -94,6 +97,12 @@ def cached_library() -> Path:
     if not target.exists():
         compile_kernels(target)
     return target
+
+
+def _named_compiler() -> list[str]:
+    """$CC, if set: a library that it built is another one (with a sanitizer, say)."""
+    named = os.environ.get("CC")
+    return named.split() if named else []
 
 
 def _is_ours(path: Path) -> bool:

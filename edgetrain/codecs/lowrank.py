@@ -167,7 +167,8 @@ class BoundLowRank(BaseCodec):
         m = matrix.view(vector)
         q = start_of(matrix, number)
         for _ in range(self._codec.iterations):
-            p = np.linalg.qr(m @ q)[0].astype(np.float32)
+            # Only the directions of q matter here; scaled, no product of large numbers overflows.
+            p = np.linalg.qr(m @ (q / max(float(np.abs(q).max()), 1e-30)))[0].astype(np.float32)
             q = m.T @ p
         return p, q
 

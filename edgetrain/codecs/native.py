@@ -64,16 +64,17 @@ _SIGNATURES: dict[str, list[Any]] = {
 @cache
 def load() -> tuple[ctypes.CDLL | None, str, str]:
     """(library or None, its path, why): the packaged one, else one built into the user's cache."""
-    try:
-        if PACKAGED.exists():
+    problem = ""
+    if PACKAGED.exists():
+        try:
             return _open(PACKAGED), str(PACKAGED), "built with the package"
-    except OSError as error:
-        return None, "", f"the packaged library does not load: {error}"
+        except OSError as error:
+            problem = f"the packaged library does not load ({error}); "
     try:
         path = compiler.cached_library()
-        return _open(path), str(path), "built on first use"
+        return _open(path), str(path), f"{problem}built on first use"
     except (compiler.CannotCompile, OSError) as error:
-        return None, "", str(error)
+        return None, "", f"{problem}{error}"
 
 
 def instruction_sets() -> list[str]:

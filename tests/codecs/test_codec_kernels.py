@@ -1,0 +1,250 @@
+"""C and NumPy give the same bits, on every instruction set that this machine has."""
+
+import codec_cases as cases
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgetrain.codecs import Feedback, Vector, compiler, kernels, native, parse
+from edgetrain.codecs.kernels import Blocks
+from edgetrain.errors import BadPayload, ConfigError, EdgetrainError
+
+SOME = settings(max_examples=30, deadline=None)
+SETS = native.instruction_sets()
+compiled = pytest.mark.skipif(not SETS, reason="no C library, so nothing to compare")
+
+
+def same(first: object, second: object) -> bool:
+    """Equal bit for bit, through tuples and lists."""
+    if isinstance(first, np.ndarray):
+        return isinstance(second, np.ndarray) and first.tobytes() == second.tobytes()
+    if isinstance(first, (tuple, list)):
+        return len(first) == len(second) and all(map(same, first, second))  # type: ignore[arg-type]
+    return first == second
+
+
+def on_all(run) -> list:  # type: ignore[no-untyped-def]
+    """What `run(kernels)` returns with NumPy, then with each instruction set."""
+    results = []
+    for choice in ["numpy", *SETS]:
+        with kernels.using(choice) as chosen:
+            results.append(run(chosen))
+    return results
+
+
+def assert_same_on_all(run) -> None:  # type: ignore[no-untyped-def]
+    first, *others = on_all(run)
+    for choice, other in zip(SETS, others, strict=True):
+        assert same(first, other), choice
+
+
+@compiled
+@pytest.mark.parametrize("spec", cases.ALL)
+@settings(max_examples=15, deadline=None)
+@given(x=cases.vectors, seed=st.integers(0, 2**32 - 1))
+def test_codecs_give_the_same_bits(spec: str, x: Vector, seed: int) -> None:
+    def run(_: object) -> list:
+        codec = cases.bound(spec, x.size)
+        feedback = Feedback(codec, x.size)
+        rounds = [
+            [bytes(p) for p in feedback.encode(v)] for v in (x, cases.make("cubed", x.size, seed))
+        ]
+        decoded = cases.decode(codec, rounds[-1], x.size)
+        codec.add_many([rounds[0][0], rounds[1][0]], [0.25, -3.0], decoded)
+        return [rounds, feedback.residual.copy(), decoded]
+
+    assert_same_on_all(run)
+
+
+@compiled
+@SOME
+@given(x=cases.vectors, seed=st.integers(0, 2**32 - 1), share=st.floats(0.001, 1.0))
+def test_selection(x: Vector, seed: int, share: float) -> None:
+    g = cases.make("normal", x.size, seed)
+    rank = max(1, round(share * x.size))
+
+    def run(chosen: kernels.Kernels) -> list:
+        found = []
+        for add in (None, g):
+            bound, hits = chosen.threshold_of(x, add, rank)
+            found += [bound, hits]
+            for zero in (False, True):
+                r = x.copy()
+                positions, values = chosen.select(r, add, max(bound, 1), zero)
+                found += [positions.copy(), values.copy(), r]
+            found.append(chosen.trim(positions.copy(), values.copy(), max(bound, 1), rank))
+        return found
+
+    assert_same_on_all(run)
+
+
+@compiled
+@settings(max_examples=10, deadline=None)
+@given(
+    kind=st.sampled_from(cases.KINDS),
+    elements=st.integers(64 * 64, 300_000),
+    stride=st.sampled_from([1, 2, 16, 64]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_sampled_thresholds(kind: str, elements: int, stride: int, seed: int) -> None:
+    x, g = cases.make(kind, elements, seed), cases.make("normal", elements, seed + 1)
+    sample = elements // 64 // stride * 64
+
+    def run(chosen: kernels.Kernels) -> list:
+        ranks = {1, max(1, sample // 100), max(1, sample // 2), sample}
+        return [
+            chosen.threshold(x, add, r, stride, seed) for r in sorted(ranks) for add in (None, g)
+        ]
+
+    assert_same_on_all(run)
+
+
+@compiled
+@SOME
+@given(
+    gaps=st.lists(st.integers(0, 3) | st.integers(0, 200) | st.integers(0, 2**20), min_size=1),
+    room=st.integers(0, 2**20),
+)
+def test_positions(gaps: list[int], room: int) -> None:
+    positions = (np.cumsum(np.array(gaps) + 1) - 1).astype(np.uint32)
+    elements = int(positions[-1]) + 1 + room
+
+    def run(chosen: kernels.Kernels) -> list:
+        coded = chosen.gaps_encode(positions, elements)
+        back, used = chosen.gaps_decode(coded, positions.size, elements)
+        assert used == coded.size
+        assert (back == positions).all()
+        with pytest.raises(BadPayload):
+            chosen.gaps_decode(coded[:-1], positions.size, elements)
+        return [coded, back]
+
+    assert_same_on_all(run)
+
+
+@compiled
+@SOME
+@given(x=cases.vectors, seed=st.integers(0, 2**32 - 1))
+def test_blocks_and_signs(x: Vector, seed: int) -> None:
+    g = cases.make("normal", x.size, seed)
+    codes = [Blocks(127, 8), Blocks(7, 4), Blocks(3, 4, stochastic=True)]
+    codes += [Blocks(100, 8, stochastic=True), Blocks(1, 5, stochastic=True)]
+
+    def run(chosen: kernels.Kernels) -> list:
+        found = []
+        for add in (None, g):
+            for code in codes:
+                r = x.copy()
+                out = np.zeros(code.scale_bytes(x.size) + code.code_bytes(x.size), np.uint8)
+                chosen.blocks_encode(r, add, code, seed, out)
+                y = np.empty_like(x)
+                chosen.blocks_decode(out, code, y, None)
+                found += [out, r, y.copy()]
+                chosen.blocks_decode(out, code, y, 0.7)
+                found.append(y)
+            r = x.copy()
+            out = np.zeros(4 * -(-x.size // 512) + -(-x.size // 8), np.uint8)
+            chosen.signs_encode(r, add, out)
+            found += [out, r]
+            chosen.signs_decode(out, r, -0.1)
+        u = x.copy()
+        chosen.momentum(u, g, 0.9, 0.3)
+        return [*found, u, chosen.bf16_encode(g)]
+
+    assert_same_on_all(run)
+
+
+@compiled
+def test_alignment_and_long_runs() -> None:
+    big = cases.make("clusters", 70_000, 1)
+    room = np.zeros(70_016, np.float32)
+    for shift in (0, 1, 5, 15):
+        r = room[shift : shift + 70_000]
+
+        def run(chosen: kernels.Kernels, r: Vector = r) -> list:
+            found = []
+            for bound in (1, 2.0, 30.0, 1e9):
+                r[:] = big
+                bits = int(np.float32(bound).view(np.uint32)) if bound != 1 else 1
+                positions, values = chosen.select(r, big, bits, True)
+                found += [positions.copy(), values.copy(), r.copy()]
+            return found
+
+        assert_same_on_all(run)
+
+
+@compiled
+def test_dense_messages_are_added_without_room_for_all_of_them() -> None:
+    codec = parse("topk(1.0) | q2")
+    payloads = [bytes(codec.encode(cases.make("normal", 5000, i))[0]) for i in range(5)]
+
+    def run(_: object) -> Vector:
+        out = cases.make("normal", 5000, 9)
+        codec.add_many(payloads, [0.1, 0.2, 0.3, 0.4, 0.5], out)
+        before = out.copy()
+        with pytest.raises(BadPayload):
+            codec.add_many([*payloads, payloads[0][:-1]], [1.0] * 6, out)
+        assert np.array_equal(out, before)
+        return out
+
+    assert_same_on_all(run)
+
+
+def test_both_refuse_what_is_not_finite() -> None:
+    for value in (np.nan, np.inf, 2.0**100):
+        x = cases.make("normal", 600, 0)
+        x[100] = value
+
+        def run(chosen: kernels.Kernels, x: Vector = x) -> bool:
+            out = np.zeros(1000, np.uint8)
+            for attempt in (
+                lambda: chosen.levels_encode(x, 0.0, 2),
+                lambda: chosen.blocks_encode(x.copy(), None, Blocks(127, 8), 0, out),
+                lambda: chosen.sparse_encode(None, np.arange(600, dtype=np.uint32), x, 600, 32),
+                lambda: chosen.sparse_encode(None, np.arange(600, dtype=np.uint32), x, 600, 2),
+            ):
+                with pytest.raises(EdgetrainError, match="diverged"):
+                    attempt()
+            return True
+
+        assert all(on_all(run))
+
+
+def test_a_choice_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'avx2'"), kernels.using("avx3"):
+        pass
+    missing = "neon" if "neon" not in SETS else "avx512"
+    with pytest.raises(ConfigError, match="no kernels"), kernels.using(missing):
+        pass
+
+
+def test_without_a_compiler_numpy_does_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "PACKAGED", native.PACKAGED.with_name("absent.so"))
+    monkeypatch.setattr(native, "load", native.load.__wrapped__)
+    monkeypatch.setattr(kernels, "_current", None)
+    monkeypatch.delenv("EDGETRAIN_KERNELS", raising=False)
+    assert kernels.backend().name == "numpy"
+    assert "no-such-compiler" in kernels.backend().reason
+    assert kernels.choices() == ["numpy"]
+
+
+def test_a_cache_that_others_can_write_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "edgetrain"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(compiler.CannotCompile, match="written by others"):
+        compiler.cached_library()
+
+
+def test_a_compiler_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(compiler.CannotCompile, match="false failed"):
+        compiler.compile_kernels(tmp_path / "kernels.so")
+    assert list(tmp_path.iterdir()) == []

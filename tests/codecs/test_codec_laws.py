@@ -1,0 +1,233 @@
+"""The laws that hold for every codec, every chain and every wrapper."""
+
+import codec_cases as cases
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgetrain import codecs
+from edgetrain.codecs import DeepGradient, Feedback, Vector, parse
+from edgetrain.errors import ConfigError, EdgetrainError
+
+SOME = settings(max_examples=25, deadline=None)
+
+
+@pytest.mark.parametrize("spec", cases.ALL)
+@SOME
+@given(x=cases.vectors)
+def test_decoded_is_within_the_stated_bound(spec: str, x: Vector) -> None:
+    codec = cases.bound(spec, x.size)
+    before = x.copy()
+    payloads = codec.encode(x)
+    assert (x == before).all()
+    cases.assert_within_bound(codec, x, cases.decode(codec, payloads, x.size))
+
+
+@pytest.mark.parametrize("spec", cases.ALL)
+@SOME
+@given(
+    kinds=st.lists(st.sampled_from(cases.KINDS[:5] + cases.KINDS[7:]), min_size=1, max_size=5),
+    elements=st.integers(1, 2000),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_feedback_loses_nothing(spec: str, kinds: list[str], elements: int, seed: int) -> None:
+    codec = cases.bound(spec, elements)
+    feedback = Feedback(codec, elements)
+    given_, sent = np.zeros(elements), np.zeros(elements)
+    size = np.zeros(elements)
+    for i, kind in enumerate(kinds):
+        x = cases.make(kind, elements, seed + i)
+        given_ += x
+        decoded = cases.decode(codec, feedback.encode(x), elements)
+        sent += decoded
+        size = np.maximum(size, np.abs(decoded) + np.abs(x))
+    left = feedback.residual if feedback.residual.size else np.zeros(elements)
+    rounding = 2**-23 * len(kinds) * (size.max() + np.abs(left).max())
+    assert np.abs(sent + left - given_).max() <= 4 * rounding
+
+
+@pytest.mark.parametrize("spec", cases.ALL)
+@SOME
+@given(x=cases.vectors, seed=st.integers(0, 2**32 - 1))
+def test_draining_is_encoding_the_sum(spec: str, x: Vector, seed: int) -> None:
+    codec = cases.bound(spec, x.size)
+    residual = cases.make("clusters", x.size, seed)
+    total = residual + x
+    payloads = codec.drain(residual, x)
+    assert [bytes(p) for p in payloads] == [bytes(p) for p in codec.encode(total)]
+    left = total - cases.decode(codec, payloads, x.size)
+    assert np.array_equal(residual, left)
+
+
+@pytest.mark.parametrize("spec", cases.ALL)
+@SOME
+@given(x=cases.vectors, weight=st.sampled_from([0.0, 1.0, -0.3, 1 / 3]))
+def test_adding_is_adding_what_decodes(spec: str, x: Vector, weight: float) -> None:
+    codec = cases.bound(spec, x.size)
+    (payload,) = codec.encode(x)
+    decoded = cases.decode(codec, [payload], x.size)
+    out = cases.make("normal", x.size, 1)
+    once = out + np.float32(weight) * decoded
+    twice = once + np.float32(0.5) * decoded
+    many = out.copy()
+    codec.add(payload, weight, out)
+    assert np.array_equal(out, once)
+    codec.add_many([payload, payload], [weight, 0.5], many)
+    assert np.array_equal(many, twice)
+
+
+@pytest.mark.parametrize("spec", cases.ALL)
+@SOME
+@given(x=cases.vectors)
+def test_no_payload_exceeds_what_was_announced(spec: str, x: Vector) -> None:
+    codec = cases.bound(spec, x.size)
+    for where, payload in zip(cases.parts(codec, x.size), codec.encode(x), strict=True):
+        assert len(payload) <= codec.max_bytes(x[where].size)
+
+
+@SOME
+@given(
+    runs=st.lists(st.integers(0, 2**12), min_size=1, max_size=300),
+    density=st.sampled_from([0.001, 0.5, 1.0]),
+)
+def test_no_pattern_of_gaps_exceeds_what_was_announced(runs: list[int], density: float) -> None:
+    ends = np.cumsum(np.array(runs) + 1)
+    x = np.zeros(int(ends[-1]), np.float32)
+    x[ends - 1] = 1
+    codec = codecs.TopK(density, parse("q1"))  # type: ignore[arg-type]
+    for payload in codec.encode(x):
+        assert len(payload) <= codec.max_bytes(x.size)
+
+
+@pytest.mark.parametrize("spec", [s for s in cases.ALL if s != "fp32"])
+def test_what_is_not_finite_is_refused(spec: str) -> None:
+    if spec in ("fp16", "bf16") or "bias" in spec:
+        pytest.skip("half precision carries what it is given")
+    for bad in (np.nan, np.inf, -np.inf, 2.0**110):
+        x = cases.make("normal", 1500, 3)
+        x[777] = bad
+        if spec.startswith("randk"):
+            x[:] = bad
+        with pytest.raises(EdgetrainError, match="diverged"):
+            cases.bound(spec, x.size).encode(x)
+
+
+@pytest.mark.parametrize("spec", cases.SPARSE + cases.DENSE)
+def test_a_long_vector_in_parts(spec: str) -> None:
+    codec = parse(spec)
+    elements = 2 * codec.part_elements + 12345 if codec.part_elements <= 2**20 else 5_000_000
+    x = cases.make("clusters", elements, 4)
+    decoded = cases.decode(codec, codec.encode(x), elements)
+    error = np.abs(decoded - x)
+    if spec in ("fp32", "fp16", "bf16", "int8"):
+        assert (error <= 0.01 * np.abs(x) + 0.5).all()
+    else:
+        assert np.linalg.norm(error) <= 1.5 * np.linalg.norm(x)
+    feedback = Feedback(codec, elements)
+    feedback.encode(x)
+    if feedback.residual.size:
+        assert np.array_equal(feedback.residual, x - decoded)
+
+
+def test_a_sampled_threshold_meets_its_density() -> None:
+    elements = 4_000_000
+    for kind in ("normal", "clusters"):
+        x = cases.make(kind, elements, 5)
+        codec = codecs.TopK(0.1)
+        step = codec.part_elements
+        payloads = codec.encode(x)
+        kept = np.zeros(elements, bool)
+        for i, payload in enumerate(payloads):
+            part = kept[i * step : (i + 1) * step]
+            part[codec.entries(payload, part.size)[0]] = True
+        assert abs(kept.sum() / codec.wanted(elements) - 1) < 0.15
+        assert np.abs(x[kept]).min() >= np.abs(x[~kept]).max()
+
+
+def test_exact_is_exact_however_long() -> None:
+    x = cases.make("clusters", 1_500_000, 6)
+    for spec in ("topk(0.1, exact)", "topk(0.01)", "topk(0.4, exact)"):
+        codec = parse(spec)
+        kept = sum(
+            codec.entries(p, x[w].size)[0].size  # type: ignore[attr-defined]
+            for w, p in zip(cases.parts(codec, x.size), codec.encode(x), strict=True)
+        )
+        assert kept == codec.wanted(x.size)  # type: ignore[attr-defined]
+
+
+def test_equal_magnitudes_do_not_flood() -> None:
+    x = np.ones(3_000_000, np.float32)
+    codec = codecs.TopK(0.1)
+    assert sum(map(len, codec.encode(x))) < 5 * 300_000
+
+
+@SOME
+@given(
+    elements=st.integers(1, 500),
+    momentum=st.sampled_from([0.0, 0.9]),
+    clip=st.sampled_from([None, 0.5, 100.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_deep_gradient_compression_follows_its_equations(
+    elements: int, momentum: float, clip: float | None, seed: int
+) -> None:
+    codec = codecs.TopK(0.1)
+    dgc = DeepGradient(codec, elements, momentum, clip=clip, members=4)
+    u, v = np.zeros(elements), np.zeros(elements)
+    for i in range(6):
+        g = cases.make("cubed", elements, seed + i)
+        sent = cases.decode(codec, dgc.encode(g), elements)
+        scale = min(1.0, clip / 2 / np.linalg.norm(g)) if clip else 1.0
+        u = momentum * u + scale * g
+        v = v + u
+        assert np.allclose(v - sent, dgc.residual, atol=1e-4)
+        kept = sent != 0
+        assert np.allclose(sent[kept], v[kept], atol=1e-4)
+        u[kept], v[kept] = 0, 0
+        assert np.allclose(dgc.velocity, u, atol=1e-4)
+
+
+def test_warm_up_falls_to_the_density() -> None:
+    dgc = DeepGradient(codecs.TopK(0.001), 10_000, warmup=4)
+    densities = []
+    for i in range(6):
+        densities.append(dgc.codec_now().density)  # type: ignore[attr-defined]
+        payloads = dgc.encode(cases.make("normal", 10_000, i))
+        assert dgc.codec.entries(payloads[0], 10_000)[0].size == round(densities[-1] * 10_000)  # type: ignore[attr-defined]
+    assert densities[0] == 0.25
+    assert densities[4:] == [0.001, 0.001]
+    ratios = np.diff(np.log(densities[:5]))
+    assert np.allclose(ratios, ratios[0])
+
+
+def test_state_can_be_kept_and_taken_over() -> None:
+    for make in (lambda: Feedback(parse("sign"), 700), lambda: DeepGradient(codecs.TopK(0.1), 700)):
+        first, second = make(), make()
+        for i in range(3):
+            first.encode(cases.make("normal", 700, i))
+        second.restore({name: array.copy() for name, array in first.state().items()})
+        x = cases.make("normal", 700, 9)
+        assert [bytes(p) for p in first.encode(x)] == [bytes(p) for p in second.encode(x)]
+        before = second.residual.copy()
+        with pytest.raises(ConfigError, match="residual"):
+            second.restore({})
+        assert (second.residual == before).all()
+        second.reset()
+        assert not any(array.any() for array in second.state().values())
+
+
+def test_a_wrapper_decodes_as_its_codec() -> None:
+    codec = parse("topk(0.1) | q2")
+    feedback = Feedback(codec, 300)
+    assert (feedback.name, feedback.part_elements, feedback.lossless) == (
+        codec.name,
+        codec.part_elements,
+        False,
+    )
+    (payload,) = feedback.encode(cases.make("normal", 300, 0))
+    out, other = np.empty(300, np.float32), np.zeros(300, np.float32)
+    feedback.decode(payload, out)
+    feedback.add(payload, 1.0, other)
+    assert np.array_equal(out, other)
+    assert feedback.max_bytes(300) == codec.max_bytes(300)
