@@ -107,6 +107,7 @@ def apply(shaping: Shaping, terms: Terms, run: Run = run_command) -> int:
     _write(file, {"undo": shaping.undo(), "renewed": _clock(), **_terms(terms)})
     pid = _start_reverter(file)
     for command in shaping.commands():
+        renew(shaping.device)
         done = run(command)
         if done.returncode:
             clear(shaping.device)
@@ -115,6 +116,7 @@ def apply(shaping: Shaping, terms: Terms, run: Run = run_command) -> int:
                 f"`{' '.join(command)}` failed: {said}; everything is put back",
                 "shaping needs root and a kernel with sch_netem, sch_prio, cls_u32 and ifb",
             )
+    renew(shaping.device)
     return pid
 
 
