@@ -95,7 +95,7 @@ class Emulation(ABC):
             return self._final
         measured = self._measured()
         limit = lateness.limit_ms(self.plan.smallest_delay_ms)
-        late = measured.get("late_ms_p99", 0.0)
+        late = measured.get("late_ms_p99")  # None where nothing measures it: none and tc
         return {
             "backend": self.backend,
             "reason": self.reason,
@@ -103,7 +103,7 @@ class Emulation(ABC):
             "congestion": self._congestion(),
             "late_ms_p99": late,
             "late_limit_ms": limit,
-            "trusted": late <= limit,
+            "trusted": late is None or late <= limit,
             **measured,
         }
 
