@@ -19,6 +19,8 @@ ETHERNET_BYTES = 14  # what a frame adds to an IP packet, as netem's `rate` coun
 _NS = 1_000_000_000
 _MS = 1_000_000
 _SHORTEST_PERIOD_NS = 5 * _MS
+# Deviations between draws of jitter: how far a distribution falls from one draw to the next.
+_GRID = {"normal": 5, "uniform": 5, "pareto": 13}
 
 
 class GilbertElliott:
@@ -98,7 +100,7 @@ class Jitter:
     """A delay that wanders smoothly: draws on a time grid, straight lines between them.
 
     Independent draws per packet would reorder packets, and holding packets back to keep their order
-    biases the mean (100 ± 10 ms at 10,000 packets a second becomes 121 ± 4). On a grid five
+    biases the mean (100 ± 10 ms at 10,000 packets a second becomes 121 ± 4). On a grid some
     deviations wide the line falls more slowly than time runs, so order is kept without that bias.
     The draws are scaled so that mean and deviation over time are those asked for.
     """
@@ -106,7 +108,8 @@ class Jitter:
     __slots__ = ("_draw", "_keep", "_left", "_mix", "_period", "_right", "_scale", "_slot")
 
     def __init__(self, way: Direction, rng: random.Random) -> None:
-        self._period = int((way.jitter_period_ms or 5 * way.jitter_ms) * _MS)
+        width = _GRID[way.distribution] * way.jitter_ms
+        self._period = int((way.jitter_period_ms or width) * _MS)
         self._period = max(self._period, _SHORTEST_PERIOD_NS)
         self._keep = way.jitter_correlation
         self._mix = math.sqrt(1 - self._keep**2)

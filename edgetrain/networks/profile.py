@@ -48,7 +48,7 @@ class Direction:
 
     delay_ms: float = 0.0  # propagation, one way
     jitter_ms: float = 0.0  # standard deviation of the delay
-    jitter_period_ms: float = 0.0  # time between independent draws; 0: five times jitter_ms
+    jitter_period_ms: float = 0.0  # between draws; 0: 5 jitter_ms, 13 if pareto
     jitter_correlation: float = 0.0  # of neighbouring draws
     distribution: str = "normal"
     rate_mbit: float = 0.0  # on the wire: payload and headers

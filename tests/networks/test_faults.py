@@ -1,0 +1,57 @@
+"""Faults as data: parsed with names and ranges, switched by a schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgetrain.errors import ConfigError
+from edgetrain.networks import Fault, parse_faults
+from edgetrain.networks.faults import Schedule
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"kind": "dwon", "at_s": 1, "for_s": 1}, "did you mean 'down'"),
+        ({"kind": "down", "at_s": -1, "for_s": 1}, r"faults\[0\].at_s = -1 .*0 to 1000000 s"),
+        ({"kind": "down", "at_s": 1}, r"faults\[0\].for_s = None"),
+        ({"kind": "down", "at_s": 1, "for_s": 1, "member": [1]}, "did you mean 'members'"),
+        ({"kind": "down", "at_s": 1, "for_s": 1, "members": [4]}, "has 4, .*allowed: 0 to 3"),
+        ({"kind": "down", "at_s": 1, "for_s": 1, "members": "1"}, "not a list of member numbers"),
+        ({"kind": "rate", "at_s": 1, "for_s": 1}, "share is missing"),
+        ({"kind": "rate", "at_s": 1, "for_s": 1, "share": 0}, "share = 0 .*0.001 to 1"),
+    ],
+)
+def test_a_bad_fault_names_table_key_and_range(table: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_faults([table], 4)
+
+
+def test_faults_overlap() -> None:
+    down = Fault("down", 1, 5, (0,))
+    slow = Fault("rate", 2, 2, share=0.1)
+    apart = Fault("partition", 3, 1, (0, 1))
+    schedule = Schedule([down, slow, apart])
+    changes = schedule.changes()
+    assert [seconds for seconds, _, _ in changes] == [1, 2, 3, 4, 4, 6]
+    for seconds, fault, begins in changes:
+        if seconds < 4:
+            schedule.switch(fault, begins)
+    assert [schedule.cut_off(member) for member in range(3)] == [True, True, False]
+    assert schedule.apart(1, 2)
+    assert schedule.apart(0, 1)  # member 0's link is down, partition or not
+    assert schedule.rate_share(2) == 0.1
+    for seconds, fault, begins in changes:
+        if seconds >= 4:
+            schedule.switch(fault, begins)
+    assert not any(schedule.cut_off(member) for member in range(3))
+    assert schedule.rate_share(2) == 1
+
+
+def test_a_partition_leaves_its_members_together() -> None:
+    schedule = Schedule([])
+    schedule.switch(Fault("partition", 0, 1, (0, 1)), True)
+    assert not schedule.apart(0, 1)
+    assert schedule.apart(0, 2)

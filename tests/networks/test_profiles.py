@@ -1,0 +1,167 @@
+"""Profiles: the catalog is whole, and a bad value names file, key and range."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgetrain import catalog
+from edgetrain.errors import ConfigError, NetworkError
+from edgetrain.networks import Direction, load, names, parse, parse_fleet, parse_sites
+from edgetrain.networks.lora import Radio
+
+FILE = Path("/somewhere/mine.toml")
+
+
+@pytest.mark.parametrize("name", catalog.names("netem"))
+def test_every_figure_of_the_catalog_has_a_source(name: str) -> None:
+    profile = load(name)
+    assert profile.title
+    plain = dataclasses.asdict(Direction())
+    for way in (profile.up, profile.down):
+        for key, value in dataclasses.asdict(way).items():
+            if value != plain[key] and key != "distribution":
+                assert key in profile.source, f"{name}: {key} has no source"
+
+
+def test_the_profiles_that_are_promised_are_there() -> None:
+    promised = "ethernet home-fixed wifi 3g 4g-good 4g-medium 4g-bad 5g starlink geo-satellite lora"
+    pairs = {
+        "dallas-washington": 31,
+        "washington-frankfurt": 91,
+        "dallas-tokyo": 143,
+        "london-tokyo": 242,
+        "sydney-sao-paulo": 328,
+    }
+    assert set(promised.split()) | set(pairs) | {"inter-az"} <= set(names())
+    for name, rtt_ms in pairs.items():
+        assert load(name).rtt_ms == rtt_ms
+    for rtt_ms in (50, 100, 200, 300, 500, 1000):
+        assert load(f"wan-{rtt_ms}ms").rtt_ms == rtt_ms
+
+
+def test_a_parametric_name_is_a_bare_round_trip() -> None:
+    profile = load("rtt-500ms")
+    assert profile.up == profile.down == Direction(delay_ms=250)
+    assert load("none").up.is_plain
+
+
+@pytest.mark.parametrize("name", ["rtt-ms", "rtt--5ms", "rtt-500", "rtt-999999ms"])
+def test_a_parametric_name_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="rtt-0ms to rtt-120000ms"):
+        load(name)
+
+
+def test_an_unknown_name_says_the_near_miss() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'starlink'"):
+        load("starlnk")
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"up": {"delay_ms": -3}}, r"mine.toml: up.delay_ms = -3 .*0 to 60000 ms"),
+        ({"both": {"loss_percent": 101}}, r"up.loss_percent = 101 .*0 to 100 %"),
+        ({"both": {"delay_ms": 10, "distribution": "normel"}}, "did you mean 'normal'"),
+        ({"up": {"dely_ms": 3}}, "unknown key 'up.dely_ms' .*did you mean 'delay_ms'"),
+        ({"upp": {}}, "unknown key 'upp' .*did you mean 'up'"),
+        ({"up": {"delay_ms": "3"}}, "up.delay_ms = '3' is not a number"),
+        ({"up": {"delay_ms": True}}, "is not a number"),
+        ({"up": {"delay_ms": float("nan")}}, "out of range"),
+        ({"up": 3}, "up must be a table"),
+        ({"both": {"delay_ms": 10, "jitter_ms": 3}}, r"jitter_ms = 3 .*0 to 2.5 ms"),
+        ({"up": {"burst": {"enter_percent": 1}}}, "up.burst.leave_percent is missing"),
+        ({"up": {"burst": {"enter_percent": 1, "leave_percent": 0}}}, "leave_percent = 0 .*range"),
+        ({"up": {"burst": 1}}, "up.burst must be a table"),
+        (
+            {"up": {"loss_percent": 1, "burst": {"enter_percent": 1, "leave_percent": 9}}},
+            "exclude each other",
+        ),
+        ({"up": {"rate_trace": "missing.trace"}}, "up.rate_trace = 'missing.trace' cannot be read"),
+        ({"up": {"delay_trace": "no.csv"}}, "up.delay_trace = 'no.csv' cannot be read"),
+        ({"lora": {"spreading_factor": 6}}, "lora.spreading_factor = 6 .*7 to 12"),
+        ({"lora": {"spread": 7}}, "unknown key 'lora.spread'"),
+        ({"title": 3}, "title = 3 is not a text"),
+    ],
+)
+def test_a_bad_value_names_file_key_and_range(table: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse("mine", table, FILE)
+
+
+def test_traces_are_read_where_the_profile_lies(tmp_path: Path) -> None:
+    (tmp_path / "lte.trace").write_text("0\n1\n2\n4\n")
+    (tmp_path / "delay.csv").write_text("seconds,delay_ms\n0,10\n1,30\n2,10\n")
+    table = {"both": {"rate_trace": "lte.trace", "delay_trace": "delay.csv"}}
+    profile = parse("mine", table, tmp_path / "mine.toml")
+    assert profile.up.mean_rate_mbit == pytest.approx(4 * 1504 * 8 / 4000)
+    assert profile.rtt_ms == pytest.approx(40)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "says"),
+    [
+        ("rate_trace", "5\n3\n", "3 ms is earlier than the line before"),
+        ("rate_trace", "fast\n", "'fast' is not a whole millisecond"),
+        ("rate_trace", "", "no packet-delivery time"),
+        ("delay_trace", "0,5\n", "needs two points"),
+        ("delay_trace", "0,5\n0,6\n", "seconds must rise"),
+        ("delay_trace", "0,5\n1,-6\n", "delay_ms = -6 is out of range"),
+        ("delay_trace", "0,5\n1\n", "not `seconds,delay_ms`"),
+    ],
+)
+def test_a_bad_trace_names_its_line(tmp_path: Path, key: str, text: str, says: str) -> None:
+    (tmp_path / "a.trace").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        parse("mine", {"up": {key: "a.trace"}}, tmp_path / "mine.toml")
+
+
+def test_lora_is_refused_with_its_time_on_air() -> None:
+    with pytest.raises(NetworkError, match="348 ms on air per 222 bytes, 44 hours"):
+        load("lora").refuse_training()
+
+
+def test_time_on_air_is_the_data_sheets() -> None:
+    # Semtech's LoRa calculator: SF12, 125 kHz, 4/5, 8 symbols, 10 bytes: 991.23 ms.
+    assert Radio(spreading_factor=12).time_on_air_seconds(10) == pytest.approx(0.99123, abs=1e-5)
+
+
+def test_fleets() -> None:
+    assert parse_fleet("wan-200ms") == ["wan-200ms"]
+    assert parse_fleet("wan-200ms", 3) == ["wan-200ms"] * 3
+    assert parse_fleet("wifi:2, 4g-bad:1", 3) == ["wifi", "wifi", "4g-bad"]
+    with pytest.raises(ConfigError, match="names 3 members, the fleet has 4"):
+        parse_fleet("wifi:2, 4g-bad:1", 4)
+    for bad in ("wifi:0", "wifi:x", "", "wifi:"):
+        with pytest.raises(ConfigError, match="is not NAME or NAME:COUNT"):
+            parse_fleet(bad)
+
+
+def test_sites() -> None:
+    first, second = parse_sites("home-fixed: 0-2, 4g-good: 3 5", 6)
+    assert first.members == (0, 1, 2)
+    assert second.members == (3, 5)
+    assert second.uplink.name == "4g-good"
+    for bad, says in (
+        ("home-fixed: 0-6", "allowed: 0 to 5"),
+        ("home-fixed: 0 1, wifi: 1", "already stands in a site"),
+        ("home-fixed", "is not NETWORK: MEMBERS"),
+        ("home-fixed: a", "is not a member number"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            parse_sites(bad, 6)
+
+
+def test_importing_networks_loads_neither_torch_nor_zmq_nor_numpy() -> None:
+    code = (
+        "import sys, edgetrain.networks.commands, edgetrain.networks.stream,"
+        " edgetrain.networks.packet;"
+        "print([m for m in ('torch', 'zmq', 'numpy') if m in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
