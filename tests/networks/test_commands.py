@@ -1,0 +1,91 @@
+"""`edgetrain networks …` as text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from edgetrain.errors import ConfigError
+from edgetrain.networks import commands, names, probe
+
+PACKETS, WHY_NOT = probe.packets_possible()
+
+
+def run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    commands.add_parser(parser.add_subparsers())
+    return commands.run(parser.parse_args(["networks", *words]))
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list") == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in names())
+    assert run("list", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {entry["name"] for entry in listed} == set(names())
+
+
+def test_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", "4g-bad") == 0
+    said = capsys.readouterr().out
+    assert "delay 85 ms ± 20 ms" in said
+    assert "source of rate_mbit" in said
+    assert run("show", "rtt-120ms", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rtt_ms"] == 120
+    with pytest.raises(ConfigError, match="did you mean"):
+        run("show", "4g-bade")
+
+
+@pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
+def test_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", "rtt-20ms", "--json", "--seconds", "1") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["backend"] == "packet"
+    (finding,) = answer["findings"]
+    assert abs(finding["measured"] - 20) < 1
+    assert finding["good"]
+
+
+@pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
+def test_lab(capfd: pytest.CaptureFixture[str]) -> None:
+    told = 'echo "host $EDGETRAIN_HOST of $EDGETRAIN_HOSTS at $EDGETRAIN_ADDRESS"'
+    told += "; exit $EDGETRAIN_HOST"
+    assert run("lab", "--hosts", "2", "--network", "rtt-10ms", "--", "sh", "-c", told) == 2
+    said = capfd.readouterr().out
+    assert "host 1 of 3 at 10.77.0.2" in said
+    assert "host 2 of 3 at 10.77.0.3" in said
+
+
+def test_lab_refuses() -> None:
+    for words, says in (
+        (["--hosts", "0", "--", "true"], "--hosts 0 is out of range"),
+        (["--network", "wifi:3", "--", "true"], "names 3 members, the fleet has 2"),
+        ([], "no command to run"),
+        (["--shell", "5"], "allowed: 0 to 2"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            run("lab", *words)
+
+
+def test_apply_can_be_printed_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("apply", "wan-200ms", "--dev", "eth0", "--port", "5555", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "netem limit 1652 delay 100ms rate 100000kbit" in said
+    assert said.index("qdisc add") < said.index("# and to put it back") < said.index("qdisc del")
+    with pytest.raises(ConfigError, match="SSH"):
+        run("apply", "wan-200ms", "--dev", "eth0", "--port", "22")
+    with pytest.raises(ConfigError, match="1s to 24h"):
+        run("apply", "wan-200ms", "--dev", "eth0", "--port", "5555", "--for", "soon")
+
+
+def test_clear_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("clear", "--dev", "no-such-device") == 0
+    assert "nothing of edgetrain's" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200)])
+def test_times(text: str, seconds: float) -> None:
+    assert commands.parse_time(text) == seconds

@@ -1,0 +1,290 @@
+"""Each backend once for real: traffic, faults, sites; and nothing left behind, whatever ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgetrain.errors import ConfigError, NetworkError
+from edgetrain.networks import Direction, Fault, Profile, Site, emulate, load, probe
+from edgetrain.networks.measure import Bench, line_mbit, one_way
+
+PACKETS, WHY_NOT = probe.packets_possible()
+needs_packets = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
+carriers = pytest.mark.parametrize(
+    "backend", ["stream", pytest.param("packet", marks=needs_packets)]
+)
+
+
+def both(**figures: float) -> Profile:
+    return Profile("test", "", Direction(**figures), Direction(**figures))
+
+
+def spaces() -> set[str]:
+    """Network namespaces that any process of this machine stands in or holds open."""
+    found = set()
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(str((process / "ns/net").readlink()))
+            found |= {
+                str(fd.readlink())
+                for fd in (process / "fd").iterdir()
+                if "net:" in str(fd.readlink())
+            }
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    """Other processes end in their own time; look until they have."""
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        os.sched_yield()
+    return condition()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+@carriers
+def test_delay_and_rate_are_there(backend: str) -> None:
+    profile = Profile("test", "", Direction(delay_ms=30, rate_mbit=16), Direction(delay_ms=10))
+    with emulate([profile] * 2, backend=backend) as net:
+        with Bench(net, (0, 1)) as bench:
+            for client in bench.clients:
+                assert 40 <= statistics.median(client.do("rtt", count=10, gap_s=0.001)) < 46
+            mbit = line_mbit(bench.client.do("push", seconds=1.5), skip=0.5)
+        report = net.report()
+    assert mbit == pytest.approx(16 * 1448 / 1514, rel=0.1)
+    assert report["backend"] == backend
+    assert report["deliveries"] > 100
+    assert sum(report["late_histogram_ms"].values()) == report["deliveries"]
+    assert set(report) >= {"reason", "kernel", "congestion", "late_ms_p99", "late_limit_ms"}
+    assert report["trusted"] == (report["late_ms_p99"] <= report["late_limit_ms"])
+    last = net.report()
+    assert last["deliveries"] == report["deliveries"]
+    assert net.report() is last  # kept after the end
+    net.close()
+
+
+@carriers
+def test_large_messages_arrive_whole_in_both_ways(backend: str) -> None:
+    with emulate([both(delay_ms=1)], backend=backend) as net, Bench(net) as bench:
+        (seconds,) = bench.client.do("messages", size=20_000_000, count=1, fresh=True)
+        assert seconds < 10
+        assert bench.client.do("pull", seconds=0.3)[-1][1] > 10_000_000
+
+
+@needs_packets
+def test_loss_and_order_of_packets() -> None:
+    profile = both(delay_ms=20, jitter_ms=4, loss_percent=10)
+    with emulate([profile], backend="packet") as net, Bench(net) as bench:
+        seen = one_way(bench, 4000, 0.0002)
+    assert seen.in_order
+    assert 8 < seen.lost_percent < 12
+    assert 18 < seen.mean_ms < 22
+
+
+def test_loss_costs_the_stream_what_it_costs_tcp() -> None:
+    with emulate([both(delay_ms=20, loss_percent=2)], backend="stream") as net, Bench(net) as bench:
+        (seconds,) = bench.client.do("messages", size=1_000_000, count=1, fresh=False)
+    assert seconds > 1  # 0.2 s without loss; Mathis says 3.5 s
+
+
+@needs_packets
+def test_corrupted_and_duplicated_packets_do_no_harm() -> None:
+    profile = both(delay_ms=1, corrupt_percent=2, duplicate_percent=5)
+    with emulate([profile], backend="packet") as net, Bench(net) as bench:
+        (seconds,) = bench.client.do("messages", size=300_000, count=1, fresh=True)
+        assert seconds < 20
+
+
+@needs_packets
+def test_a_site_shares_its_uplink() -> None:
+    site = Site(both(delay_ms=5, rate_mbit=10), (0, 1))
+    with emulate([both(delay_ms=1)] * 3, backend="auto", sites=[site]) as net:
+        assert net.backend == "packet"
+        with Bench(net, (0, 1, 2)) as bench:
+            rtts = [statistics.median(c.do("rtt", count=5, gap_s=0.001)) for c in bench.clients]
+            for client in bench.clients[:2]:
+                client.begin("push", seconds=1.5)
+            total = sum(line_mbit(c.result(), skip=0.5) for c in bench.clients[:2])
+    assert rtts[0] == pytest.approx(12, abs=2)
+    assert rtts[2] == pytest.approx(2, abs=2)
+    assert total == pytest.approx(10 * 1448 / 1514, rel=0.2)
+
+
+@carriers
+def test_a_link_goes_down_and_comes_back(backend: str) -> None:
+    faults = (Fault("down", 0.0, 0.5, (0,)),)
+    emulation = emulate([both(delay_ms=1)] * 2, backend=backend, faults=faults)
+    with emulation as net, Bench(net, (0, 1)) as bench:
+        for client in bench.clients:
+            client.do("rtt", count=2, gap_s=0.001)
+        net.start_faults()
+        bench.clients[0].begin("messages", size=1000, count=1, fresh=backend == "packet")
+        (free,) = bench.clients[1].do("messages", size=1000, count=1, fresh=False)
+        (held,) = bench.clients[0].result()
+    assert free < 0.4
+    assert held > 0.35
+
+
+@carriers
+def test_a_rate_drops_for_a_time(backend: str) -> None:
+    faults = (Fault("rate", 0.0, 60, share=0.25),)
+    profile = both(delay_ms=1, rate_mbit=40)
+    with emulate([profile], backend=backend, faults=faults) as net, Bench(net) as bench:
+        net.start_faults()
+        mbit = line_mbit(bench.client.do("push", seconds=1.5), skip=0.6)
+    assert mbit == pytest.approx(10 * 1448 / 1514, rel=0.2)
+
+
+def test_none_is_the_hub_as_it_is() -> None:
+    with emulate([load("none")]) as net:
+        assert net.backend == "none"
+        assert net.link(0).address == net.hub_address == net.hub_link().address
+        assert net.report()["trusted"]
+    assert emulate([load("none")], ("127.0.0.1", 4711)).hub_address == "tcp://127.0.0.1:4711"
+
+
+@carriers
+def test_a_link_travels_by_pickle(backend: str) -> None:
+    with emulate([both(delay_ms=1)], backend=backend) as net:
+        link = pickle.loads(pickle.dumps(net.link(0)))
+        assert link == net.link(0)
+        assert link.address.startswith("tcp://")
+    if link.namespace is not None:
+        with pytest.raises(NetworkError, match="has ended"):
+            link.enter()
+
+
+@needs_packets
+def test_the_hub_keeps_its_port() -> None:
+    with emulate([both(delay_ms=1)], ("127.0.0.1", 4711), backend="packet") as net:
+        assert net.hub_address == net.link(0).address == "tcp://10.77.0.1:4711"
+
+
+def test_what_cannot_be_asked() -> None:
+    lossy = both(delay_ms=1, loss_percent=1)
+    with pytest.raises(ConfigError, match="200 times"):
+        emulate([lossy], backend="stream", congestion="none")
+    with pytest.raises(ConfigError, match="did you mean 'packet'"):
+        emulate([lossy], backend="packets")
+    with pytest.raises(ConfigError, match="no model in the stream backend"):
+        emulate([lossy], backend="stream", congestion="bbr")
+    with pytest.raises(ConfigError, match="one network profile per member"):
+        emulate([])
+    with pytest.raises(NetworkError, match="cannot carry training"):
+        emulate([load("lora")])
+    with pytest.raises(NetworkError, match="no shared uplinks"):
+        emulate([lossy], backend="stream", sites=[Site(lossy, (0,))])
+    with pytest.raises(NetworkError, match="not usable here"):
+        emulate([lossy], ("192.0.2.1", 0), backend="stream")
+
+
+@needs_packets
+def test_an_unknown_congestion_control_names_those_there_are() -> None:
+    with pytest.raises(NetworkError, match=r"'vegan' cannot be pinned.*reno"):
+        emulate([both(delay_ms=1)], backend="packet", congestion="vegan")
+
+
+# -- nothing is left behind -----------------------------------------------------------------------
+
+_VICTIM = """
+import os, sys, time
+from edgetrain.networks import Direction, Profile, emulate
+way = Direction(delay_ms=1)
+net = emulate([Profile("test", "", way, way)], backend=sys.argv[1])
+child = os.fork()  # a member, and one more that holds the pipes to the emulator open
+if child == 0:
+    net.link(0).enter()
+    time.sleep(600)
+print(net._worker.pid, child, flush=True)
+if sys.argv[2] == "fail":
+    os.kill(child, 9)
+    raise RuntimeError("on purpose")
+if sys.argv[2] == "thread":
+    time.sleep(600)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def before() -> Iterator[set[str]]:
+    held = spaces()
+    yield held
+    assert wait_for(lambda: spaces() <= held), f"left behind: {spaces() - held}"
+
+
+@carriers
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_outlives_its_parent(
+    backend: str, number: signal.Signals, before: set[str]
+) -> None:
+    victim = subprocess.Popen(
+        [sys.executable, "-c", _VICTIM, backend, "wait"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert victim.stdout is not None
+    emulator, member = map(int, victim.stdout.readline().split())
+    assert alive(emulator)
+    victim.send_signal(number)
+    victim.wait()
+    assert wait_for(lambda: not alive(emulator))
+    if backend == "packet":  # whoever stood in its hosts has ended too
+        assert wait_for(lambda: not alive(member))
+    elif alive(member):
+        os.kill(member, signal.SIGKILL)
+    victim.stdout.close()
+
+
+@carriers
+def test_nothing_is_left_after_success_and_failure(backend: str, before: set[str]) -> None:
+    with emulate([both(delay_ms=1)], backend=backend) as net:
+        emulator = net._worker.pid  # type: ignore[attr-defined]
+    assert not alive(emulator)
+    failing = emulate([both(delay_ms=1)], backend=backend)
+    emulator = failing._worker.pid  # type: ignore[attr-defined]
+    with contextlib.suppress(RuntimeError), failing:
+        raise RuntimeError("on purpose")
+    assert not alive(emulator)
+
+
+_ORDINARY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@needs_packets
+def test_an_ordinary_user_may_emulate_too() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from edgetrain.networks import fabric;"
+        "print(fabric.become_able()); print(len(fabric.build(3, 'reno')))"
+    )
+    checkout = str(Path(__file__).parents[2])
+    for program in (sys.executable, "/usr/bin/python3"):
+        said = subprocess.run(
+            [*_ORDINARY, "sh", "-c", 'exec "$0" -c "$1" "$2"', program, code, checkout],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if said.returncode == 0:
+            assert said.stdout.split("\n")[:2] == ["in a user namespace, without root", "3"]
+            return
+    pytest.skip(f"no Python 3.11 that an ordinary user may run: {said.stderr[-200:]}")

@@ -1,0 +1,127 @@
+"""Profiles as `tc` commands, and the guard's rules, without a kernel that has netem."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edgetrain.errors import ConfigError, NetworkError
+from edgetrain.networks import Burst, Direction, Profile, guard, tc
+
+UP = Direction(delay_ms=100, jitter_ms=10, rate_mbit=20, loss_percent=0.5)
+SHAPING = tc.Shaping("eth0", Profile("wan", "", UP, Direction(delay_ms=50)), (5555,))
+
+
+def test_the_commands_of_a_shaping() -> None:
+    assert [" ".join(command) for command in SHAPING.commands()] == [
+        "tc qdisc add dev eth0 root handle 1: prio bands 4 priomap 1 2 2 2 1 2 0 0 1 1 1 1 1 1 1 1",
+        "tc qdisc add dev eth0 parent 1:4 handle 40: netem limit 380 delay 100ms 10ms 0% "
+        "distribution normal loss random 0.5% rate 20000kbit",
+        "tc filter add dev eth0 parent 1: protocol ip prio 1 u32 "
+        "match ip protocol 6 0xff match ip sport 5555 0xffff flowid 1:4",
+        "tc filter add dev eth0 parent 1: protocol ip prio 1 u32 "
+        "match ip protocol 6 0xff match ip dport 5555 0xffff flowid 1:4",
+        "ip link add name ifba733a3 type ifb",
+        "ip link set dev ifba733a3 up",
+        "tc qdisc replace dev ifba733a3 root netem limit 100000 delay 50ms",
+        "tc qdisc add dev eth0 handle ffff: ingress",
+        "tc filter add dev eth0 parent ffff: protocol ip prio 1 u32 match ip protocol 6 0xff "
+        "match ip sport 5555 0xffff flowid 1:1 action mirred egress redirect dev ifba733a3",
+        "tc filter add dev eth0 parent ffff: protocol ip prio 1 u32 match ip protocol 6 0xff "
+        "match ip dport 5555 0xffff flowid 1:1 action mirred egress redirect dev ifba733a3",
+    ]
+    assert [" ".join(command) for command in SHAPING.undo()] == [
+        "tc qdisc del dev eth0 root",
+        "tc qdisc del dev eth0 ingress",
+        "ip link del dev ifba733a3",
+    ]
+
+
+def test_no_interface_name_is_too_long() -> None:
+    assert len(tc.Shaping("enx00e04c680123", Profile("x"), (1,)).helper) <= 15
+
+
+def test_bursts_and_the_rest() -> None:
+    way = Direction(
+        burst=Burst(1, 20, 90, 0.5), duplicate_percent=1, corrupt_percent=2, reorder_percent=3
+    )
+    assert " ".join(tc.netem(way)) == (
+        "netem limit 100000 loss gemodel 1% 20% 90% 0.5% duplicate 1% corrupt 2% reorder 3%"
+    )
+
+
+def test_traces_are_refused() -> None:
+    with pytest.raises(NetworkError, match="plays no traces"):
+        tc.netem(Direction(rate_trace="/some/file"))
+
+
+@pytest.mark.parametrize(
+    ("ports", "says"), [([22], "SSH"), ([0], "allowed: 1 to 65535"), ([], "no port to shape")]
+)
+def test_ports_that_are_not_shaped(ports: list[int], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        guard.ports_allowed(ports)
+
+
+class Kernel:
+    """Stands in for running commands: answers `qdisc show`, remembers the rest, fails on demand."""
+
+    def __init__(self, shown: str, failing: str = "") -> None:
+        self.shown, self.failing, self.ran = shown, failing, list[str]()
+
+    def __call__(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        line = " ".join(command)
+        if "-j" in command:
+            return subprocess.CompletedProcess(command, 0, self.shown, "")
+        self.ran.append(line)
+        bad = bool(self.failing) and self.failing in line
+        return subprocess.CompletedProcess(command, int(bad), "", "no such thing" if bad else "")
+
+
+@pytest.mark.parametrize("kind", ["htb", "netem", "ingress", "clsact"])
+def test_a_foreign_qdisc_is_refused(kind: str) -> None:
+    kernel = Kernel(f'[{{"kind": "{kind}", "root": {"false" if "s" in kind else "true"}}}]')
+    with pytest.raises(NetworkError, match=f"already has the qdisc '{kind}'"):
+        guard.refuse_foreign("eth0", kernel)
+    guard.refuse_foreign("eth0", Kernel('[{"kind": "fq_codel", "root": true}]'))
+
+
+def test_the_reverter_stands_before_anything_changes_and_a_failure_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGETRAIN_STATE", str(tmp_path))
+    monkeypatch.setattr(guard, "_start_reverter", lambda file: 7 if file.exists() else 0)
+    cleared: list[str] = []
+    monkeypatch.setattr(guard, "clear", lambda device: cleared.append(device))
+    kernel = Kernel("[]", failing="ingress")
+    with pytest.raises(NetworkError, match="`tc qdisc add dev eth0 handle ffff: ingress` failed"):
+        guard.apply(SHAPING, guard.Terms(60), kernel)
+    assert cleared == ["eth0"]
+    with pytest.raises(NetworkError, match="shaped already"):
+        guard.apply(SHAPING, guard.Terms(60), kernel)
+
+
+def test_apply_renew_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGETRAIN_STATE", str(tmp_path))
+    monkeypatch.setattr(guard, "_start_reverter", lambda _: 7)
+    kernel = Kernel("[]")
+    assert guard.apply(SHAPING, guard.Terms(60), kernel) == 7
+    assert len(kernel.ran) == len(SHAPING.commands())
+    guard.renew("eth0")
+    assert guard.clear("eth0", kernel)
+    assert kernel.ran[-3:] == [" ".join(command) for command in SHAPING.undo()]
+    assert not guard.clear("eth0", kernel)
+    with pytest.raises(NetworkError, match="eth0 is not shaped"):
+        guard.renew("eth0")
+
+
+def test_why_a_shaping_ends() -> None:
+    state = {"until": 100.0, "renewed": 50.0, "renew_seconds": 5.0, "owner": 3}
+    assert guard.over(state, 52, lambda _: True) == ""
+    assert guard.over(state, 56, lambda _: True) == "nobody has renewed it"
+    assert guard.over(state, 101, lambda _: True) == "its time is over"
+    assert guard.over(state, 52, lambda _: False) == "its owner has ended"
+    assert guard.over({**state, "renew_seconds": 0, "owner": 0}, 99, lambda _: False) == ""
