@@ -100,7 +100,7 @@ class Member:
         self._submitted: dict[int, float] = {}
         self._wanted_delay = 0
         self._step_s: list[float] = []
-        self._closed = False
+        self._drained = self._closed = False
         self._step_began = clock()
 
     def step(self) -> None:
@@ -109,6 +109,8 @@ class Member:
         Call it where `optimizer.step()` stood, after `loss.backward()`. Gradients are left as they
         are: zero them as before.
         """
+        if self._drained:
+            raise EdgetrainError("this member has been drained: no step may follow")
         computed_s = self._clock() - self._step_began
         if self.strategy.contributes == "gradient":
             self.flat.pull_gradient()
@@ -125,27 +127,32 @@ class Member:
         self._exchange(self.half.after_step)
         self._step_began = self._clock()
 
-    def close(self) -> None:
-        """Hand over what is left, apply every reply, leave. The model then is the fleet's model.
+    def drain(self) -> None:
+        """Hand over what is left and wait for every reply: the model then is the fleet's model.
 
-        Works twice. After an error in `step` it only leaves.
+        For the end of training; `close` does it too. No step may follow.
         """
-        if self._closed:
-            return
-        self._closed = True
-        try:
+        if not self._drained:
+            self._drained = True
             self.flat.pull_params()
             self._exchange(self.half.finish)
+
+    def close(self) -> None:
+        """Drain, then leave. Works twice."""
+        if self._closed:
+            return
+        try:
+            self.drain()
         except EdgetrainError as error:
-            self._link.leave(f"failed: {error}"[:256])
+            self.abandon(f"failed: {error}")
             raise
-        self._link.leave("done")
+        self.abandon("done")
 
     def abandon(self, reason: str) -> None:
-        """Leave at once, without exchanging anything more."""
+        """Leave at once, without exchanging anything more. Works twice."""
         if not self._closed:
             self._closed = True
-            self._link.leave(reason[:256])
+            self._link.leave(" ".join(reason.split())[:256])
 
     def traffic(self) -> Traffic:
         """Bytes at the socket, headers and acknowledgements of messages included."""
@@ -204,7 +211,7 @@ class Member:
                 f"after round {round} the base has checksum {self.half.checksum:016x} here and "
                 f"{merged.checksum:016x} at the hub"
             )
-        if self.auto_delay and not self._closed:
+        if self.auto_delay and not self._drained:
             self.half.delay = merged.delay
 
     def _measure(self, round_trip_s: float) -> None:

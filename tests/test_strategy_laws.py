@@ -1,0 +1,229 @@
+"""Laws of the strategies, over members, every, delay, interleavings and drop-outs."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from fleet import Fleet, noisy_descent
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgetrain.checksum import TILE, checksum
+from edgetrain.errors import ConfigError, Diverged
+from edgetrain.hub import Policy
+from edgetrain.strategies.displacement import Displacement
+from edgetrain.strategies.gradient import Gradient
+
+SHAPES = {
+    "members": st.integers(1, 5),
+    "every": st.integers(1, 6),
+    "delay": st.integers(0, 14),
+    "steps": st.integers(1, 30),
+    "rng": st.randoms(use_true_random=False),
+}
+
+
+@given(name=st.sampled_from(["sync-sgd", "local-sgd", "fedavg", "dga"]), **SHAPES)
+def test_replicas_end_equal_bit_for_bit(name, members, every, delay, steps, rng):
+    fleet = Fleet(name, members, every, delay, steps, rng=rng).run()
+    assert [m.state for m in fleet.members] == ["done"] * members
+    assert fleet.hub.finished
+    first = fleet.members[0]
+    for member in fleet.members:
+        assert member.params.tobytes() == first.params.tobytes()
+        assert member.half.base.tobytes() == first.half.base.tobytes()
+        assert member.checksums == first.checksums
+    if fleet.hub.base is not None:
+        assert fleet.hub.base.tobytes() == first.half.base.tobytes()
+
+
+@given(name=st.sampled_from(["sync-sgd", "fedavg", "dga"]), **SHAPES)
+def test_the_result_does_not_depend_on_the_order_of_events(name, members, every, delay, steps, rng):
+    one = Fleet(name, members, every, delay, steps, rng=rng).run()
+    other = Fleet(name, members, every, delay, steps, rng=random.Random(12345)).run()
+    assert one.members[0].params.tobytes() == other.members[0].params.tobytes()
+
+
+@given(name=st.sampled_from(["local-sgd", "fedavg", "dga"]), **(SHAPES | {"members": st.just(1)}))
+def test_one_member_is_plain_training(name, members, every, delay, steps, rng):
+    fleet = Fleet(name, members, every, delay, steps, rng=rng).run()
+    plain = fleet.initial.copy()
+    for step in range(steps):
+        plain -= noisy_descent(0, step, plain)
+    np.testing.assert_allclose(fleet.members[0].params, plain, rtol=1e-5, atol=1e-5)
+
+
+def naive_dga(initial, members, every, delay, steps):
+    """The paper's algorithm as it is written: w += mean_r - own_r, D steps after the round's end.
+
+    In float64, on all members at once; trajectories before each step.
+    """
+    w = [initial.astype(np.float64) for _ in range(members)]
+    since = [x.copy() for x in w]
+    own: dict[int, list] = {}
+    ends: dict[int, int] = {}
+    histories = [[] for _ in range(members)]
+    local_gain = [np.zeros_like(w[0]) for _ in range(members)]
+    for step in range(steps):
+        for m in range(members):
+            histories[m].append(w[m].copy())
+            move = -noisy_descent(m, step, w[m].astype(np.float32)).astype(np.float64)
+            w[m] += move
+            local_gain[m] += move
+        if (step + 1) % every == 0:
+            own[len(own)] = local_gain
+            ends[len(ends)] = step + 1
+            local_gain = [np.zeros_like(w[0]) for _ in range(members)]
+        for r, end in ends.items():
+            if end + delay == step + 1:
+                mean = sum(own[r]) / members
+                for m in range(members):
+                    w[m] += mean - own[r][m]
+    del since
+    return histories
+
+
+@given(**SHAPES)
+def test_dga_is_the_papers_formula(members, every, delay, steps, rng):
+    fleet = Fleet("dga", members, every, delay, steps, rng=rng).run()
+    for member, expected in zip(
+        fleet.members, naive_dga(fleet.initial, members, every, delay, steps), strict=True
+    ):
+        np.testing.assert_allclose(np.array(member.history), expected, rtol=2e-4, atol=2e-4)
+
+
+@given(**(SHAPES | {"delay": st.just(0)}))
+def test_delay_zero_is_fedavg(members, every, delay, steps, rng):
+    fleet = Fleet("dga", members, every, delay, steps, rng=rng).run()
+    other = Fleet("local-sgd", members, every, delay, steps, rng=random.Random(1)).run()
+    assert fleet.members[0].params.tobytes() == other.members[0].params.tobytes()
+    w = fleet.initial.astype(np.float64)
+    for first in range(0, steps, every):
+        ends = []
+        for m in range(members):
+            x = w.copy()
+            for step in range(first, min(first + every, steps)):
+                x -= noisy_descent(m, step, x.astype(np.float32))
+            ends.append(x)
+        w = sum(ends) / members
+    np.testing.assert_allclose(fleet.members[0].params, w, rtol=2e-4, atol=2e-4)
+
+
+@given(**(SHAPES | {"delay": st.just(0)}))
+def test_without_delay_params_are_base_after_every_reply(members, every, delay, steps, rng):
+    fleet = Fleet("local-sgd", members, every, delay, steps, rng=rng)
+
+    def check():
+        for member in fleet.members:
+            if member.checksums and member.half.due() is None and member.stage == "idle":
+                local = member.step % every
+                if local == 0 and member.half.applied == member.half.round:
+                    assert member.params.tobytes() == member.half.base.tobytes()
+
+    fleet.run(check)
+
+
+@given(
+    weights=st.lists(st.floats(0.1, 1000), min_size=2, max_size=4),
+    every=st.integers(1, 4),
+    rng=st.randoms(use_true_random=False),
+)
+def test_fedavg_weighs_by_samples(weights, every, rng):
+    fleet = Fleet("fedavg", len(weights), every, 0, every, rng=rng, weights=weights).run()
+    ends = []
+    for m in range(len(weights)):
+        x = fleet.initial.astype(np.float64)
+        for step in range(every):
+            x -= noisy_descent(m, step, x.astype(np.float32))
+        ends.append(x)
+    mean = sum(w * e for w, e in zip(weights, ends, strict=True)) / sum(weights)
+    np.testing.assert_allclose(fleet.members[0].params, mean, rtol=1e-4, atol=1e-4)
+
+
+@given(
+    name=st.sampled_from(["sync-sgd", "fedavg", "dga"]),
+    members=st.integers(2, 5),
+    every=st.integers(1, 4),
+    delay=st.integers(0, 9),
+    rng=st.randoms(use_true_random=False),
+    when=st.integers(0, 200),
+)
+def test_a_killed_member_does_not_stop_the_others(name, members, every, delay, rng, when):
+    fleet = Fleet(name, members, every, delay, 20, rng=rng, policy=Policy(members, gone_s=5.0))
+    events = 0
+
+    def maybe_kill():
+        nonlocal events
+        events += 1
+        if events == when and fleet.hub.started:
+            fleet.kill(members - 1)
+
+    fleet.run(maybe_kill)
+    survivors = [m for m in fleet.members if m.index not in fleet.dead]
+    assert [m.state for m in survivors] == ["done"] * len(survivors)
+    assert len({m.params.tobytes() for m in survivors}) == 1
+    assert fleet.hub.finished
+    assert not fleet.hub._rounds, "contributions must not be kept for rounds nobody waits for"
+
+
+@given(
+    members=st.integers(1, 4), every=st.integers(1, 4), wanted=st.integers(1, 12),
+    rng=st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_an_automatic_delay_is_agreed_on_and_reproducible(members, every, wanted, rng):
+    auto = Fleet("dga", members, every, None, 40, rng=rng, wanted_delay=wanted).run()
+    assert {m.state for m in auto.members} == {"done"}
+    assert auto.hub.delay == wanted
+    assert len({m.params.tobytes() for m in auto.members}) == 1
+
+
+def test_a_newcomer_starts_from_the_fleets_base():
+    fleet = Fleet("dga", 3, 2, 4, 40, policy=Policy(3))
+    late = fleet.members.pop()
+    late.state = "away"
+    fleet.hub.policy = Policy(2)
+    rounds = 0
+
+    def arrive():
+        nonlocal rounds
+        rounds += 1
+        if fleet.hub.round == 5 and late.state == "away":
+            fleet.hub.policy = Policy(3)
+            late.state = "joining"
+            fleet.members.append(late)
+
+    fleet.run(arrive)
+    assert {m.state for m in fleet.members} == {"done"}
+    assert late.half.round > 5
+    assert any("m2" in closed.members for closed in fleet.closed)
+    assert all("m2" not in closed.members for closed in fleet.closed[:5])
+
+
+def test_vectors_longer_than_a_tile_are_handled_tile_by_tile():
+    elements = 2 * TILE + 3
+    fleet = Fleet("dga", 2, 2, 3, 6, elements=elements).run()
+    a, b = fleet.members
+    assert a.params.tobytes() == b.params.tobytes()
+    assert a.half.checksum == checksum(a.half.base)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_stop_the_member_that_has_them(bad):
+    params = np.zeros(5, np.float32)
+    half = Displacement(params)
+    params[3] = bad
+    with pytest.raises(Diverged, match="not finite after step 1"):
+        half.after_step()
+    gradient = np.full(5, bad, np.float32)
+    with pytest.raises(Diverged, match="gradient of step 0"):
+        Gradient(np.zeros(5, np.float32), gradient).before_step()
+
+
+@pytest.mark.parametrize(("every", "delay"), [(0, 0), (-1, 0), (1, -1)])
+def test_bad_values_raise_where_they_enter(every, delay):
+    with pytest.raises(ConfigError, match="allowed|at least"):
+        Displacement(np.zeros(3, np.float32), every, delay)
+
+
