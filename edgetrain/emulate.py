@@ -6,13 +6,12 @@ What each process does is in `serve` and `train`; how it is started is in `proce
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgetrain import codecs, devices, networks, processes, runs, strategies
 from edgetrain.config import Job
@@ -21,6 +20,9 @@ from edgetrain.hub import Closed, Hub, Note, Policy, Terms
 from edgetrain.metrics import MetricsLog
 from edgetrain.networks import Link
 from edgetrain.processes import Child
+
+if TYPE_CHECKING:
+    from edgetrain.sockets import Traffic
 
 PRELOAD = ("edgetrain.train", "edgetrain.serve", "edgetrain.hub")
 
@@ -48,9 +50,7 @@ def hub_of(job: Job) -> Hub:
         delay = 0
     codec = codecs.parse(job.strategy.codec)
     return Hub(
-        Terms(
-            strategy.name, strategy.contributes, strategy.weighted, every, delay, job.digest()
-        ),
+        Terms(strategy.name, strategy.contributes, strategy.weighted, every, delay, job.digest()),
         Policy(
             job.fleet.members, job.hub.quorum, job.hub.deadline_s, job.hub.gone_s, job.hub.beat_s
         ),
@@ -73,15 +73,17 @@ class Plan:
     metric: str
     better: str
     target: float | None
+    beside: Path | None
+    """The folder of the job file."""
 
 
-def plan(job: Job) -> Plan:
+def plan(job: Job, beside: Path | None = None) -> Plan:
     """Look up task, devices, network, strategy, codec and optimizer. Loads torch and the data."""
     from edgetrain import train
 
     hub_of(job)
     members, job = _members(job)
-    task = train.load_tasks(job)
+    task = train.task_of(job, beside)
     train.optimizer_for(task.model(), job.train.optimizer)
     for device in set(members):
         devices.load(device)
@@ -89,7 +91,7 @@ def plan(job: Job) -> Plan:
     for name in set(links):
         networks.load(name)
     job = replace(job, name=job.name or task.name)
-    return Plan(job, members, links, task.name, task.metric, task.better, task.target)
+    return Plan(job, members, links, task.name, task.metric, task.better, task.target, beside)
 
 
 def _members(job: Job) -> tuple[tuple[str, ...], Job]:
@@ -133,20 +135,24 @@ def run(
             profiles, ("127.0.0.1", 0), backend=job.fleet.backend, seed=job.seed
         ) as emulation:
             try:
-                status = _run_processes(planned, folder, emulation, watch, poll_s)
+                status = _Emulated(planned, folder, emulation, watch, poll_s).run()
             finally:
                 report = emulation.report()
     except KeyboardInterrupt:
         status = "interrupted"
         raise
     finally:
-        summary = runs.summarise(folder, _extra(planned, report, status))
+        summary = runs.summarise(folder, _extra(planned, folder, report, status))
         runs.write_summary(folder, summary)
     return summary
 
 
-def _extra(planned: Plan, report: dict[str, Any], status: str) -> dict[str, Any]:
+def _extra(planned: Plan, folder: Path, report: dict[str, Any], status: str) -> dict[str, Any]:
     strategy = strategies.find(planned.job.strategy.name)
+    delay = 0
+    for record in runs.read_metrics(folder, "round"):
+        delay = record.get("delay", 0)
+    sources = {devices.joules_source(device) for device in planned.devices}
     return {
         "name": planned.job.name,
         "task": planned.name,
@@ -155,86 +161,89 @@ def _extra(planned: Plan, report: dict[str, Any], status: str) -> dict[str, Any]
         "target": planned.target,
         "every": planned.job.strategy.every or strategy.every,
         "emulation": report,
-        "joules_source": devices.joules_source(planned.devices[0]),
+        "delay": delay,
+        "joules_source": sources.pop() if len(sources) == 1 else "mixed",
         "status": status,
     }
 
 
-def _run_processes(
-    planned: Plan,
-    folder: Path,
-    emulation: networks.Emulation,
-    watch: Callable[[], None],
-    poll_s: float,
-) -> str:
-    context = processes.fork_server(PRELOAD)
-    began = context.Value("d", 0.0)
-    children: list[Child] = []
-    try:
-        hub = processes.start(
-            context, "hub", hub_process, planned.job, emulation.hub_link(), folder, began
+class _Emulated:
+    """The processes of one run, from their start to their end."""
+
+    def __init__(
+        self,
+        planned: Plan,
+        folder: Path,
+        emulation: networks.Emulation,
+        watch: Callable[[], None],
+        poll_s: float,
+    ) -> None:
+        self._planned = planned
+        self._folder = folder
+        self._emulation = emulation
+        self._watch = watch
+        self._poll_s = poll_s
+        self._context = processes.fork_server(PRELOAD)
+        self._began: Synchronized[float] = self._context.Value("d", 0.0)
+
+    def run(self) -> str:
+        """The status of the run; no process is left, whatever happens."""
+        children: list[Child] = []
+        try:
+            hub = self._start("hub", hub_process, self._emulation.hub_link(), self._began)
+            children.append(hub)
+            for index, device in enumerate(self._planned.devices):
+                place = (index, device, self._planned.beside)
+                link = self._emulation.link(index)
+                children.append(self._start(f"m{index}", member_process, link, self._began, place))
+            members = children[1:]
+            self._follow(hub, members)
+        finally:
+            processes.stop_all(children)
+        return self._verdict(hub, members)
+
+    def _start(self, name: str, target: Callable[..., None], *arguments: Any) -> Child:
+        return processes.start(
+            self._context, name, target, self._planned.job, self._folder, *arguments
         )
-        children.append(hub)
-        for index, device in enumerate(planned.devices):
-            children.append(
-                processes.start(
-                    context,
-                    f"m{index}",
-                    member_process,
-                    planned.job,
-                    index,
-                    device,
-                    emulation.link(index),
-                    folder,
-                    began,
-                )
-            )
-        _watch(hub, children[1:], watch, poll_s)
-    finally:
-        processes.stop_all(children)
-    return _verdict(hub, children[1:], folder)
 
-
-def _watch(hub: Child, members: list[Child], watch: Callable[[], None], poll_s: float) -> None:
-    """Until all members ended, or the hub did, or nothing can come of it any more."""
-    while any(member.running for member in members):
-        watch()
-        if not hub.running and hub.exit_code != 0:
-            break
-        for member in members:
-            if member.running:
-                member.process.join(poll_s)
-                break
-    else:
+    def _follow(self, hub: Child, members: list[Child]) -> None:
+        """Until all members ended, or the hub failed and nothing can come of it any more."""
+        while any(member.running for member in members):
+            self._watch()
+            if not hub.running and hub.exit_code != 0:
+                return
+            next(m for m in members if m.running).process.join(self._poll_s)
         hub.process.join(10.0)
-    watch()
+        self._watch()
 
-
-def _verdict(hub: Child, members: list[Child], folder: Path) -> str:
-    with MetricsLog(folder / "metrics.jsonl", "hub", time.monotonic, time.monotonic()) as log:
-        for child in members:
-            if child.exit_code and child.error:
-                log.event("error", child.error.strip().splitlines()[-1], about=child.name)
-    if hub.error:
-        raise EdgetrainError(f"the hub failed: {hub.error}")
-    failed = [member for member in members if member.exit_code != 0]
-    if len(failed) == len(members):
-        reason = next((m.error for m in failed if m.error), "")
-        raise EdgetrainError(f"every member failed; the first said: {reason or 'nothing'}")
-    return "finished"
+    def _verdict(self, hub: Child, members: list[Child]) -> str:
+        began = self._began.value or time.monotonic()
+        path = runs.metrics_path(self._folder)
+        with MetricsLog(path, "hub", time.monotonic, began) as log:
+            for child in (hub, *members):
+                if child.error:
+                    log.event("error", child.error.strip().splitlines()[-1], about=child.name)
+        if hub.error:
+            raise EdgetrainError(f"the hub failed: {hub.error}")
+        failed = [member for member in members if member.exit_code != 0]
+        if len(failed) == len(members):
+            reason = next((m.error for m in failed if m.error), "")
+            raise EdgetrainError(f"every member failed; the first said: {reason or 'nothing'}")
+        return "finished"
 
 
 # -- what runs in the processes -------------------------------------------------------------------
 
 
-def hub_process(job: Job, link: Link, folder: Path, began: Synchronized[float]) -> None:
+def hub_process(job: Job, folder: Path, link: Link, began: Synchronized[float]) -> None:
     """The hub of an emulated job."""
     from edgetrain.serve import serve
     from edgetrain.sockets import HubSocket
 
     link.enter()
     socket = HubSocket(link.address)
-    recorder = HubRecorder(folder, time.monotonic, began)
+    recorder = HubRecorder(folder, time.monotonic, began, socket.traffic)
     try:
         serve(hub_of(job), socket, time.monotonic, recorder)
     finally:
@@ -243,11 +252,17 @@ def hub_process(job: Job, link: Link, folder: Path, began: Synchronized[float]) 
 
 
 class HubRecorder:
-    """Writes what a hub does into a run folder. `began` is the moment training began, once it has."""
+    """Writes what a hub does into a run folder. `began` is the moment training began, once it
+    has."""
 
     def __init__(
-        self, folder: Path, clock: Callable[[], float], began: Synchronized[float]
+        self,
+        folder: Path,
+        clock: Callable[[], float],
+        began: Synchronized[float],
+        traffic: Callable[[], Traffic],
     ) -> None:
+        self._traffic = traffic
         self._folder = folder
         self._clock = clock
         self._began = began
@@ -271,7 +286,7 @@ class HubRecorder:
 
     def _open(self) -> None:
         self._log = MetricsLog(
-            self._folder / "metrics.jsonl", "hub", self._clock, self._began.value
+            runs.metrics_path(self._folder), "hub", self._clock, self._began.value
         )
         early, self._early = self._early, []
         for note in early:
@@ -279,16 +294,18 @@ class HubRecorder:
 
     def _round(self, closed: Closed) -> None:
         if self._log is not None:
+            traffic = self._traffic()
             self._log.round(
                 round=closed.round,
                 members=closed.members,
                 missing=closed.missing,
                 weight=closed.weight,
                 close_s=closed.open_s,
-                sent_bytes=0,
-                received_bytes=0,
+                sent_bytes=traffic.sent_bytes,
+                received_bytes=traffic.received_bytes,
                 cpu_s=self._meter.cpu_s,
                 peak_bytes=self._meter.peak_bytes,
+                delay=closed.delay,
             )
 
     def close(self) -> None:
@@ -302,11 +319,10 @@ class HubRecorder:
 
 def member_process(
     job: Job,
-    index: int,
-    device: str,
-    link: Link,
     folder: Path,
+    link: Link,
     began: Synchronized[float],
+    place: tuple[int, str, Path | None],
 ) -> None:
     """A member of an emulated job."""
     from edgetrain.train import Place, train
@@ -314,7 +330,6 @@ def member_process(
     link.enter()
 
     def open_log(name: str) -> MetricsLog:
-        return MetricsLog(folder / "metrics.jsonl", name, time.monotonic, began.value)
+        return MetricsLog(runs.metrics_path(folder), name, time.monotonic, began.value)
 
-    with contextlib.suppress(KeyboardInterrupt):
-        train(job, Place(index, device), link.address, open_log)
+    train(job, Place(*place), link.address, open_log)

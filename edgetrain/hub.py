@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -71,6 +72,9 @@ class Policy:
     """The hub sends at least one message to everyone in this time."""
 
 
+Event = Literal["joined", "started", "late", "gone", "left", "refused"]
+
+
 @dataclass(frozen=True)
 class Send:
     """Send a message to a peer, by its transport address."""
@@ -83,7 +87,7 @@ class Send:
 class Note:
     """Something a person wants to know about a member."""
 
-    event: str
+    event: Event
     member: str
     reason: str
 
@@ -98,6 +102,8 @@ class Closed:
     weight: float
     open_s: float
     """From the first whole contribution to the merge."""
+    delay: int
+    """In force once this round's reply is applied."""
 
 
 Effect = Send | Note | Closed
@@ -498,7 +504,7 @@ class Hub:
         ]
         weight = sum(c.weight for c in chosen)
         names = tuple(name for name, _ in sorted(entry.contributions))
-        effects.append(Closed(round, names, missing, weight, now - entry.opened))
+        effects.append(Closed(round, names, missing, weight, now - entry.opened, self.delay))
         return effects
 
     def _merged(self, chosen: Sequence[_Contribution]) -> Vector:
@@ -546,7 +552,7 @@ class Hub:
         effects: list[Effect] = [_refuse(peer.sender, code, reason)]
         return effects + self._remove(peer, "refused", f"{code}: {reason}", now)
 
-    def _remove(self, peer: _Peer, event: str, reason: str, now: float) -> list[Effect]:
+    def _remove(self, peer: _Peer, event: Event, reason: str, now: float) -> list[Effect]:
         peer.state = "left" if event == "left" else "gone"
         peer.incoming = []
         effects: list[Effect] = [Note(event, peer.name, reason)]

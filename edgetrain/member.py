@@ -6,10 +6,11 @@ the link, and measures. It decides nothing that a strategy or the hub decides.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -153,6 +154,27 @@ class Member:
         if not self._closed:
             self._closed = True
             self._link.leave(" ".join(reason.split())[:256])
+
+    @contextlib.contextmanager
+    def fleet_model(self) -> Iterator[None]:
+        """Within: the model holds the base, which all members share, not this member's own
+        progress.
+
+        For evaluation and for saving. Afterwards the model is as it was. With synchronous SGD the
+        two are the same.
+        """
+        if self.half.base is self.flat.params:
+            yield
+            return
+        self.flat.pull_params()
+        own = self.flat.params.copy()
+        self.flat.params[:] = self.half.base
+        self.flat.push_params()
+        try:
+            yield
+        finally:
+            self.flat.params[:] = own
+            self.flat.push_params()
 
     def traffic(self) -> Traffic:
         """Bytes at the socket, headers and acknowledgements of messages included."""

@@ -154,8 +154,12 @@ class MetricsLog:
         received_bytes: int,
         cpu_s: float,
         peak_bytes: int,
+        delay: int = 0,
     ) -> None:
-        """A round that the hub closed. close_s: from the first contribution to the reply."""
+        """A round that the hub closed. close_s: from the first contribution to the reply.
+
+        delay: local steps, in force once this round's reply is applied.
+        """
         self._write(
             "round",
             {
@@ -168,6 +172,7 @@ class MetricsLog:
                 "received_bytes": int(received_bytes),
                 "cpu_s": _seconds(cpu_s),
                 "peak_bytes": int(peak_bytes),
+                "delay": int(delay),
             },
         )
 

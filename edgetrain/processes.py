@@ -1,4 +1,4 @@
-"""Processes on this machine: started from a preloaded fork server, and never outliving their parent.
+"""Processes on this machine, from a preloaded fork server, that never outlive their parent.
 
 Sixteen members are up in seconds and share torch's memory, because they are forked from one process
 that has imported it and done nothing else. What a process runs is the caller's business.

@@ -91,6 +91,7 @@ class HubSocket:
         assert isinstance(endpoint, bytes)
         self.port = int(endpoint.rstrip(b"\0").decode().rsplit(":", 1)[1])
         self.address = f"tcp://{shown}:{self.port}"
+        self._seen: dict[str, Traffic] = {}
         self._cached: tuple[Sequence[Buffer], list[zmq.Frame | Buffer]] | None = None
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
@@ -115,6 +116,22 @@ class HubSocket:
                 return False
             raise NetworkError(f"cannot send: {error}") from None
         return True
+
+    def traffic(self) -> Traffic:
+        """Sums over the members' connections; one that has closed keeps what was last seen of
+        it."""
+        for inode, connection in _connections():
+            with connection:
+                if connection.getsockname()[1] == self.port:
+                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    self._seen[inode] = _traffic(info)
+        seen = self._seen.values()
+        return Traffic(
+            sum(t.sent_bytes for t in seen),
+            sum(t.received_bytes for t in seen),
+            sum(t.retransmitted_bytes for t in seen),
+            max((t.round_trip_s for t in seen), default=0.0),
+        )
 
     def close(self) -> None:
         """Send what is queued (for a while), then let go; works twice."""
@@ -196,20 +213,31 @@ def _traffic(info: bytes) -> Traffic:
 
 def _connection_to(port: int) -> socket.socket | None:
     """This process's established TCP connection to a remote port: libzmq does not tell it."""
+    for _, candidate in _connections():
+        if candidate.getpeername()[1] == port:
+            return candidate
+        candidate.close()
+    return None
+
+
+def _connections() -> Iterator[tuple[str, socket.socket]]:
+    """Every established TCP connection of this process, duplicated, by what Linux calls it."""
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            if not str(entry.readlink()).startswith("socket:"):
+            inode = str(entry.readlink())
+            if not inode.startswith("socket:"):
                 continue
             candidate = socket.socket(fileno=os.dup(int(entry.name)))
         except OSError:
             continue
         try:
-            if candidate.type == socket.SOCK_STREAM and candidate.getpeername()[1] == port:
-                return candidate
-        except (OSError, IndexError):
+            inet = candidate.family in (socket.AF_INET, socket.AF_INET6)
+            if inet and candidate.type == socket.SOCK_STREAM and candidate.getpeername():
+                yield inode, candidate
+                continue
+        except OSError:
             pass
         candidate.close()
-    return None
 
 
 def check_reachable(address: str, timeout_s: float) -> str:

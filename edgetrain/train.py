@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,6 +34,8 @@ class Place:
 
     index: int
     device: str
+    beside: Path | None = None
+    """The folder of the job file, where a task of the user's own may lie."""
 
     @property
     def name(self) -> str:
@@ -39,15 +43,15 @@ class Place:
         return f"m{self.index}"
 
 
-def load_tasks(job: Job) -> Task:
-    """The job's task, its data read. The job's seed partitions the data unless [data] has its own.
+def task_of(job: Job, beside: Path | None = None) -> Task:
+    """The job's task, its data read; `beside` is the folder of the job file, searched for modules.
 
-    Raises TaskError.
+    The job's seed partitions the data unless [data] has its own. Raises TaskError.
     """
-    return load_task(job.task, {"seed": job.seed, **job.data})
+    return load_task(job.task, job.data, defaults={"seed": job.seed}, beside=beside)
 
 
-def optimizer_for(model: torch.nn.Module, table: dict[str, object]) -> torch.optim.Optimizer:
+def optimizer_for(model: torch.nn.Module, table: dict[str, Any]) -> torch.optim.Optimizer:
     """The torch optimizer that a job's `optimizer` table names; ConfigError names what is wrong."""
     settings = dict(table)
     name = settings.pop("name", None)
@@ -97,7 +101,7 @@ def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
     """Seconds that one step of this job takes on a device; 0 for the machine itself."""
     if job.fleet.pace_s:
         return job.fleet.pace_s
-    if device == "host":
+    if device in (devices.HOST, devices.here()):
         return 0.0
     batch = next(task.batches(0, job.fleet.members, job.train.batch, job.seed))
     flops, operators = devices.measure_step(model, batch, task.loss)
@@ -117,7 +121,7 @@ def train(
     Raises what `join` raises, TaskError and ConfigError.
     """
     torch.set_num_threads(job.train.threads)
-    task = load_tasks(job)
+    task = task_of(job, place.beside)
     torch.manual_seed(job.seed)
     model = task.model()
     pace = Pace(pace_of(job, place.device, model, task))
@@ -222,7 +226,8 @@ class _Loop:
         if not self._evaluate_every:
             return
         began = self._clock()
-        figures = self._task.evaluate(self._model)
+        with self._member.fleet_model():
+            figures = self._task.evaluate(self._model)
         self._log.evaluation(
             step=self._member.steps,
             round=self._member.half.round,
