@@ -63,7 +63,7 @@ class Network:
             return Stage(up, next(seeds), start), Stage(down, next(seeds), start)
 
         self.members = [pair(link) for link in config["links"]]
-        self._sites = [pair(site["uplink"]) for site in config["sites"]]
+        self.sites = [pair(site["uplink"]) for site in config["sites"]]
         self._site_of = {
             member: number
             for number, site in enumerate(config["sites"])
@@ -78,8 +78,8 @@ class Network:
         if source:
             stages.append(self.members[source - 1][0])
         if here != there:
-            stages += [self._sites[here][0]] if here is not None else []
-            stages += [self._sites[there][1]] if there is not None else []
+            stages += [self.sites[here][0]] if here is not None else []
+            stages += [self.sites[there][1]] if there is not None else []
         if target:
             stages.append(self.members[target - 1][1])
         return tuple(stage for stage in stages if not stage.model.passes)
@@ -100,6 +100,7 @@ class Emulator:
         self._numbers = {
             bytes(int(part) for part in host.address.split(".")): host.number for host in self.hosts
         }
+        self._sends = [port.send for port in self._ports]
         self._paths: dict[tuple[int, int], Path | None] = {}
         # (due, serial, stages still ahead, target host, packet)
         self._heap: list[tuple[int, int, Path, int, bytes]] = []
@@ -108,7 +109,7 @@ class Emulator:
         self._timer = linux.Timer()
         self._lead = linux.Lead(self._timer)
         self._lateness = Lateness()
-        self._counts = dict.fromkeys(("packets", "bytes", "lost", "refused_by_kernel"), 0)
+        self._packets = self._bytes = self._lost = self._refused = self._overrun = 0
 
     def run(self) -> None:
         """Carry traffic until the parent has gone."""
@@ -203,7 +204,7 @@ class Emulator:
         else:
             lost, corrupts = model.lost, model.corrupts
             kept = [not lost() for _ in range(count)] if model.loses else [True] * count
-            self._counts["lost"] += count - sum(kept)
+            self._lost += count - sum(kept)
             if corrupts:
                 most = 1
         if count == 1:
@@ -236,26 +237,27 @@ class Emulator:
         while self._fault_times and self._fault_times[0][0] <= _now():
             _, _, fault, begins = self._fault_times.pop(0)
             self._change(fault, begins)
-        while heap and heap[0][0] <= _now() + ahead:
+        now = _now()
+        while heap and heap[0][0] <= now + ahead:
             due, _, rest, target, packet = pop(heap)
             if rest:
                 self._forward(rest, due, target, packet)
                 continue
             self._send(target, packet)
-            behind = _now() - due
-            late(behind)
+            now = _now()
+            late(now - due)
             if rang:
-                self._lead.learn(behind)
+                self._lead.learn(now - due)
                 rang = False
 
     def _send(self, target: int, packet: bytes) -> None:
         try:
-            self._ports[target].send(packet)
+            self._sends[target](packet)
         except OSError:
-            self._counts["refused_by_kernel"] += 1
+            self._refused += 1
             return
-        self._counts["packets"] += 1
-        self._counts["bytes"] += len(packet)
+        self._packets += 1
+        self._bytes += len(packet)
 
     # -- the parent -------------------------------------------------------------------------------
 
@@ -266,13 +268,16 @@ class Emulator:
             self._parent.answer(self.report())
 
     def report(self) -> dict[str, Any]:
-        dropped = sum(s.model.dropped for pair in self._network.members for s in pair)
-        ring = sum(port.dropped() + port.oversized for port in self._ports)
-        self._counts["ring_dropped"] = self._counts.get("ring_dropped", 0) + ring
+        self._overrun += sum(port.take_dropped() for port in self._ports)
+        pairs = (*self._network.members, *self._network.sites)
         return {
             **self._lateness.report(),
-            **self._counts,
-            "queue_dropped": dropped,
+            "packets": self._packets,
+            "bytes": self._bytes,
+            "lost": self._lost,
+            "queue_dropped": sum(stage.model.dropped for pair in pairs for stage in pair),
+            "ring_dropped": self._overrun,
+            "refused_by_kernel": self._refused,
             "cpu_s": time.process_time(),
         }
 

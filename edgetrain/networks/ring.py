@@ -42,7 +42,7 @@ class Port:
         self._size = frames * _FRAME
         self._place = 0
         self.send = self._socket.send
-        self.oversized = 0
+        self._oversized = 0
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -61,11 +61,12 @@ class Port:
             release(memory, place, 0)
             self._place = (place + _FRAME) % self._size
             if length > captured:
-                self.oversized += 1
+                self._oversized += 1
                 continue
             yield seconds * 1_000_000_000 + nanoseconds - clock_offset, packet
 
-    def dropped(self) -> int:
-        """Packets that found the ring full since the last call."""
+    def take_dropped(self) -> int:
+        """Packets since the last call that found the ring full, or were too large for it."""
         packed = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
-        return int(struct.unpack("II", packed)[1])
+        oversized, self._oversized = self._oversized, 0
+        return int(struct.unpack("II", packed)[1]) + oversized

@@ -40,6 +40,7 @@ _CHUNK_NS = 4_000_000  # a chunk is at most this much of the line's time
 _RECEIVE_LIMIT = 16 << 20  # bytes that wait for a reader that does not read
 _SOCKET_BUFFER = 1 << 20  # small enough that the window decides, large enough for gigabits
 _CHUNKS_A_TURN = 4
+_CONNECT_SECONDS = 0.2
 _IDLE_SECONDS = 0.4
 _LOST_ENOUGH = 1 << 62
 _now = time.monotonic_ns
@@ -93,6 +94,7 @@ class Way:
     chunk: int
     mean_delay: int
     ns_per_byte: float
+    ack_delay: Callable[[int], int]  # the same figures, drawn apart: acks run ahead of the clock
 
     @classmethod
     def make(cls, figures: Direction, seed: int, start_ns: int) -> Way:
@@ -102,15 +104,15 @@ class Way:
         chunk = min(max(chunk, MSS), _LARGEST_CHUNK)
         mean = int(figures.mean_delay_ms * 1e6)
         losses = Losses(figures, model, seed + 1)
-        return cls(figures, model, losses, chunk, mean, 8000 / rate if rate else 0.0)
+        per_byte = 8000 / rate if rate else 0.0
+        acks = LinkModel(figures, seed + 1, start_ns)
+        return cls(figures, model, losses, chunk, mean, per_byte, acks.delay)
 
     def delay_ns(self, now: int) -> int:
         """What an acknowledgement takes on this way: it queues behind the data."""
         rate = self.model.rate
         waiting = rate.waiting_bytes(now) if rate else 0.0
-        if not waiting:
-            return self.mean_delay
-        return self.mean_delay + int(waiting * self.ns_per_byte)
+        return self.ack_delay(now) + int(waiting * self.ns_per_byte)
 
 
 class Pipe:
@@ -340,6 +342,7 @@ class Proxy:
             return
         server = socket.socket()
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
+        server.settimeout(_CONNECT_SECONDS)  # on this machine it answers at once or not at all
         try:
             server.connect(self._hub)
         except OSError:

@@ -52,7 +52,7 @@ class Window:
         self.threshold = float("inf")  # ssthresh
         self.in_flight = 0
         self.rtt = max(rtt_ns, 1)  # smoothed
-        self._least_rtt = self.rtt
+        self._least_rtt = 1 << 62
         self._limit = limit_bytes
         self._sent = self._acked = 0
         self._recover = 0  # no second cut before this much is acknowledged
@@ -105,7 +105,7 @@ class Window:
         if was_limited:
             self._grow(count, now)
         if self._acked >= self._mark:
-            self._mark, self._most_in_flight = self._sent, self.in_flight
+            self._mark, self._most_in_flight = self._sent, self.in_flight + count
 
     def _limited(self) -> bool:
         """A window that the application does not fill does not grow."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections import deque
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,3 +73,35 @@ def test_it_never_gets_stuck_and_never_passes_the_limit(algorithm: str, events: 
         assert one_round(window, now) >= MSS
         assert window.in_flight == 0
         assert window.room() <= limit
+
+
+def mean_window(algorithm: str, loss: float, rtt_ns: int, rounds: int) -> float:
+    """Segments sent a round trip by a sender that always has data, each lost with chance `loss`."""
+    window, draw = Window(algorithm, rtt_ns, 1 << 40), random.Random(1).random
+    acks: deque[int] = deque()
+    now, sent = 0, 0
+    while now < rounds * rtt_ns:
+        while acks and acks[0] <= now:
+            window.acked(MSS, acks.popleft(), rtt_ns)
+        while window.room() >= MSS:
+            window.sent(MSS, now)
+            acks.append(now + rtt_ns)
+            sent += 1
+            if draw() < loss:
+                window.cut()
+        now = acks[0]
+    return sent / rounds
+
+
+@pytest.mark.parametrize("loss", [0.001, 0.01])
+def test_reno_keeps_the_law_of_mathis(loss: float) -> None:
+    # Mathis, Semke, Mahdavi, Ott 1997
+    assert mean_window("reno", loss, RTT, 4000) == pytest.approx(math.sqrt(1.5 / loss), rel=0.25)
+
+
+@pytest.mark.parametrize(("loss", "rtt_ns"), [(0.001, 2 * RTT), (0.0002, RTT), (0.01, RTT)])
+def test_cubic_keeps_its_law(loss: float, rtt_ns: int) -> None:
+    # RFC 9438, section 5.1, for C = 0.4 and beta = 0.7; where losses are many it is as fast as Reno.
+    law = 1.054 * (rtt_ns / 1e9) ** 0.75 / loss**0.75
+    expected = max(law, math.sqrt(1.5 / loss))
+    assert mean_window("cubic", loss, rtt_ns, 4000) == pytest.approx(expected, rel=0.25)
