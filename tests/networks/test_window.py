@@ -101,7 +101,7 @@ def test_reno_keeps_the_law_of_mathis(loss: float) -> None:
 
 @pytest.mark.parametrize(("loss", "rtt_ns"), [(0.001, 2 * RTT), (0.0002, RTT), (0.01, RTT)])
 def test_cubic_keeps_its_law(loss: float, rtt_ns: int) -> None:
-    # RFC 9438, section 5.1, for C = 0.4 and beta = 0.7; where losses are many it is as fast as Reno.
+    # RFC 9438, section 5.1, for C = 0.4 and beta = 0.7; with many losses it is as fast as Reno.
     law = 1.054 * (rtt_ns / 1e9) ** 0.75 / loss**0.75
     expected = max(law, math.sqrt(1.5 / loss))
     assert mean_window("cubic", loss, rtt_ns, 4000) == pytest.approx(expected, rel=0.25)
