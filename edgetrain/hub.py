@@ -33,7 +33,8 @@ from edgetrain.messages import (
 )
 
 AUTO_ROUNDS = 3
-"""With an automatic delay: synchronous rounds in which it is measured, slow start included."""
+"""With an automatic delay: after so many synchronous rounds the fleet agrees on one, and again
+after two, four, eight … times as many, when slow start is over and the link may have changed."""
 
 MAX_AHEAD = 1024
 """Rounds a member may be ahead of the oldest open one, whatever delay it says it has."""
@@ -533,7 +534,8 @@ class Hub:
 
     def _measure_delay(self, chosen: Sequence[_Contribution]) -> None:
         """With delay = "auto": take what the slowest member would have needed."""
-        if self.terms.delay is None and self.round == AUTO_ROUNDS - 1:
+        turns, odd = divmod(self.round + 1, AUTO_ROUNDS)
+        if self.terms.delay is None and not odd and turns.bit_count() == 1:
             self.delay = max(contribution.wanted_delay for contribution in chosen)
 
     # -- going --------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from edgetrain.messages import (
     PROTOCOL,
     Base,
     Beat,
+    Buffer,
     Contribute,
     Join,
     Leave,
@@ -55,6 +56,7 @@ class _Arrival:
     """The parts of one round's reply so far."""
 
     head: Reply
+    at: float = 0.0
     payloads: list[memoryview] = field(default_factory=list)
 
 
@@ -66,6 +68,8 @@ class Merged:
     members: int
     delay: int
     checksum: int
+    arrived: float
+    """When its last part was taken in, by the link's clock."""
     pieces: Sequence[Vector]
 
 
@@ -178,22 +182,28 @@ class Link:
         """
         parts = list(parts_of(self._elements, self.reply_codec.part_elements))
         while (arrival := self._arrivals.get(round)) is None or len(arrival.payloads) < len(parts):
-            match self._next():
-                case Reply() as reply:
-                    self._take(reply, len(parts))
-                case Beat():
-                    pass
-                case other:
-                    raise BadMessage(f"the hub sent {type(other).__name__} during training")
+            self._take(self._next())
         del self._arrivals[round]
         head = arrival.head
-        return Merged(round, head.members, head.delay, head.checksum, self._decode(arrival, parts))
+        pieces = self._decode(arrival, parts)
+        return Merged(round, head.members, head.delay, head.checksum, arrival.at, pieces)
 
-    def _take(self, reply: Reply, parts: int) -> None:
-        arrival = self._arrivals.setdefault(reply.round, _Arrival(reply))
-        if reply.parts != parts or reply.part != len(arrival.payloads):
-            raise BadMessage(f"part {reply.part} of {reply.parts} of a reply came out of order")
-        arrival.payloads.append(memoryview(reply.payload))
+    def poll(self) -> None:
+        """Take in what has arrived, without waiting: replies are timed by when they are taken."""
+        while (frames := self._transport.receive(0.0)) is not None:
+            self._take(self._read(frames))
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Beat):
+            return
+        if not isinstance(message, Reply):
+            raise BadMessage(f"the hub sent {type(message).__name__} during training")
+        arrival = self._arrivals.setdefault(message.round, _Arrival(message))
+        parts = -(-self._elements // self.reply_codec.part_elements)
+        if message.parts != parts or message.part != len(arrival.payloads):
+            raise BadMessage(f"part {message.part} of {message.parts} of a reply is out of order")
+        arrival.payloads.append(memoryview(message.payload))
+        arrival.at = self._heard
 
     def _decode(self, arrival: _Arrival, parts: Sequence[slice]) -> list[Vector]:
         """All pieces, decoded before any is used: a bad one must leave the member unchanged."""
@@ -224,6 +234,9 @@ class Link:
                     f"the hub has been silent for {silent_s:.0f} s",
                     "is it running, and does it run the same edgetrain?",
                 )
+        return self._read(frames)
+
+    def _read(self, frames: Sequence[Buffer]) -> Message:
         self._heard = self._clock()
         message = unpack(frames)
         if isinstance(message, Refuse):

@@ -10,6 +10,7 @@ import contextlib
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
@@ -100,7 +101,8 @@ class Member:
             raise Diverged("the base arrived damaged: its checksum differs from the hub's")
         self._submitted: dict[int, float] = {}
         self._wanted_delay = 0
-        self._step_s: list[float] = []
+        self._step_s: deque[float] = deque(maxlen=32)
+        self._trips_s: deque[float] = deque(maxlen=2)
         self._drained = self._closed = False
         self._step_began = clock()
 
@@ -121,8 +123,9 @@ class Member:
         self._optimizer.step()
         self.steps += 1
         computed_s += self._clock() - began
-        if self.auto_delay and len(self._step_s) < 64:
+        if self.auto_delay:
             self._step_s.append(computed_s)
+            self._link.poll()
         if self.flat.is_storage or self._needs_params():
             self.flat.pull_params()
         self._exchange(self.half.after_step)
@@ -224,9 +227,8 @@ class Member:
     def _apply(self, round: int) -> None:
         began = self._clock()
         merged = self._link.wait(round)
-        now = self._clock()
-        self.wait_s += now - began
-        self._measure(now - self._submitted.pop(round, now))
+        self.wait_s += self._clock() - began
+        self._measure(merged.arrived - self._submitted.pop(round, merged.arrived))
         self.half.apply(merged.pieces)
         if merged.checksum and merged.checksum != self.half.checksum:
             raise Diverged(
@@ -237,10 +239,11 @@ class Member:
             self.half.delay = merged.delay
 
     def _measure(self, round_trip_s: float) -> None:
-        """How many steps would have hidden this round trip; the hub takes the fleet's largest."""
+        """How many steps would have hidden the last round trips; the hub takes the fleet's most."""
         if self.auto_delay and self._step_s and round_trip_s > 0:
+            self._trips_s.append(round_trip_s)
             step_s = max(statistics.median(self._step_s), 1e-6)
-            self._wanted_delay = max(1, math.ceil(MARGIN * round_trip_s / step_s))
+            self._wanted_delay = max(1, math.ceil(MARGIN * max(self._trips_s) / step_s))
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
