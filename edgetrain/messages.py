@@ -271,4 +271,6 @@ def unpack(frames: Sequence[Buffer]) -> Message:
 def _check(cls: type[Message], spec: dataclasses.Field[Any], value: Any) -> None:
     if not spec.metadata["check"](value):
         allowed = spec.metadata["allowed"]
-        raise BadMessage(f"{cls.__name__}.{spec.name} = {str(value)[:60]!r}: allowed is {allowed}")
+        # A list may be nested deeper than Python can print.
+        shown = f"a {type(value).__name__}" if isinstance(value, list) else repr(str(value)[:60])
+        raise BadMessage(f"{cls.__name__}.{spec.name} = {shown}: allowed is {allowed}")
