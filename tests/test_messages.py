@@ -1,0 +1,264 @@
+"""Messages: what is packed comes back, and nothing but BadMessage leaves `unpack`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import string
+from pathlib import Path
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgetrain import messages
+from edgetrain.errors import BadMessage
+from edgetrain.messages import (
+    CODES,
+    KINDS,
+    MAX_ELEMENTS,
+    MAX_HEADER_BYTES,
+    Beat,
+    Contribute,
+    Join,
+    Leave,
+    Refuse,
+    Start,
+    pack,
+    unpack,
+)
+
+WIRE = Path(__file__).parent.parent / "docs" / "wire.md"
+
+
+def _range(allowed: str) -> tuple[float, float]:
+    low, high = re.fullmatch(r".* from (\S+) to (\S+)", allowed).groups()
+    return float(low) if "float" in allowed else int(low), (
+        float(high) if "float" in allowed else int(high)
+    )
+
+
+def valid(spec: dataclasses.Field) -> st.SearchStrategy:
+    """Values of one field, from what it says itself is allowed."""
+    if "payload" in spec.metadata:
+        return st.binary(max_size=64)
+    allowed = spec.metadata["allowed"]
+    if allowed == "true or false":
+        return st.booleans()
+    if "text" in allowed:
+        longest = int(re.search(r"\d+", allowed)[0])
+        letters = st.characters(exclude_categories=("C", "Z"))
+        return st.text(letters, max_size=longest) | st.just("\U0001f600" * longest)
+    low, high = _range(allowed)
+    if "float" in allowed:
+        return st.floats(low, high)
+    return st.integers(low, high) | st.sampled_from([low, high])
+
+
+def invalid(spec: dataclasses.Field) -> st.SearchStrategy:
+    """Values that one field must refuse."""
+    allowed = spec.metadata["allowed"]
+    others = [st.none(), st.binary(max_size=3), st.lists(st.integers(), max_size=2)]
+    if allowed == "true or false":
+        return st.one_of(*others, st.integers(0, 1), st.just("true"))
+    if "text" in allowed:
+        longest = int(re.search(r"\d+", allowed)[0])
+        bad = ["x" * (longest + 1), "new\nline", "nul\0", "esc\x1b[2J", "\ud800", "line\u2028"]
+        return st.one_of(*others, st.sampled_from(bad), st.integers())
+    low, high = _range(allowed)
+    if "float" in allowed:
+        wild = [float("nan"), float("inf"), float("-inf"), 0.0, -1.0, high * 2, low / 2, 1]
+        return st.one_of(*others, st.sampled_from(wild))
+    return st.one_of(*others, st.sampled_from([low - 1, high + 1, True, 1.0, "1"]))
+
+
+@st.composite
+def any_message(draw, kinds=tuple(KINDS.values())):
+    cls = draw(st.sampled_from(kinds))
+    return cls(**{f.name: draw(valid(f)) for f in dataclasses.fields(cls)})
+
+
+@given(any_message(), st.sampled_from([bytes, bytearray, memoryview]))
+def test_what_is_packed_comes_back(message, kind_of_buffer):
+    frames = pack(message)
+    assert unpack([kind_of_buffer(frame) for frame in frames]) == message
+    assert len(frames[1]) <= MAX_HEADER_BYTES
+
+
+@given(st.sampled_from(list(KINDS.values())), st.data())
+def test_out_of_range_is_refused_on_both_ways(cls, data):
+    specs = [f for f in dataclasses.fields(cls) if "check" in f.metadata]
+    if not specs:
+        return
+    message = data.draw(any_message((cls,)))
+    spec = data.draw(st.sampled_from(specs))
+    value = data.draw(invalid(spec))
+    bad = dataclasses.replace(message, **{spec.name: value})
+    with pytest.raises(BadMessage, match=f"{cls.__name__}.{spec.name} = .*allowed is") as caught:
+        pack(bad)
+    assert len(str(caught.value)) < 250
+    values = [getattr(bad, f.name) for f in specs]
+    try:
+        header = msgpack.packb(values)
+    except (OverflowError, ValueError):
+        return  # no msgpack says this
+    with pytest.raises(BadMessage, match=spec.name if value != "\ud800" else ""):
+        unpack([cls.kind, header, *pack(message)[2:]])
+
+
+def shaken(frames, data):
+    """Frames with one thing done to them that a bad wire or a bad peer might do."""
+    frames = [bytearray(frame) for frame in frames]
+    at = data.draw(st.integers(0, len(frames) - 1))
+    match data.draw(st.sampled_from(["flip", "cut", "grow", "drop", "double", "swap"])):
+        case "flip" if frames[at]:
+            frames[at][data.draw(st.integers(0, len(frames[at]) - 1))] ^= data.draw(
+                st.integers(1, 255)
+            )
+        case "cut":
+            del frames[at][data.draw(st.integers(0, len(frames[at]))) :]
+        case "grow":
+            frames[at] += data.draw(st.binary(min_size=1, max_size=20))
+        case "drop":
+            del frames[at]
+        case "double":
+            frames.insert(at, frames[at])
+        case "swap":
+            frames.reverse()
+    return frames
+
+
+@given(any_message(), st.data())
+def test_damaged_messages_raise_only_bad_message(message, data):
+    try:
+        found = unpack(shaken(pack(message), data))
+    except BadMessage:
+        return
+    pack(found)  # what got through is valid
+
+
+@given(st.lists(st.binary(max_size=40), max_size=4))
+def test_any_bytes_raise_only_bad_message(frames):
+    try:
+        pack(unpack(frames))
+    except BadMessage:
+        pass
+
+
+LEAF = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
+ANYTHING = st.recursive(
+    LEAF | st.binary(),
+    lambda inner: st.lists(inner, max_size=12) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(st.sampled_from(list(KINDS)), ANYTHING, st.booleans())
+def test_any_msgpack_raises_only_bad_message(kind, value, payload):
+    try:
+        pack(unpack([kind, msgpack.packb(value), *[b"x"] * payload]))
+    except BadMessage:
+        pass
+
+
+@pytest.mark.parametrize("depth", [10, 500, 1000, 1020, 1023, 1024, 4000])
+def test_nesting_however_deep_raises_only_bad_message(depth):
+    with pytest.raises(BadMessage):
+        unpack([Leave.kind, b"\x91" * depth + b"\xc0"])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\xdd\xff\xff\xff\xff",  # an array of four thousand million
+        b"\xdb\xff\xff\xff\xff",  # a text of four gigabytes
+        b"\x91\xdf\xff\xff\xff\xff",  # a map as large
+        b"\x91\xc9\xff\xff\xff\xff\x01",  # an extension as large
+        b"\x91\xd7\xff" + b"\xff" * 8,  # a timestamp that is none
+        b"\x91\xd9\x02\xff\xff",  # not UTF-8
+        b"\x91\xa0trailing",
+        b"",
+    ],
+)
+def test_sizes_that_lie_are_refused(header):
+    with pytest.raises(BadMessage):
+        unpack([Leave.kind, header])
+
+
+def test_an_oversized_header_is_refused_before_it_is_parsed(monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(messages.msgpack, "unpackb", never)
+    with pytest.raises(BadMessage, match="4097 bytes, allowed 4096"):
+        unpack([Leave.kind, b"\x90" * (MAX_HEADER_BYTES + 1)])
+
+
+def test_the_payload_is_not_copied():
+    payload = memoryview(bytearray(b"abcd"))
+    message = Contribute(0, 0, 1, 1.0, 0, 0, 0, payload)
+    frames = pack(message)
+    assert frames[2] is payload
+    assert unpack(frames).payload is payload
+    assert "abcd" not in repr(message)
+
+
+def test_a_payload_of_any_size_is_left_for_the_codec_to_judge():
+    assert unpack(pack(Contribute(0, 0, 1, 1.0, 0, 0, 0, b""))).payload == b""
+
+
+def test_an_unknown_kind_is_named():
+    with pytest.raises(BadMessage, match="no message kind b'Z'"):
+        unpack([b"Z", b"\x90"])
+    with pytest.raises(BadMessage, match="no message kind"):
+        unpack([b"H" * 10**6, b"\x90"])
+
+
+def test_kinds_are_one_letter_each():
+    assert len({cls.kind for cls in KINDS.values()}) == len(KINDS)
+    assert all(len(k) == 1 and k.decode() in string.ascii_uppercase for k in KINDS)
+    assert all(Refuse(code, why) == unpack(pack(Refuse(code, why))) for code, why in CODES.items())
+
+
+# -- docs/wire.md ---------------------------------------------------------------------------------
+
+
+def vectors() -> list[str]:
+    (block,) = re.findall(r"```vectors\n(.*?)```", WIRE.read_text("utf-8"), re.DOTALL)
+    return block.strip().split("\n\n")
+
+
+@pytest.mark.parametrize("vector", vectors(), ids=lambda v: v.partition("(")[0])
+def test_the_documented_bytes_are_the_bytes(vector):
+    spelled, *frames = vector.split("\n")
+    message = eval(spelled, dict(vars(messages)))  # a file of this repository
+    assert [bytes(frame).hex(" ") for frame in pack(message)] == frames
+    assert unpack([bytes.fromhex(frame) for frame in frames]) == message
+
+
+def test_every_kind_has_a_vector_and_every_field_a_row():
+    text = WIRE.read_text("utf-8")
+    assert [v.partition("(")[0] for v in vectors()] == [cls.__name__ for cls in KINDS.values()]
+    for cls in KINDS.values():
+        (chapter,) = re.findall(
+            rf"\n### `{cls.kind.decode()}` {cls.__name__}\n(.*?)(?=\n##)", text, re.S
+        )
+        specs = [f for f in dataclasses.fields(cls) if "check" in f.metadata]
+        rows = re.findall(r"^\| (\d+) \| `(\w+)` \| (.*?) \|", chapter, re.M)
+        assert rows == [
+            (str(i), f.name, f.metadata["allowed"].replace("e+", "e")) for i, f in enumerate(specs)
+        ]
+        assert ("payload" in chapter) == any(
+            "payload" in f.metadata for f in dataclasses.fields(cls)
+        )
+    for code, meaning in CODES.items():
+        assert f"| `{code}` | {meaning} |" in text
+    assert f"Protocol version: {messages.PROTOCOL}" in text
+    assert f"{MAX_HEADER_BYTES} bytes" in text
+
+
+def test_extremes_are_packed():
+    Start(messages._U63, 0, 1 << 32, messages._U64, True)
+    join = Join(0, "", "", MAX_ELEMENTS, "", 1e-9, messages._U64)
+    assert unpack(pack(join)) == join
+    assert unpack(pack(Beat())) == Beat()
