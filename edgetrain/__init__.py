@@ -1,3 +1,36 @@
-"""edgetrain: train one PyTorch model on many small machines over slow links."""
+"""edgetrain: train one PyTorch model on many small machines over slow links.
+
+    member = edgetrain.join("tcp://hub.local:5555", model, optimizer)
+    ...
+    member.step()       # in place of optimizer.step()
+    ...
+    member.close()
+
+Names are loaded when they are used: importing this package loads neither torch nor zmq.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+__all__ = ["EdgetrainError", "Member", "__version__", "join"]
+
+_HOMES = {
+    "EdgetrainError": "edgetrain.errors",
+    "Member": "edgetrain.member",
+    "join": "edgetrain.member",
+}
+
+if TYPE_CHECKING:
+    from edgetrain.errors import EdgetrainError
+    from edgetrain.member import Member, join
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'edgetrain' has no attribute '{name}'")

@@ -1,2 +1,69 @@
-def main() -> int:
-    return 0
+"""The command: `edgetrain VERB …`, also `python -m edgetrain`.
+
+Errors raised on purpose become one clear line and exit status 2; Ctrl-C is 130. Only this module
+turns an exception into an exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from edgetrain import __version__
+from edgetrain.errors import EdgetrainError
+
+_EPILOG = """\
+start here:
+  edgetrain compare            DGA against synchronous SGD, 8 members, a 200 ms WAN, two minutes
+  edgetrain init job.toml      a job file with every key explained
+  edgetrain VERB --help        each verb's arguments, with examples
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    from edgetrain.cli import bench, compare, devices, doctor, hub, init, member, run, strategies
+    from edgetrain.networks import commands
+
+    top = argparse.ArgumentParser(
+        prog="edgetrain",
+        description="Train one PyTorch model on many small machines over slow, unreliable links.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"edgetrain {__version__}")
+    top.add_argument("--debug", action="store_true", help="show where an error came from")
+    verbs = top.add_subparsers(dest="command", required=True, metavar="VERB")
+    for module in (compare, run, init, hub, member, strategies, devices):
+        module.add_parser(verbs)
+    commands.add_parser(verbs)
+    for module in (doctor, bench):
+        module.add_parser(verbs)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    arguments = parser().parse_args(argv)
+    try:
+        if arguments.command == "networks":
+            from edgetrain.networks import commands
+
+            return commands.run(arguments)
+        status: int = arguments.run(arguments)
+        return status
+    except EdgetrainError as error:
+        if arguments.debug:
+            raise
+        print(f"edgetrain: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("edgetrain: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())

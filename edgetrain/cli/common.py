@@ -1,0 +1,64 @@
+"""What the verbs share: how a job is named on the command line, and how --help looks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from edgetrain import config
+from edgetrain.config import Job
+
+RUNS = "runs"
+
+
+def verb(subparsers: Any, name: str, help: str, description: str, epilog: str) -> Any:
+    """A verb's parser, with its text laid out as written."""
+    return subparsers.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """The arguments [JOB] [KEY=VALUE …]."""
+    parser.add_argument(
+        "job",
+        nargs="*",
+        metavar="JOB KEY=VALUE",
+        help="a job file (none: the built-in digits job), then keys that win over it: "
+        "steps=200 network=wan-500ms strategy=dga",
+    )
+
+
+def job_of(
+    arguments: argparse.Namespace, defaults: tuple[str, ...] = ()
+) -> tuple[Job, Path | None]:
+    """The job and the folder of its file. `defaults` are overrides for when there is no file."""
+    words: list[str] = list(arguments.job)
+    path = words.pop(0) if words and "=" not in words[0] else None
+    overrides = words if path else [*defaults, *words]
+    return config.load(path, overrides), Path(path).resolve().parent if path else None
+
+
+def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
+    """--runs and --json."""
+    parser.add_argument(
+        "--runs", default=RUNS, type=Path, help="folder of run folders (default: %(default)s)"
+    )
+    if json:
+        parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+
+
+def say(text: str) -> None:
+    """Print a line at once, whatever stdout is."""
+    print(text, flush=True)
+
+
+def warn(text: str) -> None:
+    """Print a line to stderr."""
+    print(text, file=sys.stderr, flush=True)

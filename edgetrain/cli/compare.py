@@ -1,0 +1,112 @@
+"""`edgetrain compare`: the same job under several strategies, and a picture of the difference."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgetrain.cli import common
+from edgetrain.config import Job
+
+DEMO = (
+    "members=8",
+    "network=wan-200ms",
+    "pace_s=0.02",
+    "steps=200",
+    "optimizer={ name = 'sgd', lr = 0.1, momentum = 0.7 }",
+)
+"""The built-in comparison: eight members that take 20 ms a step, 200 ms from their hub."""
+
+_EXAMPLES = """\
+examples:
+  edgetrain compare                                    digits, 8 members, a 200 ms WAN
+  edgetrain compare network=wan-500ms pace_s=0.05
+  edgetrain compare job.toml --strategies sync-sgd,dga
+  edgetrain compare task=edgetrain.tasks:char_lm steps=300
+
+The first strategy is the yardstick. `every` and `delay` of the job apply to the strategies that
+have them. Leaves runs/<time>-compare-<task>/ with one run folder per strategy and compare.png.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = common.verb(
+        subparsers,
+        "compare",
+        "DGA against synchronous SGD (and others) on the same job: a table and a picture",
+        "Run the same job under several strategies, one after the other, and compare them.",
+        _EXAMPLES,
+    )
+    common.add_job(parser)
+    parser.add_argument(
+        "--strategies",
+        default="sync-sgd,fedavg,dga",
+        help="comma-separated; see `edgetrain strategies` (default: %(default)s)",
+    )
+    common.add_output(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan all, run one after the other, compare."""
+    job, beside = common.job_of(arguments, DEMO)
+    from edgetrain import comparison, emulate, plans, plot, runs
+    from edgetrain.cli.run import common_picture
+    from edgetrain.live import LiveView
+
+    emulate.warm_up()
+    planned = [plans.plan(j, beside) for j in variants(job, arguments.strategies)]
+    first = planned[0]
+    folder = runs.create(arguments.runs, f"compare-{first.job.name}")
+    runs.write_job(folder, job.to_dict())
+    names = [each.job.strategy.name for each in planned]
+    folders = [runs.create_inside(folder, name) for name in names]
+    heading = (
+        f"{first.name}: {job.fleet.members} members, network {job.fleet.network}, "
+        f"{job.train.steps} steps each: {', '.join(names)}"
+    )
+    out = sys.stderr if arguments.json else sys.stdout
+    summaries: list[dict[str, Any]] = []
+    try:
+        with LiveView(
+            folders, clock=time.monotonic, heading=heading, metric=first.metric, out=out
+        ) as view:
+            for each, inside in zip(planned, folders, strict=True):
+                summaries.append(emulate.run(each, inside, view.refresh))
+    finally:
+        compared = comparison.compare(summaries) if summaries else None
+        runs.write_summary(
+            folder,
+            {"name": folder.name, "runs": names}
+            | ({} if compared is None else {"comparison": compared.as_json()}),
+        )
+    assert compared is not None
+    picture: Path | None = common_picture(plot.comparison_figure, folders, folder / "compare.png")
+    if arguments.json:
+        common.say(json.dumps(compared.as_json(picture) | {"folder": str(folder)}))
+    else:
+        common.say(comparison.text(compared, picture))
+    return 0
+
+
+def variants(job: Job, names: str) -> list[Job]:
+    """The job under each of the named strategies. ConfigError for a name that is not one."""
+    from edgetrain import strategies
+
+    found = []
+    for name in names.split(","):
+        strategy = strategies.find(name.strip())
+        table = replace(
+            job.strategy,
+            name=strategy.name,
+            every=job.strategy.every if strategy.contributes == "displacement" else 0,
+            delay=job.strategy.delay if strategy.delays else 0,
+        )
+        found.append(replace(job, strategy=table))
+    return found

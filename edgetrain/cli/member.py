@@ -1,0 +1,78 @@
+"""`edgetrain member`: one member of a job, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+from edgetrain.cli import common
+
+_EXAMPLES = """\
+examples:
+  edgetrain member job.toml --hub tcp://192.168.1.5:5555 --index 0
+  edgetrain member job.toml --hub tcp://hub.local:5555 --index 3 data.folder=/data
+
+Every member has the same job file and its own --index, which chooses its share of the data.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = common.verb(
+        subparsers,
+        "member",
+        "train as one member of a job",
+        "Join a hub and train this machine's share of a job.",
+        _EXAMPLES,
+    )
+    common.add_job(parser)
+    parser.add_argument("--hub", required=True, metavar="tcp://HOST:PORT", help="as the hub says")
+    parser.add_argument(
+        "--index", required=True, type=int, metavar="N", help="which share of the data, from 0"
+    )
+    common.add_output(parser, json=False)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check the way to the hub, then train."""
+    job, beside = common.job_of(arguments)
+    from edgetrain import devices, interfaces, runs
+    from edgetrain.errors import ConfigError
+    from edgetrain.metrics import MetricsLog
+
+    if not 0 <= arguments.index < job.fleet.members:
+        raise ConfigError(
+            f"--index {arguments.index}: allowed are 0 to {job.fleet.members - 1}",
+            "the job's fleet.members says how many there are",
+        )
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    via = interfaces.route(arguments.hub, timeout_s=10.0)
+    common.say(f"joining {arguments.hub} over {via}")
+    from edgetrain.train import Place, train
+
+    folder = runs.create(arguments.runs, f"{job.name or 'member'}-m{arguments.index}")
+    runs.write_job(folder, job.to_dict())
+    runs.write_environment(folder)
+    named = devices.parse_fleet(job.fleet.device)
+    device = named[arguments.index] if len(named) > 1 else named[0]
+    signal.signal(signal.SIGTERM, _interrupt)
+
+    def open_log(name: str) -> MetricsLog:
+        common.say(f"training as {name}; run folder: {folder}")
+        return MetricsLog(runs.metrics_path(folder), name, time.monotonic, time.monotonic())
+
+    try:
+        train(job, Place(arguments.index, device, beside), arguments.hub, open_log)
+    finally:
+        runs.write_summary(folder, runs.summarise(folder))
+    common.say("done")
+    return 0
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,110 @@
+"""A job with every name in it looked up: what cannot work fails before anything starts.
+
+From a job to the objects and profiles it names. Nothing is started here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgetrain import codecs, devices, networks, strategies
+from edgetrain.config import Job
+from edgetrain.errors import ConfigError
+from edgetrain.hub import Hub, Policy, Terms
+
+
+def hub_of(job: Job, *, any_job: bool = False) -> Hub:
+    """The hub of a job; ConfigError for a strategy, codec or value that cannot be.
+
+    With `any_job` it takes members whatever job they run. Needs no torch.
+    """
+    strategy = strategies.find(job.strategy.name)
+    every = job.strategy.every or strategy.every
+    if strategy.contributes == "gradient" and every != 1:
+        raise ConfigError(
+            f"strategy.every = {every}: {strategy.name} exchanges gradients at every step",
+            "leave it out, or choose local-sgd",
+        )
+    if job.hub.quorum > job.fleet.members:
+        raise ConfigError(
+            f"hub.quorum = {job.hub.quorum}: the job has only {job.fleet.members} members"
+        )
+    delay = None if job.strategy.delay == "auto" else int(job.strategy.delay)
+    if not strategy.delays:
+        if delay:
+            raise ConfigError(
+                f"strategy.delay = {delay}: {strategy.name} waits for every reply",
+                "leave it out, or choose dga",
+            )
+        delay = 0
+    codec = codecs.parse(job.strategy.codec)
+    return Hub(
+        Terms(
+            strategy.name,
+            strategy.contributes,
+            strategy.weighted,
+            every,
+            delay,
+            "" if any_job else job.digest(),
+        ),
+        Policy(
+            job.fleet.members, job.hub.quorum, job.hub.deadline_s, job.hub.gone_s, job.hub.beat_s
+        ),
+        strategy.merge_rule(),
+        codec,
+        codecs.parse(job.strategy.reply_codec) if job.strategy.reply_codec else codec,
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job with every name in it looked up: what cannot work fails before anything starts."""
+
+    job: Job
+    devices: tuple[str, ...]
+    """The device profile of each member."""
+    networks: tuple[str, ...]
+    """The network profile of each member."""
+    name: str
+    metric: str
+    better: str
+    target: float | None
+    beside: Path | None
+    """The folder of the job file."""
+
+
+def plan(job: Job, beside: Path | None = None) -> Plan:
+    """Look up task, devices, network, strategy, codec and optimizer. Loads torch and the data."""
+    from edgetrain import train
+
+    hub_of(job)
+    members, job = _members(job)
+    task = train.task_of(job, beside)
+    train.optimizer_for(task.model(), job.train.optimizer)
+    for device in set(members):
+        devices.load(device)
+    links = _spread(networks.parse_fleet(job.fleet.network), len(members), "network")
+    for name in set(links):
+        networks.load(name)
+    job = replace(job, name=job.name or task.name)
+    return Plan(job, members, links, task.name, task.metric, task.better, task.target, beside)
+
+
+def _members(job: Job) -> tuple[tuple[str, ...], Job]:
+    """One device per member; a device list with counts also says how many members there are."""
+    named = devices.parse_fleet(job.fleet.device)
+    if len(named) > 1:
+        job = replace(job, fleet=replace(job.fleet, members=len(named)))
+    return _spread(named, job.fleet.members, "device"), job
+
+
+def _spread(names: list[str], members: int, what: str) -> tuple[str, ...]:
+    if len(names) == 1:
+        return tuple(names) * members
+    if len(names) != members:
+        raise ConfigError(
+            f"fleet.{what} names {len(names)} members, the job has {members}",
+            f"give one {what} for all, or as many as there are members",
+        )
+    return tuple(names)

@@ -1,0 +1,88 @@
+"""What a hub does, written into a run folder. An observer of `serve`; it decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgetrain import runs
+from edgetrain.hub import Closed, Note
+from edgetrain.metrics import MetricsLog
+
+if TYPE_CHECKING:
+    from edgetrain.sockets import Traffic
+
+
+class HubRecorder:
+    """Writes what a hub does into a run folder.
+
+    `on_start` is told the moment at which training began; `say` gets each event as a line to read.
+    What happened before that moment is written when it has come.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float],
+        traffic: Callable[[], Traffic],
+        *,
+        on_start: Callable[[float], None] = lambda began: None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._folder = folder
+        self._traffic = traffic
+        self._on_start = on_start
+        self._say = say
+        self._clock = clock
+        self._meter = runs.Meter()
+        self._early: list[Note] = []
+        self._log: MetricsLog | None = None
+
+    def __call__(self, effect: Note | Closed) -> None:
+        """An observer, for `serve`."""
+        if isinstance(effect, Closed):
+            self._round(effect)
+            return
+        self._say(f"{effect.member} {effect.event}: {effect.reason}")
+        if self._log is None:
+            self._early.append(effect)
+            if effect.event == "started":
+                self._open()
+        else:
+            self._event(self._log, effect)
+
+    def _open(self) -> None:
+        began = self._clock()
+        self._log = MetricsLog(runs.metrics_path(self._folder), "hub", self._clock, began)
+        self._on_start(began)
+        for note in self._early:
+            self._event(self._log, note)
+        self._early = []
+
+    def _event(self, log: MetricsLog, note: Note) -> None:
+        about = None if note.member == "hub" else note.member
+        log.event(note.event, note.reason, about=about)
+
+    def _round(self, closed: Closed) -> None:
+        if self._log is not None:
+            traffic = self._traffic()
+            self._log.round(
+                round=closed.round,
+                members=closed.members,
+                missing=closed.missing,
+                weight=closed.weight,
+                close_s=closed.open_s,
+                sent_bytes=traffic.sent_bytes,
+                received_bytes=traffic.received_bytes,
+                cpu_s=self._meter.cpu_s,
+                peak_bytes=self._meter.peak_bytes,
+                delay=closed.delay,
+            )
+
+    def close(self) -> None:
+        """Write what is left; works twice."""
+        if self._log is None and self._early:
+            self._open()
+        if self._log is not None:
+            self._log.close()
