@@ -6,61 +6,13 @@ The loops are in `kernels`; what the bytes mean is in docs/codecs.md.
 
 from __future__ import annotations
 
-import zlib
-
 import numpy as np
 
 from edgetrain.codecs import kernels
-from edgetrain.codecs.base import BaseCodec, Buffer, Vector, as_bytes, check_length, check_vector
+from edgetrain.codecs.base import Vector
+from edgetrain.codecs.fixed import FixedSize
 from edgetrain.codecs.kernels import LEVEL_BLOCK, SIGN_BLOCK, Blocks
 from edgetrain.errors import ConfigError
-
-
-def content_seed(r: Vector, g: Vector | None) -> int:
-    """32 bits drawn from r + g itself, so that a codec needs no state and no clock to be random.
-
-    Equal vectors give equal bytes, which keeps runs reproducible; any change of the vector among
-    4096 of its elements gives another draw.
-    """
-    step = max(1, r.size // 4096)
-    sample = r[::step] if g is None else r[::step] + g[::step]
-    return zlib.crc32(sample.tobytes())
-
-
-class FixedSize(BaseCodec):
-    """A codec whose payload has the same length whatever the values: one buffer for all parts."""
-
-    def encode(self, vector: Vector) -> list[Buffer]:
-        check_vector(vector)
-        return self._encode(vector, None)
-
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
-        check_vector(vector)
-        return self._encode(residual, vector)
-
-    def encode_part(self, part: Vector) -> Buffer:
-        check_vector(part)
-        out = np.empty(self.max_bytes(part.size), np.uint8)
-        self.write(part, None, content_seed(part, None), out)
-        return out.data
-
-    def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
-        """One part to `out`. With g: r += g first, and r -= decoded after."""
-        raise NotImplementedError
-
-    def _encode(self, r: Vector, g: Vector | None) -> list[Buffer]:
-        step, seed = self.part_elements, content_seed(r, g)
-        sizes = [self.max_bytes(part.size) for part in self.parts(r)]
-        out = np.empty(sum(sizes), np.uint8)
-        payloads: list[Buffer] = []
-        at = 0
-        for i, size in enumerate(sizes):
-            start, stop = i * step, (i + 1) * step
-            here = None if g is None else g[start:stop]
-            self.write(r[start:stop], here, (seed + i) % 2**32, out[at : at + size])
-            payloads.append(out[at : at + size].data)
-            at += size
-        return payloads
 
 
 class Blockwise(FixedSize):
@@ -75,17 +27,14 @@ class Blockwise(FixedSize):
     def __init__(self, name: str, code: Blocks) -> None:
         self.name = name
         self.code = code
+        self.stochastic = code.stochastic
+        self.part_elements = 2**21 if code.width == 8 else 2**22
 
     def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
         kernels.current().blocks_encode(r, g, self.code, seed, out)
 
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        check_length(self.name, len(payload), self.max_bytes(out.size))
-        kernels.current().blocks_decode(as_bytes(payload), self.code, out, None)
-
-    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
-        check_length(self.name, len(payload), self.max_bytes(out.size))
-        kernels.current().blocks_decode(as_bytes(payload), self.code, out, weight)
+    def read(self, payload: kernels.Bytes, out: Vector, weight: float | None) -> None:
+        kernels.current().blocks_decode(payload, self.code, out, weight)
 
     def max_bytes(self, elements: int) -> int:
         return self.code.scale_bytes(elements) + self.code.code_bytes(elements)
@@ -122,17 +71,13 @@ class Sign(FixedSize):
     """
 
     name = "sign"
+    part_elements = 2**23
 
     def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
         kernels.current().signs_encode(r, g, out)
 
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        check_length(self.name, len(payload), self.max_bytes(out.size))
-        kernels.current().signs_decode(as_bytes(payload), out, None)
-
-    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
-        check_length(self.name, len(payload), self.max_bytes(out.size))
-        kernels.current().signs_decode(as_bytes(payload), out, weight)
+    def read(self, payload: kernels.Bytes, out: Vector, weight: float | None) -> None:
+        kernels.current().signs_decode(payload, out, weight)
 
     def max_bytes(self, elements: int) -> int:
         return 4 * -(-elements // SIGN_BLOCK) + -(-elements // 8)
@@ -151,18 +96,18 @@ class Planes(FixedSize):
             raise ConfigError(f"q1, q2, q3 and q4 are the plane codecs, there is no q{bits}")
         self.name = f"q{bits}"
         self.bits = bits
+        self.part_elements = 2**22
 
     def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
-        if g is not None:
-            r += g
-        planes, sent = kernels.current().levels_encode(r, 0.0, self.bits)
-        out[:] = planes
-        if g is not None:
-            r -= sent
+        kernels.current().planes_encode(r, g, self.bits, out)
 
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        check_length(self.name, len(payload), self.max_bytes(out.size))
-        out[:] = kernels.current().levels_decode(as_bytes(payload), out.size, self.bits)[0]
+    def read(self, payload: kernels.Bytes, out: Vector, weight: float | None) -> None:
+        values = kernels.current().levels_decode(payload, out.size, self.bits)[0]
+        if weight is None:
+            out[:] = values
+        else:
+            values *= np.float32(weight)
+            out += values
 
     def max_bytes(self, elements: int) -> int:
         return 4 + 2 * -(-elements // LEVEL_BLOCK) + self.bits * -(-elements // 8)

@@ -9,8 +9,7 @@ import numpy as np
 
 from edgetrain.codecs import kernels
 from edgetrain.codecs.base import BaseCodec, Buffer, Vector, check_length, check_vector
-
-FP16_MAX = 65504.0
+from edgetrain.codecs.fixed import FixedSize
 
 
 class Dense(BaseCodec):
@@ -50,44 +49,30 @@ class Dense(BaseCodec):
         return np.frombuffer(payload, "<f4")
 
 
-class Half(BaseCodec):
+class Half(FixedSize):
     """fp16: IEEE binary16, round to nearest even; finite values beyond 65504 saturate there.
 
     Wire: 2 bytes an element. Bound: |error| <= 2^-11 |x| + 2^-25, for |x| <= 65504.
     """
 
     name = "fp16"
+    _brain = False
 
-    def encode_part(self, part: Vector) -> Buffer:
-        check_vector(part)
-        clipped = np.clip(part, -FP16_MAX, FP16_MAX)
-        return clipped.astype("<f2").view(np.uint8).data
+    def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
+        kernels.current().halves_encode(r, g, self._brain, out)
 
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        check_length(self.name, len(payload), 2 * out.size)
-        out[:] = np.frombuffer(payload, "<f2")
+    def read(self, payload: kernels.Bytes, out: Vector, weight: float | None) -> None:
+        kernels.current().halves_decode(payload, self._brain, out, weight)
 
     def max_bytes(self, elements: int) -> int:
         return 2 * elements
 
 
-class BFloat(BaseCodec):
+class BFloat(Half):
     """bf16: the upper half of binary32, round to nearest even.
 
     Wire: 2 bytes an element. Bound: |error| <= 2^-8 |x|.
     """
 
     name = "bf16"
-
-    def encode_part(self, part: Vector) -> Buffer:
-        check_vector(part)
-        return kernels.current().bf16_encode(part).data
-
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        check_length(self.name, len(payload), 2 * out.size)
-        bits = out.view(np.uint32)
-        bits[:] = np.frombuffer(payload, "<u2")
-        bits <<= 16
-
-    def max_bytes(self, elements: int) -> int:
-        return 2 * elements
+    _brain = True

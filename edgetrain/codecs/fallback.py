@@ -86,7 +86,9 @@ class Fallback:
         bits = np.partition(magnitudes, total.size - rank)[total.size - rank]
         return int(bits), int(np.count_nonzero(magnitudes >= bits))
 
-    def select(self, r: Vector, g: Vector | None, bound: int, zero: bool) -> tuple[Indices, Vector]:
+    def select(
+        self, r: Vector, g: Vector | None, bound: int, zero: bool, room: int = 0
+    ) -> tuple[Indices, Vector, int]:
         magnitudes, keep = np.empty(TILE, np.uint32), np.empty(TILE, np.bool_)
         found: list[tuple[npt.NDArray[Any], Vector]] = []
         for start, tile in _tiles(r):
@@ -100,15 +102,17 @@ class Fallback:
                 tile[here] = 0
         positions = [p for p, _ in found] or [np.empty(0, np.int64)]
         values = [v for _, v in found] or [np.empty(0, np.float32)]
-        return np.concatenate(positions).astype(np.uint32), np.concatenate(values)
+        return np.concatenate(positions).astype(np.uint32), np.concatenate(values), r.size
 
     def trim(
-        self, positions: Indices, values: Vector, bound: int, wanted: int
+        self, r: Vector | None, positions: Indices, values: Vector, bound: int, wanted: int
     ) -> tuple[Indices, Vector]:
         magnitudes = values.view(np.uint32) & MAGNITUDE_BITS
         keep = magnitudes > bound
         equal = np.flatnonzero(magnitudes == bound)
         keep[equal[: max(0, wanted - int(np.count_nonzero(keep)))]] = True
+        if r is not None:
+            r[positions[~keep]] = values[~keep]
         return positions[keep], values[keep]
 
     def gaps_encode(self, positions: Indices, elements: int) -> Bytes:
@@ -336,8 +340,28 @@ class Fallback:
             scale = scales[start // SIGN_BLOCK :][: y.shape[0], None]
             _apply(np.where(flags.reshape(y.shape), -scale, scale), y, weight)
 
-    def bf16_encode(self, values: Vector) -> Bytes:
-        return bf16_bits(values).view(np.uint8)
+    def planes_encode(self, r: Vector, g: Vector | None, bits: int, out: Bytes) -> None:
+        if g is not None:
+            r += g
+        out[:], sent = self.levels_encode(r, 0.0, bits)
+        if g is not None:
+            r -= sent
+
+    def halves_encode(self, r: Vector, g: Vector | None, brain: bool, out: Bytes) -> None:
+        halves = out.view("<u2")
+        for start, x in _tiles(r):
+            if g is not None:
+                x += g[start : start + x.size]
+            here = halves[start : start + x.size]
+            here[:] = bf16_bits(x) if brain else _half_bits(x)
+            if g is not None:
+                x -= _from_bf16(here) if brain else _from_half(here)
+
+    def halves_decode(self, payload: Bytes, brain: bool, out: Vector, weight: float | None) -> None:
+        halves = np.frombuffer(payload, "<u2")
+        for start, y in _tiles(out):
+            here = halves[start : start + y.size]
+            _apply(_from_bf16(here) if brain else _from_half(here), y, weight)
 
     def momentum(self, u: Vector, g: Vector, m: float, scale: float) -> None:
         u *= np.float32(m)
@@ -345,12 +369,22 @@ class Fallback:
 
 
 def bf16_bits(values: Vector) -> npt.NDArray[np.uint16]:
-    """Round float32 to bf16, ties to even; a NaN stays a NaN, infinities stay."""
+    """Round float32 to bf16, ties to even; of a NaN only the sign is kept."""
     bits = values.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)))) >> np.uint32(16)
-    # Rounding up would carry a NaN's payload into the sign and make it a zero.
-    rounded = np.where((bits & 0x7FFFFFFF) > 0x7F800000, (bits >> 16) | np.uint32(0x40), rounded)
-    return rounded.astype("<u2")
+    nan = (bits >> np.uint32(16) & np.uint32(0x8000)) | np.uint32(0x7FC0)
+    return np.where((bits & MAGNITUDE_BITS) > 0x7F800000, nan, rounded).astype("<u2")
+
+
+def _half_bits(values: Vector) -> npt.NDArray[np.uint16]:
+    halves = np.clip(values, -65504.0, 65504.0).astype("<f2").view(np.uint16)
+    nan = np.signbit(values).astype(np.uint16) << np.uint16(15) | np.uint16(0x7E00)
+    return np.where(np.isnan(values), nan, halves)
+
+
+def _from_half(stored: npt.NDArray[np.uint16]) -> Vector:
+    values = stored.view("<f2").astype(np.float32)
+    return np.where(np.isnan(values), np.copysign(np.float32(np.nan), values), values)
 
 
 def hash32(x: Indices) -> Indices:
@@ -425,7 +459,8 @@ def _fold(table: Vector) -> Vector:
 
 
 def _from_bf16(stored: npt.NDArray[np.uint16]) -> Vector:
-    return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    values = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.where(np.isnan(values), np.copysign(np.float32(np.nan), values), values)
 
 
 def _best_parameters(gaps: Integers, count: int, whole: int) -> Integers:

@@ -77,6 +77,7 @@ static int tier = 0; /* 0 portable, 1 AVX2 or NEON, 2 AVX-512 */
 #define AVX512 __attribute__((target( \
     "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,bmi,bmi2,lzcnt,popcnt")))
 static u64 compress8[256]; /* mask of 8 lanes -> the lanes to keep, one byte each */
+static int slow_pdep;      /* Zen 1 and 2 take a hundred cycles for it */
 #endif
 
 int kernels_best(void)
@@ -111,6 +112,7 @@ int kernels_use(int wanted)
     int best = kernels_best();
     tier = wanted < best ? wanted : best;
 #ifdef X86
+    slow_pdep = __builtin_cpu_is("znver1") || __builtin_cpu_is("znver2");
     for (int mask = 0; mask < 256; mask++) {
         u64 lanes = 0;
         for (int lane = 7; lane >= 0; lane--)
@@ -134,6 +136,20 @@ int kernels_use(int wanted)
     i64 name params { return name##_body args; }
 #endif
 
+/* VARIANTS of a body whose last argument is one of the functions of a family for m floats. */
+#ifdef X86
+#define FAMILY_VARIANTS(name, family, params, ...) \
+    static i64 name##_portable params { return name##_body(__VA_ARGS__, family); } \
+    AVX2 static i64 name##_avx2 params { return name##_body(__VA_ARGS__, family##_avx2); } \
+    i64 name params { return tier ? name##_avx2(__VA_ARGS__) : name##_portable(__VA_ARGS__); }
+#elif defined(NEON)
+#define FAMILY_VARIANTS(name, family, params, ...) \
+    i64 name params { return name##_body(__VA_ARGS__, tier ? family##_neon : family); }
+#else
+#define FAMILY_VARIANTS(name, family, params, ...) \
+    i64 name params { return name##_body(__VA_ARGS__, family); }
+#endif
+
 /* ---- the yardstick: r += g, twelve bytes an element ------------------------------------------ */
 
 INLINE i64 stream_add_body(float *restrict r, const float *restrict g, i64 n)
@@ -154,7 +170,7 @@ VARIANTS(momentum, (float *restrict u, const float *restrict g, i64 n, float m, 
          (u, g, n, m, scale))
 
 /* ---- selection --------------------------------------------------------------------------------
- * select: r += g (where g is given), then every element whose magnitude's bits are at least `bound`
+ * r += g (where g is given), then every element whose magnitude's bits are at least `bound`
  * goes to idx/val in order, and is zeroed in r where `zero` says so. idx and val have room for
  * n + 16. Comparing bits instead of floats orders NaN above all, so it cannot hide.
  */
@@ -287,14 +303,16 @@ AVX512 INLINE i64 strip_avx512(float *restrict r, const float *restrict g, i64 n
 }
 
 /* Strips, each taken in the way that suits the density of the one before. */
-#define SELECT_STRIPS(strip, one_in) \
+#define SELECT_STRIPS(strip, one_in, rare_strip, rare_one_in) \
     enum { STRIP = 8192 }; \
     i64 i = (64 - ((uintptr_t)r & 63)) % 64 / 4; /* to where r is aligned: whole lines from there */ \
     i64 count = select_tail(r, g, 0, i < n ? i : n, bound, idx, val, 0, add, zero), found = 0; \
     while (i + 16 <= n) { \
         i64 m = (n - i < STRIP ? n - i : STRIP) & ~15ll; \
         const float *gi = add ? g + i : NULL; \
-        if (one_in * found < STRIP) \
+        if (rare_one_in * found < STRIP) \
+            found = rare_strip(r + i, gi, m, i, bound, idx + count, val + count, add, zero, 1); \
+        else if (one_in * found < STRIP) \
             found = strip(r + i, gi, m, i, bound, idx + count, val + count, add, zero, 1); \
         else \
             found = strip(r + i, gi, m, i, bound, idx + count, val + count, add, zero, 0); \
@@ -306,13 +324,13 @@ AVX512 INLINE i64 strip_avx512(float *restrict r, const float *restrict g, i64 n
 AVX2 INLINE i64 select_avx2(float *restrict r, const float *restrict g, i64 n, u32 bound,
                             u32 *restrict idx, float *restrict val, int add, int zero)
 {
-    SELECT_STRIPS(strip_avx2, 64)
+    SELECT_STRIPS(strip_avx2, 128, strip_avx2, 128)
 }
 
 AVX512 INLINE i64 select_avx512(float *restrict r, const float *restrict g, i64 n, u32 bound,
                                 u32 *restrict idx, float *restrict val, int add, int zero)
 {
-    SELECT_STRIPS(strip_avx512, 16)
+    SELECT_STRIPS(strip_avx512, 16, strip_avx2, 256)
 }
 #endif
 
@@ -368,8 +386,8 @@ AVX512 static SELECT(avx512)
 static SELECT(neon)
 #endif
 
-i64 select_large(float *restrict r, const float *restrict g, i64 n, u32 bound,
-                 u32 *restrict idx, float *restrict val, int zero)
+static i64 select_all(float *restrict r, const float *restrict g, i64 n, u32 bound,
+                      u32 *restrict idx, float *restrict val, int zero)
 {
 #ifdef X86
     if (tier == 2) return select_avx512_(r, g, n, bound, idx, val, zero);
@@ -380,29 +398,61 @@ i64 select_large(float *restrict r, const float *restrict g, i64 n, u32 bound,
     return select_portable_(r, g, n, bound, idx, val, zero);
 }
 
+/* The same, for as long as idx and val, which have room for `room` entries, can take what may come;
+ * `stopped` gets the first element that was not looked at. Room for n + 16 is always enough. */
+i64 select_large(float *r, const float *g, i64 n, u32 bound, u32 *idx, float *val, i64 room, int zero,
+                 i64 *stopped)
+{
+    enum { PIECE = 1 << 16 };
+    i64 count = 0, at = 0;
+    while (at < n) {
+        i64 m = room >= n + 16 ? n : n - at < PIECE ? n - at : PIECE;
+        if (count + m + 16 > room) break;
+        i64 found = select_all(r + at, g ? g + at : NULL, m, bound, idx + count, val + count, zero);
+        if (at) for (i64 i = count; i < count + found; i++) idx[i] += (u32)at;
+        count += found;
+        at += m;
+    }
+    *stopped = at;
+    return count;
+}
+
 /* ---- the threshold ----------------------------------------------------------------------------
  * The rank-th largest magnitude of a sample: of every `stride` chunks of 64 one, drawn by hash. Rank
  * is at most the size of the sample, for which `scratch` has room (and for 64 more); `hits` gets the
  * number of sampled magnitudes that are at least the answer (above rank only where values tie).
  */
 
-/* The rank-th largest (from 1) of n magnitudes, by radix from the top: 11, 10, 10 bits. */
-static u32 ranked(const u32 *restrict a, i64 n, i64 rank, i64 *at_least)
+/* The rank-th largest (from 1) of n magnitudes, by radix from the top: 11, 10, 10 bits. What falls
+ * into the bin that holds it is moved to the front, so that later passes are short. */
+static u32 ranked(u32 *restrict a, i64 n, i64 rank, i64 *at_least)
 {
     static const int shift[3] = {20, 10, 0}, width[3] = {11, 10, 10};
-    u32 prefix = 0, mask = 0, counts[2048];
+    u32 found = 0, counts[4][2048];
     i64 above = 0;
     for (int pass = 0; pass < 3; pass++) {
-        int bins = 1 << width[pass], bin = bins - 1;
-        memset(counts, 0, (size_t)bins * 4);
-        for (i64 i = 0; i < n; i++)
-            if ((a[i] & mask) == prefix) counts[a[i] >> shift[pass] & (u32)(bins - 1)]++;
-        while (bin > 0 && above + (i64)counts[bin] < rank) above += counts[bin--];
-        prefix |= (u32)bin << shift[pass];
-        mask |= (u32)(bins - 1) << shift[pass];
-        if (pass == 2) *at_least = above + counts[bin];
+        const u32 bins = 1u << width[pass];
+        for (int k = 0; k < 4; k++) memset(counts[k], 0, 4 * (size_t)bins);
+        for (i64 i = 0; i < n; i++) /* four counters each: neighbours fall into one bin often */
+            counts[i & 3][a[i] >> shift[pass] & (bins - 1)]++;
+        u32 bin = bins;
+        i64 here = 0;
+        do {
+            above += here;
+            bin--;
+            here = (i64)counts[0][bin] + counts[1][bin] + counts[2][bin] + counts[3][bin];
+        } while (bin > 0 && above + here < rank);
+        found |= bin << shift[pass];
+        *at_least = above + here;
+        i64 kept = 0;
+        for (i64 i = 0; i < n; i++) {
+            u32 x = a[i];
+            a[kept] = x;
+            kept += (x >> shift[pass] & (bins - 1)) == bin;
+        }
+        n = kept;
     }
-    return prefix;
+    return found;
 }
 
 INLINE i64 chunk_of(i64 group, i64 stride, u32 seed)
@@ -461,17 +511,24 @@ u32 threshold_of(const float *restrict x, const float *restrict g, i64 n, i64 ra
     return ranked(scratch, n, rank, hits);
 }
 
-/* Keep, in place, the `wanted` largest: all above `bound` in magnitude, then the first equal to it. */
-i64 trim(u32 *restrict idx, float *restrict val, i64 count, u32 bound, i64 wanted)
+/* Keep, in place, the `wanted` largest: all above `bound` in magnitude, then the first equal to it.
+ * What is dropped goes back to r, where r is given. Selects instead of branches: whether an entry
+ * is kept cannot be guessed. */
+i64 trim(float *restrict r, u32 *restrict idx, float *restrict val, i64 count, u32 bound, i64 wanted)
 {
     i64 kept = 0, ties = wanted;
+    float nowhere;
     for (i64 i = 0; i < count; i++) ties -= (bits_of(val[i]) & ABS_BITS) > bound;
     for (i64 i = 0; i < count; i++) {
-        u32 b = bits_of(val[i]) & ABS_BITS;
-        int keep = b > bound || (b == bound && ties-- > 0);
-        idx[kept] = idx[i];
-        val[kept] = val[i];
+        u32 b = bits_of(val[i]) & ABS_BITS, place = idx[i];
+        float x = val[i];
+        int keep = (b > bound) | ((b == bound) & (ties > 0));
+        ties -= b == bound;
+        idx[kept] = place;
+        val[kept] = x;
         kept += keep;
+        float *back = !r || keep ? &nowhere : r + place;
+        *back = x;
     }
     return kept;
 }
@@ -644,81 +701,175 @@ VARIANTS(gaps_encode, (const u32 *restrict idx, i64 count, i64 elements, u8 *res
                        u8 *restrict low),
          (idx, count, elements, out, low))
 
+enum { AHEAD = 2048 }; /* ones that are looked up at a time */
+
 typedef struct {
     const u8 *stream, *end; /* the end is the payload's: a load may look past the stream */
-    i64 bits;               /* in the stream */
-    i64 ahead;              /* the bit after `word`, a multiple of 64 */
-    u64 word;               /* ones not yet taken */
-    i64 last;               /* bit of the one taken last */
+    i64 bits, seen;         /* in the stream; looked at, a multiple of 64 */
+    int first, count;       /* of the places not taken yet */
+    u32 place[AHEAD + 128]; /* bits of the stream that are one, after the one taken last */
 } ones;
 
-/* The next number of the unary stream, or -1 at its end. */
-INLINE i64 take(ones *s)
+/* Look up ones until some are at hand, or the stream ends. Eight are written at a time whether there
+ * are that many or not: that costs less than to guess how many there are. */
+INLINE void look_ahead(ones *s)
 {
-    while (!s->word) {
-        i64 left = s->bits - s->ahead;
-        if (left <= 0) return -1;
-        s->word = load64(s->stream + (s->ahead >> 3), s->end);
-        if (left < 64) s->word &= (1ull << left) - 1;
-        s->ahead += 64;
+    memmove(s->place, s->place + s->first, 4 * (size_t)s->count);
+    s->first = 0;
+    while (s->count < AHEAD && s->seen < s->bits) {
+        u64 word = load64(s->stream + (s->seen >> 3), s->end);
+        i64 left = s->bits - s->seen;
+        if (left < 64) word &= (1ull << left) - 1;
+        int now = __builtin_popcountll(word);
+        u32 *to = s->place + s->count;
+        for (int i = 0; i < now; i += 8)
+            for (int j = 0; j < 8; j++, word &= word - 1)
+                to[i + j] = (u32)s->seen + (u32)__builtin_ctzll(word | 1ull << 63);
+        s->count += now;
+        s->seen += 64;
     }
-    i64 here = s->ahead - 64 + __builtin_ctzll(s->word), value = here - s->last - 1;
-    s->word &= s->word - 1;
-    s->last = here;
-    return value;
 }
+
+/* One gap after the other, each checked. Bits used by then, or a negative number. */
+INLINE i64 slow_gaps(const u32 *restrict place, int m, int r, int whole, const u8 *low,
+                     const u8 *end, i64 used, u64 *restrict next, u32 *restrict idx)
+{
+    for (int i = 0; i < m; i++) {
+        u32 quotient = place[i + 1] - place[i] - 1;
+        u64 bits = load64(low + (used >> 3), end) >> (used & 7), gap;
+        if (quotient < ESCAPE) {
+            gap = (u64)quotient << r | (bits & ((1u << r) - 1));
+            used += r;
+        } else {
+            gap = bits & ((1ull << whole) - 1);
+            if (quotient != ESCAPE || gap >> r < ESCAPE) return BAD_QUOTIENT;
+            used += whole;
+        }
+        if (used > 8 * (end - low)) return BAD_TRUNCATED;
+        *next += gap + 1;
+        idx[i] = (u32)(*next - 1);
+    }
+    return used;
+}
+
+/* The same for a block without escapes whose loads all stay inside the payload. */
+typedef void unpacker(const u32 *place, int r, const u8 *low, i64 used, u64 *next, u32 *idx);
+
+static void fast_gaps(const u32 *restrict place, int r, const u8 *restrict low, i64 used,
+                      u64 *restrict next, u32 *restrict idx)
+{
+    const u32 mask = (1u << r) - 1;
+    u64 lows = *next; /* and one for each gap but the first */
+    for (int i = 0; i < GAP_BLOCK; i++, used += r) {
+        u64 bits;
+        memcpy(&bits, low + (used >> 3), 8);
+        lows += (u32)(bits >> (used & 7)) & mask;
+        idx[i] = (u32)(lows + ((u64)(place[i + 1] - place[0] - (u32)i - 1) << r) + (u64)i);
+    }
+    *next = lows + ((u64)(place[GAP_BLOCK] - place[0] - GAP_BLOCK) << r) + GAP_BLOCK;
+}
+#ifdef X86
+/* Eight gaps at a time: pdep spreads their low bits, a prefix sum in a register adds them up. */
+AVX2 static void fast_gaps_avx2(const u32 *restrict place, int r, const u8 *restrict low, i64 used,
+                                u64 *restrict next, u32 *restrict idx)
+{
+    if (r > 14 || slow_pdep) {
+        fast_gaps(place, r, low, used, next, idx);
+        return;
+    }
+    const u64 bytes = 0x0101010101010101ull * ((1u << r) - 1), words = 0x0001000100010001ull * ((1u << r) - 1);
+    const __m128i shift = _mm_cvtsi32_si128(r);
+    const __m256i none = _mm256_setzero_si256(), last = _mm256_set1_epi32(7);
+    __m256i lows = _mm256_set1_epi32((int)(u32)*next); /* of all gaps so far, in every lane */
+    __m256i rank = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i start = _mm256_set1_epi32((int)place[0] + 1);
+    for (int i = 0; i < GAP_BLOCK; i += 8, used += 8 * r) {
+        u64 bits[2];
+        __m256i x;
+        memcpy(bits, low + (used >> 3), 8);
+        if (r <= 7) { /* with the shift, eight times r bits are in one load */
+            x = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((i64)_pdep_u64(bits[0] >> (used & 7), bytes)));
+        } else {
+            i64 half = used + 4 * r;
+            memcpy(bits + 1, low + (half >> 3), 8);
+            x = _mm256_cvtepu16_epi32(_mm_set_epi64x(
+                (i64)_pdep_u64(bits[1] >> (half & 7), words),
+                (i64)_pdep_u64(bits[0] >> (used & 7), words)));
+        }
+        x = _mm256_add_epi32(x, _mm256_slli_si256(x, 4));
+        x = _mm256_add_epi32(x, _mm256_slli_si256(x, 8));
+        __m256i carry = _mm256_permutevar8x32_epi32(x, _mm256_set1_epi32(3));
+        x = _mm256_add_epi32(x, _mm256_blend_epi32(none, carry, 0xf0));
+        lows = _mm256_add_epi32(lows, x);
+        __m256i here = _mm256_loadu_si256((const __m256i *)(place + 1 + i));
+        __m256i quotients = _mm256_sub_epi32(_mm256_sub_epi32(here, start), rank);
+        __m256i gaps = _mm256_add_epi32(_mm256_sll_epi32(quotients, shift), rank);
+        _mm256_storeu_si256((__m256i *)(idx + i), _mm256_add_epi32(gaps, lows));
+        lows = _mm256_permutevar8x32_epi32(lows, last);
+        rank = _mm256_add_epi32(rank, _mm256_set1_epi32(8));
+    }
+    u64 before = *next, sum = (u32)_mm256_cvtsi256_si32(lows) - (u32)before; /* of low bits: small */
+    *next = before + sum + ((u64)(place[GAP_BLOCK] - place[0] - GAP_BLOCK) << r) + GAP_BLOCK;
+}
+#endif
+#ifdef NEON
+#define fast_gaps_neon fast_gaps
+#endif
 
 /* Bytes read, or a negative number. idx, with room for count, is ascending and below elements. */
 INLINE i64 gaps_decode_body(const u8 *restrict in, i64 length, i64 count, i64 elements,
-                            u32 *restrict idx)
+                            u32 *restrict idx, unpacker *unpack)
 {
     if (count <= 0 || count > elements) return BAD_COUNT;
     const u8 *end = in + length;
     const int whole = bit_length((u32)elements);
-    u32 unary_bytes;
+    u32 unary_bytes, before = 0xffffffffu; /* the place before the first bit */
     i64 head = get_varint(in, length, &unary_bytes);
     if (head < 0) return head;
     if ((i64)unary_bytes > length - head) return BAD_TRUNCATED;
-    if (8 * (i64)unary_bytes < count) return BAD_COUNT;
+    if (8 * (i64)unary_bytes < count || unary_bytes >= 1u << 29) return BAD_COUNT;
     const u8 *low = in + head + unary_bytes;
-    ones stream = {in + head, end, 8 * (i64)unary_bytes, 0, 0, -1};
-    const i64 room = 8 * (end - low);
+    ones stream;
+    stream.stream = in + head;
+    stream.end = end;
+    stream.bits = 8 * (i64)unary_bytes;
+    stream.seen = stream.first = stream.count = 0;
     i64 used = 0;
     int r = first_parameter(count, elements);
     u64 next = 0;
     for (i64 start = 0; start < count; start += GAP_BLOCK) {
-        i64 m = count - start < GAP_BLOCK ? count - start : GAP_BLOCK;
-        i64 zigzag = take(&stream);
-        if (zigzag < 0) return BAD_COUNT;
+        int m = (int)(count - start < GAP_BLOCK ? count - start : GAP_BLOCK);
+        if (stream.count < 1 + m) look_ahead(&stream);
+        if (stream.count < 1 + m) return BAD_COUNT;
+        const u32 *place = stream.place + stream.first;
+        u32 zigzag = place[0] - before - 1, top = 0;
         if (zigzag > 2 * MAX_RICE) return BAD_PARAMETER;
-        r += (int)(zigzag & 1 ? -(zigzag + 1) / 2 : zigzag / 2);
+        r += zigzag & 1 ? -(int)(zigzag + 1) / 2 : (int)zigzag / 2;
         if (r < 0 || r > MAX_RICE) return BAD_PARAMETER;
-        const u32 mask = (1u << r) - 1;
-        for (i64 i = 0; i < m; i++) {
-            i64 q = take(&stream);
-            if (q < 0) return BAD_COUNT;
-            u64 bits = load64(low + (used >> 3), end) >> (used & 7), gap;
-            if (q < ESCAPE) {
-                gap = (u64)q << r | (bits & mask);
-                used += r;
-            } else {
-                gap = bits & ((1ull << whole) - 1);
-                if (q != ESCAPE || gap >> r < ESCAPE) return BAD_QUOTIENT;
-                used += whole;
-            }
-            if (used > room) return BAD_TRUNCATED;
-            next += gap + 1;
-            idx[start + i] = (u32)(next - 1);
+        for (int i = 0; i < m; i++) {
+            u32 quotient = place[i + 1] - place[i] - 1;
+            top = quotient > top ? quotient : top;
+        }
+        if (m == GAP_BLOCK && top < ESCAPE && ((used + GAP_BLOCK * r) >> 3) + 8 <= end - low) {
+            unpack(place, r, low, used, &next, idx + start);
+            used += GAP_BLOCK * r;
+        } else {
+            used = slow_gaps(place, m, r, whole, low, end, used, &next, idx + start);
+            if (used < 0) return used;
         }
         if (next > (u64)elements) return BAD_INDEX;
+        before = place[m];
+        stream.first += 1 + m;
+        stream.count -= 1 + m;
     }
-    if (stream.word || (stream.last >> 3) + 1 != (i64)unary_bytes) return BAD_PADDING;
+    if (stream.count || stream.seen < stream.bits || (i64)(before >> 3) + 1 != (i64)unary_bytes)
+        return BAD_PADDING;
     if (used & 7 && low[used >> 3] >> (used & 7)) return BAD_PADDING;
     return low + ((used + 7) >> 3) - in;
 }
-VARIANTS(gaps_decode, (const u8 *restrict in, i64 length, i64 count, i64 elements,
-                       u32 *restrict idx),
-         (in, length, count, elements, idx))
+FAMILY_VARIANTS(gaps_decode, fast_gaps, (const u8 *restrict in, i64 length, i64 count, i64 elements,
+                                         u32 *restrict idx),
+                in, length, count, elements, idx)
 
 /* ---- kept values: sign and level planes --------------------------------------------------------
  * f32 anchor; a bf16 mean excess over the anchor for every 128 values; a plane of signs; bits - 1
@@ -793,20 +944,6 @@ static void pack_signs_neon(const float *restrict x, int m, u8 *restrict out)
     }
     if (i < m) pack_signs(x + i, m - i, out + i / 8);
 }
-#endif
-
-/* VARIANTS of a body whose last argument is one of the functions of a family for m floats. */
-#ifdef X86
-#define FAMILY_VARIANTS(name, family, params, ...) \
-    static i64 name##_portable params { return name##_body(__VA_ARGS__, family); } \
-    AVX2 static i64 name##_avx2 params { return name##_body(__VA_ARGS__, family##_avx2); } \
-    i64 name params { return tier ? name##_avx2(__VA_ARGS__) : name##_portable(__VA_ARGS__); }
-#elif defined(NEON)
-#define FAMILY_VARIANTS(name, family, params, ...) \
-    i64 name params { return name##_body(__VA_ARGS__, tier ? family##_neon : family); }
-#else
-#define FAMILY_VARIANTS(name, family, params, ...) \
-    i64 name params { return name##_body(__VA_ARGS__, family); }
 #endif
 
 /* The mean of excess[0..m), rounded to bf16; the rest of the array is zero. */
@@ -889,6 +1026,31 @@ INLINE i64 levels_encode_body(const float *restrict val, i64 count, float anchor
 FAMILY_VARIANTS(levels_encode, pack_signs, (const float *restrict val, i64 count, float anchor, int bits,
                                             u8 *restrict out, float *restrict rec),
                 val, count, anchor, bits, out, rec)
+
+/* r += g, then planes of r against zero, and r -= decoded: blocks stay in cache meanwhile. */
+INLINE i64 planes_drain_body(float *restrict r, const float *restrict g, i64 n, int bits,
+                             u8 *restrict out, packer *pack)
+{
+    const float anchor = 0.0f;
+    i64 blocks = (n + LEVEL_BLOCK - 1) / LEVEL_BLOCK, plane = (n + 7) / 8, result;
+    memcpy(out, &anchor, 4);
+    for (i64 b = 0, start = 0; b < blocks; b++, start += LEVEL_BLOCK) {
+        int m = (int)(n - start < LEVEL_BLOCK ? n - start : LEVEL_BLOCK);
+        u8 *mean_at = out + 4 + 2 * b, *here = out + 4 + 2 * blocks + start / 8;
+        float *x = r + start, rec[LEVEL_BLOCK];
+        for (int i = 0; i < m; i++) x[i] += g[start + i];
+        if (m == LEVEL_BLOCK && bits == 2)
+            result = level_block(x, LEVEL_BLOCK, 0.0f, 2, mean_at, here, plane, rec, pack);
+        else
+            result = level_block(x, m, 0.0f, bits, mean_at, here, plane, rec, pack);
+        if (result < 0) return result;
+        for (int i = 0; i < m; i++) x[i] -= rec[i];
+    }
+    return 0;
+}
+FAMILY_VARIANTS(planes_drain, pack_signs, (float *restrict r, const float *restrict g, i64 n,
+                                           int bits, u8 *restrict out),
+                r, g, n, bits, out)
 
 /* Bytes read, or a negative number. val gets weight * value. */
 INLINE i64 levels_decode_body(const u8 *restrict in, i64 length, i64 count, int bits, float weight,
@@ -1025,14 +1187,43 @@ i64 scatter(float *restrict r, const u32 *restrict idx, const float *restrict va
     return 0;
 }
 
-/* y[idx] += val of many messages, tile by tile, in the messages' order: each tile of y is
- * fetched once. Message j has idx[start[j] .. start[j + 1]), ascending and below n. */
+/* The entries of each of many messages, summed up: message j has start[j] .. start[j + 1]. */
+i64 sparse_counts(const u8 *const *in, const i64 *length, i64 messages, i64 elements, i64 *start)
+{
+    i64 head;
+    start[0] = 0;
+    for (i64 j = 0; j < messages; j++) {
+        i64 count = sparse_count(in[j], length[j], elements, &head);
+        if (count < 0) return count;
+        start[j + 1] = start[j] + count;
+    }
+    return start[messages];
+}
+
+/* All entries of many messages, times their weights, to where `start` says. 0 or a negative number. */
+i64 sparse_decode_many(const u8 *const *in, const i64 *length, const float *weight, i64 messages,
+                       i64 elements, int bits, const i64 *start, u32 *idx, float *val)
+{
+    for (i64 j = 0; j < messages; j++) {
+        i64 count = sparse_decode(in[j], length[j], elements, bits, weight[j], idx + start[j],
+                                  val + start[j]);
+        if (count < 0) return count;
+    }
+    return 0;
+}
+
+/* y[idx] += val of many messages, tile by tile, in the messages' order: each tile of y is fetched
+ * once. Message j has idx[start[j] .. start[j + 1]), ascending and below n. */
 i64 scatter_tiles(float *restrict y, i64 n, const u32 *restrict idx, const float *restrict val,
                   const i64 *restrict start, i64 *restrict cursor, i64 messages, i64 tile)
 {
+    /* Where most lines are hit, reading them in order first is far cheaper than missing each. */
+    const int fetch = 64 * start[messages] > n;
     for (i64 j = 0; j < messages; j++) cursor[j] = start[j];
-    for (i64 stop = tile < n ? tile : n, from = 0; from < n;
-         from = stop, stop = stop + tile < n ? stop + tile : n) {
+    for (i64 from = 0; from < n; from += tile) {
+        i64 stop = from + tile < n ? from + tile : n;
+        if (fetch)
+            for (i64 i = from; i < stop; i += 16) (void)*(volatile const float *)(y + i);
         for (i64 j = 0; j < messages; j++) {
             i64 i = cursor[j], end = start[j + 1];
             for (; i < end && (i64)idx[i] < stop; i++) y[idx[i]] += val[i];
@@ -1132,6 +1323,41 @@ INLINE i64 code_blocks(float *restrict r, const float *restrict g, i64 n, int bl
     return result;
 }
 
+#ifdef X86
+/* int8 with feedback: a block fits sixteen registers, so it is neither stored nor read in between. */
+AVX512 static i64 int8_drain_avx512(float *restrict r, const float *restrict g, i64 n,
+                                    u8 *restrict scales, u8 *restrict codes)
+{
+    const __m512i magnitude = _mm512_set1_epi32((int)ABS_BITS);
+    const __m512 round = _mm512_set1_ps(rounder);
+    for (i64 start = 0; start + 256 <= n; start += 256) {
+        __m512 x[16];
+        __m512i top = _mm512_setzero_si512();
+        for (int j = 0; j < 16; j++) {
+            i64 i = start + 16 * j;
+            x[j] = _mm512_add_ps(_mm512_loadu_ps(r + i), _mm512_loadu_ps(g + i));
+            top = _mm512_max_epu32(top, _mm512_and_si512(_mm512_castps_si512(x[j]), magnitude));
+        }
+        u32 most = _mm512_reduce_max_epu32(top);
+        if (most >= LIMIT_BITS) return BAD_MAGNITUDE;
+        float scale = most < TINY_BITS ? 0.0f : float_of(most) / 127.0f;
+        __m512 inverse = _mm512_set1_ps(most < TINY_BITS ? 0.0f : 127.0f / float_of(most));
+        memcpy(scales + start / 64, &scale, 4);
+        for (int j = 0; j < 16; j++) {
+            __m512 shifted = _mm512_add_ps(_mm512_mul_ps(x[j], inverse), round);
+            __m512 sent = _mm512_mul_ps(_mm512_set1_ps(scale), _mm512_sub_ps(shifted, round));
+            _mm_storeu_si128((__m128i *)(codes + start + 16 * j),
+                             _mm512_cvtepi32_epi8(_mm512_castps_si512(shifted)));
+            _mm512_storeu_ps(r + start + 16 * j, _mm512_sub_ps(x[j], sent));
+        }
+    }
+    i64 whole = n & ~255ll;
+    if (whole == n) return 0;
+    return code_block(r + whole, g + whole, (int)(n - whole), 127, 8, 0, 0, 0, scales + whole / 64,
+                      codes + whole);
+}
+#endif
+
 /* One loop for each shape, so that each is compiled without the questions. */
 INLINE i64 blocks_encode_body(float *restrict r, const float *restrict g, i64 n, int levels,
                               int width, int stochastic, u32 noise, u8 *restrict scales,
@@ -1146,9 +1372,33 @@ INLINE i64 blocks_encode_body(float *restrict r, const float *restrict g, i64 n,
     return g ? CODE(g, 256, 8, 0) : CODE(NULL, 256, 8, 0);
 #undef CODE
 }
-VARIANTS(blocks_encode, (float *restrict r, const float *restrict g, i64 n, int levels, int width,
-                         int stochastic, u32 noise, u8 *restrict scales, u8 *restrict codes),
-         (r, g, n, levels, width, stochastic, noise, scales, codes))
+#ifdef X86
+static i64 blocks_encode_portable(float *restrict r, const float *restrict g, i64 n, int levels,
+                                  int width, int stochastic, u32 noise, u8 *restrict scales,
+                                  u8 *restrict codes)
+{
+    return blocks_encode_body(r, g, n, levels, width, stochastic, noise, scales, codes);
+}
+AVX2 static i64 blocks_encode_avx2(float *restrict r, const float *restrict g, i64 n, int levels,
+                                   int width, int stochastic, u32 noise, u8 *restrict scales,
+                                   u8 *restrict codes)
+{
+    return blocks_encode_body(r, g, n, levels, width, stochastic, noise, scales, codes);
+}
+#endif
+
+i64 blocks_encode(float *restrict r, const float *restrict g, i64 n, int levels, int width,
+                  int stochastic, u32 noise, u8 *restrict scales, u8 *restrict codes)
+{
+#ifdef X86
+    if (tier == 2 && g && levels == 127 && width == 8 && !stochastic)
+        return int8_drain_avx512(r, g, n, scales, codes);
+    if (tier) return blocks_encode_avx2(r, g, n, levels, width, stochastic, noise, scales, codes);
+    return blocks_encode_portable(r, g, n, levels, width, stochastic, noise, scales, codes);
+#else
+    return blocks_encode_body(r, g, n, levels, width, stochastic, noise, scales, codes);
+#endif
+}
 
 INLINE void unpack_codes(const u8 *restrict in, int m, int width, int *restrict q)
 {
@@ -1381,15 +1631,73 @@ FAMILY_VARIANTS(signs_decode, give_signs, (const u8 *restrict scales, const u8 *
                                            int add, float weight, float *restrict y),
                 scales, bits, n, add, weight, y)
 
-/* ---- bfloat16 ------------------------------------------------------------------------------------- */
+/* ---- half precision: binary16 (which saturates) and bfloat16 -------------------------------------
+ * Integers only, so that every machine rounds alike. A NaN stays a NaN, but only its sign is kept.
+ */
 
-INLINE i64 bf16_encode_body(const float *restrict x, i64 n, u16 *restrict out)
+INLINE u32 to_half(u32 b)
 {
+    u32 sign = b >> 16 & 0x8000u, x = b & ABS_BITS, most = 0x477fe000u; /* 65504 */
+    u32 finite = x > most ? most : x;
+    u32 small = bits_of(float_of(finite) + 0.5f) - 0x3f000000u; /* below 2^-14: the sum rounds */
+    u32 normal = (finite - 0x38000000u + 0xfffu + (finite >> 13 & 1)) >> 13;
+    return sign | (x > 0x7f800000u ? 0x7e00u : finite < 0x38800000u ? small : normal);
+}
+INLINE u32 from_half(u32 h)
+{
+    u32 sign = (h & 0x8000u) << 16, x = (h & 0x7fffu) << 13;
+    u32 small = bits_of(float_of(x + 0x38800000u) - float_of(0x38800000u));
+    u32 special = (h & 0x7fffu) > 0x7c00u ? 0x7fc00000u : 0x7f800000u;
+    return sign | (x >= 0x0f800000u ? special : x < 0x00800000u ? small : x + 0x38000000u);
+}
+INLINE u32 to_bf16(u32 b)
+{
+    u32 rounded = (b + 0x7fffu + (b >> 16 & 1)) >> 16;
+    return (b & ABS_BITS) > 0x7f800000u ? (b >> 16 & 0x8000u) | 0x7fc0u : rounded;
+}
+INLINE u32 from_bf16(u32 h)
+{
+    return (h & 0x7fffu) > 0x7f80u ? (h & 0x8000u) << 16 | 0x7fc00000u : h << 16;
+}
+
+typedef u16 __attribute__((aligned(1), may_alias)) loose; /* a payload may begin anywhere */
+
+INLINE void halves(float *restrict r, const float *restrict g, i64 n, int brain, u8 *restrict out)
+{
+    loose *restrict to = (loose *)out;
     for (i64 i = 0; i < n; i++) {
-        u32 b = bits_of(x[i]);
-        u32 rounded = (b + 0x7fffu + (b >> 16 & 1)) >> 16;
-        out[i] = (u16)((b & ABS_BITS) > 0x7f800000u ? (b >> 16 | 0x40u) : rounded);
+        float x = g ? r[i] + g[i] : r[i];
+        u32 h = brain ? to_bf16(bits_of(x)) : to_half(bits_of(x));
+        to[i] = (u16)h;
+        if (g) r[i] = x - float_of(brain ? from_bf16(h) : from_half(h));
+    }
+}
+
+/* Two bytes an element. Where g is given: r += g first, r -= decoded after; else r is only read. */
+INLINE i64 halves_encode_body(float *restrict r, const float *restrict g, i64 n, int brain,
+                              u8 *restrict out)
+{
+    if (g && brain) halves(r, g, n, 1, out);
+    else if (g) halves(r, g, n, 0, out);
+    else if (brain) halves(r, NULL, n, 1, out);
+    else halves(r, NULL, n, 0, out);
+    return 0;
+}
+VARIANTS(halves_encode, (float *restrict r, const float *restrict g, i64 n, int brain,
+                         u8 *restrict out),
+         (r, g, n, brain, out))
+
+/* y = decoded, or y += weight * decoded. */
+INLINE i64 halves_decode_body(const u8 *restrict in, i64 n, int brain, int add, float weight,
+                              float *restrict y)
+{
+    const loose *restrict from = (const loose *)in;
+    for (i64 i = 0; i < n; i++) {
+        float x = float_of(brain ? from_bf16(from[i]) : from_half(from[i]));
+        y[i] = add ? y[i] + weight * x : x;
     }
     return 0;
 }
-VARIANTS(bf16_encode, (const float *restrict x, i64 n, u16 *restrict out), (x, n, out))
+VARIANTS(halves_decode, (const u8 *restrict in, i64 n, int brain, int add, float weight,
+                         float *restrict y),
+         (in, n, brain, add, weight, y))

@@ -88,16 +88,23 @@ class Kernels(Protocol):
     def threshold_of(self, r: Vector, g: Vector | None, rank: int) -> tuple[int, int]:
         """The same for the rank-th largest magnitude of all of r + g, exactly."""
 
-    def select(self, r: Vector, g: Vector | None, bound: int, zero: bool) -> tuple[Indices, Vector]:
-        """r += g, then (positions, values) of what has at least the magnitude `bound` (bits).
+    def select(
+        self, r: Vector, g: Vector | None, bound: int, zero: bool, room: int = 0
+    ) -> tuple[Indices, Vector, int]:
+        """r += g, then (positions, values, stopped) of what has at least the magnitude `bound`.
 
-        Zeroed in r on demand. The arrays are valid until this thread's next call.
+        `bound` is float32 bits. What is found is zeroed in r on demand. With `room` for so many
+        entries it may stop early, before element `stopped`. The arrays are valid until this
+        thread's next call.
         """
 
     def trim(
-        self, positions: Indices, values: Vector, bound: int, wanted: int
+        self, r: Vector | None, positions: Indices, values: Vector, bound: int, wanted: int
     ) -> tuple[Indices, Vector]:
-        """The `wanted` largest, `bound` being the smallest magnitude of these; may reuse arrays."""
+        """The `wanted` largest, `bound` being the smallest magnitude of these; may reuse arrays.
+
+        What is dropped goes back to r, where r is given.
+        """
 
     def gaps_encode(self, positions: Indices, elements: int) -> Bytes:
         """Ascending positions below `elements`, at least one, as gaps in block Rice code."""
@@ -158,8 +165,17 @@ class Kernels(Protocol):
     def signs_decode(self, payload: Bytes, out: Vector, weight: float | None) -> None:
         """out = decoded, or out += weight * decoded. Raises BadPayload. The length is right."""
 
-    def bf16_encode(self, values: Vector) -> Bytes:
-        """Rounded to nearest even; two bytes each."""
+    def planes_encode(self, r: Vector, g: Vector | None, bits: int, out: Bytes) -> None:
+        """`levels_encode` of r against zero to `out`. With g: r += g first, r -= decoded after.
+
+        Raises EdgetrainError.
+        """
+
+    def halves_encode(self, r: Vector, g: Vector | None, brain: bool, out: Bytes) -> None:
+        """binary16 or (brain) bfloat16 of r to `out`. With g: r += g first, r -= decoded after."""
+
+    def halves_decode(self, payload: Bytes, brain: bool, out: Vector, weight: float | None) -> None:
+        """out = decoded, or out += weight * decoded. The length is right."""
 
     def momentum(self, u: Vector, g: Vector, m: float, scale: float) -> None:
         """u = m * u + scale * g."""

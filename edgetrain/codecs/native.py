@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edgetrain.codecs import compiler, wire
 from edgetrain.codecs.base import Vector
@@ -23,7 +22,7 @@ INSTRUCTION_SETS = ["portable", "avx2", "avx512", "neon"]
 
 PACKAGED = Path(__file__).with_name("_kernels.so")
 
-TILE = 2**18
+TILE = 2**16
 """Elements of the sum that the hub keeps in cache while the messages of a round go over it."""
 
 _I, _F, _P, _N, _U = (
@@ -36,10 +35,10 @@ _I, _F, _P, _N, _U = (
 _SIGNATURES: dict[str, list[Any]] = {
     "stream_add": [_P, _P, _I],
     "momentum": [_P, _P, _I, _F, _F],
-    "select_large": [_P, _P, _I, _U, _P, _P, _N],
+    "select_large": [_P, _P, _I, _U, _P, _P, _I, _N, _P],
     "threshold": [_P, _P, _I, _I, _I, _U, _P, _P],
     "threshold_of": [_P, _P, _I, _I, _P, _P],
-    "trim": [_P, _P, _I, _U, _I],
+    "trim": [_P, _P, _P, _I, _U, _I],
     "gaps_encode": [_P, _I, _I, _P, _P],
     "gaps_decode": [_P, _I, _I, _I, _P],
     "levels_encode": [_P, _I, _F, _N, _P, _P],
@@ -49,6 +48,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "sparse_encode": [_P, _P, _P, _I, _I, _N, _P, _P],
     "sparse_count": [_P, _I, _I, _P],
     "sparse_decode": [_P, _I, _I, _N, _F, _P, _P],
+    "sparse_counts": [_P, _P, _I, _I, _P],
+    "sparse_decode_many": [_P, _P, _P, _I, _I, _N, _P, _P, _P],
     "scatter_tiles": [_P, _I, _P, _P, _P, _P, _I, _I],
     "blocks_encode": [_P, _P, _I, _N, _N, _N, _U, _P, _P],
     "blocks_check": [_P, _P, _I, _N, _N],
@@ -57,7 +58,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "signs_drain": [_P, _P, _I, _P, _P],
     "signs_check": [_P, _P, _I],
     "signs_decode": [_P, _P, _I, _N, _F, _P],
-    "bf16_encode": [_P, _I, _P],
+    "planes_drain": [_P, _P, _I, _N, _P],
+    "halves_encode": [_P, _P, _I, _N, _P],
+    "halves_decode": [_P, _I, _N, _N, _F, _P],
 }
 
 
@@ -118,13 +121,32 @@ class _Scratch(threading.local):
     """
 
     def __init__(self) -> None:
-        self._arrays: dict[str, np.ndarray[Any, Any]] = {}
+        self._arrays: dict[str, tuple[np.ndarray[Any, Any], int]] = {}
 
-    def take(self, name: str, size: int, dtype: Any) -> np.ndarray[Any, Any]:
-        array = self._arrays.get(name)
-        if array is None or array.size < size:
-            array = self._arrays[name] = np.empty(size, dtype)
-        return array
+    def take(self, name: str, size: int, dtype: Any) -> tuple[np.ndarray[Any, Any], int]:
+        """(array of at least `size`, its address)."""
+        kept = self._arrays.get(name)
+        if kept is None or kept[0].size < size:
+            array = np.empty(size, dtype)
+            kept = self._arrays[name] = (array, _at(array) or 0)
+        return kept
+
+
+class _Messages:
+    """Payloads as C sees them: arrays of addresses, lengths and weights, kept alive together."""
+
+    def __init__(self, payloads: Sequence[Bytes], weights: Sequence[float]) -> None:
+        self._payloads = payloads
+        self._addresses = np.array([_at(p) for p in payloads], np.uint64)
+        self._lengths = np.array([p.size for p in payloads], np.int64)
+        self.weights = np.array(weights, np.float32)
+        self.start = np.empty(len(payloads) + 1, np.int64)
+        self.cursor = np.empty(len(payloads), np.int64)
+
+    @property
+    def where(self) -> tuple[int | None, int | None, int]:
+        """(addresses, lengths, number) as arguments."""
+        return _at(self._addresses), _at(self._lengths), self._addresses.size
 
 
 class Native:
@@ -146,38 +168,42 @@ class Native:
     def threshold(
         self, r: Vector, g: Vector | None, rank: int, stride: int, seed: int
     ) -> tuple[int, int]:
-        scratch = self._scratch.take("magnitudes", r.size // stride + CHUNK, np.uint32)
+        _, scratch = self._scratch.take("magnitudes", r.size // stride + CHUNK, np.uint32)
         hits = ctypes.c_int64()
         bits = self._c.threshold(
-            _at(r), _at(g), r.size, rank, stride, seed, _at(scratch), ctypes.byref(hits)
+            _at(r), _at(g), r.size, rank, stride, seed, scratch, ctypes.byref(hits)
         )
         return bits, hits.value
 
     def threshold_of(self, r: Vector, g: Vector | None, rank: int) -> tuple[int, int]:
-        scratch = self._scratch.take("magnitudes", r.size, np.uint32)
+        _, scratch = self._scratch.take("magnitudes", r.size, np.uint32)
         hits = ctypes.c_int64()
-        bits = self._c.threshold_of(_at(r), _at(g), r.size, rank, _at(scratch), ctypes.byref(hits))
+        bits = self._c.threshold_of(_at(r), _at(g), r.size, rank, scratch, ctypes.byref(hits))
         return bits, hits.value
 
-    def select(self, r: Vector, g: Vector | None, bound: int, zero: bool) -> tuple[Indices, Vector]:
-        positions = self._scratch.take("positions", r.size + 16, np.uint32)
-        values = self._scratch.take("values", r.size + 16, np.float32)
+    def select(
+        self, r: Vector, g: Vector | None, bound: int, zero: bool, room: int = 0
+    ) -> tuple[Indices, Vector, int]:
+        room = room or r.size + 16
+        positions, position_at = self._scratch.take("positions", room, np.uint32)
+        values, value_at = self._scratch.take("values", room, np.float32)
+        stopped = ctypes.c_int64()
         count = self._c.select_large(
-            _at(r), _at(g), r.size, bound, _at(positions), _at(values), zero
+            _at(r), _at(g), r.size, bound, position_at, value_at, room, zero, ctypes.byref(stopped)
         )
-        return positions[:count], values[:count]
+        return positions[:count], values[:count], stopped.value
 
     def trim(
-        self, positions: Indices, values: Vector, bound: int, wanted: int
+        self, r: Vector | None, positions: Indices, values: Vector, bound: int, wanted: int
     ) -> tuple[Indices, Vector]:
-        kept = self._c.trim(_at(positions), _at(values), values.size, bound, wanted)
+        kept = self._c.trim(_at(r), _at(positions), _at(values), values.size, bound, wanted)
         return positions[:kept], values[:kept]
 
     def gaps_encode(self, positions: Indices, elements: int) -> Bytes:
         room = 5 * positions.size + 64
         out = np.empty(room, np.uint8)
-        low = self._scratch.take("low", room, np.uint8)
-        used = self._c.gaps_encode(_at(positions), positions.size, elements, _at(out), _at(low))
+        _, low = self._scratch.take("low", room, np.uint8)
+        used = self._c.gaps_encode(_at(positions), positions.size, elements, _at(out), low)
         return out[:used]
 
     def gaps_decode(self, payload: Bytes, count: int, elements: int) -> tuple[Indices, int]:
@@ -207,10 +233,10 @@ class Native:
         self, r: Vector | None, positions: Indices, values: Vector, elements: int, bits: int
     ) -> bytes:
         count = positions.size
-        out = self._scratch.take("payload", 10 * count + 128, np.uint8)
-        low = self._scratch.take("low", 5 * count + 64, np.uint8)
+        out, out_at = self._scratch.take("payload", 10 * count + 128, np.uint8)
+        _, low = self._scratch.take("low", 5 * count + 64, np.uint8)
         used = self._c.sparse_encode(
-            _at(r), _at(positions), _at(values), count, elements, bits, _at(out), _at(low)
+            _at(r), _at(positions), _at(values), count, elements, bits, out_at, low
         )
         _encoded(used)
         return out[:used].tobytes()
@@ -230,50 +256,35 @@ class Native:
     def sparse_add(
         self, payloads: Sequence[Bytes], weights: Sequence[float], bits: int, out: Vector
     ) -> None:
-        head = ctypes.c_int64()
-        counts = [
-            _checked(self._c.sparse_count(_at(p), p.size, out.size, ctypes.byref(head)))
-            for p in payloads
-        ]
-        if sum(counts) <= 2 * out.size:
-            entries = self._entries(payloads, weights, counts, bits, out.size)
-            self._scatter_tiles(entries, out)
+        messages = _Messages(payloads, weights)
+        count = _checked(self._c.sparse_counts(*messages.where, out.size, _at(messages.start)))
+        if count <= 2 * out.size:
+            self._add(messages, count, bits, out, apply=True)
             return
         # Dense messages: decode each twice rather than hold more than a few parts' worth.
         for apply in (False, True):
-            for payload, weight, count in zip(payloads, weights, counts, strict=True):
-                entries = self._entries([payload], [weight], [count], bits, out.size)
-                if apply:
-                    self._scatter_tiles(entries, out)
+            for payload, weight in zip(payloads, weights, strict=True):
+                one = _Messages([payload], [weight])
+                count = self._c.sparse_counts(*one.where, out.size, _at(one.start))
+                self._add(one, count, bits, out, apply)
 
-    def _entries(
-        self,
-        payloads: Sequence[Bytes],
-        weights: Sequence[float],
-        counts: Sequence[int],
-        bits: int,
-        elements: int,
-    ) -> tuple[npt.NDArray[np.int64], Indices, Vector]:
-        """(first entry of each message and the end, positions, weight * value) of all messages."""
-        start = np.zeros(len(payloads) + 1, np.int64)
-        np.cumsum(counts, out=start[1:])
-        positions = self._scratch.take("positions", int(start[-1]), np.uint32)
-        values = self._scratch.take("values", int(start[-1]), np.float32)
-        position_at, value_at = _at(positions) or 0, _at(values) or 0
-        for payload, weight, first in zip(payloads, weights, start[:-1].tolist(), strict=True):
-            at, size = _at(payload), payload.size
-            to = position_at + 4 * first, value_at + 4 * first
-            _checked(self._c.sparse_decode(at, size, elements, bits, weight, *to))
-        return start, positions, values
-
-    def _scatter_tiles(
-        self, entries: tuple[npt.NDArray[np.int64], Indices, Vector], out: Vector
-    ) -> None:
-        start, positions, values = entries
-        cursor, messages = np.empty(start.size, np.int64), start.size - 1
-        self._c.scatter_tiles(
-            _at(out), out.size, _at(positions), _at(values), _at(start), _at(cursor), messages, TILE
-        )
+    def _add(self, messages: _Messages, count: int, bits: int, out: Vector, apply: bool) -> None:
+        """Decode all, then add all where `apply` says so."""
+        _, positions = self._scratch.take("positions", count, np.uint32)
+        _, values = self._scratch.take("values", count, np.float32)
+        payloads, lengths, number = messages.where
+        start = _at(messages.start)
+        _checked(
+            self._c.sparse_decode_many(
+                payloads, lengths, _at(messages.weights), number, out.size, bits, start,
+                positions, values,
+            )
+        )  # fmt: skip
+        if apply:
+            cursor = _at(messages.cursor)
+            self._c.scatter_tiles(
+                _at(out), out.size, positions, values, start, cursor, number, TILE
+            )
 
     def blocks_encode(
         self, r: Vector, g: Vector | None, code: Blocks, noise: int, out: Bytes
@@ -304,10 +315,19 @@ class Native:
         _checked(self._c.signs_check(*source))
         self._c.signs_decode(*source, weight is not None, weight or 0.0, _at(out))
 
-    def bf16_encode(self, values: Vector) -> Bytes:
-        out = np.empty(2 * values.size, np.uint8)
-        self._c.bf16_encode(_at(values), values.size, _at(out))
-        return out
+    def planes_encode(self, r: Vector, g: Vector | None, bits: int, out: Bytes) -> None:
+        if g is not None:
+            _encoded(self._c.planes_drain(_at(r), _at(g), r.size, bits, _at(out)))
+            return
+        _, sent = self._scratch.take("values", r.size, np.float32)
+        _encoded(self._c.levels_encode(_at(r), r.size, 0.0, bits, _at(out), sent))
+
+    def halves_encode(self, r: Vector, g: Vector | None, brain: bool, out: Bytes) -> None:
+        self._c.halves_encode(_at(r), _at(g), r.size, brain, _at(out))
+
+    def halves_decode(self, payload: Bytes, brain: bool, out: Vector, weight: float | None) -> None:
+        add = weight is not None
+        self._c.halves_decode(_at(payload), out.size, brain, add, weight or 0.0, _at(out))
 
     def momentum(self, u: Vector, g: Vector, m: float, scale: float) -> None:
         self._c.momentum(_at(u), _at(g), u.size, m, scale)

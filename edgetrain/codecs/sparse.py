@@ -2,13 +2,13 @@
 
 What is kept may be coded by another codec: `topk(0.01) | q2`. The payload of top-k is a count, the
 positions as gaps in block Rice code, and the values (docs/codecs.md). Parts are sized so that each
-holds some 8192 entries, so a part is also the point from which decoding can start anew.
+holds some 16384 entries, so a part is also the point from which decoding can start anew.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,21 +20,25 @@ from edgetrain.codecs.base import (
     as_bytes,
     check_vector,
 )
-from edgetrain.codecs.blocks import Planes, content_seed
+from edgetrain.codecs.blocks import Planes
 from edgetrain.codecs.dense import Dense
 from edgetrain.codecs.fallback import hash32, sparse_count
+from edgetrain.codecs.fixed import content_seed
 from edgetrain.codecs.kernels import CHUNK, LIMIT, Bytes, Indices
 from edgetrain.errors import BadPayload, ConfigError
 
 SAMPLED_HITS = 1500
 """Expected hits in a sample from which its threshold is taken as it is (2.6 % off, typically)."""
-GUARD_STRIDE = 64
-"""With fewer, one chunk of 64 this many only bounds the threshold from below."""
+LEAST_STRIDE = 64
 MAX_STRIDE = 256
+"""The sample is one chunk of 64 in so many; with too few hits in one of LEAST_STRIDE, it only
+bounds the threshold from below, and what is above is ranked."""
+GUARD_STRIDE = 256
+ROOM = 2**20
+"""Entries that `select` has room for at a time when the whole vector is searched."""
 SMALL = 2**16
 """Vectors up to this many elements are ranked whole."""
 RAW_BITS = 32
-MAX_PART = 2**22
 
 
 def check_density(name: str, density: float) -> float:
@@ -45,8 +49,8 @@ def check_density(name: str, density: float) -> float:
 
 
 def part_for(density: float) -> int:
-    """Elements of a part that holds some 8192 entries at this density: 2^18 to 2^22."""
-    return 1 << min(max(round(math.log2(8192 / density)), 18), 22)
+    """Elements of a part that holds some 16384 entries at this density: 2^18 to 2^22."""
+    return 1 << min(max(round(math.log2(16384 / density)), 18), 22)
 
 
 def _room(values: BaseCodec, count: int) -> int:
@@ -171,42 +175,48 @@ class TopK(BaseCodec):
         if size > self.max_bytes(elements):
             raise BadPayload(f"{self.name}: {size} bytes for {elements} elements")
 
-    def _encode(self, r: Vector, g: Vector | None) -> list[Buffer]:
-        settled = g is not None
+    def pick(
+        self, r: Vector, g: Vector | None, zero: bool
+    ) -> Iterator[tuple[int, Indices, Vector]]:
+        """(first element, positions in the part, values) of what is kept, part by part.
+
+        r += g on the way, and what is kept becomes zero in r on demand. The arrays are valid until
+        the next step.
+        """
         wanted, seed = self.wanted(r.size), content_seed(r, g)
         stride = min(wanted // SAMPLED_HITS, MAX_STRIDE)
-        if stride >= GUARD_STRIDE and not self.exact:
+        if stride >= LEAST_STRIDE and not self.exact:
             sample = r.size // CHUNK // stride * CHUNK
             rank = max(1, wanted * sample // r.size)
             bound, hits = kernels.current().threshold(r, g, rank, stride, seed)
             if hits <= 2 * rank:  # else many magnitudes are equal, and the first will have to do
-                return self._encode_above(r, g, max(bound, 1))
-        positions, values = _largest(r, g, wanted, seed)
-        return [
-            self._pack(part if settled else None, positions[a:b] - np.uint32(start), values[a:b], n)
-            for part, start, n, a, b in self._cuts(r, positions)
-        ]
+                yield from self._above(r, g, max(bound, 1), zero)
+                return
+        positions, values = _largest(r, g, wanted, seed, zero)
+        starts = np.arange(0, r.size, self.part_elements, dtype=np.int64)
+        cuts = [*np.searchsorted(positions, starts).tolist(), positions.size]
+        for i, start in enumerate(starts.tolist()):
+            here = slice(cuts[i], cuts[i + 1])
+            yield start, positions[here] - np.uint32(start), values[here]
 
-    def _encode_above(self, r: Vector, g: Vector | None, bound: int) -> list[Buffer]:
-        """One pass: each part is selected, coded and settled while it is in cache."""
-        step = self.part_elements
-        payloads: list[Buffer] = []
-        for start in range(0, r.size, step):
+    def _above(
+        self, r: Vector, g: Vector | None, bound: int, zero: bool
+    ) -> Iterator[tuple[int, Indices, Vector]]:
+        """One pass: each part can be coded and settled while it is in cache."""
+        for start in range(0, r.size, self.part_elements):
+            here = slice(start, start + self.part_elements)
+            part = None if g is None else g[here]
+            positions, values, _ = kernels.current().select(r[here], part, bound, zero)
+            yield start, positions, values
+
+    def _encode(self, r: Vector, g: Vector | None) -> list[Buffer]:
+        raw = self.values.fused_bits == RAW_BITS  # sent as they are, so that nothing is left
+        step, settle = self.part_elements, g is not None and not raw
+        payloads = []
+        for start, positions, values in self.pick(r, g, zero=g is not None and raw):
             part = r[start : start + step]
-            here = None if g is None else g[start : start + step]
-            found = kernels.current().select(part, here, bound, zero=False)
-            payloads.append(self._pack(None if g is None else part, *found, part.size))
+            payloads.append(self._pack(part if settle else None, positions, values, part.size))
         return payloads
-
-    def _cuts(self, r: Vector, positions: Indices) -> list[tuple[Vector, int, int, int, int]]:
-        """(part, its first element, its elements, first and end of its positions) of each part."""
-        starts = list(range(0, r.size, self.part_elements))
-        cuts = [*np.searchsorted(positions, np.array(starts, np.uint32)).tolist(), positions.size]
-        parts = self.parts(r)
-        return [
-            (part, start, part.size, cuts[i], cuts[i + 1])
-            for i, (part, start) in enumerate(zip(parts, starts, strict=True))
-        ]
 
     def _pack(self, r: Vector | None, positions: Indices, values: Vector, elements: int) -> Buffer:
         """The payload of a part; r, where given, becomes what was not sent."""
@@ -223,11 +233,13 @@ class TopK(BaseCodec):
         return b"".join([head, gaps.tobytes(), coded])
 
 
-def _largest(r: Vector, g: Vector | None, wanted: int, seed: int) -> tuple[Indices, Vector]:
+def _largest(
+    r: Vector, g: Vector | None, wanted: int, seed: int, zero: bool
+) -> tuple[Indices, Vector]:
     """(positions, values) of the `wanted` largest magnitudes of r (+= g), in order of position.
 
-    A sample bounds them from below, so that few have to be ranked; where it bounds too high, the
-    bound is lowered and r, which has g by then, is read once more.
+    They become zero in r on demand. A sample bounds them from below, so that few have to be
+    ranked; where it bounds too high, what was found goes back and the bound is lowered.
     """
     run = kernels.current()
     for rank, sample in _guards(r.size, wanted):
@@ -237,14 +249,15 @@ def _largest(r: Vector, g: Vector | None, wanted: int, seed: int) -> tuple[Indic
             bound = 1
         else:
             bound = run.threshold(r, g, rank, GUARD_STRIDE, seed)[0]
-        found = _select(r, g, max(bound, 1))
+        positions, values = _select(r, g, max(bound, 1), zero)
         g = None
-        if found[1].size >= wanted or bound <= 1:
+        if values.size >= wanted or bound <= 1:
             break
-    positions, values = found
+        if zero:
+            run.scatter(r, positions, values)
     if values.size > wanted:
         bound = run.threshold_of(values, None, wanted)[0]
-        return run.trim(positions, values, bound, wanted)
+        return run.trim(r if zero else None, positions, values, bound, wanted)
     return positions, values
 
 
@@ -259,15 +272,17 @@ def _guards(elements: int, wanted: int) -> list[tuple[int, int]]:
     return [(rank, sample), (4 * rank, sample), (sample + 1, sample)]
 
 
-def _select(r: Vector, g: Vector | None, bound: int) -> tuple[Indices, Vector]:
-    """`select` over a long vector in pieces, copied out of the kernels' scratch."""
-    found = []
-    for start in range(0, r.size, MAX_PART):
-        here = None if g is None else g[start : start + MAX_PART]
-        positions, values = kernels.current().select(
-            r[start : start + MAX_PART], here, bound, zero=False
-        )
-        found.append((positions + np.uint32(start), values.copy()))
+def _select(r: Vector, g: Vector | None, bound: int, zero: bool) -> tuple[Indices, Vector]:
+    """`select` over a long vector in room for few entries, copied out of the kernels' scratch."""
+    found: list[tuple[Indices, Vector]] = []
+    at = 0
+    while at < r.size:
+        here = None if g is None else g[at:]
+        positions, values, stopped = kernels.current().select(r[at:], here, bound, zero, ROOM)
+        found.append((positions + np.uint32(at), values.copy()))
+        at += stopped
+    if len(found) == 1:
+        return found[0]
     return np.concatenate([p for p, _ in found]), np.concatenate([v for _, v in found])
 
 

@@ -90,11 +90,11 @@ def assert_within_bound(codec: Codec, x: Vector, y: Vector) -> None:
     tolerance = 1e-6 * size.max() + 1e-36
     if isinstance(codec, Dense):
         assert (x == y).all()
+    elif isinstance(codec, BFloat):
+        assert (error <= 2**-8 * size + 1e-40).all()
     elif isinstance(codec, Half):
         inside = size <= 65504
         assert (error[inside] <= 2**-11 * size[inside] + 2**-25).all()
-    elif isinstance(codec, BFloat):
-        assert (error <= 2**-8 * size + 1e-40).all()
     elif isinstance(codec, Blockwise):
         top = per_block(size, codec.code.block, np.max)
         share = 1.001 if codec.code.stochastic else 0.501

@@ -58,7 +58,7 @@ int main(int argc, char **argv)
             out[0] = room(4 * (n[0] + 16));
             out[1] = room(4 * (n[0] + 16));
             result = select_large(r, g, n[0], (u32)n[1], (u32 *)out[0].data, (float *)out[1].data,
-                                  (int)n[2]);
+                                  n[0] + 16, (int)n[2], &hits);
             bad = differs("positions", record, out[0].data, 4 * result, want[0])
                 | differs("values", record, out[1].data, 4 * result, want[1])
                 | differs("residual", record, r, 4 * n[0], want[2]);
@@ -119,11 +119,24 @@ int main(int argc, char **argv)
             bad = differs("sum", record, r, 4 * n[0], want[0]);
             break;
         case 8: /* n: count */
-            out[0] = room(2 * n[0]);
-            bf16_encode(g, n[0], (u16 *)out[0].data);
             momentum(r, g, n[0], f[0], f[1]);
-            bad = differs("bf16", record, out[0].data, 2 * n[0], want[0])
-                | differs("momentum", record, r, 4 * n[0], want[1]);
+            bad = differs("momentum", record, r, 4 * n[0], want[0]);
+            break;
+        case 9: /* n: count, bits */
+            out[0] = room((i64)want[0].size);
+            out[1] = room(4 * n[0]);
+            if (g) planes_drain(r, g, n[0], (int)n[1], out[0].data);
+            else levels_encode(r, n[0], 0.0f, (int)n[1], out[0].data, (float *)out[1].data);
+            bad = differs("payload", record, out[0].data, (i64)want[0].size, want[0])
+                | differs("residual", record, r, 4 * n[0], want[1]);
+            break;
+        case 10: /* in[2]: sum. n: count, brain */
+            out[0] = room(2 * n[0]);
+            halves_encode(r, g, n[0], (int)n[1], out[0].data);
+            halves_decode(out[0].data, n[0], (int)n[1], 1, f[0], (float *)in[2].data);
+            bad = differs("payload", record, out[0].data, 2 * n[0], want[0])
+                | differs("residual", record, r, 4 * n[0], want[1])
+                | differs("sum", record, in[2].data, 4 * n[0], want[2]);
             break;
         default:
             return 2;

@@ -71,9 +71,13 @@ def test_selection(x: Vector, seed: int, share: float) -> None:
             found += [bound, hits]
             for zero in (False, True):
                 r = x.copy()
-                positions, values = chosen.select(r, add, max(bound, 1), zero)
-                found += [positions.copy(), values.copy(), r]
-            found.append(chosen.trim(positions.copy(), values.copy(), max(bound, 1), rank))
+                positions, values, stopped = chosen.select(r, add, max(bound, 1), zero)
+                assert stopped == x.size
+                positions, values = positions.copy(), values.copy()
+                found += [positions.copy(), values.copy(), r.copy()]
+            for back in (None, r):
+                kept = chosen.trim(back, positions.copy(), values.copy(), max(bound, 1), rank // 2)
+                found += [*kept, r]
         return found
 
     assert_same_on_all(run)
@@ -147,9 +151,19 @@ def test_blocks_and_signs(x: Vector, seed: int) -> None:
             chosen.signs_encode(r, add, out)
             found += [out, r]
             chosen.signs_decode(out, r, -0.1)
+            for brain in (False, True):
+                r, out = 1e3 * x, np.zeros(2 * x.size, np.uint8)
+                chosen.halves_encode(r, add, brain, out)
+                found += [out, r]
+                chosen.halves_decode(out, brain, r, 0.3)
+            for bits in (1, 2, 4):
+                r = x.copy()
+                out = np.zeros(4 + 2 * -(-x.size // 128) + bits * -(-x.size // 8), np.uint8)
+                chosen.planes_encode(r, add, bits, out)
+                found += [out, r]
         u = x.copy()
         chosen.momentum(u, g, 0.9, 0.3)
-        return [*found, u, chosen.bf16_encode(g)]
+        return [*found, u]
 
     assert_same_on_all(run)
 
@@ -166,7 +180,7 @@ def test_alignment_and_long_runs() -> None:
             for bound in (1, 2.0, 30.0, 1e9):
                 r[:] = big
                 bits = int(np.float32(bound).view(np.uint32)) if bound != 1 else 1
-                positions, values = chosen.select(r, big, bits, True)
+                positions, values, _ = chosen.select(r, big, bits, True)
                 found += [positions.copy(), values.copy(), r.copy()]
             return found
 

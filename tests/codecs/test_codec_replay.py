@@ -45,7 +45,7 @@ class Recorder:
             bound = max(1, self.run.threshold_of(x, add, rank)[0])
             for zero in (0, 1):
                 r = x.copy()
-                positions, values = self.run.select(r, add, bound, bool(zero))
+                positions, values, _ = self.run.select(r, add, bound, bool(zero))
                 self.record(0, [x.size, bound, zero], [x, add], [positions, values, r])
         for stride in (1, 3):
             if x.size >= 64 * stride:
@@ -102,9 +102,20 @@ class Recorder:
                 self.record(
                     7, [x.size, scales, add_flag], [g, None, out], [total], (weight or 0, 0)
                 )
+            for bits in (1, 2, 3):
+                r = x.copy()
+                out = np.zeros(4 + 2 * -(-x.size // 128) + bits * -(-x.size // 8), np.uint8)
+                self.run.planes_encode(r, add, bits, out)
+                self.record(9, [x.size, bits], [x, add], [out, r])
+            for brain in (0, 1):
+                r, out, total = x.copy(), np.zeros(2 * x.size, np.uint8), g.copy()
+                self.run.halves_encode(r, add, bool(brain), out)
+                self.run.halves_decode(out, bool(brain), total, 0.3)
+                ins, outs = [x, add, g], [out, r, total]
+                self.record(10, [x.size, brain], ins, outs, (0.3, 0))
         u = x.copy()
         self.run.momentum(u, g, 0.9, 0.3)
-        self.record(8, [x.size], [x, g], [self.run.bf16_encode(g), u], (0.9, 0.3))
+        self.record(8, [x.size], [x, g], [u], (0.9, 0.3))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,76 @@
+"""Codecs whose payloads have one length for a number of elements, whatever the values are.
+
+All parts of an encoding lie in one buffer, because fresh memory costs more than most codecs do. Parts
+are sized so that a payload has 1 to 4 MB.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from edgetrain.codecs.base import BaseCodec, Buffer, Vector, as_bytes, check_length, check_vector
+from edgetrain.codecs.kernels import Bytes
+
+
+def content_seed(r: Vector, g: Vector | None) -> int:
+    """32 bits drawn from r + g itself, so that a codec needs no state and no clock to be random.
+
+    Equal vectors give equal bytes, which keeps runs reproducible; a change in any of 64 of its
+    elements gives another draw.
+    """
+    step = max(1, r.size // 64)
+    sample = r[::step] if g is None else r[::step] + g[::step]
+    return zlib.crc32(sample.tobytes())
+
+
+class FixedSize(BaseCodec):
+    """Writes its parts into one buffer. A codec says how long (`max_bytes`), writes and reads."""
+
+    stochastic = False
+
+    def encode(self, vector: Vector) -> list[Buffer]:
+        check_vector(vector)
+        return self._encode(vector, None)
+
+    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+        check_vector(vector)
+        return self._encode(residual, vector)
+
+    def encode_part(self, part: Vector) -> Buffer:
+        check_vector(part)
+        out = np.empty(self.max_bytes(part.size), np.uint8)
+        self.write(part, None, content_seed(part, None) if self.stochastic else 0, out)
+        return out.data
+
+    def write(self, r: Vector, g: Vector | None, seed: int, out: Bytes) -> None:
+        """One part to `out`. With g: r += g first, and r -= decoded after."""
+        raise NotImplementedError
+
+    def read(self, payload: Bytes, out: Vector, weight: float | None) -> None:
+        """One part, of the right length: out = decoded, or out += weight * decoded."""
+        raise NotImplementedError
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        check_length(self.name, len(payload), self.max_bytes(out.size))
+        self.read(as_bytes(payload), out, None)
+
+    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
+        check_length(self.name, len(payload), self.max_bytes(out.size))
+        self.read(as_bytes(payload), out, weight)
+
+    def _encode(self, r: Vector, g: Vector | None) -> list[Buffer]:
+        step = self.part_elements
+        seed = content_seed(r, g) if self.stochastic else 0
+        sizes = [self.max_bytes(part.size) for part in self.parts(r)]
+        out = np.empty(sum(sizes), np.uint8)
+        payloads: list[Buffer] = []
+        at = 0
+        for i, size in enumerate(sizes):
+            start, stop = i * step, (i + 1) * step
+            here = None if g is None else g[start:stop]
+            self.write(r[start:stop], here, (seed + i) % 2**32, out[at : at + size])
+            payloads.append(out[at : at + size].data)
+            at += size
+        return payloads
