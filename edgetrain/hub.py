@@ -316,8 +316,9 @@ class Hub:
                 f"{self.terms.strategy} is at round {self.round}, and the optimizer's state is "
                 "only in the members: use a displacement strategy (dga, fedavg) to join late"
             )
-        if any(peer.sender == sender or peer.name == join.name for peer in present):
-            return "name", f"a member named '{join.name}' is there already"
+        there = [peer.name for peer in present if sender == peer.sender or join.name == peer.name]
+        if there:
+            return "name", f"a member named '{there[0]}' is there already"
         if len(present) >= self.policy.members:
             return "full", f"all {self.policy.members} places are taken"
         return None
@@ -402,7 +403,7 @@ class Hub:
             return []
         contribution = _Contribution(
             peer,
-            peer.weight if self.terms.weighted else message.weight,
+            peer.weight,
             message.wanted_delay,
             tuple(peer.incoming),
         )
@@ -435,6 +436,8 @@ class Hub:
         size, most = memoryview(message.payload).nbytes, self._codec.max_bytes(elements)
         if size > most:
             return "size", f"{size} bytes for {elements} elements, {self._codec.name} needs {most}"
+        if message.applied <= self.round - REMEMBERED:
+            return None  # too long ago to compare, and to be remembered again
         known = self._checksums.setdefault(message.applied, message.checksum)
         if known != message.checksum:
             return "diverged", (
@@ -465,20 +468,11 @@ class Hub:
 
     def _close(self, entry: _Round, missing: tuple[str, ...], now: float) -> list[Effect]:
         effects: list[Effect] = []
-        while True:
-            chosen = [entry.contributions[key] for key in sorted(entry.contributions)]
-            if not chosen:
-                del self._rounds[self.round]
-                return effects
-            try:
-                merged = self._merged(chosen)
-                break
-            except _Spoilt as spoilt:
-                culprit = spoilt.contribution
-                entry.contributions = {
-                    key: c for key, c in entry.contributions.items() if c is not culprit
-                }
-                effects += self._expel(culprit.peer, "payload", str(spoilt), now)
+        chosen = [entry.contributions[key] for key in sorted(entry.contributions)]
+        try:
+            merged = self._merged(chosen)
+        except _Spoilt as spoilt:
+            return self._leave_out(entry, spoilt)
         del self._rounds[self.round]
         for peer in self._peers.values():
             if peer.name in missing and peer.state == "training":
@@ -507,6 +501,19 @@ class Hub:
         names = tuple(name for name, _ in sorted(entry.contributions))
         effects.append(Closed(round, names, missing, weight, now - entry.opened, self.delay))
         return effects
+
+    def _leave_out(self, entry: _Round, spoilt: _Spoilt) -> list[Effect]:
+        """Drop a spoilt contribution and expel its sender; the round, which may now lack a quorum,
+        stays open for the caller to look at again."""
+        culprit = spoilt.contribution
+        entry.contributions = {k: c for k, c in entry.contributions.items() if c is not culprit}
+        if not entry.contributions:
+            del self._rounds[self.round]
+        peer = culprit.peer
+        if not peer.present:  # its connection may be another member's by now
+            return [Note("refused", peer.name, f"payload: {spoilt}")]
+        effects: list[Effect] = [_refuse(peer.sender, "payload", str(spoilt))]
+        return effects + self._forget(peer, "refused", f"payload: {spoilt}")
 
     def _merged(self, chosen: Sequence[_Contribution]) -> Vector:
         merged: Vector = np.empty(self._elements, np.float32)
@@ -555,13 +562,16 @@ class Hub:
         return effects + self._remove(peer, "refused", f"{code}: {reason}", now)
 
     def _remove(self, peer: _Peer, event: Event, reason: str, now: float) -> list[Effect]:
+        return self._forget(peer, event, reason) + self._close_rounds(now)
+
+    def _forget(self, peer: _Peer, event: Event, reason: str) -> list[Effect]:
         peer.state = "left" if event == "left" else "gone"
         peer.incoming = []
         effects: list[Effect] = [Note(event, peer.name, reason)]
         del self._peers[peer.sender]
         if not self.started:
             effects += self._replace_uploader(peer)
-        return effects + self._close_rounds(now)
+        return effects
 
     def _replace_uploader(self, peer: _Peer) -> list[Effect]:
         """The member whose parameters everyone was to start from is gone: ask the next one."""
