@@ -141,7 +141,7 @@ class Base:
     kind: ClassVar[bytes] = b"B"
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
-    payload: Buffer = _payload()
+    payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Contribute:
     """Of the member's base after `applied` replies."""
     wanted_delay: int = _integer(0, 1 << 32)
     """Local steps that would have hidden this member's last round trip (0: not known yet)."""
-    payload: Buffer = _payload()
+    payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Reply:
     """The delay in force once this reply is applied."""
     checksum: int = _integer(0, _U64)
     """Of the base after this reply; 0 where the hub holds no base (gradient strategies)."""
-    payload: Buffer = _payload()
+    payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def drawn(weights, size, seed):
 
 @given(FLEETS, st.sampled_from(["fp32", "bf16", "int8"]))
 def test_it_is_the_weighted_mean_of_what_was_decoded(fleet, spelled):
-    weights, size, seed = fleet
+    weights, size, _seed = fleet
     codec = codecs.parse(spelled)
     pieces = pieces_of(drawn(*fleet), weights, codec)
     decoded = np.empty((len(weights), size), np.float32)

@@ -1,0 +1,759 @@
+"""The hub's protocol: every refusal, deadline and departure, with no socket and no clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+from fleet import Fleet
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgetrain import codecs
+from edgetrain import hub as hub_module
+from edgetrain.checksum import checksum
+from edgetrain.hub import BASE_PART_ELEMENTS, Closed, Hub, Note, Policy, Send, Terms
+from edgetrain.merge import Mean
+from edgetrain.messages import (
+    CODES,
+    PROTOCOL,
+    Base,
+    Beat,
+    Contribute,
+    Join,
+    Leave,
+    Refuse,
+    Reply,
+    Start,
+    Welcome,
+    pack,
+)
+
+ELEMENTS = 5
+ZEROS = np.zeros(ELEMENTS, np.float32)
+
+
+def raw(vector) -> bytes:
+    return np.asarray(vector, np.float32).tobytes()
+
+
+class Desk:
+    """A hub and what it said; members are called by the letter that is also their address."""
+
+    def __init__(self, members=2, *, gradient=False, weighted=False, codec=None, **policy):
+        terms = Terms(
+            "sync-sgd" if gradient else "dga",
+            "gradient" if gradient else "displacement",
+            weighted, 1, 0, "job-a",
+        )  # fmt: skip
+        codec = codec or codecs.Dense()
+        self.hub = Hub(terms, Policy(members, **policy), Mean(not gradient), codec, codecs.Dense())
+        self.now = 0.0
+        self.said: dict[str, list] = {}
+        self.notes: list[Note] = []
+        self.closed: list[Closed] = []
+
+    def take(self, effects):
+        for effect in effects:
+            if isinstance(effect, Send):
+                pack(effect.message)  # all that a hub says can be packed
+                self.said.setdefault(effect.to.decode(), []).append(effect.message)
+            else:
+                (self.notes if isinstance(effect, Note) else self.closed).append(effect)
+
+    def tell(self, who, message):
+        """What the hub answers to everyone."""
+        self.said = {}
+        self.take(self.hub.handle(who.encode(), message, self.now))
+        return self.said
+
+    def tick(self, seconds):
+        self.now += seconds
+        self.said = {}
+        self.take(self.hub.tick(self.now))
+        return self.said
+
+    def join(self, who, **other):
+        asked = {
+            "protocol": PROTOCOL, "job": "job-a", "model": "model", "elements": ELEMENTS,
+            "name": who, "weight": 1.0, "checksum": checksum(ZEROS),
+        }  # fmt: skip
+        return self.tell(who, Join(**(asked | other)))
+
+    def give(self, who, round, vector=ZEROS, **other):
+        given = {
+            "round": round, "part": 0, "parts": 1, "weight": 1.0, "applied": 0,
+            "checksum": checksum(ZEROS), "wanted_delay": 0, "payload": raw(vector),
+        }  # fmt: skip
+        return self.tell(who, Contribute(**(given | other)))
+
+    def started(self, names="ab", **other):
+        for name in names:
+            self.join(name, **other)
+        self.tell(names[0], Base(0, 1, raw(ZEROS)))
+        assert self.hub.started
+        self.notes.clear()
+        return self
+
+    def events(self):
+        return [(note.event, note.member) for note in self.notes]
+
+
+def the(kind, messages):
+    (found,) = [message for message in messages if isinstance(message, kind)]
+    return found
+
+
+def refusal(desk, said, who):
+    """(code, reason); and the code is one of the documented ones."""
+    found = the(Refuse, said[who])
+    assert found.code in CODES
+    return found.code, found.reason
+
+
+# -- joining --------------------------------------------------------------------------------------
+
+
+def test_the_first_member_is_asked_for_its_parameters_and_all_start_from_them():
+    desk = Desk(2)
+    first = the(Welcome, desk.join("a")["a"])
+    assert (first.upload, first.index, first.members) == (True, 0, 2)
+    second = the(Welcome, desk.join("b", checksum=1)["b"])
+    assert (second.upload, second.index) == (False, 1)
+    base = np.arange(ELEMENTS, dtype=np.float32)
+    said = desk.tell("a", Base(0, 1, raw(base)))
+    assert not the(Start, said["b"]).keep
+    assert bytes(the(Base, said["b"]).payload) == raw(base)
+    assert the(Start, said["b"]).checksum == checksum(base)
+
+
+def test_equal_parameters_are_not_sent_again():
+    desk = Desk(2)
+    desk.join("a")
+    desk.join("b")
+    said = desk.tell("a", Base(0, 1, raw(ZEROS)))
+    assert [type(m) for m in said["b"]] == [Start]
+    assert the(Start, said["b"]).keep
+
+
+def test_a_base_of_several_parts_arrives_whole():
+    elements = 2 * BASE_PART_ELEMENTS + 3
+    base = np.arange(elements, dtype=np.float32)
+    desk = Desk(2)
+    for name in "ab":
+        desk.join(name, elements=elements, checksum=0)
+    for part in range(3):
+        here = slice(part * BASE_PART_ELEMENTS, (part + 1) * BASE_PART_ELEMENTS)
+        said = desk.tell("a", Base(part, 3, raw(base[here])))
+    received = b"".join(bytes(m.payload) for m in said["b"] if isinstance(m, Base))
+    assert received == raw(base)
+    assert the(Start, said["b"]).checksum == checksum(base)
+
+
+def test_names_are_chosen_where_none_is_asked_for_and_free_again_afterwards():
+    desk = Desk(3)
+    assert [the(Welcome, desk.join(c, name="")[c]).name for c in "abc"] == ["m0", "m1", "m2"]
+    desk.tell("b", Leave(""))
+    assert the(Welcome, desk.join("d", name="")["d"]).name == "m1"
+
+
+REFUSED = {
+    "protocol": ({"protocol": PROTOCOL + 1}, [str(PROTOCOL), str(PROTOCOL + 1)]),
+    "job": ({"job": "job-b"}, ["job-a", "job-b"]),
+    "model": ({"model": "other", "elements": 1234}, ["model", "other", "5", "1,234"]),
+    "name": ({"name": "a"}, ["'a'"]),
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_who_does_not_fit_is_refused_with_both_values(code):
+    asked, values = REFUSED[code]
+    desk = Desk(3)
+    desk.join("a")
+    found, reason = refusal(desk, desk.join("x", **asked), "x")
+    assert found == code
+    assert all(value in reason for value in values)
+    assert desk.hub.present == ["a"]
+    assert desk.events()[-1] == ("refused", asked.get("name", "x"))
+
+
+def test_equal_models_of_other_length_do_not_fit_either():
+    desk = Desk(2)
+    desk.join("a")
+    assert refusal(desk, desk.join("b", elements=ELEMENTS + 1), "b")[0] == "model"
+
+
+def test_a_member_with_its_own_loop_needs_no_job():
+    desk = Desk(1)
+    assert the(Welcome, desk.join("a", job="")["a"])
+
+
+def test_full():
+    desk = Desk(1)
+    desk.join("a")
+    assert refusal(desk, desk.join("b"), "b") == ("full", "all 1 places are taken")
+
+
+def test_joining_twice_over_one_connection_names_the_member_that_is_there():
+    desk = Desk(3)
+    desk.join("a", name="")
+    code, reason = refusal(desk, desk.join("a", name=""), "a")
+    assert code == "name"
+    assert "'m0'" in reason
+
+
+def test_gradient_strategies_take_nobody_in_after_the_start():
+    desk = Desk(2, gradient=True).started()
+    desk.give("a", 0)
+    desk.give("b", 0)
+    desk.tell("b", Leave("done"))
+    code, reason = refusal(desk, desk.join("c"), "c")
+    assert code == "started"
+    assert "sync-sgd is at round 1" in reason
+
+
+def test_ended():
+    desk = Desk(1).started("a")
+    desk.give("a", 0)
+    desk.tell("a", Leave("done"))
+    assert desk.hub.finished
+    assert refusal(desk, desk.join("b"), "b") == ("ended", "the job is over after 1 rounds")
+
+
+@pytest.mark.parametrize("message", [Beat(), Leave("x"), Base(0, 1, b""), Start(0, 0, 0, 0, True)])
+def test_strangers_are_told_to_join(message):
+    desk = Desk(2).started()
+    assert refusal(desk, desk.tell("z", message), "z")[0] == "unknown"
+    assert desk.hub.present == ["a", "b"]
+
+
+# -- order and size -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Base(1, 1, raw(ZEROS)), Base(0, 2, raw(ZEROS)), Base(0, 1, raw(ZEROS)[1:]), Base(0, 1, b"")],
+)
+def test_a_wrong_base_costs_the_uploader_its_place_and_the_next_one_is_asked(message):
+    desk = Desk(2)
+    desk.join("a")
+    desk.join("b")
+    said = desk.tell("a", message)
+    assert refusal(desk, said, "a")[0] in ("order", "size")
+    assert the(Welcome, said["b"]).upload
+    desk.join("c")
+    assert the(Start, desk.tell("b", Base(0, 1, raw(ZEROS)))["c"])
+
+
+def test_a_base_that_nobody_asked_for_is_out_of_order():
+    desk = Desk(3)
+    desk.join("a")
+    desk.join("b")
+    assert refusal(desk, desk.tell("b", Base(0, 1, raw(ZEROS))), "b")[0] == "order"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"round": 1},
+        {"part": 1, "parts": 2},
+        {"part": 1},
+        {"parts": 2},
+        {"applied": 1},
+    ],
+    ids=str,
+)
+def test_contributions_out_of_order(other):
+    desk = Desk(2).started()
+    code, reason = refusal(desk, desk.give("a", **({"round": 0} | other)), "a")
+    assert code == "order"
+    assert any(character.isdigit() for character in reason)
+    assert desk.hub.present == ["b"]
+
+
+def test_a_contribution_before_the_start_is_out_of_order():
+    desk = Desk(2)
+    desk.join("a")
+    assert refusal(desk, desk.give("a", 0), "a")[0] == "order"
+
+
+def test_hub_messages_from_a_member_are_out_of_order():
+    desk = Desk(2).started()
+    code, reason = refusal(desk, desk.tell("a", Start(0, 0, 0, 0, True)), "a")
+    assert (code, reason) == ("order", "Start is for members")
+
+
+def test_no_member_runs_ahead_for_ever(monkeypatch):
+    monkeypatch.setattr(hub_module, "MAX_AHEAD", 3)
+    desk = Desk(2).started()
+    for round in range(4):
+        assert desk.give("a", round) == {}
+    assert refusal(desk, desk.give("a", 4), "a")[0] == "order"
+
+
+def test_a_payload_larger_than_the_codec_allows():
+    desk = Desk(2).started()
+    code, reason = refusal(desk, desk.give("a", 0, payload=b"x" * 21), "a")
+    assert code == "size"
+    assert "21" in reason
+    assert "20" in reason
+
+
+def test_parts_are_bounded_one_by_one():
+    codec = codecs.Dense()
+    codec.part_elements = 4
+    desk = Desk(2, codec=codec).started()
+    desk.give("a", 0, part=0, parts=2, payload=b"x" * 16)
+    assert refusal(desk, desk.give("a", 0, part=1, parts=2, payload=b"x" * 8), "a")[0] == "size"
+
+
+@pytest.mark.parametrize("bad", "ab")
+@pytest.mark.parametrize("members", [2, 3])
+def test_a_payload_that_cannot_be_decoded_expels_its_sender_and_the_round_closes_once(members, bad):
+    names = "abc"[:members]
+    desk = Desk(members).started(names)
+    for name in names:
+        said = desk.give(
+            name, 0, np.ones(ELEMENTS), **({"payload": b"x" * 19} if name == bad else {})
+        )
+    code, reason = refusal(desk, said, bad)
+    assert code == "payload"
+    assert "19" in reason
+    assert "20" in reason
+    good = [name for name in names if name != bad]
+    assert desk.hub.present == good
+    assert desk.events() == [("refused", bad)]
+    (closed,) = desk.closed
+    assert (closed.round, closed.members) == (0, tuple(good))
+    assert desk.hub.round == 1
+    for name in good:
+        reply = the(Reply, said[name])
+        assert reply.members == members - 1
+        np.testing.assert_array_equal(np.frombuffer(reply.payload, np.float32), 1)
+    np.testing.assert_array_equal(desk.hub.base, 1)
+    assert not desk.hub._rounds
+
+
+def test_bad_payloads_only_leave_nothing_behind():
+    desk = Desk(2).started()
+    desk.give("a", 0, payload=b"x")
+    said = desk.give("b", 0, payload=b"y")
+    assert refusal(desk, said, "a")[0] == refusal(desk, said, "b")[0] == "payload"
+    assert desk.closed == []
+    assert desk.hub.finished
+    assert not desk.hub._rounds
+
+
+def test_a_bad_payload_of_a_member_that_has_left_is_dropped():
+    desk = Desk(2).started()
+    desk.give("a", 0, payload=b"x")
+    desk.tell("a", Leave("done"))
+    desk.give("b", 0)
+    assert [closed.members for closed in desk.closed] == [("b",)]
+    assert desk.hub.present == ["b"]
+
+
+def test_a_left_members_bad_payload_does_not_touch_who_came_after_it():
+    desk = Desk(2).started()
+    desk.give("a", 0, payload=b"x")
+    desk.tell("a", Leave("done"))
+    desk.join("a")
+    desk.give("b", 0)
+    assert desk.hub.present == ["a", "b"]
+
+
+def test_several_bad_payloads_of_one_member():
+    desk = Desk(2).started()
+    for round in range(3):
+        desk.give("a", round, payload=b"x")
+    for round in range(3):
+        desk.give("b", round, applied=round, checksum=desk.hub._checksums[round])
+    assert [closed.members for closed in desk.closed] == [("b",)] * 3
+    assert desk.events() == [("refused", "a")] * 3, "none is dropped in silence"
+
+
+def test_a_bad_payload_does_not_let_a_round_pass_without_its_quorum():
+    desk = Desk(3, quorum=2, deadline_s=10).started("abc")
+    desk.give("a", 0, payload=b"x")
+    desk.give("b", 0)
+    desk.tick(10)
+    assert desk.closed == []
+    assert desk.hub.present == ["b", "c"]
+    desk.give("c", 0)
+    assert [closed.members for closed in desk.closed] == [("b", "c")]
+
+
+# -- rounds ---------------------------------------------------------------------------------------
+
+
+def test_a_round_is_the_mean_and_goes_to_all():
+    desk = Desk(2).started()
+    assert desk.give("a", 0, np.full(ELEMENTS, 1)) == {}
+    said = desk.give("b", 0, np.full(ELEMENTS, 4))
+    for name in "ab":
+        reply = the(Reply, said[name])
+        np.testing.assert_array_equal(np.frombuffer(reply.payload, np.float32), 2.5)
+        assert (reply.round, reply.members) == (0, 2)
+        assert reply.checksum == checksum(np.full(ELEMENTS, 2.5, np.float32))
+    assert said["a"][0] is said["b"][0]  # packed once
+
+
+@pytest.mark.parametrize(("weighted", "expected"), [(True, 1.75), (False, 2.5)])
+def test_members_count_by_their_samples_only_where_the_strategy_says_so(weighted, expected):
+    desk = Desk(2, weighted=weighted)
+    desk.join("a", weight=3.0)
+    desk.join("b", weight=1.0)
+    desk.tell("a", Base(0, 1, raw(ZEROS)))
+    desk.give("a", 0, np.full(ELEMENTS, 1), weight=1e9)  # said in Join, not again
+    said = desk.give("b", 0, np.full(ELEMENTS, 4), weight=1.0)
+    assert np.frombuffer(the(Reply, said["a"]).payload, np.float32)[0] == pytest.approx(expected)
+
+
+def test_another_checksum_of_base_is_divergence_with_both_values():
+    desk = Desk(2).started()
+    code, reason = refusal(desk, desk.give("a", 0, checksum=0xABC), "a")
+    assert code == "diverged"
+    assert f"{0xABC:016x}" in reason
+    assert f"{checksum(ZEROS):016x}" in reason
+
+
+def test_divergence_is_seen_with_gradients_too():
+    desk = Desk(2, gradient=True).started()
+    for name in "ab":
+        desk.give(name, 0)
+    desk.give("a", 1, applied=1, checksum=7)
+    assert refusal(desk, desk.give("b", 1, applied=1, checksum=8), "b")[0] == "diverged"
+
+
+def test_a_deadline_closes_a_round_with_a_quorum():
+    desk = Desk(3, quorum=2, deadline_s=10).started("abc")
+    desk.give("a", 0)
+    desk.tick(11)
+    assert desk.closed == []
+    desk.give("b", 0)  # the deadline has passed: the quorum closes it
+    (closed,) = desk.closed
+    assert (closed.members, closed.missing, closed.open_s) == (("a", "b"), ("c",), 11)
+    assert desk.events() == [("late", "c")]
+
+
+def test_a_deadline_is_counted_from_the_first_contribution():
+    desk = Desk(2, deadline_s=10).started()
+    desk.tick(100)
+    desk.give("a", 0)
+    desk.tick(9.9)
+    assert desk.closed == []
+    desk.tick(0.2)
+    assert len(desk.closed) == 1
+
+
+def test_a_late_displacement_counts_once_in_the_next_round():
+    desk = Desk(2, deadline_s=10).started()
+    desk.give("a", 0, np.full(ELEMENTS, 1))
+    desk.tick(10)
+    desk.give("b", 0, np.full(ELEMENTS, 5))
+    assert desk.notes[-1].reason == "round 0 had closed; counts in 1"
+    after = {"applied": 1, "checksum": desk.hub._checksums[1]}
+    desk.give("a", 1, np.full(ELEMENTS, 3), **after)
+    assert len(desk.closed) == 1, "b still owes its own round 1"
+    said = desk.give("b", 1, np.full(ELEMENTS, 4), **after)
+    np.testing.assert_array_equal(np.frombuffer(the(Reply, said["a"]).payload, np.float32), 4)
+    assert desk.closed[1].members == ("a", "b", "b")
+    np.testing.assert_array_equal(desk.hub.base, 5)
+    assert not desk.hub._rounds
+
+
+def test_a_late_gradient_is_dropped():
+    desk = Desk(2, gradient=True, deadline_s=10).started()
+    desk.give("a", 0)
+    desk.tick(10)
+    desk.give("b", 0, np.full(ELEMENTS, 5))
+    assert "dropped" in desk.notes[-1].reason
+    assert not desk.hub._rounds
+    desk.give("a", 1, np.full(ELEMENTS, 1))
+    said = desk.give("b", 1, np.full(ELEMENTS, 3))
+    assert np.frombuffer(the(Reply, said["a"]).payload, np.float32)[0] == 2
+
+
+def test_members_without_a_round_trip_yet_do_not_shorten_an_automatic_delay():
+    desk = Desk(2)
+    desk.hub.terms = dataclasses.replace(desk.hub.terms, delay=None)
+    desk.started()
+    for round in range(hub_module.AUTO_ROUNDS):
+        for name, wanted in (("a", 3), ("b", 17)):
+            said = desk.give(
+                name, round, applied=round, checksum=desk.hub._checksums[round], wanted_delay=wanted
+            )
+        last = round == hub_module.AUTO_ROUNDS - 1
+        assert the(Reply, said["a"]).delay == (17 if last else 0)
+
+
+# -- going and coming -----------------------------------------------------------------------------
+
+
+def test_unreachable_then_gone():
+    desk = Desk(2, gone_s=5).started()
+    desk.give("a", 0)
+    desk.take(desk.hub.unreachable(b"b", desk.now))
+    desk.take(desk.hub.unreachable(b"b", desk.now))
+    assert desk.events() == [("late", "b")]
+    desk.tick(4.9)
+    assert desk.hub.present == ["a", "b"]
+    said = desk.tick(0.2)
+    assert desk.events() == [("late", "b"), ("gone", "b")]
+    assert the(Reply, said["a"]).members == 1
+    assert desk.hub.present == ["a"]
+
+
+def test_a_member_that_is_heard_again_is_not_gone():
+    desk = Desk(2, gone_s=5).started()
+    desk.take(desk.hub.unreachable(b"b", desk.now))
+    desk.tick(4)
+    desk.tell("b", Beat())
+    desk.tick(4)
+    assert desk.hub.present == ["a", "b"]
+
+
+def test_strangers_cannot_be_unreachable():
+    assert Desk(2).started().hub.unreachable(b"z", 0.0) == []
+
+
+def test_what_a_member_gave_before_it_went_counts():
+    desk = Desk(2, gone_s=5).started()
+    desk.give("b", 0, np.full(ELEMENTS, 3))
+    desk.tell("b", Leave("done"))
+    said = desk.give("a", 0, np.full(ELEMENTS, 1))
+    assert np.frombuffer(the(Reply, said["a"]).payload, np.float32)[0] == 2
+    assert "b" not in said
+
+
+def test_a_half_sent_contribution_does_not_count():
+    codec = codecs.Dense()
+    codec.part_elements = 4
+    desk = Desk(2, codec=codec).started()
+    desk.give("b", 0, part=0, parts=2, payload=b"\0" * 16)
+    desk.tell("b", Leave("done"))
+    desk.give("a", 0, part=0, parts=2, payload=b"\0" * 16)
+    desk.give("a", 0, part=1, parts=2, payload=b"\0" * 4)
+    assert desk.closed[0].members == ("a",)
+
+
+@pytest.mark.parametrize("sent", [0, 1])
+def test_the_uploader_dies_before_the_start(sent):
+    desk = Desk(2)
+    desk.join("a")
+    for _ in range(sent):
+        desk.tell("a", Base(0, 1, raw(ZEROS)))
+    desk.take(desk.hub.unreachable(b"a", desk.now))
+    desk.join("b")
+    if not sent:
+        assert not desk.hub.started
+        said = desk.tick(6)
+        assert the(Welcome, said["b"]).upload
+        desk.tell("b", Base(0, 1, raw(ZEROS)))
+        said = desk.join("c")
+        assert the(Start, said["b"])
+    assert desk.hub.started
+
+
+def test_everyone_leaves_before_the_start_and_another_model_may_come():
+    desk = Desk(2)
+    desk.join("a")
+    desk.tell("a", Leave(""))
+    assert not desk.hub.finished
+    assert the(Welcome, desk.join("b", model="other", elements=9)["b"]).upload
+
+
+def test_beats_go_to_everyone_once_a_beat():
+    desk = Desk(3, beat_s=1.0)
+    desk.join("a")
+    desk.join("b")
+    assert desk.tick(0.1) == {"a": [Beat()], "b": [Beat()]}
+    assert desk.tick(0.5) == {}
+    assert desk.tick(0.5) == {"a": [Beat()], "b": [Beat()]}
+
+
+def test_a_newcomer_starts_from_the_present_base_at_the_next_round():
+    desk = Desk(3)
+    desk.hub.policy = Policy(2)
+    desk.started()
+    desk.hub.policy = Policy(3)
+    desk.give("a", 0, np.full(ELEMENTS, 1))
+    desk.give("b", 0, np.full(ELEMENTS, 3))
+    desk.give("a", 1)
+    said = desk.join("c")
+    start = the(Start, said["c"])
+    assert (start.applied, start.round, start.keep) == (1, 2, False)
+    np.testing.assert_array_equal(np.frombuffer(the(Base, said["c"]).payload, np.float32), 2)
+    said = desk.give("b", 1)
+    assert the(Reply, said["c"]).round == 1, "it is told of rounds it had no part in"
+    for name in "abc":
+        said = desk.give(name, 2, applied=1, checksum=desk.hub._checksums[1])
+    assert desk.closed[-1].members == ("a", "b", "c")
+
+
+def test_the_base_sent_to_a_newcomer_is_its_own_copy():
+    desk = Desk(3)
+    desk.hub.policy = Policy(1)
+    desk.started("a")
+    desk.hub.policy = Policy(2)
+    desk.give("a", 0, np.full(ELEMENTS, 1))
+    sent = the(Base, desk.join("b")["b"]).payload
+    for name in "ab":
+        desk.give(name, 1, np.full(ELEMENTS, 1), applied=1, checksum=desk.hub._checksums[1])
+    np.testing.assert_array_equal(np.frombuffer(sent, np.float32), 1)
+
+
+def test_a_member_that_comes_back_is_a_newcomer():
+    desk = Desk(2, gone_s=5).started()
+    desk.take(desk.hub.unreachable(b"b", desk.now))
+    desk.tick(6)
+    desk.give("a", 0, np.full(ELEMENTS, 1))
+    assert refusal(desk, desk.tell("b", Beat()), "b")[0] == "unknown"
+    said = desk.join("b", checksum=desk.hub._checksums[1])
+    assert the(Start, said["b"]).keep
+    assert the(Start, said["b"]).applied == 1
+
+
+def test_finished_when_the_last_one_is_gone():
+    desk = Desk(2, gone_s=5).started()
+    desk.tell("a", Leave("done"))
+    assert not desk.hub.finished
+    desk.take(desk.hub.unreachable(b"b", desk.now))
+    desk.tick(6)
+    assert desk.hub.finished
+    assert not desk.hub._peers
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_memory_does_not_grow_with_rounds_or_members(monkeypatch, gradient):
+    monkeypatch.setattr(hub_module, "REMEMBERED", 16)
+    desk = Desk(2, gradient=gradient, deadline_s=1.0).started("ab")
+    sums = {}
+
+    def rounds(first, last):
+        for round in range(first, last):
+            sums[round] = desk.hub._checksums.get(round, round + 1)
+            desk.give("a", round, applied=round, checksum=sums[round])
+            if round % 2:
+                desk.tick(1.0)
+            desk.give("b", round, applied=max(0, round - 3), checksum=sums[max(0, round - 3)])
+            desk.notes.clear()
+            desk.closed.clear()
+
+    rounds(0, 50)
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    rounds(50, 250)
+    sums.clear()
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert desk.hub.round >= 200
+    assert len(desk.hub._checksums) <= 17
+    assert len(desk.hub._rounds) <= 1
+    assert grown < 20_000
+
+
+def test_members_that_name_old_checksums_leave_nothing_behind(monkeypatch):
+    monkeypatch.setattr(hub_module, "REMEMBERED", 8)
+    desk = Desk(2, gradient=True, deadline_s=1.0).started("ab")
+    for round in range(60):
+        desk.give("a", round, applied=round, checksum=round or checksum(ZEROS))
+        desk.tick(1.0)
+    for round in range(60):
+        desk.give("b", round, applied=round, checksum=round or checksum(ZEROS))
+    assert desk.hub.present == ["a", "b"]
+    assert len(desk.hub._checksums) <= 9
+
+
+def test_members_that_come_and_go_leave_nothing_behind():
+    desk = Desk(2).started("ab")
+    for i in range(100):
+        desk.tell("b", Leave(""))
+        desk.join("b")
+        assert desk.hub.present == ["a", "b"]
+        desk.give("a", i, applied=i, checksum=desk.hub._checksums[i])
+        desk.give("b", i, applied=i, checksum=desk.hub._checksums[i])
+    assert len(desk.hub._peers) == 2
+    assert desk.hub.round == 100
+
+
+# -- anything, in any order -----------------------------------------------------------------------
+
+FIELDS = {"round": st.integers(0, 3), "part": st.integers(0, 1), "applied": st.integers(0, 3)}
+ACTIONS = st.one_of(
+    st.tuples(st.just("join"), st.sampled_from("abc"), st.sampled_from(["a", "b", ""])),
+    st.tuples(st.just("base"), st.sampled_from("abc"), st.sampled_from([raw(ZEROS), b"", b"x"])),
+    st.tuples(st.just("give"), st.sampled_from("abc"), st.sampled_from([raw(ZEROS), b"x" * 19])),
+    st.tuples(st.just("wild"), st.sampled_from("abcz"), st.fixed_dictionaries(FIELDS)),
+    st.tuples(st.just("leave"), st.sampled_from("abc"), st.none()),
+    st.tuples(st.just("beat"), st.sampled_from("abcz"), st.none()),
+    st.tuples(st.just("lost"), st.sampled_from("abcz"), st.none()),
+    st.tuples(st.just("tick"), st.none(), st.floats(0, 4)),
+)
+
+
+@given(st.lists(ACTIONS, max_size=40), st.booleans(), st.integers(1, 3))
+def test_whatever_arrives_the_hub_stands_and_keeps_its_books(actions, gradient, quorum):
+    desk = Desk(2, gradient=gradient, quorum=quorum, deadline_s=3.0, gone_s=2.0)
+    for what, who, extra in actions:
+        before = desk.hub.round
+        closed = len(desk.closed)
+        match what:
+            case "join":
+                desk.join(who, name=extra)
+            case "base":
+                desk.tell(who, Base(0, 1, extra))
+            case "give":
+                peer = desk.hub._peers.get(who.encode())
+                due = peer.next_round if peer else 0
+                known = desk.hub._checksums.get(desk.hub.round, 5)
+                desk.give(who, due, payload=extra, applied=desk.hub.round, checksum=known)
+            case "wild":
+                desk.give(who, **extra)
+            case "leave":
+                desk.tell(who, Leave("done"))
+            case "beat":
+                desk.tell(who, Beat())
+            case "lost":
+                desk.take(desk.hub.unreachable(who.encode(), desk.now))
+            case "tick":
+                desk.tick(extra)
+        assert desk.hub.round - before == len(desk.closed) - closed
+        assert [c.round for c in desk.closed] == list(range(desk.hub.round))
+        assert len(desk.hub.present) == len(desk.hub._peers) <= 2
+        assert all(round >= desk.hub.round for round in desk.hub._rounds)
+        assert all(entry.contributions for entry in desk.hub._rounds.values())
+
+
+@given(
+    st.integers(2, 5), st.integers(0, 6), st.integers(0, 200), st.integers(0, 2**32),
+)  # fmt: skip
+def test_one_bad_payload_at_any_time_costs_one_member(members, delay, when, seed):
+    fleet = Fleet("dga", members, 1, delay, 12, rng=random.Random(seed))
+    spoilt = []
+
+    def maybe_spoil():
+        member = fleet.members[-1]
+        for frames in member.to_hub:
+            if frames[0] == Contribute.kind and len(member.history) * members > when and not spoilt:
+                frames[2] = b"x"
+                spoilt.append(frames)
+
+    fleet.run(maybe_spoil)
+    good = fleet.members[:-1] if spoilt else fleet.members
+    assert [m.state for m in good] == ["done"] * len(good)
+    assert len({m.params.tobytes() for m in good}) == 1
+    assert not fleet.hub._rounds
+    if spoilt:
+        expelled = [note for note in fleet.notes if note.event == "refused"]
+        assert expelled[0].member == f"m{members - 1}"
+        assert expelled[0].reason.startswith("payload: ")
