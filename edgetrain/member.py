@@ -102,7 +102,6 @@ class Member:
         self._submitted: dict[int, float] = {}
         self._wanted_delay = 0
         self._step_s: deque[float] = deque(maxlen=32)
-        self._trips_s: deque[float] = deque(maxlen=2)
         self._drained = self._closed = False
         self._step_began = clock()
 
@@ -239,11 +238,10 @@ class Member:
             self.half.delay = merged.delay
 
     def _measure(self, round_trip_s: float) -> None:
-        """How many steps would have hidden the last round trips; the hub takes the fleet's most."""
+        """How many steps would have hidden the last round trip; the hub takes the fleet's most."""
         if self.auto_delay and self._step_s and round_trip_s > 0:
-            self._trips_s.append(round_trip_s)
             step_s = max(statistics.median(self._step_s), 1e-6)
-            self._wanted_delay = max(1, math.ceil(MARGIN * max(self._trips_s) / step_s))
+            self._wanted_delay = max(1, math.ceil(MARGIN * round_trip_s / step_s))
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
