@@ -160,7 +160,7 @@ def mathis(backend: str) -> None:
 _HELD_OUT = ("wan-200ms", "home-fixed", "4g-good", "5g", "starlink", "dallas-washington")
 
 
-def transfers(_: str) -> None:
+def transfers(_: str, names: tuple[str, ...] = _HELD_OUT) -> None:
     """Messages over `stream` against the same over `packet`: seconds, ratio."""
     for name in _HELD_OUT:
         for size, fresh in ((1_000_000, True), (1_000_000, False), (8_000_000, False)):

@@ -19,6 +19,7 @@ _CUBIC_C = 0.4
 _RENO_BETA = 0.5
 _HYSTART_LOW = 16 * MSS
 _HYSTART_SPACING = 2_000_000
+_ACK_SPACING = 2_000_000  # receivers gather segments for about this long before they acknowledge
 _FRIENDLY = 3 * (1 - _CUBIC_BETA) / (1 + _CUBIC_BETA)  # RFC 9438, 4.3: segments a round trip
 
 ALGORITHMS = ("cubic", "reno")
@@ -101,7 +102,7 @@ class Window:
         if self._acked <= self._recover:
             return
         if self.size < self.threshold:
-            self._hystart(now, rtt, now - spread)
+            self._hystart(rtt, now, now - spread)
         if was_limited:
             self._grow(count, now)
         if self._acked >= self._mark:
@@ -113,7 +114,7 @@ class Window:
             return self.size < 2 * self._most_in_flight
         return self._most_in_flight >= self.size - MSS
 
-    def _hystart(self, now: int, rtt: int, first: int) -> None:
+    def _hystart(self, rtt: int, now: int, first: int) -> None:
         """Leave slow start where a train of acknowledgements is long or the round trip grows."""
         turn = self._round
         if self._acked >= turn.end_sent:
@@ -127,7 +128,7 @@ class Window:
             if now - turn.start > self._least_rtt // 2:
                 self.threshold = self.size
         turn.fastest = min(turn.fastest, rtt)
-        turn.samples += 1
+        turn.samples += 1 + (now - first) // _ACK_SPACING
         margin = min(max(self._least_rtt // 8, 4_000_000), 16_000_000)
         if turn.samples > 8 and turn.fastest > self._least_rtt + margin:
             self.threshold = self.size
