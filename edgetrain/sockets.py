@@ -1,8 +1,8 @@
 """ZeroMQ, and nothing else: the one module that imports zmq.
 
 A hub's end is a ROUTER, a member's a DEALER. Both hand over and take lists of frames; what they
-mean is known by `messages`. libzmq's own I/O thread moves the bytes and keeps the connection's
-heartbeats, so that a member is alive while it computes and needs no Python thread. Payloads travel
+mean is known by `messages`. libzmq's own I/O thread moves the bytes and the kernel watches the
+connection, so that a member is alive while it computes and needs no Python thread. Payloads travel
 without a copy: a buffer that was sent must not be written again.
 """
 
@@ -24,9 +24,12 @@ from edgetrain.messages import Buffer
 ZERO_COPY_BYTES = 1 << 16
 """Below this size a copy is cheaper than the bookkeeping that avoids it."""
 
-HEARTBEAT_MS = 2000
-SILENCE_MS = 10_000
-"""A connection that answers no heartbeat for so long is closed by libzmq."""
+SILENCE_S = 10
+"""A connection over which the other machine's kernel acknowledges nothing for so long is closed.
+
+The kernels' own timers: a heartbeat of ZeroMQ would have to wait behind the frame that is under
+way, and on a slow link close the connection that carries it.
+"""
 
 LINGER_MS = 5000
 """What was handed over but not sent yet gets so long when a socket closes."""
@@ -52,8 +55,11 @@ def _common(sock: zmq.Socket[bytes], max_message_bytes: int) -> None:
     sock.setsockopt(zmq.SNDHWM, 0)
     sock.setsockopt(zmq.RCVHWM, 0)
     sock.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
-    sock.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+    sock.setsockopt(zmq.TCP_MAXRT, SILENCE_S * 1000)  # while something is under way
+    sock.setsockopt(zmq.TCP_KEEPALIVE, 1)  # while nothing is
+    sock.setsockopt(zmq.TCP_KEEPALIVE_IDLE, SILENCE_S // 2)
+    sock.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
+    sock.setsockopt(zmq.TCP_KEEPALIVE_CNT, SILENCE_S // 2)
     sock.setsockopt(zmq.IPV6, 1)
 
 
@@ -180,6 +186,10 @@ class MemberSocket:
         if not self._socket.poll(timeout_s * 1000):
             return None
         return _receive(self._socket)
+
+    def received_bytes(self) -> int:
+        """Bytes so far, those of a message that is not whole yet too."""
+        return self.traffic().received_bytes
 
     def traffic(self) -> Traffic:
         """Bytes at the socket, as the kernel counts them; zeros before the connection stands."""

@@ -36,6 +36,9 @@ class MemberTransport(Protocol):
     def receive(self, timeout_s: float) -> list[Buffer] | None:
         """The next message's frames, in the order sent; None after `timeout_s` without one."""
 
+    def received_bytes(self) -> int:
+        """Bytes so far, those of a message that is not whole yet too: it grows while one comes."""
+
     def close(self) -> None:
         """Let go; works twice."""
 
@@ -94,6 +97,10 @@ class LoopbackMember:
             return self._box.get(timeout=max(timeout_s, 1e-9))
         except queue.Empty:
             return None
+
+    def received_bytes(self) -> int:
+        """See MemberTransport. Messages in memory are always whole."""
+        return 0
 
     def close(self) -> None:
         """See MemberTransport."""
