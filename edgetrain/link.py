@@ -87,6 +87,7 @@ class Link:
         self._clock = clock
         self._silence_s = patience_s
         self._heard = clock()
+        self._received = 0
         self._arrivals: dict[int, _Arrival] = {}
         self._elements = 0
         self.codec: Codec = codecs.Dense()
@@ -228,6 +229,9 @@ class Link:
     def _next(self) -> Message:
         """The next message; a refusal and a silence are raised."""
         while (frames := self._transport.receive(1.0)) is None:
+            received = self._transport.received_bytes()
+            if received != self._received:  # on a slow link one frame can take minutes
+                self._received, self._heard = received, self._clock()
             silent_s = self._clock() - self._heard
             if silent_s > self._silence_s:
                 raise HubUnreachable(
