@@ -76,7 +76,8 @@ class FlatModel:
         self.layout: Layout = tuple(layout)
         """(name, start, shape) of every tensor in the vector."""
         self.elements = start
-        described = [(name, tuple(p.shape), str(p.dtype)) for name, p in named]
+        # In the order of the vector: a model cut over devices has another one.
+        described = [(n, tuple(p.shape), str(p.dtype)) for kind in kinds.values() for n, p in kind]
         self.digest = hashlib.sha256(repr(described).encode()).hexdigest()[:32]
         """Of names, shapes and dtypes: equal digests mean vectors that can be added."""
         (dtype, device) = next(iter(kinds))
@@ -131,7 +132,7 @@ class FlatModel:
                 found = parameter.grad
                 if found is None:
                     gradient.zero_()
-                elif found.data_ptr() != gradient.data_ptr() or found.is_sparse:
+                elif found.is_sparse or found.data_ptr() != gradient.data_ptr():
                     gradient.copy_(found.to_dense() if found.is_sparse else found)
                 parameter.grad = gradient
             if not self.is_storage:
