@@ -1,6 +1,6 @@
 """How well the emulated networks do what their profiles say, on this machine.
 
-    python benchmarks/networks.py                    everything, about four minutes
+    python benchmarks/networks.py                    everything, about eight minutes
     python benchmarks/networks.py round-trip rate    some of it
     python benchmarks/networks.py --backend packet
 
@@ -127,7 +127,7 @@ def jitter(backend: str) -> None:
     """Mean and deviation of the one-way delay, and whether order was kept."""
     if backend == "stream":
         return
-    for jitter_ms, seconds in ((1.0, 20), (4.0, 40)):
+    for jitter_ms, seconds in ((1.0, 60), (2.0, 60)):
         profile = both(delay_ms=50, jitter_ms=jitter_ms)
         with networks.emulate([profile], backend=backend, seed=1) as net, Bench(net) as bench:
             seen = one_way(bench, int(seconds / 0.001), 0.001)

