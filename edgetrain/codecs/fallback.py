@@ -116,27 +116,37 @@ class Fallback:
         return positions[keep], values[keep]
 
     def gaps_encode(self, positions: Indices, elements: int) -> Bytes:
-        gaps = _steps(positions.astype(np.int64), -1) - 1
-        whole = elements.bit_length()
-        blocks = -(-gaps.size // GAP_BLOCK)
-        padded = np.zeros(blocks * GAP_BLOCK, np.int64)
+        gaps = _steps(positions.astype(np.int32 if elements < 2**31 else np.int64), -1) - 1
+        whole, blocks = elements.bit_length(), -(-gaps.size // GAP_BLOCK)
+        padded = np.zeros(blocks * GAP_BLOCK, gaps.dtype)
         padded[: gaps.size] = gaps
-        parameters = _best_parameters(padded.reshape(blocks, GAP_BLOCK), gaps.size, whole)
+        table = padded.reshape(blocks, GAP_BLOCK)
+        parameters = _best_parameters(table, gaps.size, whole)
         moved = _steps(parameters, first_parameter(gaps.size, elements))
-        rice = np.repeat(parameters, GAP_BLOCK)[: gaps.size]
-        quotients = np.minimum(gaps >> rice, ESCAPE)
-        numbers = np.empty((blocks, 1 + GAP_BLOCK), np.int64)
+        rice = parameters.astype(gaps.dtype)[:, None]
+        quotients = table >> rice
+        escaped = quotients >= ESCAPE if int(quotients.max()) >= ESCAPE else None
+        if escaped is not None:
+            np.minimum(quotients, ESCAPE, out=quotients)
+        numbers = np.empty((blocks, 1 + GAP_BLOCK), np.int32)
         numbers[:, 0] = np.where(moved >= 0, 2 * moved, -2 * moved - 1)
-        numbers[:, 1:].flat[: gaps.size] = quotients
-        ends = np.cumsum(numbers.reshape(-1)[: gaps.size + blocks] + 1) - 1
-        unary = np.zeros(int(ends[-1]) + 1, np.uint8)
-        unary[ends] = 1
+        numbers[:, 1:] = quotients
+        numbers += 1
+        ends = np.cumsum(numbers.reshape(-1)[: gaps.size + blocks], dtype=np.int64)
+        unary = np.zeros(int(ends[-1]), np.uint8)
+        unary[ends - 1] = 1
         stream = np.packbits(unary, bitorder="little")
-        escaped = quotients == ESCAPE
-        widths = np.where(escaped, whole, rice)
-        low = np.where(escaped, gaps, gaps & ((1 << rice) - 1))
+        low = table & ((1 << rice) - 1)
+        if escaped is None and int(parameters.max()) <= 8:
+            packed = _pack_rows(low, parameters, gaps.size)
+        else:
+            widths = np.broadcast_to(rice.astype(np.uint8), table.shape)
+            if escaped is not None:
+                low = np.where(escaped, table, low)
+                widths = np.where(escaped, np.uint8(whole), widths)
+            packed = _pack_low(low.reshape(-1)[: gaps.size], widths.reshape(-1)[: gaps.size])
         head = np.frombuffer(wire.put_varint(stream.size), np.uint8)
-        return np.concatenate([head, stream, _pack_low(low, widths)])
+        return np.concatenate([head, stream, packed])
 
     def gaps_decode(self, payload: Bytes, count: int, elements: int) -> tuple[Indices, int]:
         if not 0 < count <= elements:
@@ -191,18 +201,21 @@ class Fallback:
         sizes[-1] = count - (blocks - 1) * LEVEL_BLOCK
         mean = np.maximum(_fold(excess) / sizes, np.float32(0))
         stored = bf16_bits(mean)
-        mean = _from_bf16(stored)
+        mean = _from_bf16(stored)[:, None]
         level = np.zeros(table.shape, np.uint8)
-        for edge in _EDGES[bits - 1]:
-            level += table > (base + mean * edge)[:, None]
-        points = base + mean[:, None] * _POINTS[bits - 1]
-        sent = np.take_along_axis(points, level.astype(np.intp), axis=1).reshape(-1)[:count]
-        sent = np.copysign(sent, values)
-        flat = level.reshape(-1)[:count]
-        planes = [np.packbits(np.signbit(values), bitorder="little")]
+        sent = np.empty(table.shape, np.float32)
+        sent[:] = base + mean * _POINTS[bits - 1][0]
+        for edge, point in zip(_EDGES[bits - 1], _POINTS[bits - 1][1:], strict=True):
+            above = table > base + mean * edge
+            level += above
+            np.copyto(sent, base + mean * point, where=above)
+        signs, flat = np.signbit(values), level.reshape(-1)[:count]
+        signed = sent.reshape(-1)[:count]
+        np.negative(signed, out=signed, where=signs)
+        planes = [np.packbits(signs, bitorder="little")]
         planes += [np.packbits(flat >> p & 1, bitorder="little") for p in range(bits - 1)]
         head = np.array([base], "<f4").view(np.uint8)
-        return np.concatenate([head, stored.view(np.uint8), *planes]), sent
+        return np.concatenate([head, stored.view(np.uint8), *planes]), signed
 
     def levels_decode(self, payload: Bytes, count: int, bits: int) -> tuple[Vector, int]:
         blocks, plane = -(-count // LEVEL_BLOCK), -(-count // 8)
@@ -228,10 +241,10 @@ class Fallback:
         return np.where(flags[0], -values, values), used
 
     def settle(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
-        r[positions] = values - sent
+        r[positions.astype(np.intp)] = values - sent
 
     def scatter(self, r: Vector, positions: Indices, values: Vector) -> None:
-        r[positions] = values
+        r[positions.astype(np.intp)] = values
 
     def sparse_encode(
         self, r: Vector | None, positions: Indices, values: Vector, elements: int, bits: int
@@ -245,12 +258,12 @@ class Fallback:
         head += self.gaps_encode(positions, elements).tobytes()
         if bits == 32:
             if r is not None:
-                r[positions] = 0
+                r[positions.astype(np.intp)] = 0
             return head + values.tobytes()
         anchor = float(magnitudes.min().view(np.float32))
         planes, sent = self.levels_encode(values, anchor, bits)
         if r is not None:
-            r[positions] = values - sent
+            self.settle(r, positions, values, sent)
         return head + planes.tobytes()
 
     def sparse_decode(self, payload: Bytes, elements: int, bits: int) -> tuple[Indices, Vector]:
@@ -278,8 +291,8 @@ class Fallback:
                 decoded.append(entries)
         for i, weight in enumerate(weights):
             entries = decoded[i] if decoded else self.sparse_decode(payloads[i], out.size, bits)
-            positions, values = entries
-            out[positions] += np.float32(weight) * values
+            where = entries[0].astype(np.intp)  # NumPy is slower with any other index
+            out[where] += np.float32(weight) * entries[1]
 
     def blocks_encode(
         self, r: Vector, g: Vector | None, code: Blocks, noise: int, out: Bytes
@@ -421,7 +434,9 @@ def raw_values(payload: Bytes, count: int) -> Vector:
     return values
 
 
-def _steps(values: Integers, before: int) -> Integers:
+def _steps(
+    values: npt.NDArray[np.signedinteger[Any]], before: int
+) -> npt.NDArray[np.signedinteger[Any]]:
     """Each value minus the one before it."""
     steps = values.copy()
     steps[1:] -= values[:-1]
@@ -463,32 +478,53 @@ def _from_bf16(stored: npt.NDArray[np.uint16]) -> Vector:
     return np.where(np.isnan(values), np.copysign(np.float32(np.nan), values), values)
 
 
-def _best_parameters(gaps: Integers, count: int, whole: int) -> Integers:
+def _best_parameters(gaps: npt.NDArray[np.signedinteger[Any]], count: int, whole: int) -> Integers:
     """For each row the cheapest of three Rice parameters around the mean bit length."""
     blocks = gaps.shape[0]
     sizes = np.full(blocks, GAP_BLOCK)
     sizes[-1] = count - (blocks - 1) * GAP_BLOCK
-    lengths = np.frexp(gaps.astype(np.float32))[1].sum(axis=1, dtype=np.int64)
+    exponents = (gaps.astype(np.float32).view(np.int32) >> 23) - 126
+    lengths = np.maximum(exponents, 0, out=exponents).sum(axis=1, dtype=np.int64)
     centre = (10 * lengths + 3 * sizes) // (10 * sizes)
+    top = gaps.max(axis=1)
     best = np.zeros(blocks, np.int64)
     best_cost = np.full(blocks, np.iinfo(np.int64).max)
     for offset in (-1, 0, 1):
         rice = np.clip(centre + offset, 0, MAX_RICE)
-        quotients = gaps >> rice[:, None]
-        inside = quotients < ESCAPE
-        cost = np.where(inside, quotients + 1 + rice[:, None], ESCAPE + 1 + whole).sum(axis=1)
-        cost -= (GAP_BLOCK - sizes) * (1 + rice)  # the padding of the last row is not sent
+        quotients = gaps >> rice.astype(gaps.dtype)[:, None]
+        cost = sizes * (1 + rice) + quotients.sum(axis=1, dtype=np.int64)
+        rows = np.flatnonzero(top >> rice >= ESCAPE)
+        if rows.size:
+            over = np.maximum(quotients[rows] - (ESCAPE - 1), 0)
+            escaped = np.count_nonzero(over, axis=1)
+            cost[rows] += escaped * (whole - rice[rows] + 1) - over.sum(axis=1, dtype=np.int64)
         better = cost < best_cost
         best[better], best_cost[better] = rice[better], cost[better]
     return best
 
 
-def _pack_low(values: Integers, widths: Integers) -> Bytes:
+def _pack_low(values: npt.NDArray[np.signedinteger[Any]], widths: npt.NDArray[np.uint8]) -> Bytes:
     """Values of the given widths one after the other, lowest bit first."""
-    total = int(widths.sum())
-    owner = np.repeat(np.arange(values.size), widths)
-    place = np.arange(total) - np.repeat(np.cumsum(widths) - widths, widths)
-    return np.packbits((values[owner] >> place & 1).astype(np.uint8), bitorder="little")
+    most = int(widths.max())
+    kind, room = (np.uint8, 8) if most <= 8 else (np.uint16, 16) if most <= 16 else (np.uint32, 32)
+    octets = values.astype(kind).view(np.uint8).reshape(values.size, room // 8)
+    bits = np.unpackbits(octets, axis=1, bitorder="little")
+    wanted = np.arange(room, dtype=np.uint8) < widths[:, None]
+    return np.packbits(bits[wanted], bitorder="little")
+
+
+def _pack_rows(table: npt.NDArray[np.signedinteger[Any]], rice: Integers, count: int) -> Bytes:
+    """The same where each row has one width of at most 8: eight values fill whole bytes."""
+    eights = table.reshape(-1, 8).astype(np.uint64)
+    widths = np.repeat(rice, GAP_BLOCK // 8).astype(np.uint64)
+    words = eights[:, 0].copy()
+    for j in range(1, 8):
+        words |= eights[:, j] << (widths * np.uint64(j))
+    octets = words.view(np.uint8).reshape(-1, 8)
+    stream = octets[np.arange(8) < widths.astype(np.int64)[:, None]]
+    last = count - (rice.size - 1) * GAP_BLOCK
+    bits = GAP_BLOCK * int(rice[:-1].sum()) + last * int(rice[-1])
+    return stream[: -(-bits // 8)]
 
 
 def _unpack_low(stream: Bytes, widths: Integers) -> tuple[Integers, int]:

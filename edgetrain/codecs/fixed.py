@@ -1,7 +1,7 @@
 """Codecs whose payloads have one length for a number of elements, whatever the values are.
 
-All parts of an encoding lie in one buffer, because fresh memory costs more than most codecs do. Parts
-are sized so that a payload has 1 to 4 MB.
+All parts of an encoding lie in one buffer, because fresh memory costs more than most codecs do.
+Parts are sized so that a payload has 1 to 4 MB.
 """
 
 from __future__ import annotations
