@@ -72,7 +72,7 @@ class Member:
         self._optimizer = optimizer
         self._clock = clock
         self._link = Link(transport, clock, timeout_s)
-        self._weight = request.weight
+        self._weight = float(request.weight)
         self.flat = FlatModel(model)
         try:
             _check_optimizer(optimizer, model)
