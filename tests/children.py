@@ -1,0 +1,146 @@
+"""What tests run in processes of their own, and a hub in a thread. Imports no pytest."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import nn
+
+import edgetrain.member
+from edgetrain import codecs, strategies
+from edgetrain.hub import Closed, Hub, Note, Policy, Terms
+from edgetrain.serve import serve
+
+
+def model(seed: int = 0) -> nn.Module:
+    """Small, with a bias and two layers; equal for equal seeds."""
+    generator = torch.Generator().manual_seed(seed)
+    found = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    with torch.no_grad():
+        for p in found.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
+    return found
+
+
+def batch(member: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels that depend on the member and the step alone."""
+    generator = torch.Generator().manual_seed(1000 * member + step)
+    x = torch.randn(5, 6, generator=generator)
+    return x, torch.randint(0, 3, (5,), generator=generator)
+
+
+def optimizer(name: str, found: nn.Module) -> torch.optim.Optimizer:
+    """The ones that the tests compare."""
+    if name == "adam":
+        return torch.optim.Adam(found.parameters(), 0.01)
+    return torch.optim.SGD(found.parameters(), 0.1, momentum=0.9)
+
+
+def flat(found: nn.Module) -> np.ndarray:
+    """All parameters, copied."""
+    return torch.cat([p.detach().flatten() for p in found.parameters()]).numpy().copy()
+
+
+def three_lines(address: str, out: str, index: int, steps: int) -> None:
+    """The loop of the documentation, in a process of its own; leaves its parameters in `out`."""
+    torch.set_num_threads(1)
+    found = model(index)
+    optim = optimizer("sgd", found)
+    member = edgetrain.member.join(address, found, optim, name=f"m{index}")
+    for step in range(steps):
+        optim.zero_grad()
+        x, y = batch(index, step)
+        nn.functional.cross_entropy(found(x), y).backward()
+        member.step()
+    member.close()
+    np.save(out, flat(found))
+
+
+def with_ddp(store: str, out: str, rank: int, names: list[str], steps: int) -> None:
+    """The same batches under torch's own DistributedDataParallel."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
+    )
+    for name in names:
+        wrapped = nn.parallel.DistributedDataParallel(model(0))
+        optim = optimizer(name, wrapped)
+        for step in range(steps):
+            optim.zero_grad()
+            x, y = batch(rank, step)
+            nn.functional.cross_entropy(wrapped(x), y).backward()
+            optim.step()
+        np.save(f"{out}-{name}-{rank}.npy", flat(wrapped.module))
+    torch.distributed.destroy_process_group()
+
+
+class HubThread:
+    """A hub served from a thread, and what it noted."""
+
+    def __init__(self, transport, strategy="local-sgd", members=2, *, every=1, delay=0, **other):
+        row = strategies.find(strategy)
+        policy = Policy(members, **({"beat_s": 0.05, "gone_s": 0.3} | other.pop("policy", {})))
+        codec = codecs.parse(other.pop("codec", "fp32"))
+        terms = Terms(strategy, row.contributes, row.weighted, every, delay, **other)
+        self.hub = Hub(terms, policy, row.merge_rule(), codec, codec)
+        self.transport = transport
+        self.notes: list[Note] = []
+        self.closed: list[Closed] = []
+        self.on_close: Callable[[Closed], None] = lambda closed: None
+        self.error: BaseException | None = None
+        self._stop = False
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        try:
+            serve(self.hub, self.transport, time.monotonic, self._observe, lambda: self._stop)
+        except BaseException as error:
+            self.error = error
+
+    def _observe(self, effect: Note | Closed) -> None:
+        if isinstance(effect, Note):
+            self.notes.append(effect)
+        else:
+            self.closed.append(effect)
+            self.on_close(effect)
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[HubThread]:
+        """Until the block ends; an error of the hub is raised there."""
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            if self.hub.started and not self.hub.finished:
+                self._thread.join(2.0)  # the last farewells may be on their way
+            self._stop = True
+            self._thread.join()
+            self.transport.close()
+        if self.error is not None:
+            raise self.error
+
+
+def in_threads(*jobs: Callable[[], object]) -> list[object]:
+    """Run all at once; their results in order, the first error raised."""
+    found: list[object] = [None] * len(jobs)
+
+    def run(i: int) -> None:
+        try:
+            found[i] = jobs[i]()
+        except BaseException as error:
+            found[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for result in found:
+        if isinstance(result, BaseException):
+            raise result
+    return found

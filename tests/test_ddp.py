@@ -1,0 +1,63 @@
+"""sync-sgd is what DistributedDataParallel does, measured against the real one over gloo."""
+
+from __future__ import annotations
+
+import children
+import numpy as np
+import pytest
+from torch import nn
+
+from edgetrain import processes
+from edgetrain.link import Request
+from edgetrain.member import Member
+from edgetrain.transport import Loopback
+
+STEPS = 12
+NAMES = ["sgd", "adam"]
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ddp")
+    context = processes.fork_server(["torch", "edgetrain.member"])
+    ranks = [
+        processes.start(
+            context, f"rank{rank}", children.with_ddp,
+            str(folder / "store"), str(folder / "params"), rank, NAMES, STEPS,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for child in ranks:
+        child.process.join(60)
+        assert child.exit_code == 0, child.error
+        child.stop()
+    return {
+        (name, rank): np.load(folder / f"params-{name}-{rank}.npy")
+        for name in NAMES
+        for rank in range(2)
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_members_end_where_two_ranks_of_ddp_end(ddp, name):
+    wires = Loopback()
+
+    def train(index, transport):
+        model = children.model(0)
+        optimizer = children.optimizer(name, model)
+        with Member(transport, model, optimizer, Request("", f"m{index}")) as member:
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                x, y = children.batch(index, step)
+                nn.functional.cross_entropy(model(x), y).backward()
+                member.step()
+        return children.flat(model)
+
+    with children.HubThread(wires, "sync-sgd").serving() as hub:
+        ends = [wires.connect() for _ in range(2)]
+        found = children.in_threads(*[lambda i=i: train(i, ends[i]) for i in range(2)])
+    assert len(hub.closed) == STEPS
+    assert found[0].tobytes() == found[1].tobytes()
+    assert np.abs(found[0] - children.flat(children.model(0))).max() > 0.01, "it has trained"
+    for rank in range(2):
+        np.testing.assert_allclose(found[rank], ddp[name, rank], rtol=0, atol=1e-6)

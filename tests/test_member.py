@@ -1,0 +1,338 @@
+"""The way in: three changed lines, over real sockets and processes, and what goes wrong there."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import children
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from edgetrain import processes, strategies
+from edgetrain.checksum import checksum
+from edgetrain.errors import ConfigError, Diverged, EdgetrainError, HubUnreachable, Refused
+from edgetrain.link import Link, Request
+from edgetrain.member import Member, join
+from edgetrain.messages import Beat, Contribute, Join, Refuse, Start, Welcome, pack, unpack
+from edgetrain.sockets import HubSocket
+from edgetrain.transport import Loopback
+
+
+@pytest.fixture
+def processes_of_ours():
+    context = processes.fork_server(["torch", "edgetrain.member"])
+    started = []
+
+    def start(target, *arguments):
+        started.append(processes.start(context, target.__name__, target, *arguments))
+        return started[-1]
+
+    yield start
+    processes.stop_all(started)
+
+
+def ended(child):
+    child.process.join(60)
+    return child.exit_code
+
+
+def train(transport, index, steps, *, seed=None, request=None, optimizer="sgd", model=None):
+    """A member in this process; (parameters, member) after `steps` and close."""
+    model = model or children.model(index if seed is None else seed)
+    optim = children.optimizer(optimizer, model)
+    with Member(transport, model, optim, request or Request("", f"m{index}")) as member:
+        for step in range(steps):
+            optim.zero_grad()
+            x, y = children.batch(index, step)
+            dtype = next(model.parameters()).dtype
+            nn.functional.cross_entropy(model(x.to(dtype)), y).backward()
+            member.step()
+    return children.flat(model.float()), member
+
+
+def fleet_of(steps, *settings, **hub):
+    """Members as threads over memory; what each ended with, and the hub."""
+    wires = Loopback()
+    with children.HubThread(wires, members=len(settings), **hub).serving() as served:
+        ends = [wires.connect() for _ in settings]
+        found = children.in_threads(
+            *[lambda i=i: train(ends[i], i, steps, **settings[i]) for i in range(len(settings))]
+        )
+    return found, served
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def test_two_processes_end_with_one_model(processes_of_ours, tmp_path):
+    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "dga", every=2, delay=3)
+    with hub.serving():
+        outs = [str(tmp_path / f"{i}.npy") for i in range(2)]
+        members = [
+            processes_of_ours(children.three_lines, hub.transport.address, outs[i], i, 11)
+            for i in range(2)
+        ]
+        assert [ended(child) for child in members] == [0, 0], [child.error for child in members]
+    a, b = map(np.load, outs)
+    assert a.tobytes() == b.tobytes() == hub.hub.base.tobytes()
+    assert [closed.members for closed in hub.closed] == [("m0", "m1")] * 6
+    assert hub.hub.finished
+    assert {note.event for note in hub.notes} == {"joined", "started", "left"}
+
+
+def test_a_member_killed_does_not_stop_the_other(processes_of_ours, tmp_path):
+    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "local-sgd")
+    with hub.serving():
+        outs = [str(tmp_path / f"{i}.npy") for i in range(2)]
+        members = [
+            processes_of_ours(children.three_lines, hub.transport.address, outs[i], i, 9)
+            for i in range(2)
+        ]
+        hub.on_close = lambda closed: (
+            os.kill(members[1].process.pid, signal.SIGKILL) if closed.round == 3 else None
+        )
+        assert ended(members[0]) == 0, members[0].error
+        assert ended(members[1]) == -signal.SIGKILL
+    assert np.load(outs[0]).tobytes() == hub.hub.base.tobytes()
+    assert hub.closed[-1].members == ("m0",)
+    assert [c.round for c in hub.closed] == list(range(9))
+    assert ("gone", "m1") in [(note.event, note.member) for note in hub.notes]
+
+
+def test_a_refusal_reaches_the_process_as_one_line(processes_of_ours, tmp_path):
+    transport = HubSocket("tcp://127.0.0.1:0")
+    hub = children.HubThread(transport, members=1, policy={"gone_s": 5.0})
+    with hub.serving():
+        other = nn.Linear(2, 2)
+        with join(transport.address, other, torch.optim.SGD(other.parameters(), 0.1)) as member:
+            child = processes_of_ours(
+                children.three_lines, transport.address, str(tmp_path / "x"), 0, 1
+            )
+            assert ended(child) == 2
+            assert "the hub refused: model: the job's model is" in child.error
+            assert "with 6 parameters" in child.error
+            assert "with 83" in child.error
+            assert member.traffic().sent_bytes > 0
+
+
+# -- the loop -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", list(strategies.TABLE))
+def test_every_strategy_trains_to_one_model(strategy):
+    (found, hub) = fleet_of(
+        7, {}, {}, {}, strategy=strategy, every=2 if "sync" not in strategy else 1
+    )
+    parameters = {params.tobytes() for params, _ in found}
+    assert len(parameters) == 1
+    assert {member.steps for _, member in found} == {7}
+    assert {member.index for _, member in found} == {0, 1, 2}
+    assert not hub.hub._rounds
+
+
+def test_a_lossy_codec_keeps_members_equal():
+    found, hub = fleet_of(12, {}, {}, strategy="dga", every=2, delay=4, codec="topk(0.25)")
+    assert found[0][0].tobytes() == found[1][0].tobytes() == hub.hub.base.tobytes()
+
+
+def test_a_half_precision_member_and_its_likes_agree_on_the_master():
+    models = [children.model(i).to(torch.bfloat16) for i in range(2)]
+    found, hub = fleet_of(6, {"model": models[0]}, {"model": models[1]}, every=2)
+    assert found[0][0].tobytes() == found[1][0].tobytes()
+    assert found[0][1].flat.params.tobytes() == hub.hub.base.tobytes()
+
+
+def test_samples_may_be_counted_in_whole_numbers():
+    found, hub = fleet_of(
+        2, {"request": Request("", "m0", 3)}, {"request": Request("", "m1", 1)}, strategy="fedavg"
+    )
+    assert [closed.weight for closed in hub.closed] == [4.0, 4.0]
+    assert len(found) == 2
+
+
+def test_all_start_from_the_first_members_parameters():
+    found, _ = fleet_of(0, {"seed": 5}, {"seed": 6})
+    assert found[0][0].tobytes() == found[1][0].tobytes()
+    assert found[0][0].tobytes() in {
+        children.flat(children.model(seed)).tobytes() for seed in (5, 6)
+    }
+
+
+def test_an_automatic_delay_is_agreed_on():
+    found, hub = fleet_of(60, {}, {}, strategy="dga", every=1, delay=None)
+    assert hub.hub.delay > 0
+    assert len({params.tobytes() for params, _ in found}) == 1
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_an_optimizer_over_other_parameters_is_refused_before_anything_is_sent():
+    wires = Loopback()
+    model = children.model()
+    for others, lacks in ((children.model().parameters(), 4), ([model[0].weight], 3)):
+        optimizer = torch.optim.SGD(others, 0.1)
+        with pytest.raises(ConfigError, match=f"lacks {lacks} of the model's 4 parameters"):
+            Member(wires.connect(), model, optimizer, Request(""))
+    assert list(wires.poll(0.0)) == []
+
+
+def test_another_model_is_refused_with_both_sizes():
+    wires = Loopback()
+    with children.HubThread(wires, members=1).serving() as hub:
+        model = children.model()
+        first = Member(wires.connect(), model, children.optimizer("sgd", model), Request("", "a"))
+        other = nn.Linear(2, 2)
+        with pytest.raises(Refused, match=r"with 83 parameters, the member's .* with 6") as caught:
+            Member(wires.connect(), other, torch.optim.SGD(other.parameters(), 0.1), Request(""))
+        assert caught.value.code == "model"
+        first.close()
+    assert hub.hub.finished
+
+
+def test_an_unreachable_hub_is_named():
+    model = children.model()
+    address = HubSocket("tcp://127.0.0.1:0")
+    address.close()
+    with pytest.raises(HubUnreachable, match=f"nothing listens at {address.address}"):
+        join(address.address, model, children.optimizer("sgd", model), timeout_s=2.0)
+
+
+class Script:
+    """A hub that says what was written down; afterwards time passes and nothing comes."""
+
+    def __init__(self, *said):
+        self.said = [pack(message) for message in said]
+        self.heard = []
+        self.now = 0.0
+        self.coming = 0
+        self.growing = 0
+        self.closed = 0
+
+    def send(self, frames):
+        self.heard.append(unpack(frames))
+
+    def receive(self, timeout_s):
+        if self.said:
+            return self.said.pop(0)
+        self.now += timeout_s
+        if self.growing > 0:
+            self.growing -= 1
+            self.coming += 1
+        return None
+
+    def received_bytes(self):
+        return self.coming
+
+    def clock(self):
+        return self.now
+
+    def close(self):
+        self.closed += 1
+
+
+def welcome(**other):
+    said = {
+        "name": "m0", "index": 0, "members": 1, "strategy": "local-sgd", "every": 1, "delay": 0,
+        "codec": "fp32", "reply_codec": "fp32", "beat_s": 1.0, "upload": False,
+    }  # fmt: skip
+    return Welcome(**(said | other))
+
+
+def scripted(*said, patience_s=30.0):
+    model = children.model()
+    script = Script(*said)
+    return script, lambda: Member(
+        script, model, children.optimizer("sgd", model), Request(""), patience_s, script.clock
+    )
+
+
+def start(**other):
+    said = {
+        "applied": 0, "round": 0, "delay": 0, "keep": True,
+        "checksum": checksum(children.flat(children.model())),
+    }  # fmt: skip
+    return Start(**(said | other))
+
+
+def test_a_hub_that_never_answers_is_given_up_after_the_time_that_was_asked_for():
+    script, make = scripted(patience_s=3.0)
+    with pytest.raises(HubUnreachable, match="silent for 4 s"):
+        make()
+    assert [type(message) for message in script.heard] == [Join]
+    assert script.closed == 1
+
+
+def test_a_hub_that_falls_silent_is_given_up_after_twenty_beats():
+    script, make = scripted(welcome(beat_s=2.0), start())
+    member = make()
+    with pytest.raises(HubUnreachable, match="silent for 41 s"):
+        member.step()
+    assert script.now == pytest.approx(41)
+
+
+def test_beats_and_bytes_on_their_way_are_signs_of_life():
+    script, make = scripted(welcome(), start())
+    member = make()
+    script.growing = 100
+    with pytest.raises(HubUnreachable, match="silent for 21 s"):
+        member.step()
+    assert script.now == pytest.approx(121)
+
+
+def test_a_base_that_arrived_damaged_is_noticed():
+    _, make = scripted(welcome(), start(checksum=1))
+    with pytest.raises(Diverged, match="arrived damaged"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("refuse", "error"),
+    [(Refuse("unknown", "who?"), Refused), (Refuse("diverged", "1 and 2"), Diverged)],
+)
+def test_a_refusal_in_training_is_raised(refuse, error):
+    script, make = scripted(welcome(), start(), Beat())
+    member = make()
+    script.said.append(pack(refuse))
+    with pytest.raises(error, match=r"who\?|1 and 2"):
+        member.step()
+
+
+def test_leaving_in_an_error_says_which():
+    script, make = scripted(welcome(), start())
+    with pytest.raises(RuntimeError), make():
+        raise RuntimeError("out of\nmemory")
+    assert script.heard[-1].reason == "RuntimeError: out of memory"
+    assert script.closed == 1
+
+
+def test_no_step_after_draining_and_close_works_twice():
+    script, make = scripted(welcome(), start())
+    member = make()
+    member.drain()
+    with pytest.raises(EdgetrainError, match="drained"):
+        member.step()
+    member.close()
+    member.close()
+    assert script.closed == 1
+    assert not any(isinstance(message, Contribute) for message in script.heard)
+
+
+def test_parameters_that_are_not_finite_stop_the_member_before_they_reach_the_hub():
+    script, make = scripted(welcome(), start())
+    member = make()
+    member.flat.params[0] = np.nan
+    with pytest.raises(Diverged, match="not finite after step 1"):
+        member.step()
+    assert not any(isinstance(message, Contribute) for message in script.heard)
+
+
+def test_a_link_needs_no_socket_and_no_model():
+    script = Script(welcome(upload=True), start())
+    params = np.arange(5, dtype=np.float32)
+    found, _ = Link(script, script.clock).join(Request("model"), params, checksum(params))
+    assert found.name == "m0"
+    assert bytes(script.heard[1].payload) == params.tobytes()
