@@ -1,0 +1,147 @@
+"""What may import what: light parts stay light, one module knows ZeroMQ, few know torch."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgetrain
+
+PACKAGE = Path(edgetrain.__file__).parent
+HEAVY = ("torch", "zmq", "numpy", "matplotlib", "rich", "sklearn")
+
+TORCH = {"member.py", "vector.py", "train.py", "emulate.py"}
+"""Modules outside the tasks that may import torch, at whatever place."""
+TORCH_INSIDE_FUNCTIONS = {"devices/cost.py", "environment.py", "devices/profile.py"}
+LAZY_ONLY = ("matplotlib", "rich", "sklearn")
+
+
+def loaded_by(*code: str) -> list[str]:
+    """Which heavy modules a fresh interpreter has loaded after this."""
+    report = f"import json, sys; print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join([*code, report])], capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+LIGHT = ["errors", "catalog", "config", "messages", "networks", "devices", "strategies",
+         "interfaces", "transport", "units", "runs", "cli", "__main__"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def light():
+    """What each light module loads, tried in one interpreter that forks for each."""
+    code = f"""
+import importlib, json, os, sys
+for name in {["", *LIGHT]!r}:
+    sys.stdout.flush()
+    if not os.fork():
+        importlib.import_module("edgetrain" + "." * bool(name) + name)
+        print(json.dumps([name, [m for m in {HEAVY!r} if m in sys.modules]]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("name", ["", *LIGHT])
+def test_light_modules_load_nothing_heavy(light, name):
+    assert light[name] == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"]], ids=str)
+def test_help_loads_nothing_heavy(arguments):
+    code = f"""
+import contextlib, io, sys
+from edgetrain.__main__ import main
+sys.argv = ["edgetrain", *{arguments!r}]
+with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+    main()
+assert "edgetrain" in said.getvalue()
+"""
+    assert loaded_by(code) == []
+
+
+def test_the_whole_command_starts_within_a_second_of_processor_time():
+    code = (
+        "import time\nfrom edgetrain.__main__ import parser\nparser()\nprint(time.process_time())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.0
+
+
+def test_a_hub_needs_no_torch():
+    loaded = loaded_by("import edgetrain.hub, edgetrain.serve, edgetrain.sockets, edgetrain.codecs")
+    assert "torch" not in loaded
+
+
+def modules():
+    return [(path.relative_to(PACKAGE).as_posix(), path) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def imports(path: Path) -> dict[str, bool]:
+    """Top-level packages a module imports at run time: True where as soon as it is loaded."""
+    found: dict[str, bool] = {}
+
+    def visit(node: ast.AST, at_once: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            names = []
+            if isinstance(child, ast.Import):
+                names = [alias.name for alias in child.names]
+            elif isinstance(child, ast.ImportFrom) and child.module:
+                names = [child.module]
+            for name in names:
+                top = name.split(".")[0]
+                found[top] = found.get(top, False) or at_once
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            visit(child, at_once and not inside)
+
+    visit(ast.parse(path.read_text("utf-8")), True)
+    return found
+
+
+@pytest.mark.parametrize(("name", "path"), modules(), ids=lambda v: v if isinstance(v, str) else "")
+def test_a_module_imports_only_what_it_may(name, path):
+    found = imports(path)
+    if name != "sockets.py":
+        assert "zmq" not in found
+    if not name.startswith("tasks/") and name not in TORCH:
+        assert "torch" not in found or name in TORCH_INSIDE_FUNCTIONS
+        assert not found.get("torch")
+    for lazy in LAZY_ONLY:
+        assert not found.get(lazy), f"{lazy} is imported inside functions"
+    assert "pickle" not in found
+
+
+PURE = ["messages.py", "merge.py", "hub.py", "strategies/displacement.py", "strategies/gradient.py"]
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_know_no_socket_no_clock_and_no_thread(name):
+    assert not imports(PACKAGE / name).keys() & {
+        "socket",
+        "time",
+        "threading",
+        "zmq",
+        "torch",
+        "asyncio",
+    }
+
+
+def test_what_the_package_exports_is_pinned():
+    assert sorted(edgetrain.__all__) == ["EdgetrainError", "Member", "__version__", "join"]
+    for name in edgetrain.__all__:
+        assert getattr(edgetrain, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'jion'"):
+        edgetrain.jion  # noqa: B018

@@ -1,0 +1,148 @@
+"""Interfaces: names that lead nowhere are said before anything waits."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from edgetrain import interfaces as module
+from edgetrain.errors import ConfigError, HubUnreachable, NetworkError
+from edgetrain.interfaces import (
+    Interface,
+    check_hub_name,
+    interfaces,
+    is_local_name,
+    listen_on,
+    resolve,
+    route,
+)
+from edgetrain.sockets import HubSocket
+
+LAN = Interface("eth0", "192.168.1.17", True)
+WIFI = Interface("wlan0", "10.0.0.5", True)
+DOWN = Interface("eth1", "172.16.0.1", False)
+SIX = Interface("eth0", "2001:db8::17", True)
+LOOP = Interface("lo", "127.0.0.1", True)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with these interfaces, and names that mean what is set."""
+    monkeypatch.setattr(module, "interfaces", lambda: [LAN, WIFI, DOWN, SIX, LOOP])
+    names = {"pi": ["127.0.1.1"], "hub.lan": ["192.168.1.17"], "far.lan": ["192.168.1.99"],
+             "both": ["127.0.1.1", "192.168.1.17"], "six.lan": ["2001:db8::17", "192.168.1.17"],
+             "localhost": ["127.0.0.1"]}  # fmt: skip
+
+    def getaddrinfo(host, port, **kwargs):
+        if host in names:
+            found = names[host]
+        elif host[0].isdigit() or ":" in host:
+            found = [host]
+        else:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [
+            (socket.AF_INET6 if ":" in a else socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, 0))
+            for a in found
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+def test_this_machine_has_interfaces_loopback_last():
+    found = interfaces()
+    assert "127.0.0.1" in {i.address for i in found}
+    assert [i.loopback for i in found] == sorted(i.loopback for i in found)
+    assert all("%" not in i.address for i in found)
+
+
+def test_debians_own_name_is_seen_through(machine):
+    with pytest.raises(
+        NetworkError, match=r"'pi' leads only to 127\.0\.1\.1.*/etc/hosts"
+    ) as caught:
+        check_hub_name("pi")
+    assert "localhost if you mean it" in str(caught.value)
+    with pytest.raises(NetworkError, match="leads only to"):
+        route("tcp://pi:5555", 1.0)
+    with pytest.raises(NetworkError, match="leads only to"):
+        listen_on("pi", 5555)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.1", "hub.lan", "both"])
+def test_names_that_lead_somewhere_or_say_this_machine_are_fine(machine, host):
+    assert check_hub_name(host)
+
+
+def test_ipv4_comes_first(machine):
+    assert resolve("six.lan") == ["192.168.1.17", "2001:db8::17"]
+
+
+@pytest.mark.parametrize("host", ["no-such-host", "hub.lna"])
+def test_a_name_nobody_knows(machine, host):
+    with pytest.raises(NetworkError, match=f"'{host}' cannot be resolved.*spelling"):
+        check_hub_name(host)
+
+
+@pytest.mark.parametrize("host", ["x" * 300, "a..b"])
+def test_what_is_no_name_at_all(host):
+    with pytest.raises(NetworkError, match="cannot be resolved"):
+        resolve(host)
+
+
+def test_local_names():
+    assert is_local_name("localhost")
+    assert is_local_name("::1")
+    assert not is_local_name("192.168.1.17")
+    assert not is_local_name("pi")
+
+
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "::"])
+def test_listening_on_all(machine, host):
+    found = listen_on(host, 5555)
+    assert found.bind == "tcp://0.0.0.0:5555"
+    assert found.reachable == (LAN, WIFI, LOOP)
+    assert not found.local
+
+
+@pytest.mark.parametrize(
+    ("host", "bind", "first"),
+    [
+        ("wlan0", "tcp://10.0.0.5:7", WIFI),
+        ("eth0", "tcp://192.168.1.17:7", LAN),
+        ("hub.lan", "tcp://192.168.1.17:7", LAN),
+        ("10.0.0.5", "tcp://10.0.0.5:7", WIFI),
+        ("2001:db8::17", "tcp://[2001:db8::17]:7", SIX),
+        ("both", "tcp://192.168.1.17:7", LAN),
+    ],
+)
+def test_listening_on_an_interface_a_name_an_address(machine, host, bind, first):
+    found = listen_on(host, 7)
+    assert (found.bind, found.reachable[0], found.local) == (bind, first, False)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.1", "lo"])
+def test_listening_on_this_machine_only(machine, host):
+    found = listen_on(host, 0)
+    assert found.local
+    assert found.bind.startswith("tcp://127.0.")
+
+
+@pytest.mark.parametrize("host", ["far.lan", "8.8.8.8", "172.16.0.1"])
+def test_an_address_that_is_not_ours_or_down_lists_those_that_are(machine, host):
+    with pytest.raises(NetworkError, match=r"no address of this machine.*eth0 192\.168\.1\.17"):
+        listen_on(host, 5555)
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_ports_out_of_range(port):
+    with pytest.raises(ConfigError, match=f"port {port}: allowed are 0 .* to 65535"):
+        listen_on("*", port)
+
+
+def test_the_way_to_the_hub_is_named():
+    hub = HubSocket("tcp://127.0.0.1:0")
+    via = route(hub.address, 5.0)
+    hub.close()
+    assert via.endswith(" 127.0.0.1")
+    with pytest.raises(HubUnreachable, match="nothing listens"):
+        route(hub.address, 5.0)
