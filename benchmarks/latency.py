@@ -1,6 +1,6 @@
 """How fast training goes as the round trip grows: sync-sgd, FedAvg (K = 5) and DGA.
 
-    python benchmarks/latency.py                  the table, then accuracy at 500 ms: about 15 minutes
+    python benchmarks/latency.py                  the table, then accuracy at 500 ms: 15 minutes
     python benchmarks/latency.py --part table --rtt 0,200 --members 4
 
 Members are real processes joined over emulated links; a step is paced, so that the machine's own
@@ -24,14 +24,11 @@ from typing import Any
 from edgetrain import config, emulate, plans, plot, runs
 
 STRATEGIES = ("sync-sgd", "fedavg", "dga")
-OPTIMIZER = "optimizer={ name = 'sgd', lr = 0.1, momentum = 0.7 }"
 
 
 def job_for(args: argparse.Namespace, strategy: str, rtt_ms: float, seed: int, steps: int) -> Any:
-    """The digits job. DGA's delay covers the round trip and a fifth more, in whole rounds."""
-    delay = 0
-    if strategy == "dga":
-        delay = args.every * math.ceil((1.2 * rtt_ms / 1000 / args.pace + 1) / args.every)
+    """The digits job. DGA's delay covers the round trip, a tenth of it and one step more."""
+    delay = math.ceil(1.1 * rtt_ms / 1000 / args.pace) + 1 if strategy == "dga" else 0
     return config.load(
         None,
         [
@@ -41,7 +38,7 @@ def job_for(args: argparse.Namespace, strategy: str, rtt_ms: float, seed: int, s
             f"pace_s={args.pace}",
             f"steps={steps}",
             f"seed={seed}",
-            OPTIMIZER,
+            f"optimizer={{ name = 'sgd', lr = {args.lr}, momentum = {args.momentum} }}",
             f"strategy={strategy}",
             f"every={0 if strategy == 'sync-sgd' else args.every}",
             f"delay={delay}",
@@ -183,7 +180,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="about, for a cell")
     parser.add_argument("--at", type=float, default=500.0, help="round trip of the accuracy part")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--accuracy-steps", type=int, default=240)
+    parser.add_argument("--accuracy-steps", type=int, default=280)
+    parser.add_argument("--lr", type=float, default=0.2)
+    parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--backend", default="auto", help="auto, packet, stream")
     parser.add_argument("--picture", type=Path, default=Path("latency.png"))
     parser.add_argument("--json", action="store_true")
