@@ -166,6 +166,7 @@ class Contribute:
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
     weight: float = _number(1e-9, 1e15)
+    """Reserved: members count by the weight they joined with."""
     applied: int = _integer(0, _U63)
     checksum: int = _integer(0, _U64)
     """Of the member's base after `applied` replies."""

@@ -111,6 +111,18 @@ def test_out_of_range_is_refused_on_both_ways(cls, data):
         unpack([cls.kind, header, *pack(message)[2:]])
 
 
+FLOATS = [(cls, f) for cls in CLASSES for f in dataclasses.fields(cls) if f.type == "float"]
+
+
+@pytest.mark.parametrize(("cls", "spec"), FLOATS, ids=lambda v: getattr(v, "name", ""))
+def test_floats_are_finite_and_in_range(cls, spec):
+    low, high = _range(spec.metadata["allowed"])
+    check = spec.metadata["check"]
+    assert all(map(check, [low, high, (low + high) / 2]))
+    nan, inf = float("nan"), float("inf")
+    assert not any(map(check, [nan, inf, -inf, -low, 0.0, low / 2, high * 2, 1, True, None, "1"]))
+
+
 def shaken(frames, data):
     """Frames with one thing done to them that a bad wire or a bad peer might do."""
     frames = [bytearray(frame) for frame in frames]
