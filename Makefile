@@ -1,0 +1,32 @@
+# The two commands that do everything on a fresh machine, and what CI runs.
+#   make demo    install into .venv, then DGA against synchronous SGD: a table and a picture
+#   make test    install into .venv with the test tools, then run all tests
+#   make check   linters, types and tests, as CI does
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test check install-lab install-dev
+
+demo: install-lab
+	$(BIN)/edgetrain compare
+
+test: install-dev
+	$(BIN)/pytest -n 2 --dist loadfile
+
+check: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 --dist loadfile
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "edgetrain needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+install-lab: $(BIN)/python
+	$(BIN)/pip install --quiet --editable '.[lab]'
+
+install-dev: $(BIN)/python
+	$(BIN)/pip install --quiet --editable '.[dev]'
