@@ -35,7 +35,7 @@ LocalStep = Callable[[int, int, Vector], Vector]
 
 
 def noisy_descent(member: int, step: int, params: Vector) -> Vector:
-    """A contraction towards a point of each member's own, plus noise: reproducible, not convex-easy."""
+    """A contraction towards a point of each member's own, plus noise; reproducible."""
     noise = np.random.default_rng([member, step]).standard_normal(params.size)
     return (0.1 * (params - member) + 0.05 * noise).astype(np.float32)
 
@@ -179,7 +179,9 @@ class Fleet:
         )
         self.initial = np.random.default_rng(99).standard_normal(elements).astype(np.float32)
         weights = weights or [1.0] * members
-        self.members = [FakeMember(self, i, self.initial, steps, weights[i]) for i in range(members)]
+        self.members = [
+            FakeMember(self, i, self.initial, steps, weights[i]) for i in range(members)
+        ]
         self.dead: set[int] = set()
 
     def carry_out(self, effects) -> None:
@@ -198,9 +200,7 @@ class Fleet:
 
     def deliver(self, member: FakeMember) -> None:
         """One message of one member reaches the hub."""
-        self.carry_out(
-            self.hub.handle(member.address, unpack(member.to_hub.popleft()), self.now)
-        )
+        self.carry_out(self.hub.handle(member.address, unpack(member.to_hub.popleft()), self.now))
 
     def tick(self, seconds: float) -> None:
         self.now += seconds

@@ -223,7 +223,5 @@ def test_numbers_that_are_not_finite_stop_the_member_that_has_them(bad):
 
 @pytest.mark.parametrize(("every", "delay"), [(0, 0), (-1, 0), (1, -1)])
 def test_bad_values_raise_where_they_enter(every, delay):
-    with pytest.raises(ConfigError, match="allowed|at least"):
+    with pytest.raises(ConfigError, match=r"allowed|at least"):
         Displacement(np.zeros(3, np.float32), every, delay)
-
-
