@@ -386,7 +386,7 @@ class Hub:
             snapshot = self.base if self.round == 0 else self.base.copy()
             parts = list(base_parts(self._elements))
             effects += [
-                Send(peer.sender, Base(i, len(parts), memoryview(snapshot[here]).cast("B")))
+                Send(peer.sender, Base(i, len(parts), snapshot[here].data.cast("B")))
                 for i, here in enumerate(parts)
             ]
         start = Start(self.round, peer.first_round, self.delay, checksum, keep)

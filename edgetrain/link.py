@@ -146,7 +146,7 @@ class Link:
         snapshot = params.copy()
         parts = list(base_parts(params.size))
         for part, here in enumerate(parts):
-            self._send(Base(part, len(parts), memoryview(snapshot[here]).cast("B")))
+            self._send(Base(part, len(parts), snapshot[here].data.cast("B")))
 
     def submit(
         self,

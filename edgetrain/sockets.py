@@ -8,6 +8,7 @@ without a copy: a buffer that was sent must not be written again.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import struct
@@ -102,7 +103,7 @@ class HubSocket:
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """(sender, frames) of what has arrived, after waiting for the first at most `timeout_s`."""
-        if not self._socket.poll(timeout_s * 1000):
+        if not self._socket.poll(math.ceil(timeout_s * 1000)):
             return
         for _ in range(256):  # so that a flood cannot keep the caller from its clock
             try:
@@ -183,7 +184,7 @@ class MemberSocket:
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
         """The next message's frames, or None after `timeout_s` seconds without one."""
-        if not self._socket.poll(timeout_s * 1000):
+        if not self._socket.poll(math.ceil(timeout_s * 1000)):
             return None
         return _receive(self._socket)
 
