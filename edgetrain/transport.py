@@ -60,7 +60,7 @@ class Loopback:
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """See HubTransport."""
         try:
-            yield self._inbox.get(timeout=max(timeout_s, 1e-9))
+            yield self._inbox.get(timeout_s > 0, timeout_s)
             while True:
                 yield self._inbox.get_nowait()
         except queue.Empty:
@@ -94,7 +94,7 @@ class LoopbackMember:
     def receive(self, timeout_s: float) -> list[Buffer] | None:
         """See MemberTransport."""
         try:
-            return self._box.get(timeout=max(timeout_s, 1e-9))
+            return self._box.get(timeout_s > 0, timeout_s)
         except queue.Empty:
             return None
 
