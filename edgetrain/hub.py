@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from edgetrain.buffers import Vectors
 from edgetrain.checksum import Vector, combine, tile_sum, tiles
 from edgetrain.codecs import Codec
 from edgetrain.errors import BadPayload
@@ -202,6 +203,7 @@ class Hub:
         self._reply_codec = reply_codec
         self._model = ""
         self._elements = 0
+        self._memory = Vectors(0)
         self._peers: dict[bytes, _Peer] = {}
         self._rounds: dict[int, _Round] = {}
         self._checksums: dict[int, int] = {}
@@ -359,6 +361,7 @@ class Hub:
         parts = list(base_parts(self._elements))
         if len(self.present) < self.policy.members or len(self._upload) < len(parts):
             return []
+        self._memory = Vectors(self._elements)
         base: Vector = np.empty(self._elements, np.float32)
         for here, payload in zip(parts, self._upload, strict=True):
             base[here] = np.frombuffer(payload, np.float32)
@@ -516,7 +519,7 @@ class Hub:
         return effects + self._forget(peer, "refused", f"payload: {spoilt}")
 
     def _merged(self, chosen: Sequence[_Contribution]) -> Vector:
-        merged: Vector = np.empty(self._elements, np.float32)
+        merged = self._memory.take()
         for part, here in enumerate(parts_of(self._elements, self._codec.part_elements)):
             pieces = [_Piece(contribution, part, self._codec) for contribution in chosen]
             self._merge.merge(pieces, merged[here])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgetrain import codecs
+from edgetrain.buffers import Vectors
 from edgetrain.checksum import Vector
 from edgetrain.codecs import Codec, Feedback
 from edgetrain.errors import BadMessage, Diverged, HubUnreachable, Refused
@@ -53,16 +54,19 @@ class Request:
 
 @dataclass
 class _Arrival:
-    """The parts of one round's reply so far."""
+    """The parts of one round's reply so far. Where decoding does not make it larger it is decoded
+    as it arrives, into `vector`: the transport's buffer is free for the next part at once."""
 
     head: Reply
+    vector: Vector | None
     at: float = 0.0
-    payloads: list[memoryview] = field(default_factory=list)
+    parts: int = 0
+    payloads: list[Buffer] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A whole reply, decoded: consecutive pieces of the vector, and what the hub said with it."""
+    """A whole reply, decoded, and what the hub said with it."""
 
     round: int
     members: int
@@ -71,6 +75,7 @@ class Merged:
     arrived: float
     """When its last part was taken in, by the link's clock."""
     pieces: Sequence[Vector]
+    """Consecutive pieces of the vector."""
 
 
 class Link:
@@ -93,6 +98,7 @@ class Link:
         self.codec: Codec = codecs.Dense()
         self.reply_codec: Codec = codecs.Dense()
         self._feedback: Feedback | None = None
+        self._memory = Vectors(0)
 
     def join(self, request: Request, params: Vector, checksum: int) -> tuple[Welcome, Start]:
         """Ask to be let in and wait for the start, however long the others take.
@@ -136,6 +142,7 @@ class Link:
         self.codec = codecs.parse(welcome.codec)
         self.reply_codec = codecs.parse(welcome.reply_codec)
         self._feedback = Feedback(self.codec, self._elements)
+        self._memory = Vectors(self._elements)
         self._silence_s = max(20.0, SILENT_BEATS * welcome.beat_s)
         log.info(
             "joined as %s; %s, every %d, %d members",
@@ -181,16 +188,19 @@ class Link:
 
         Raises HubUnreachable after a silence, Refused when the hub says no, BadPayload.
         """
-        parts = list(parts_of(self._elements, self.reply_codec.part_elements))
-        while (arrival := self._arrivals.get(round)) is None or len(arrival.payloads) < len(parts):
+        parts = -(-self._elements // self.reply_codec.part_elements)
+        while (arrival := self._arrivals.get(round)) is None or arrival.parts < parts:
             self._take(self._next())
         del self._arrivals[round]
         head = arrival.head
-        pieces = self._decode(arrival, parts)
+        pieces = [self._decoded(arrival)]
         return Merged(round, head.members, head.delay, head.checksum, arrival.at, pieces)
 
     def poll(self) -> None:
-        """Take in what has arrived, without waiting: replies are timed by when they are taken."""
+        """Take in what has arrived, without waiting: replies are timed by when they are taken.
+
+        Raises what `wait` does, but for the silence.
+        """
         while (frames := self._transport.receive(0.0)) is not None:
             self._take(self._read(frames))
 
@@ -199,24 +209,29 @@ class Link:
             return
         if not isinstance(message, Reply):
             raise BadMessage(f"the hub sent {type(message).__name__} during training")
-        arrival = self._arrivals.setdefault(message.round, _Arrival(message))
-        parts = -(-self._elements // self.reply_codec.part_elements)
-        if message.parts != parts or message.part != len(arrival.payloads):
+        arrival = self._arrivals.get(message.round)
+        if arrival is None:
+            vector = self._memory.take() if self.reply_codec.lossless else None
+            arrival = self._arrivals[message.round] = _Arrival(message, vector)
+        parts = list(parts_of(self._elements, self.reply_codec.part_elements))
+        if message.parts != len(parts) or message.part != arrival.parts:
             raise BadMessage(f"part {message.part} of {message.parts} of a reply is out of order")
-        arrival.payloads.append(memoryview(message.payload))
+        if arrival.vector is None:
+            arrival.payloads.append(message.payload)
+        else:
+            self.reply_codec.decode(message.payload, arrival.vector[parts[message.part]])
+        arrival.parts += 1
         arrival.at = self._heard
 
-    def _decode(self, arrival: _Arrival, parts: Sequence[slice]) -> list[Vector]:
-        """All pieces, decoded before any is used: a bad one must leave the member unchanged."""
-        pieces = []
+    def _decoded(self, arrival: _Arrival) -> Vector:
+        """The whole vector, before any is used: a bad part must leave the member unchanged."""
+        if arrival.vector is not None:
+            return arrival.vector
+        vector = self._memory.take()
+        parts = parts_of(self._elements, self.reply_codec.part_elements)
         for here, payload in zip(parts, arrival.payloads, strict=True):
-            if self.reply_codec.lossless and payload.nbytes == 4 * (here.stop - here.start):
-                pieces.append(np.frombuffer(payload, np.float32))
-                continue
-            out: Vector = np.empty(here.stop - here.start, np.float32)
-            self.reply_codec.decode(payload, out)
-            pieces.append(out)
-        return pieces
+            self.reply_codec.decode(payload, vector[here])
+        return vector
 
     def leave(self, reason: str) -> None:
         """Say that this member is done, and let go. Works twice, and with no hub there."""

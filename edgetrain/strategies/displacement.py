@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgetrain.buffers import Vectors
 from edgetrain.checksum import TILE, Vector, checksum, combine, tile_sum, tiles
 from edgetrain.errors import ConfigError, Diverged
 
@@ -66,6 +67,7 @@ class Displacement:
         self.checksum = 0
         """Checksum of `base` after `applied` replies."""
         self._flights: deque[_Flight] = deque()
+        self._memory = Vectors(params.size)
         self._steps = 0
         self._local_steps = 0
         self.start(0, 0)
@@ -109,6 +111,7 @@ class Displacement:
         `reply`: the vector in consecutive pieces, each (but the last) a multiple of TILE elements.
         """
         flight = self._flights.popleft()
+        keep = bool(self._flights) or flight.step != self._steps
         scratch, local = np.empty((2, min(TILE, self.params.size)), np.float32)
         sums = []
         start = 0
@@ -116,11 +119,15 @@ class Displacement:
             for tile in tiles(piece.size):
                 here = slice(start + tile.start, start + tile.stop)
                 params, base = self.params[here], self.base[here]
-                expected = self._expected(here, scratch, flight.own)
-                np.subtract(params, expected, out=local[: params.size])
+                if keep:
+                    expected = self._expected(here, scratch, flight.own)
+                    np.subtract(params, expected, out=local[: params.size])
                 base += piece[tile]
                 sums.append(tile_sum(base))
-                np.add(self._expected(here, scratch), local[: params.size], out=params)
+                if keep:
+                    np.add(self._expected(here, scratch), local[: params.size], out=params)
+                else:  # nothing is in flight and no step was taken: the base is all there is
+                    params[:] = base
             start += piece.size
         self.applied += 1
         self.checksum = combine(sums)
@@ -137,12 +144,15 @@ class Displacement:
         return expected
 
     def _submit(self) -> Vector:
-        own: Vector = np.empty_like(self.params)
+        own = self._memory.take()
         scratch = np.empty(min(TILE, own.size), np.float32)
+        # With no delay the reply comes before anyone looks at `params` again, and overwrites it.
+        at_once = self.delay == 0 and not self._flights
         for here in tiles(own.size):
-            expected = self._expected(here, scratch)
+            expected = self.base[here] if at_once else self._expected(here, scratch)
             np.subtract(self.params[here], expected, out=own[here])
-            np.add(expected, own[here], out=self.params[here])
+            if not at_once:
+                np.add(expected, own[here], out=self.params[here])
             if not np.isfinite(np.add.reduce(own[here])):
                 raise Diverged(
                     f"parameters are not finite after step {self._steps}",
