@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
+from edgetrain.allocator import keep_freed
 from edgetrain.errors import HubUnreachable, NetworkError
 from edgetrain.messages import Buffer
 
@@ -83,6 +84,7 @@ class HubSocket:
 
     def __init__(self, address: str, max_message_bytes: int = -1) -> None:
         host, port = split_address(address)
+        keep_freed()  # libzmq allocates every payload: whole contributions, in every round
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         _common(self._socket, max_message_bytes)

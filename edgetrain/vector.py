@@ -18,7 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from edgetrain.allocator import release_freed
 from edgetrain.checksum import Vector
+from edgetrain.codecs.base import zeros
 from edgetrain.errors import ConfigError
 
 Layout = tuple[tuple[str, int, tuple[int, ...]], ...]
@@ -73,6 +75,7 @@ class FlatModel:
             for name, parameter in members:
                 layout.append((name, start, tuple(parameter.shape)))
                 start += parameter.numel()
+        release_freed()  # the old storage: a model's worth that glibc would keep
         self.layout: Layout = tuple(layout)
         """(name, start, shape) of every tensor in the vector."""
         self.elements = start
@@ -150,8 +153,7 @@ def _bind(parameters: list[torch.nn.Parameter], start: int) -> _Group:
     total = sum(parameter.numel() for parameter in parameters)
     like = parameters[0]
     flat = torch.empty(total, dtype=like.dtype, device=like.device)
-    # Zeros that nobody wrote cost no memory: a strategy that needs no flat gradient pays for none.
-    gradient = torch.zeros(total, dtype=like.dtype, device=like.device)
+    gradient = _zeros(total, like)
     members = []
     at = 0
     for parameter in parameters:
@@ -166,6 +168,17 @@ def _bind(parameters: list[torch.nn.Parameter], start: int) -> _Group:
             parameter.grad = gradient_view
         members.append((parameter, view, gradient_view))
     return _Group(flat, gradient, slice(start, start + total), members)
+
+
+def _zeros(total: int, like: torch.Tensor) -> torch.Tensor:
+    """Zeros that cost no memory until they are written: not every strategy needs the gradient.
+
+    torch.zeros writes them at once; NumPy takes fresh pages from the system, which are zero.
+    """
+    if like.device.type != "cpu":
+        return torch.zeros(total, dtype=like.dtype, device=like.device)
+    words = zeros(2 * (total * like.element_size() // 8 + 1))
+    return torch.from_numpy(words).view(like.dtype)[:total]
 
 
 def _host(tensor: torch.Tensor) -> Vector:
