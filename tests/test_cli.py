@@ -1,0 +1,367 @@
+"""The command line: its help, its errors, and what it leaves behind when it ends in any way."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import Running, edgetrain, environment, hub, running, write_tiny
+
+from edgetrain import emulate, runs
+from edgetrain.__main__ import main, parser
+
+
+def verbs(
+    under: argparse.ArgumentParser, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    for action in under._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield (*path, name), inner
+                yield from verbs(inner, (*path, name))
+
+
+VERBS = dict(verbs(parser()))
+
+
+# -- help -----------------------------------------------------------------------------------------
+
+
+def test_the_verbs_are_these():
+    top = {path[0] for path in VERBS if len(path) == 1}
+    assert top == {
+        "bench", "compare", "devices", "doctor", "hub", "init", "member", "networks", "run",
+        "strategies",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [(), *VERBS], ids=" ".join)
+def test_help(path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*path, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: edgetrain")
+    if len(path) == 1:
+        assert f"edgetrain {path[0]}" in text.split("\n\n", 1)[1], "no example"
+
+
+def test_answers_can_be_had_as_json(capsys):
+    for words in (["strategies"], ["devices", "list"], ["networks", "list"], ["doctor"]):
+        assert main([*words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)
+
+
+HEAVY = ("torch", "zmq", "numpy", "rich", "matplotlib", "sklearn")
+LIGHT = {
+    "import edgetrain": "import edgetrain",
+    "what it exports": "import edgetrain; edgetrain.EdgetrainError, edgetrain.__version__",
+    "torch-free modules": "from edgetrain import "
+    "catalog, config, devices, errors, messages, networks, strategies",
+    "--version": "import edgetrain.__main__ as m; m.parser()",
+    "--help": "import edgetrain.__main__ as m; m.main(['--help'])",
+    "every verb's help": "import edgetrain.__main__ as m, contextlib\n"
+    f"for path in {list(VERBS)}:\n"
+    "    with contextlib.suppress(SystemExit): m.main([*path, '--help'])",
+    "strategies": "import edgetrain.__main__ as m; m.main(['strategies'])",
+}
+
+
+@pytest.mark.parametrize("what", LIGHT)
+def test_light_commands_load_nothing_heavy(what):
+    code = (
+        f"import atexit, sys\n"
+        f"atexit.register(lambda: print('loaded', sorted({{*{HEAVY}}} & {{*sys.modules}})))\n"
+        f"{LIGHT[what]}"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert said.stdout.splitlines()[-1] == "loaded []"
+
+
+def test_a_hub_loads_no_torch():
+    code = (
+        "import sys, edgetrain.serve, edgetrain.sockets, edgetrain.recorder, edgetrain.plans\n"
+        "from edgetrain import config\n"
+        "edgetrain.plans.hub_of(config.load(None))\n"
+        "print('torch' in sys.modules)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "False\n"
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def assert_one_clear_line(status: int, stderr: str, *says: str) -> None:
+    assert status == 2, stderr
+    assert stderr.startswith("edgetrain: ")
+    assert stderr.count("\n") == 1, stderr
+    for text in says:
+        assert text in stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["steps=0"], ["steps = 0", "from 1 to"]),
+        (["netwrok=none"], ["'netwrok'", "did you mean 'network'?"]),
+        (["steps"], ["'steps' is not an override", "as steps=200"]),
+        (["steps=2", "more"], ["'more' is not an override", "key=value"]),
+        (["strategy=dgaa"], ["'dgaa'", "did you mean 'dga'?"]),
+        (["every=5", "strategy=sync-sgd"], ["every = 5", "sync-sgd", "choose local-sgd"]),
+        (["strategy=sync-sgd", "delay=4"], ["delay = 4", "sync-sgd", "choose dga"]),
+        (["network=wan-20ms"], ["'wan-20ms'", "did you mean 'wan-200ms'?"]),
+        (["device=raspberry-pi-4"], ["'raspberry-pi-4'", "did you mean 'raspberry-pi-4b'?"]),
+        (["members=4", "network=wifi:3"], ["network names 3 members, the job has 4"]),
+        (["task=edgetrain.tasks:digit"], ["'digit'", "did you mean 'digits'?"]),
+        (["task=nowhere:task"], ["nowhere"]),
+        (["optimizer=sgdd"], ["'sgdd'", "did you mean 'sgd'?"]),
+        (["codec=topk"], ["topk"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_a_job_that_cannot_be(words, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(emulate, "warm_up", lambda: None)  # no fork server inside pytest
+    assert_one_clear_line(main(["run", "network=none", *words]), capsys.readouterr().err, *says)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_job_file(tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    status = main(["run", str(path)])
+    assert_one_clear_line(status, capsys.readouterr().err, "no job file", "edgetrain init")
+    path.write_text("members: 8\n")
+    assert_one_clear_line(main(["run", str(path)]), capsys.readouterr().err, "is not TOML")
+
+
+def test_an_error_is_one_line_of_a_process_too(tmp_path):
+    done = edgetrain("compare", "task=edgetrain.tasks:digit", cwd=tmp_path)
+    assert_one_clear_line(done.returncode, done.stderr, "'digit'", "did you mean 'digits'?")
+    assert done.stdout == ""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["strategies", "--jsn"], "unrecognized arguments: --jsn"),
+        (["member"], "the following arguments are required: --hub"),
+        (["trian"], "invalid choice: 'trian'"),
+    ],
+)
+def test_arguments_that_cannot_be(words, says, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_debug_shows_where_an_error_came_from(tmp_path):
+    done = edgetrain("--debug", "hub", "netwrok=none", cwd=tmp_path)
+    assert "Traceback" in done.stderr
+    assert done.returncode == 1
+
+
+def test_an_unreachable_hub(tmp_path, capsys):
+    with socket.socket() as taken:  # bound and not listening: nobody answers there
+        taken.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["member", "--hub", address, "--index", "0"]) == 2
+    assert_one_clear_line(2, capsys.readouterr().err, f"nothing listens at {address}")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--hub", "hub.local:5555", "--index", "0"], "it reads tcp://HOST:PORT"),
+        (["--hub", "tcp://no-such-host.invalid:1", "--index", "0"], "cannot be resolved"),
+        (["--hub", "tcp://localhost:1", "--index", "4"], "--index 4: allowed are 0 to 3"),
+    ],
+)
+def test_a_member_that_cannot_be(words, says, capsys):
+    assert main(["member", *words]) == 2
+    assert_one_clear_line(2, capsys.readouterr().err, says)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--bind", "tcp://*:5555"], "--insecure"),
+        (["--bind", "tcp://no-such-host.invalid:0"], "cannot be resolved"),
+        (["--bind", "tcp://203.0.113.7:0"], "no address of this machine"),
+        (["--bind", "tcp://localhost:65536"], "not an address"),
+        (["quorum=9"], "hub.quorum = 9: the job has only 4 members"),
+    ],
+)
+def test_a_hub_that_cannot_be(words, says, capsys):
+    assert main(["hub", *words]) == 2
+    assert_one_clear_line(2, capsys.readouterr().err, says)
+
+
+def test_a_port_in_use(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["hub", "--bind", f"tcp://localhost:{port}"]) == 2
+    assert_one_clear_line(2, capsys.readouterr().err, f"port {port} on 127.0.0.1 is in use")
+
+
+def test_init_does_not_write_over_a_file(tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    assert main(["init", str(path), "members=3"]) == 0
+    before = path.read_text()
+    assert main(["init", str(path)]) == 2
+    assert_one_clear_line(2, capsys.readouterr().err, "is there already", "--force")
+    assert path.read_text() == before
+
+
+# -- a hub and its members ------------------------------------------------------------------------
+
+
+def test_a_model_that_does_not_match_is_refused_and_the_hub_ends_on_a_signal(tmp_path):
+    job = write_tiny(tmp_path, fleet={"members": 2})
+    with hub(job, "--any-job", "gone_s=0.2", "beat_s=0.1", cwd=tmp_path) as (serving, address):
+        member = ("member", job, "--hub", address, "--index")
+        with running(*member, "0", cwd=tmp_path) as first:
+            serving.until("m0 joined")
+            done = edgetrain(*member, "1", "data.width=5", cwd=tmp_path)
+            *said, refused = done.stderr.splitlines(keepends=True)
+            assert said == [f"joining {address} over lo 127.0.0.1\n"]
+            assert_one_clear_line(
+                done.returncode, refused, "model", "16 parameters", "20", "the hub refused"
+            )
+            first.press_ctrl_c()
+            assert first.finish() == 130
+        serving.until("m0 ")  # left, or its connection is gone
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.finish() == 130
+    assert "Traceback" not in first.said + serving.said
+
+
+def test_a_job_that_does_not_match_is_refused(tmp_path):
+    job = write_tiny(tmp_path)
+    with hub(job, cwd=tmp_path) as (_, address):
+        done = edgetrain("member", job, "lr=0.1", "--hub", address, "--index", "0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the hub refused: job: " in done.stderr.splitlines()[-1]
+
+
+def test_a_hub_and_members_of_their_own_train_together(tmp_path):
+    job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 20})
+    with hub(job, cwd=tmp_path) as (serving, address):
+        member = ("member", job, "--hub", address, "--index")
+        with running(*member, "0", cwd=tmp_path) as a, running(*member, "1", cwd=tmp_path) as b:
+            assert (a.finish(), b.finish()) == (0, 0), a.said + b.said
+        assert serving.finish() == 0
+    found = {
+        run.name.split("-", 2)[2]: runs.read_summary(run) for run in (tmp_path / "runs").iterdir()
+    }
+    assert found.keys() == {"hub", "member-m0", "member-m1"}
+    assert found["hub"]["rounds"] == 4
+    assert found["member-m0"]["steps"] == 20
+
+
+# -- a run, and how it ends -----------------------------------------------------------------------
+
+
+def run_of(folder: Path) -> Path:
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def test_run_answers_in_json(tmp_path):
+    job = write_tiny(tmp_path)
+    done = edgetrain("run", job, "steps=12", "members=2", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["status"] == "finished"
+    assert answer["steps"] == 12
+    assert answer["final"].keys() == {"loss"}
+    assert answer == runs.read_summary(run_of(tmp_path)) | {"folder": answer["folder"]}
+    assert (tmp_path / answer["folder"]) == run_of(tmp_path)
+
+
+def test_compare_answers_in_json(tmp_path):
+    job = write_tiny(tmp_path)
+    words = ("compare", job, "steps=10", "members=2", "--strategies", "fedavg,dga", "--json")
+    done = edgetrain(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [run["strategy"] for run in answer["runs"]] == ["fedavg", "dga"]
+    assert (tmp_path / answer["picture"]).stat().st_size > 10_000
+    assert {p.name for p in run_of(tmp_path).iterdir()} >= {"fedavg", "dga", "job.toml"}
+
+
+LONG = ("steps=1000000", "pace_s=0.01", "members=3", "gone_s=0.5", "beat_s=0.1")
+
+
+def in_the_middle(command: Running) -> None:
+    command.until("step ")
+
+
+@pytest.mark.parametrize("network", ["none", "rtt-20ms"])
+def test_ctrl_c_leaves_no_process_and_a_readable_folder(network, tmp_path):
+    with running("run", write_tiny(tmp_path), *LONG, f"network={network}", cwd=tmp_path) as command:
+        in_the_middle(command)
+        assert len(command.workers()) == 4
+        command.press_ctrl_c()
+        assert command.finish() == 130
+        assert not command.left_behind()
+    assert command.said.endswith("edgetrain: interrupted\n")
+    assert "Traceback" not in command.said
+    run = run_of(tmp_path)
+    summary = runs.read_summary(run)
+    assert summary["status"] == "interrupted"
+    assert summary["steps"] > 0
+    assert runs.read_job(run)["fleet"]["network"] == network
+    assert {record["member"] for record in runs.read_metrics(run, "step")} == {"m0", "m1", "m2"}
+
+
+@pytest.mark.parametrize("network", ["none", "rtt-20ms"])
+def test_a_killed_parent_leaves_no_process(network, tmp_path):
+    with running("run", write_tiny(tmp_path), *LONG, f"network={network}", cwd=tmp_path) as command:
+        in_the_middle(command)
+        assert len(command.started()) >= 5
+        command.process.kill()
+        assert not command.left_behind()
+    assert list(runs.read_metrics(run_of(tmp_path), "step"))
+
+
+@pytest.mark.parametrize("strategy", ["dga", "sync-sgd"])
+def test_a_killed_member_does_not_stop_the_others(strategy, tmp_path):
+    words = (*LONG, "steps=400", f"strategy={strategy}")
+    with running("run", write_tiny(tmp_path), *words, cwd=tmp_path) as command:
+        in_the_middle(command)
+        _, _, m1, _ = command.workers()
+        m1.kill()
+        assert command.finish() == 0, command.said
+        assert not command.left_behind()
+    run = run_of(tmp_path)
+    summary = runs.read_summary(run)
+    assert summary["status"] == "finished"
+    assert summary["members_lost"] == ["m1"]
+    done = {e["member"] for e in runs.read_metrics(run, "event") if e["event"] == "finished"}
+    assert done == {"m0", "m2"}
+    assert summary["steps"] == 400
+    assert "m1" in command.said
+
+
+def test_when_all_members_fail_their_error_is_the_runs(tmp_path):
+    job = write_tiny(tmp_path)
+    done = edgetrain("run", job, "members=2", "steps=40", "lr=1e30", "every=1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "not finite" in done.stderr
+    assert "lower the learning rate" in done.stderr
+    assert runs.read_summary(run_of(tmp_path))["status"] == "failed"

@@ -1,0 +1,37 @@
+"""The examples, run as a reader would: with the real hub and real processes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from command_line import hub, running
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_your_own_loop(tmp_path):
+    program = (sys.executable, str(EXAMPLES / "your_own_loop.py"))
+    with hub("members=2", "--any-job", cwd=tmp_path) as (serving, address):
+        with (
+            running("0", address, program=program, cwd=tmp_path) as first,
+            running("1", address, program=program, cwd=tmp_path) as second,
+        ):
+            assert (first.finish(120), second.finish(120)) == (0, 0), first.said + second.said
+        assert serving.finish() == 0
+    accuracies = [
+        re.findall(r"accuracy on unseen digits: (0\.\d+)", m.said) for m in (first, second)
+    ]
+    assert accuracies[0] == accuracies[1], "both end with the fleet's model"
+    assert float(accuracies[0][0]) > 0.85
+
+
+def test_three_lines_are_marked():
+    lines = (EXAMPLES / "your_own_loop.py").read_text().splitlines()
+    marked = [line.split("#")[0].strip() for line in lines if "  # edgetrain" in line]
+    assert marked == [
+        "member = edgetrain.join(hub, model, optimizer)",
+        "member.step()",
+        "member.close()",
+    ]
