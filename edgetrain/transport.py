@@ -47,14 +47,14 @@ class Loopback:
     """A hub's end in memory; `connect` makes the members' ends. Safe between threads."""
 
     def __init__(self) -> None:
-        self._inbox: queue.SimpleQueue[tuple[bytes, list[Buffer]]] = queue.SimpleQueue()
-        self._members: dict[bytes, queue.SimpleQueue[list[Buffer]]] = {}
+        self._inbox: queue.Queue[tuple[bytes, list[Buffer]]] = queue.Queue()
+        self._members: dict[bytes, queue.Queue[list[Buffer]]] = {}
         self._numbers = itertools.count()
 
     def connect(self) -> LoopbackMember:
         """A new member's end."""
         name = b"loopback-%d" % next(self._numbers)
-        box = self._members[name] = queue.SimpleQueue()
+        box = self._members[name] = queue.Queue()
         return LoopbackMember(self, name, box)
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
@@ -82,7 +82,7 @@ class Loopback:
 class LoopbackMember:
     """A member's end of a Loopback."""
 
-    def __init__(self, hub: Loopback, name: bytes, box: queue.SimpleQueue[list[Buffer]]) -> None:
+    def __init__(self, hub: Loopback, name: bytes, box: queue.Queue[list[Buffer]]) -> None:
         self._hub = hub
         self._name = name
         self._box = box
