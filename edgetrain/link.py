@@ -98,7 +98,9 @@ class Link:
         self.codec: Codec = codecs.Dense()
         self.reply_codec: Codec = codecs.Dense()
         self._feedback: Feedback | None = None
-        self._memory = Vectors(0)
+        self.memory = Vectors(0)
+        """Where replies are put, once it has joined. Contributions made in it need no more than
+        that: what has been sent is free when the reply comes."""
 
     def join(self, request: Request, params: Vector, checksum: int) -> tuple[Welcome, Start]:
         """Ask to be let in and wait for the start, however long the others take.
@@ -142,7 +144,7 @@ class Link:
         self.codec = codecs.parse(welcome.codec)
         self.reply_codec = codecs.parse(welcome.reply_codec)
         self._feedback = Feedback(self.codec, self._elements)
-        self._memory = Vectors(self._elements)
+        self.memory = Vectors(self._elements)
         self._silence_s = max(20.0, SILENT_BEATS * welcome.beat_s)
         log.info(
             "joined as %s; %s, every %d, %d members",
@@ -211,7 +213,7 @@ class Link:
             raise BadMessage(f"the hub sent {type(message).__name__} during training")
         arrival = self._arrivals.get(message.round)
         if arrival is None:
-            vector = self._memory.take() if self.reply_codec.lossless else None
+            vector = self.memory.take() if self.reply_codec.lossless else None
             arrival = self._arrivals[message.round] = _Arrival(message, vector)
         parts = list(parts_of(self._elements, self.reply_codec.part_elements))
         if message.parts != len(parts) or message.part != arrival.parts:
@@ -227,7 +229,7 @@ class Link:
         """The whole vector, before any is used: a bad part must leave the member unchanged."""
         if arrival.vector is not None:
             return arrival.vector
-        vector = self._memory.take()
+        vector = self.memory.take()
         parts = parts_of(self._elements, self.reply_codec.part_elements)
         for here, payload in zip(parts, arrival.payloads, strict=True):
             self.reply_codec.decode(payload, vector[here])

@@ -94,7 +94,7 @@ class Member:
         self.wait_s = 0.0
         self.exchange_s = 0.0
         self.half: MemberHalf = self.strategy.member_half(
-            self.flat.params, self.flat.gradient, welcome.every, start.delay
+            self.flat.params, self.flat.gradient, welcome.every, start.delay, self._link.memory
         )
         self.half.start(start.applied, start.round)
         if self.half.checksum != start.checksum:
@@ -203,25 +203,30 @@ class Member:
 
     def _exchange(self, contribution_of: Callable[[], Vector | None]) -> None:
         began, waited = self._clock(), self.wait_s
-        contribution = contribution_of()
-        changed = contribution is not None
-        if contribution is not None:
-            round = self.half.round - 1
-            self._submitted[round] = self._clock()
-            self._link.submit(
-                round,
-                contribution,
-                weight=self._weight if self.strategy.weighted else 1.0,
-                applied=self.half.applied,
-                checksum=self.half.checksum,
-                wanted_delay=self._wanted_delay,
-            )
+        changed = self._submit(contribution_of())
         while (due := self.half.due()) is not None:
             self._apply(due)
             changed = True
         if changed and self.strategy.contributes == "displacement":
             self.flat.push_params()
         self.exchange_s += self._clock() - began - (self.wait_s - waited)
+
+    def _submit(self, contribution: Vector | None) -> bool:
+        # In a method of its own, so that nobody holds the vector any longer: once it has been sent,
+        # the reply can be put where it was.
+        if contribution is None:
+            return False
+        round = self.half.round - 1
+        self._submitted[round] = self._clock()
+        self._link.submit(
+            round,
+            contribution,
+            weight=self._weight if self.strategy.weighted else 1.0,
+            applied=self.half.applied,
+            checksum=self.half.checksum,
+            wanted_delay=self._wanted_delay,
+        )
+        return True
 
     def _apply(self, round: int) -> None:
         began = self._clock()

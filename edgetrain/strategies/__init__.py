@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from edgetrain.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
+    from edgetrain.buffers import Vectors
     from edgetrain.checksum import Vector
     from edgetrain.merge import MergeRule
 
@@ -79,15 +80,25 @@ class Strategy:
 
         return Mean(keeps_late=self.contributes == "displacement")
 
-    def member_half(self, params: Vector, gradient: Vector, every: int, delay: int) -> MemberHalf:
-        """A fresh member's half over a model's flat parameters and gradient (both shared)."""
+    def member_half(
+        self,
+        params: Vector,
+        gradient: Vector,
+        every: int,
+        delay: int,
+        memory: Vectors | None = None,
+    ) -> MemberHalf:
+        """A fresh member's half over a model's flat parameters and gradient (both shared).
+
+        Contributions are made in vectors of `memory`, or of its own.
+        """
         if self.contributes == "gradient":
             from edgetrain.strategies.gradient import Gradient
 
-            return Gradient(params, gradient)
+            return Gradient(params, gradient, memory)
         from edgetrain.strategies.displacement import Displacement
 
-        return Displacement(params, every, delay)
+        return Displacement(params, every, delay, memory)
 
 
 _ROWS = (

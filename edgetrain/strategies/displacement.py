@@ -18,11 +18,14 @@ from edgetrain.errors import ConfigError, Diverged
 
 @dataclass(frozen=True)
 class _Flight:
-    """A round that was submitted and not yet replied to. `own` is None for a newcomer's gap."""
+    """A round that was submitted and not yet replied to."""
 
     round: int
     step: int
     own: Vector | None
+    """None: nothing that `params` has to be freed of (a newcomer's gap, or `at_once`)."""
+    at_once: bool = False
+    """The reply comes before anyone looks at `params` again, and overwrites them."""
 
 
 class Displacement:
@@ -46,12 +49,15 @@ class Displacement:
 
     `params` is shared with the caller's model and mutated in place, by `after_step` by at most one
     rounding (so that `expected` needs no vector of its own) and by `apply`. `base` is owned here.
-    Vectors returned as contributions belong to the receiver to read and are never written again.
+    Vectors returned as contributions are the receiver's to read, and are not written again as long
+    as anyone holds one or a view of it; `memory` is where they are made.
     """
 
     contributes = "displacement"
 
-    def __init__(self, params: Vector, every: int = 1, delay: int = 0) -> None:
+    def __init__(
+        self, params: Vector, every: int = 1, delay: int = 0, memory: Vectors | None = None
+    ) -> None:
         if every < 1:
             raise ConfigError(f"every = {every}: a round has at least 1 local step")
         if delay < 0:
@@ -67,7 +73,7 @@ class Displacement:
         self.checksum = 0
         """Checksum of `base` after `applied` replies."""
         self._flights: deque[_Flight] = deque()
-        self._memory = Vectors(params.size)
+        self._memory = memory or Vectors(params.size)
         self._steps = 0
         self._local_steps = 0
         self.start(0, 0)
@@ -101,9 +107,11 @@ class Displacement:
 
     def due(self) -> int | None:
         """The round whose reply must be applied before the next step, if there is one."""
-        if self._flights and self._steps - self._flights[0].step >= self.delay:
-            return self._flights[0].round
-        return None
+        if not self._flights:
+            return None
+        oldest = self._flights[0]
+        late = oldest.at_once or self._steps - oldest.step >= self.delay
+        return oldest.round if late else None
 
     def apply(self, reply: Iterable[Vector]) -> None:
         """Let the merged contribution of round `applied` replace this member's own.
@@ -112,6 +120,7 @@ class Displacement:
         """
         flight = self._flights.popleft()
         keep = bool(self._flights) or flight.step != self._steps
+        assert not (keep and flight.at_once), "a step was taken before a reply that was due"
         scratch, local = np.empty((2, min(TILE, self.params.size)), np.float32)
         sums = []
         start = 0
@@ -146,7 +155,6 @@ class Displacement:
     def _submit(self) -> Vector:
         own = self._memory.take()
         scratch = np.empty(min(TILE, own.size), np.float32)
-        # With no delay the reply comes before anyone looks at `params` again, and overwrites it.
         at_once = self.delay == 0 and not self._flights
         for here in tiles(own.size):
             expected = self.base[here] if at_once else self._expected(here, scratch)
@@ -158,7 +166,7 @@ class Displacement:
                     f"parameters are not finite after step {self._steps}",
                     "training diverged on this member: lower the learning rate, or clip gradients",
                 )
-        self._flights.append(_Flight(self.round, self._steps, own))
+        self._flights.append(_Flight(self.round, self._steps, None if at_once else own, at_once))
         self.round += 1
         self._local_steps = 0
         return own

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from edgetrain.buffers import Vectors
 from edgetrain.checksum import Vector, checksum
 from edgetrain.errors import Diverged
 
@@ -24,9 +25,10 @@ class Gradient:
     contributes = "gradient"
     every = 1
 
-    def __init__(self, params: Vector, gradient: Vector) -> None:
+    def __init__(self, params: Vector, gradient: Vector, memory: Vectors | None = None) -> None:
         self.params = params
         self.gradient = gradient
+        self._memory = memory or Vectors(gradient.size)
         self.delay = 0
         self.applied = 0
         self.round = 0
@@ -51,7 +53,9 @@ class Gradient:
             )
         self.checksum = checksum(self.params)
         self.round += 1
-        return self.gradient.copy()
+        own = self._memory.take()
+        own[:] = self.gradient
+        return own
 
     def after_step(self) -> Vector | None:
         """Nothing is left to send once the optimizer has stepped."""
