@@ -8,7 +8,7 @@ import pytest
 import user_mode_linux as uml
 
 WHY_NOT = uml.why_not()
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+pytestmark = [pytest.mark.uml, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
 
 @pytest.mark.parametrize("guest", ["guard", "backend"])
