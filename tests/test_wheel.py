@@ -1,0 +1,104 @@
+"""What is shipped: an sdist, the wheel built from it, and that wheel in a fresh environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edgetrain import __version__, catalog
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(argv: Sequence[str | Path], cwd: Path) -> str:
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(argv, cwd=cwd, env=clean, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the wheel that was built from it."""
+    pytest.importorskip("build")
+    folder = tmp_path_factory.mktemp("dist")
+    argv = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
+    if importlib.util.find_spec("hatchling"):
+        argv.insert(3, "--no-isolation")  # else build fetches it, as pip would
+    run(argv, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of a fresh environment: this wheel, and the dependencies of this interpreter."""
+    home = tmp_path_factory.mktemp("venv")
+    run([sys.executable, "-m", "venv", "--without-pip", str(home)], home)
+    (wheel,) = built.glob("*.whl")
+    python = home / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], home)
+    (packages,) = home.glob("lib/python3.*/site-packages")
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home / "bin"
+
+
+def test_the_sdist_holds_what_a_checkout_does(built):
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    top = {name.split("/")[0] for name in names}
+    assert top >= {
+        "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "benchmarks",
+        "devices", "docs", "edgetrain", "examples", "hatch_build.py", "netem", "pyproject.toml",
+        "tests",
+    }  # fmt: skip
+    assert not {name for name in names if name.startswith((".venv", "runs/", "dist/"))}
+
+
+def test_the_wheel_has_one_top_level_package_and_the_catalogs(built):
+    (path,) = built.glob("*.whl")
+    names = zipfile.ZipFile(path).namelist()
+    assert {name.split("/")[0] for name in names} == {
+        "edgetrain",
+        f"edgetrain-{__version__}.dist-info",
+    }
+    assert "edgetrain/py.typed" in names
+    for kind in ("devices", "netem"):
+        inside = {Path(n).stem for n in names if n.startswith(f"edgetrain/_catalog/{kind}/")}
+        assert inside >= set(catalog.names(kind))
+
+
+def test_the_installed_command_finds_the_catalogs(installed, tmp_path):
+    networks = json.loads(run([installed / "edgetrain", "networks", "list", "--json"], tmp_path))
+    devices = json.loads(run([installed / "edgetrain", "devices", "list", "--json"], tmp_path))
+    assert {network["name"] for network in networks} == set(catalog.names("netem"))
+    assert {device["name"] for device in devices} == set(catalog.names("devices"))
+    assert __version__ in run([installed / "edgetrain", "--version"], tmp_path)
+
+
+def test_what_is_installed_is_the_wheel(installed, tmp_path):
+    code = "import edgetrain; print(edgetrain.__file__)"
+    where = Path(run([installed / "python", "-I", "-c", code], tmp_path).strip())
+    assert installed.parent in where.parents
+    for name in ("devices", "netem"):
+        code = f"import importlib.util as u; print(u.find_spec('{name}'))"
+        assert run([installed / "python", "-I", "-c", code], tmp_path) == "None\n"
+
+
+def test_the_installed_command_trains(installed, tmp_path):
+    words = ["run", "steps=4", "members=2", "--json"]
+    answer = json.loads(run([installed / "edgetrain", *words], tmp_path))
+    assert answer["status"] == "finished"
+    environment = json.loads((tmp_path / answer["folder"] / "environment.json").read_text())
+    assert environment["git"] is None
