@@ -7,6 +7,7 @@ carries them out. Torch is not needed to run a hub.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -176,6 +177,24 @@ class _Round:
     """Keyed by (member, round it was meant for), which is what makes each count once."""
 
 
+@dataclass
+class _Early:
+    """What was merged of a round before it was whole."""
+
+    merged: Vector | None = None
+    heard: dict[int, int] = field(default_factory=dict)
+    """Members that a part has come from."""
+    payloads: list[list[Buffer]] = field(default_factory=list)
+    """Of each part that is in `merged`: what it was made of, in order."""
+
+    def has(self, part: int, chosen: Sequence[_Contribution]) -> bool:
+        """Whether the part was made of just these contributions."""
+        if part >= len(self.payloads) or len(self.payloads[part]) != len(chosen):
+            return False
+        pairs = zip(self.payloads[part], chosen, strict=True)
+        return all(payload is contribution.payloads[part] for payload, contribution in pairs)
+
+
 class Hub:
     """One job's hub. Owns the base (displacement strategies) and all contributions until merged.
 
@@ -204,6 +223,7 @@ class Hub:
         self._model = ""
         self._elements = 0
         self._memory = Vectors(0)
+        self._early = _Early()
         self._peers: dict[bytes, _Peer] = {}
         self._rounds: dict[int, _Round] = {}
         self._checksums: dict[int, int] = {}
@@ -403,6 +423,8 @@ class Hub:
             return self._expel(peer, *problem, now)
         peer.incoming.append(message.payload)
         if len(peer.incoming) < message.parts:
+            if message.round == self.round:
+                self._merge_early(message.part)
             return []
         contribution = _Contribution(
             peer,
@@ -518,12 +540,40 @@ class Hub:
         effects: list[Effect] = [_refuse(peer.sender, "payload", str(spoilt))]
         return effects + self._forget(peer, "refused", f"payload: {spoilt}")
 
+    def _merge_early(self, part: int) -> None:
+        """Merge a part of the oldest open round once it is here from everyone, while the others are
+        still on their way. A part that is never seen whole here is merged at the close.
+        """
+        early = self._early
+        early.heard[part] = early.heard.get(part, 0) + 1
+        if early.heard[part] < len(self._peers) or part != len(early.payloads):
+            return
+        entry = self._rounds.get(self.round, _Round(0.0))
+        chosen = []
+        for peer in sorted(self._peers.values(), key=lambda peer: peer.name):
+            whole = entry.contributions.get((peer.name, self.round))
+            payloads = whole.payloads if whole else tuple(peer.incoming)
+            if len(payloads) <= part or (whole is None and peer.next_round != self.round):
+                return
+            chosen.append(_Contribution(peer, peer.weight, 0, payloads))
+        if early.merged is None:
+            early.merged = self._memory.take()
+        with contextlib.suppress(_Spoilt):  # the close will meet it again
+            self._merge_part(chosen, part, early.merged)
+            early.payloads.append([contribution.payloads[part] for contribution in chosen])
+
     def _merged(self, chosen: Sequence[_Contribution]) -> Vector:
-        merged = self._memory.take()
-        for part, here in enumerate(parts_of(self._elements, self._codec.part_elements)):
-            pieces = [_Piece(contribution, part, self._codec) for contribution in chosen]
-            self._merge.merge(pieces, merged[here])
+        early, self._early = self._early, _Early()
+        merged = self._memory.take() if early.merged is None else early.merged
+        for part in range(-(-self._elements // self._codec.part_elements)):
+            if not early.has(part, chosen):
+                self._merge_part(chosen, part, merged)
         return merged
+
+    def _merge_part(self, chosen: Sequence[_Contribution], part: int, merged: Vector) -> None:
+        start = part * self._codec.part_elements
+        pieces = [_Piece(contribution, part, self._codec) for contribution in chosen]
+        self._merge.merge(pieces, merged[start : start + self._codec.part_elements])
 
     def _advance(self, merged: Vector, payloads: Sequence[Buffer]) -> int:
         """base += what the members will decode; the checksum of the new base (0: no base here)."""
