@@ -42,9 +42,20 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    """argparse takes KEY=VALUE words only in one place; people write them anywhere."""
+    top = parser()
+    arguments, more = top.parse_known_args(argv)
+    if more and hasattr(arguments, "job") and all("=" in w and w[0] != "-" for w in more):
+        arguments.job += more
+    elif more:
+        top.error(f"unrecognized arguments: {' '.join(more)}")
+    return arguments
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status."""
-    arguments = parser().parse_args(argv)
+    arguments = _parse(argv)
     try:
         if arguments.command == "networks":
             from edgetrain.networks import commands

@@ -47,3 +47,10 @@ def combine(sums: Iterable[int]) -> int:
 def checksum(vector: Vector) -> int:
     """The checksum of a whole vector; it reads the vector once and allocates nothing."""
     return combine(tile_sum(vector[tile]) for tile in tiles(vector.size))
+
+
+def all_finite(vector: Vector) -> bool:
+    """Whether there is neither an infinity nor a NaN in it; reads it once, allocates nothing."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        # A sum that overflows would be a false alarm; of parameters it is as good as a true one.
+        return bool(np.isfinite(np.add.reduce(vector)))

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
@@ -111,7 +112,15 @@ def _run(
 
 
 def _die_with_the_server() -> None:
-    """Be killed when the fork server ends, which it does when its own parent is gone."""
+    """Be killed when the fork server ends, which it does when its own parent is gone.
+
+    The server knows that from a pipe. Every process it forks is handed the pipe's other end, to
+    fork through the same server in turn; as long as one holds it, the server would live on.
+    """
+    alive = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)
+    if alive is not None:
+        os.close(alive)
+        setattr(forkserver._forkserver, "_forkserver_alive_fd", None)  # noqa: B010  # not in typeshed
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 

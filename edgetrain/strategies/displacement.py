@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgetrain.buffers import Vectors
-from edgetrain.checksum import TILE, Vector, checksum, combine, tile_sum, tiles
+from edgetrain.checksum import TILE, Vector, all_finite, checksum, combine, tile_sum, tiles
 from edgetrain.errors import ConfigError, Diverged
 
 
@@ -161,7 +161,7 @@ class Displacement:
             np.subtract(self.params[here], expected, out=own[here])
             if not at_once:
                 np.add(expected, own[here], out=self.params[here])
-            if not np.isfinite(np.add.reduce(own[here])):
+            if not all_finite(own[here]):
                 raise Diverged(
                     f"parameters are not finite after step {self._steps}",
                     "training diverged on this member: lower the learning rate, or clip gradients",

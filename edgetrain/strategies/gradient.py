@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from edgetrain.buffers import Vectors
-from edgetrain.checksum import Vector, checksum
+from edgetrain.checksum import Vector, all_finite, checksum
 from edgetrain.errors import Diverged
 
 
@@ -46,7 +44,7 @@ class Gradient:
 
     def before_step(self) -> Vector | None:
         """The gradient of this step, copied: a slow link may still read it after the reply."""
-        if not np.isfinite(np.add.reduce(self.gradient)):
+        if not all_finite(self.gradient):
             raise Diverged(
                 f"the gradient of step {self.round} is not finite",
                 "training diverged on this member: lower the learning rate, or clip gradients",
