@@ -1,0 +1,457 @@
+"""What a round of dense averaging costs, beside a bare ZeroMQ star and gloo's all-reduce.
+
+    python benchmarks/round.py                       4 members, 11 M parameters: about a minute
+    python benchmarks/round.py --members 8 --elements 1000000 --json
+
+Nothing is trained: an optimizer that changes one number, `local-sgd` with every = 1, so each step
+is one round of 4 bytes an element up and 4 bytes down. Hub and members are processes of their own,
+on loopback. The star moves the same bytes in the same parts with pyzmq alone: sum on arrival, no
+checksum, no membership. Blocks of rounds take turns, so that noise of the machine meets all alike,
+and the ratios are medians over neighbouring blocks. The first turn warms up and is not counted
+(its memory is). Gloo's all-reduce has no middle: each byte is sent where it is added up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgetrain import processes
+
+PATIENCE_S = 120.0
+TENSORS = 62
+"""Parameter tensors of the model, as many as a ResNet-18 has."""
+
+
+# -- what runs in the processes -------------------------------------------------------------------
+
+
+def peak_bytes() -> int:
+    """The largest resident set of this process so far."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
+
+def bytes_after_torch() -> int:
+    """Import torch, and nothing else; the peak then."""
+    import torch
+
+    torch.set_num_threads(1)
+    return peak_bytes()
+
+
+def obey(pipe: Connection, one_round: Callable[[], object], report: Callable[[], Any]) -> None:
+    """Play as many rounds as the parent says, until it says 0."""
+    pipe.send(None)
+    while rounds := pipe.recv():
+        began = time.monotonic()
+        for _ in range(rounds):
+            one_round()
+        pipe.send((began, time.monotonic(), report()))
+
+
+def hub(pipe: Connection, members: int) -> None:
+    """Our hub."""
+    from edgetrain import codecs
+    from edgetrain.hub import Hub, Policy, Terms
+    from edgetrain.merge import Mean
+    from edgetrain.serve import serve
+    from edgetrain.sockets import HubSocket
+
+    socket = HubSocket("tcp://127.0.0.1:0")
+    pipe.send(socket.address)
+    terms = Terms("local-sgd", "displacement", False, 1, 0)
+    pure = Hub(terms, Policy(members), Mean(), codecs.Dense(), codecs.Dense())
+    serve(pure, socket, time.monotonic, lambda effect: None)
+    socket.close()
+
+
+def member(pipe: Connection, address: str, elements: int) -> None:
+    """Our member: a model, an optimizer that does next to nothing, and `step`."""
+    baseline = bytes_after_torch()
+    import torch
+
+    from edgetrain.member import join
+
+    class Nudge:
+        """Not a torch.optim.Optimizer: the first of those imports torch._dynamo, some 75 MB that
+        every training with torch pays and a round of ours does not cause."""
+
+        def __init__(self, params: Iterable[torch.nn.Parameter]) -> None:
+            self.param_groups = [{"params": list(params)}]
+
+        def step(self) -> None:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0][0] += 1.0
+
+    torch.manual_seed(0)
+    cuts = [elements * i // TENSORS for i in range(TENSORS + 1)]
+    model = torch.nn.ParameterList(
+        torch.rand(stop - start) for start, stop in itertools.pairwise(cuts)
+    )
+    joined = join(address, model, Nudge(model.parameters()))
+
+    def report() -> dict[str, Any]:
+        traffic = joined.traffic()
+        return {
+            "sent_bytes": traffic.sent_bytes,
+            "received_bytes": traffic.received_bytes,
+            "checksum": joined.half.checksum,
+            "baseline_bytes": baseline,
+            "peak_bytes": peak_bytes(),
+        }
+
+    obey(pipe, joined.step, report)
+    joined.close()
+
+
+def star_hub(pipe: Connection, members: int, elements: int, rounds: int) -> None:
+    """The star's middle: add up what comes, part by part, and send the mean to everyone."""
+    import numpy as np
+    import zmq
+
+    socket = zmq.Context().socket(zmq.ROUTER)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    pipe.send(f"tcp://127.0.0.1:{port}")
+    clients = [socket.recv_multipart()[0] for _ in range(members)]
+    both = np.empty((2, elements), np.float32)
+    parts = star_parts(elements)
+    for round in range(rounds):
+        total = both[round % 2]  # the other one may still be on its way
+        arrived = dict.fromkeys(clients, 0)
+        seen = [0] * len(parts)
+        for _ in range(members * len(parts)):
+            client, payload = socket.recv_multipart(copy=False)
+            part = arrived[client.bytes]
+            arrived[client.bytes] += 1
+            out = total[parts[part]]
+            values = np.frombuffer(payload.buffer, np.float32)
+            if seen[part]:
+                np.add(out, values, out=out)
+            else:
+                np.copyto(out, values)
+            seen[part] += 1
+        total *= np.float32(1 / members)
+        for here in parts:
+            for client in clients:
+                socket.send_multipart([client, total[here]], copy=False)
+    pipe.recv()
+
+
+def star_client(pipe: Connection, address: str, elements: int) -> None:
+    """The star's end: send a vector, overwrite it with what comes back."""
+    baseline = bytes_after_torch()
+    import numpy as np
+    import zmq
+
+    socket = zmq.Context().socket(zmq.DEALER)
+    socket.connect(address)
+    socket.send(b"hello")
+    vector = np.zeros(elements, np.float32)
+    parts = star_parts(elements)
+
+    def one_round() -> None:
+        vector[0] += 1
+        for here in parts:
+            socket.send(vector[here], copy=False)
+        for here in parts:
+            vector[here] = np.frombuffer(socket.recv(copy=False).buffer, np.float32)
+
+    def report() -> dict[str, Any]:
+        moved = 4 * elements
+        return {
+            "sent_bytes": moved,
+            "received_bytes": moved,
+            "baseline_bytes": baseline,
+            "peak_bytes": peak_bytes(),
+        }
+
+    obey(pipe, one_round, report)
+
+
+def star_parts(elements: int) -> list[slice]:
+    """The parts in which our dense codec sends."""
+    from edgetrain.codecs.base import DENSE_PART_ELEMENTS
+    from edgetrain.hub import parts_of
+
+    return list(parts_of(elements, DENSE_PART_ELEMENTS))
+
+
+def gloo_rank(pipe: Connection, rank: int, members: int, elements: int, store: str) -> None:
+    """A rank of torch.distributed: one all-reduce of the flat vector."""
+    baseline = bytes_after_torch()
+    import torch
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=members)
+    vector = torch.zeros(elements)
+
+    def one_round() -> None:
+        vector[0] += 1
+        dist.all_reduce(vector)
+        vector.div_(members)
+
+    obey(pipe, one_round, lambda: {"baseline_bytes": baseline, "peak_bytes": peak_bytes()})
+    dist.destroy_process_group()
+
+
+# -- the parent -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one block of rounds cost, per round."""
+
+    seconds: float
+    cpu_s: float
+
+
+class Fleet:
+    """Processes that play rounds together."""
+
+    def __init__(self, name: str, context: Any) -> None:
+        self.name = name
+        self.children: list[processes.Child] = []
+        self.blocks: list[Block] = []
+        self.reports: list[list[dict[str, Any]]] = []
+        self._players: list[Connection] = []
+        self._context = context
+
+    def start(self, name: str, target: Callable[..., None], *arguments: Any) -> Connection:
+        """Start a process; our end of a pipe to it."""
+        ours, theirs = self._context.Pipe()
+        child = processes.start(self._context, f"{self.name}-{name}", target, theirs, *arguments)
+        self.children.append(child)
+        theirs.close()
+        return ours
+
+    def players(self, count: int, target: Callable[..., None], arguments: Sequence[tuple]) -> None:
+        """Start those who obey, and wait until all are ready."""
+        for index in range(count):
+            self._players.append(self.start(str(index), target, *arguments[index]))
+        for pipe in self._players:
+            self.hear(pipe)
+
+    def hear(self, pipe: Connection) -> Any:
+        """What a process says, unless one has ended or all are silent."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not pipe.poll(0.2):
+            failed = [c for c in self.children if not c.running]
+            if failed:
+                raise SystemExit(
+                    f"{failed[0].name} ended ({failed[0].exit_code}) {failed[0].error}"
+                )
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{self.name}: silent for {PATIENCE_S:g} s")
+        return pipe.recv()
+
+    def play(self, rounds: int) -> Block:
+        """A block of rounds by everyone."""
+        before = self.cpu_s()
+        for pipe in self._players:
+            pipe.send(rounds)
+        heard = [self.hear(pipe) for pipe in self._players]
+        seconds = max(ended for _, ended, _ in heard) - min(began for began, _, _ in heard)
+        self.reports.append([report for _, _, report in heard])
+        self.blocks.append(Block(seconds / rounds, (self.cpu_s() - before) / rounds))
+        return self.blocks[-1]
+
+    def cpu_s(self) -> float:
+        """Of all processes, their threads included."""
+        # The clock of another process, as clock_getcpuclockid(3) makes it on Linux.
+        clocks = [(~child.process.pid << 3) | 2 for child in self.children]
+        return sum(time.clock_gettime(clock) for clock in clocks)
+
+    def dismiss(self) -> None:
+        """Let everyone go."""
+        for pipe in self._players:
+            pipe.send(0)
+
+
+@contextmanager
+def fleets(args: argparse.Namespace, store: Path) -> Iterator[list[Fleet]]:
+    """Ours, the star and gloo, ready to play; nothing of them is left afterwards."""
+    context = processes.fork_server([])
+    ours, star, gloo = made = [Fleet(name, context) for name in ("ours", "star", "gloo")]
+    count, elements = args.members, args.elements
+    rounds = args.block * (args.turns + 1)
+    try:
+        address = ours.hear(ours.start("hub", hub, count))
+        ours.players(count, member, [(address, elements)] * count)
+        middle = star.start("hub", star_hub, count, elements, rounds)
+        address = star.hear(middle)
+        star.players(count, star_client, [(address, elements)] * count)
+        where = f"file://{store / 'gloo'}"
+        gloo.players(count, gloo_rank, [(r, count, elements, where) for r in range(count)])
+        yield made
+        for fleet in made:
+            fleet.dismiss()
+        middle.send(None)
+        for fleet in made:
+            for child in fleet.children:
+                child.process.join(10.0)
+    finally:
+        processes.stop_all([child for fleet in made for child in fleet.children])
+
+
+def threads() -> set[tuple[int, int]]:
+    """(process, thread) of everything under this process."""
+    found = psutil.Process().children(recursive=True)
+    return {(child.pid, thread.id) for child in found for thread in child.threads()}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Play the blocks in turns; what came out, as a dictionary."""
+    with tempfile.TemporaryDirectory() as folder, fleets(args, Path(folder)) as made:
+        for fleet in made:
+            fleet.play(args.block)
+        before = threads()
+        for turn in range(args.turns):
+            for fleet in made[turn % 2 :] + made[: turn % 2]:
+                block = fleet.play(args.block)
+                say(
+                    args,
+                    f"turn {turn + 1} of {args.turns}: {fleet.name} {block.seconds:.3f} s a round",
+                )
+        after = threads()
+        return result(args, made, before, after)
+
+
+def say(args: argparse.Namespace, text: str) -> None:
+    """Progress, for people only."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    elif not args.json:
+        print(text, file=sys.stderr, flush=True)
+
+
+def result(
+    args: argparse.Namespace,
+    made: list[Fleet],
+    before: set[tuple[int, int]],
+    after: set[tuple[int, int]],
+) -> dict[str, Any]:
+    """Medians over the blocks, and the ratios of neighbours."""
+    ours, star, gloo = made
+    vector = 4 * args.elements
+    checksums = {report["checksum"] for report in ours.reports[-1]}
+    if len(checksums) != 1:
+        raise SystemExit("the replicas differ")
+    played = args.block * args.turns
+    moved = {
+        way: max(
+            (last[way] - first[way]) / played
+            for first, last in zip(ours.reports[0], ours.reports[-1], strict=True)
+        )
+        for way in ("sent_bytes", "received_bytes")
+    }
+    return {
+        "members": args.members,
+        "elements": args.elements,
+        "rounds": played,
+        **{fleet.name: figures(fleet, vector) for fleet in made},
+        "bytes": moved,
+        "star_bytes": {"sent_bytes": vector, "received_bytes": vector},
+        "ours_to_star": ratios(ours, star),
+        "ours_to_gloo": ratios(ours, gloo),
+        "processes": {"before": len({p for p, _ in before}), "after": len({p for p, _ in after})},
+        "threads": {"before": len(before), "after": len(after), "the_same": before == after},
+    }
+
+
+def figures(fleet: Fleet, vector: int) -> dict[str, Any]:
+    """One fleet's medians and its players' largest peak."""
+    blocks = fleet.blocks[1:]
+    over = max(r["peak_bytes"] - r["baseline_bytes"] for r in fleet.reports[-1])
+    return {
+        "seconds": statistics.median(b.seconds for b in blocks),
+        "cpu_s": statistics.median(b.cpu_s for b in blocks),
+        "peak_over_torch_bytes": over,
+        "peak_over_torch_vectors": over / vector,
+        "peak_beyond_four_vectors_bytes": over - 4 * vector,
+        "blocks": [asdict(block) for block in blocks],
+    }
+
+
+def ratios(ours: Fleet, other: Fleet) -> dict[str, float]:
+    """Medians of the ratios of blocks that were played next to each other."""
+    pairs = list(zip(ours.blocks[1:], other.blocks[1:], strict=True))
+    return {
+        "seconds": statistics.median(a.seconds / b.seconds for a, b in pairs),
+        "cpu_s": statistics.median(a.cpu_s / b.cpu_s for a, b in pairs),
+        "worst_seconds": max(a.seconds / b.seconds for a, b in pairs),
+        "worst_cpu_s": max(a.cpu_s / b.cpu_s for a, b in pairs),
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """The table."""
+    million = found["elements"] / 1e6
+    print(
+        f"{found['members']} members, {million:g} M parameters ({4 * million:g} MB), "
+        f"{found['rounds']} rounds, medians of blocks"
+    )
+    print(f"{'':6} {'s/round':>8} {'CPU s/round':>12} {'peak over import torch':>24}")
+    for name in ("ours", "star", "gloo"):
+        row = found[name]
+        print(
+            f"{name:6} {row['seconds']:8.3f} {row['cpu_s']:12.3f} "
+            f"{row['peak_over_torch_vectors']:9.2f} vectors "
+            f"(four {row['peak_beyond_four_vectors_bytes'] / 1e6:+.0f} MB)"
+        )
+    for other in ("star", "gloo"):
+        ratio = found[f"ours_to_{other}"]
+        print(
+            f"ours / {other}: {ratio['seconds']:.2f} in seconds, {ratio['cpu_s']:.2f} in CPU "
+            f"seconds (worst block {ratio['worst_seconds']:.2f}, {ratio['worst_cpu_s']:.2f})"
+        )
+    up, down = found["bytes"]["sent_bytes"], found["bytes"]["received_bytes"]
+    vector = 4 * found["elements"]
+    print(
+        f"bytes a round of a member, at the socket: {up:,.0f} up ({up / vector:.4f} vectors), "
+        f"{down:,.0f} down ({down / vector:.4f})"
+    )
+    count, threads = found["processes"], found["threads"]
+    print(
+        f"processes {count['before']} before, {count['after']} after; threads "
+        f"{threads['before']} before, {threads['after']} after, "
+        f"{'the same ones' if threads['the_same'] else 'not the same ones'}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--members", type=int, default=4)
+    parser.add_argument("--elements", type=int, default=11_000_000)
+    parser.add_argument("--rounds", type=int, default=30, help="of each kind (default: 30)")
+    parser.add_argument("--block", type=int, default=5, help="rounds at a turn (default: 5)")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    args.block = min(args.block, args.rounds)
+    args.turns = -(-args.rounds // args.block)
+    found = measure(args)
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    if args.json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(found)
+
+
+if __name__ == "__main__":
+    main()
