@@ -3,6 +3,7 @@ somewhere."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from command_line import edgetrain
 
 from edgetrain import config
-from edgetrain.__main__ import main, parser
+from edgetrain.__main__ import _parse, main, parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -48,15 +49,26 @@ def commands_in(page: str, text: str) -> Iterator[Command]:
             if not re.match(r"(\$ )?edgetrain [a-z-]", line):
                 continue
             answer = lines[at + 1] if line[0] == "$" and at + 1 < len(lines) else ""
-            for part in re.split(r"&&|\s#\s", line.removeprefix("$ ")):
+            typed = re.split(r"\s{3,}", line.removeprefix("$ "))[0]  # what follows explains it
+            for part in re.split(r"&&|\s#\s", typed):
                 if part.strip().startswith("edgetrain "):
                     yield Command(page, " ".join(part.split()), answer)
 
 
+def helps() -> Iterator[tuple[str, str]]:
+    """The examples below each verb's --help, as a page of their own."""
+    (verbs,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
+    for name, verb in verbs.choices.items():
+        yield f"{name} --help", f"```\n{verb.epilog}\n```"
+
+
 COMMANDS = [
     command
-    for path in PAGES
-    for command in commands_in(str(path.relative_to(ROOT)), path.read_text("utf-8"))
+    for page, text in [
+        *((str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in PAGES),
+        *helps(),
+    ]
+    for command in commands_in(page, text)
 ]
 
 
@@ -68,7 +80,9 @@ def test_commands_are_found():
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command.page}: {command.line}")
 def test_every_command_can_be_typed(command):
-    arguments = parser().parse_args(command.words)
+    if command.words[-1] == "--help":
+        return
+    arguments = _parse(command.words)
     overrides = [word for word in getattr(arguments, "job", []) if "=" in word]
     if not command.answer.startswith("edgetrain: "):
         config.parse({}, overrides)
