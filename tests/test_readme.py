@@ -41,7 +41,8 @@ def commands_in(page: str, text: str) -> Iterator[Command]:
     if page.endswith(".py"):
         blocks = [text.split('"""')[1]]
     else:
-        blocks = re.findall(r"^```(?:console|text|sh|)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        blocks = [block for language, block in fenced if language in ("", "console", "text", "sh")]
     for block in blocks:
         lines = block.replace("\\\n", " ").splitlines()
         for at, line in enumerate(lines):
