@@ -103,7 +103,7 @@ def member(pipe: Connection, address: str, elements: int) -> None:
     model = torch.nn.ParameterList(
         torch.rand(stop - start) for start, stop in itertools.pairwise(cuts)
     )
-    joined = join(address, model, Nudge(model.parameters()))
+    joined = join(address, model, Nudge(model.parameters()))  # type: ignore[arg-type]
 
     def report() -> dict[str, Any]:
         traffic = joined.traffic()
@@ -135,9 +135,9 @@ def star_hub(pipe: Connection, members: int, elements: int, rounds: int) -> None
         arrived = dict.fromkeys(clients, 0)
         seen = [0] * len(parts)
         for _ in range(members * len(parts)):
-            client, payload = socket.recv_multipart(copy=False)
-            part = arrived[client.bytes]
-            arrived[client.bytes] += 1
+            who, payload = socket.recv_multipart(copy=False)
+            part = arrived[who.bytes]
+            arrived[who.bytes] += 1
             out = total[parts[part]]
             values = np.frombuffer(payload.buffer, np.float32)
             if seen[part]:
@@ -148,7 +148,7 @@ def star_hub(pipe: Connection, members: int, elements: int, rounds: int) -> None
         total *= np.float32(1 / members)
         for here in parts:
             for client in clients:
-                socket.send_multipart([client, total[here]], copy=False)
+                socket.send_multipart([client, total[here].data], copy=False)
     pipe.recv()
 
 
@@ -167,7 +167,7 @@ def star_client(pipe: Connection, address: str, elements: int) -> None:
     def one_round() -> None:
         vector[0] += 1
         for here in parts:
-            socket.send(vector[here], copy=False)
+            socket.send(vector[here].data, copy=False)
         for here in parts:
             vector[here] = np.frombuffer(socket.recv(copy=False).buffer, np.float32)
 
@@ -234,13 +234,16 @@ class Fleet:
 
     def start(self, name: str, target: Callable[..., None], *arguments: Any) -> Connection:
         """Start a process; our end of a pipe to it."""
+        ours: Connection
         ours, theirs = self._context.Pipe()
         child = processes.start(self._context, f"{self.name}-{name}", target, theirs, *arguments)
         self.children.append(child)
         theirs.close()
         return ours
 
-    def players(self, count: int, target: Callable[..., None], arguments: Sequence[tuple]) -> None:
+    def players(
+        self, count: int, target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]
+    ) -> None:
         """Start those who obey, and wait until all are ready."""
         for index in range(count):
             self._players.append(self.start(str(index), target, *arguments[index]))
@@ -274,7 +277,7 @@ class Fleet:
     def cpu_s(self) -> float:
         """Of all processes, their threads included."""
         # The clock of another process, as clock_getcpuclockid(3) makes it on Linux.
-        clocks = [(~child.process.pid << 3) | 2 for child in self.children]
+        clocks = [(~int(child.process.pid or 0) << 3) | 2 for child in self.children]
         return sum(time.clock_gettime(clock) for clock in clocks)
 
     def dismiss(self) -> None:
@@ -444,7 +447,10 @@ def main() -> None:
     args = parser.parse_args()
     args.block = min(args.block, args.rounds)
     args.turns = -(-args.rounds // args.block)
-    found = measure(args)
+    try:
+        found = measure(args)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     if args.json:
