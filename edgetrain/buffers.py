@@ -29,7 +29,14 @@ class Vectors:
 
     def take(self) -> Vector:
         """A vector that nobody else looks at."""
-        memory = self._spare.pop() if self._spare else np.empty(self._elements, np.float32)
+        spare = self.take_spare()
+        return self._lend(np.empty(self._elements, np.float32)) if spare is None else spare
+
+    def take_spare(self) -> Vector | None:
+        """The same, but only if it takes no new memory."""
+        return self._lend(self._spare.pop()) if self._spare else None
+
+    def _lend(self, memory: Vector) -> Vector:
         # Views of an array refer to the array that owns the memory. Through a memoryview that is
         # the one made here, and so it lives as long as they do.
         vector: Vector = np.frombuffer(memory.data, np.float32)

@@ -16,6 +16,7 @@ from edgetrain import codecs
 from edgetrain.buffers import Vectors
 from edgetrain.checksum import Vector
 from edgetrain.codecs import Codec, Feedback
+from edgetrain.codecs.base import check_length
 from edgetrain.errors import BadMessage, Diverged, HubUnreachable, Refused
 from edgetrain.hub import base_parts, parts_of
 from edgetrain.messages import (
@@ -95,6 +96,7 @@ class Link:
         self._received = 0
         self._arrivals: dict[int, _Arrival] = {}
         self._elements = 0
+        self._submitted = -1
         self.codec: Codec = codecs.Dense()
         self.reply_codec: Codec = codecs.Dense()
         self._feedback: Feedback | None = None
@@ -170,6 +172,7 @@ class Link:
         """Encode and send a contribution; returns at once. The vector must not change
         afterwards."""
         assert self._feedback is not None
+        self._submitted = round
         payloads = self._feedback.encode(contribution)
         for part, payload in enumerate(payloads):
             self._send(
@@ -195,7 +198,7 @@ class Link:
             self._take(self._next())
         del self._arrivals[round]
         head = arrival.head
-        pieces = [self._decoded(arrival)]
+        pieces = self._decoded(arrival)
         return Merged(round, head.members, head.delay, head.checksum, arrival.at, pieces)
 
     def poll(self) -> None:
@@ -213,8 +216,8 @@ class Link:
             raise BadMessage(f"the hub sent {type(message).__name__} during training")
         arrival = self._arrivals.get(message.round)
         if arrival is None:
-            vector = self.memory.take() if self.reply_codec.lossless else None
-            arrival = self._arrivals[message.round] = _Arrival(message, vector)
+            arrival = _Arrival(message, self._place_for(message.round))
+            self._arrivals[message.round] = arrival
         parts = list(parts_of(self._elements, self.reply_codec.part_elements))
         if message.parts != len(parts) or message.part != arrival.parts:
             raise BadMessage(f"part {message.part} of {message.parts} of a reply is out of order")
@@ -225,15 +228,29 @@ class Link:
         arrival.parts += 1
         arrival.at = self._heard
 
-    def _decoded(self, arrival: _Arrival) -> Vector:
-        """The whole vector, before any is used: a bad part must leave the member unchanged."""
+    def _place_for(self, round: int) -> Vector | None:
+        """Where to decode a reply's parts as they arrive; None: keep the payloads until the last.
+
+        That is for payloads that are small, and for a socket that still holds the contribution of a
+        synchronous round: its memory and a new vector would be more than the payloads take.
+        """
+        if not self.reply_codec.lossless:
+            return None
+        return self.memory.take_spare() if round == self._submitted else self.memory.take()
+
+    def _decoded(self, arrival: _Arrival) -> list[Vector]:
+        """All pieces, before any is used: a bad part must leave the member unchanged."""
         if arrival.vector is not None:
-            return arrival.vector
+            return [arrival.vector]
+        parts = list(parts_of(self._elements, self.reply_codec.part_elements))
+        if isinstance(self.reply_codec, codecs.Dense):
+            for here, payload in zip(parts, arrival.payloads, strict=True):
+                check_length("fp32", memoryview(payload).nbytes, 4 * (here.stop - here.start))
+            return [np.frombuffer(payload, np.float32) for payload in arrival.payloads]
         vector = self.memory.take()
-        parts = parts_of(self._elements, self.reply_codec.part_elements)
         for here, payload in zip(parts, arrival.payloads, strict=True):
             self.reply_codec.decode(payload, vector[here])
-        return vector
+        return [vector]
 
     def leave(self, reason: str) -> None:
         """Say that this member is done, and let go. Works twice, and with no hub there."""

@@ -81,3 +81,15 @@ def test_a_contribution_that_is_still_being_sent_is_never_written(delay):
         while half.due() is not None:
             half.apply([np.full(100, 0.5, np.float32)])
         assert all(view.tobytes() == then for view, then in sending)
+
+
+def test_a_spare_vector_takes_no_new_memory():
+    vectors = Vectors(10)
+    assert vectors.take_spare() is None
+    first = vectors.take()
+    where = address(first)
+    assert vectors.take_spare() is None
+    del first
+    again = vectors.take_spare()
+    assert again is not None
+    assert address(again) == where
