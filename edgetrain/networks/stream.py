@@ -12,9 +12,7 @@ nor zmq is imported. One thread, epoll and one timerfd.
 from __future__ import annotations
 
 import heapq
-import math
 import os
-import random
 import select
 import socket
 import sys
@@ -27,92 +25,18 @@ from typing import Any
 from edgetrain.errors import EdgetrainError
 from edgetrain.networks import linux
 from edgetrain.networks.faults import Fault, Schedule
+from edgetrain.networks.fluid import HEADERS, Way
 from edgetrain.networks.lateness import Lateness
-from edgetrain.networks.model import LinkModel
-from edgetrain.networks.profile import Direction
 from edgetrain.networks.travel import direction_from_json, faults_from_json
 from edgetrain.networks.window import MSS, Window, send_limit_bytes
 from edgetrain.networks.worker import Parent
 
-_HEADERS = 52  # IPv4 and TCP with timestamps, per segment
-_LARGEST_CHUNK = 65_536
-_CHUNK_NS = 4_000_000  # a chunk is at most this much of the line's time
 _RECEIVE_LIMIT = 16 << 20  # bytes that wait for a reader that does not read
 _SOCKET_BUFFER = 1 << 20  # small enough that the window decides, large enough for gigabits
 _CHUNKS_A_TURN = 4
 _CONNECT_SECONDS = 0.2
 _IDLE_SECONDS = 0.4
-_LOST_ENOUGH = 1 << 62
 _now = time.monotonic_ns
-
-
-class Losses:
-    """How many of the next segments are lost, drawn without a draw per segment where it can be."""
-
-    def __init__(self, way: Direction, model: LinkModel, seed: int) -> None:
-        self._model = model
-        self._carry = 0
-        self._share = way.mean_loss_percent / 100
-        self._random = random.Random(seed).random
-        self._independent = way.burst is None
-        self._gap = self._draw_gap()
-
-    def _draw_gap(self) -> int:
-        if self._share <= 0:
-            return _LOST_ENOUGH
-        if self._share >= 1:
-            return 0
-        return int(math.log(1 - self._random()) / math.log(1 - self._share))
-
-    def within(self, count: int) -> int:
-        """Lost segments in the next `count` bytes; pieces of segments are carried over."""
-        if not self._share:
-            return 0
-        segments, self._carry = divmod(self._carry + count, MSS)
-        if not self._independent:
-            return sum(self._model.lost() for _ in range(segments))
-        lost = 0
-        while self._gap < segments:
-            lost += 1
-            segments -= self._gap + 1
-            self._gap = self._draw_gap()
-        self._gap -= segments
-        return lost
-
-    def again(self) -> bool:
-        """Whether a retransmission is lost too."""
-        return self._random() < self._share
-
-
-@dataclass
-class Way:
-    """One direction of one member's link, shared by all its connections."""
-
-    figures: Direction
-    model: LinkModel
-    losses: Losses
-    chunk: int
-    mean_delay: int
-    ns_per_byte: float
-    ack_delay: Callable[[int], int]  # the same figures, drawn apart: acks run ahead of the clock
-
-    @classmethod
-    def make(cls, figures: Direction, seed: int, start_ns: int) -> Way:
-        model = LinkModel(figures, seed, start_ns)
-        rate = figures.mean_rate_mbit
-        chunk = int(rate * 1e6 / 8 * _CHUNK_NS / 1e9) if rate else _LARGEST_CHUNK
-        chunk = min(max(chunk, MSS), _LARGEST_CHUNK)
-        mean = int(figures.mean_delay_ms * 1e6)
-        losses = Losses(figures, model, seed + 1)
-        per_byte = 8000 / rate if rate else 0.0
-        acks = LinkModel(figures, seed + 1, start_ns)
-        return cls(figures, model, losses, chunk, mean, per_byte, acks.delay)
-
-    def delay_ns(self, now: int) -> int:
-        """What an acknowledgement takes on this way: it queues behind the data."""
-        rate = self.model.rate
-        waiting = rate.waiting_bytes(now) if rate else 0.0
-        return self.ack_delay(now) + int(waiting * self.ns_per_byte)
 
 
 class Pipe:
@@ -152,34 +76,18 @@ class Pipe:
         lost = way.losses.within(size)
         rate = way.model.rate
         overflow = rate is not None and rate.full(now)
-        arrival = way.model.arrival(now, size + segments * _HEADERS, segments)
+        arrival = way.model.arrival(now, size + segments * HEADERS, segments)
         stall = 0
         if self.window is not None:
             self.window.sent(size, now)
             spread = int(max(size - MSS, 0) * way.ns_per_byte)
             self.acks.append((arrival + self.back.delay_ns(arrival), size, now, spread))
             if lost or overflow:
-                stall = self._repair(self.window, lost, now)
+                stall = way.repair(self.window, lost, now)
         self.last = max(arrival + stall, self.last)
         self.queue.append((self.last, data))
         self.waiting += size
         return self.last
-
-    def _repair(self, window: Window, lost: int, now: int) -> int:
-        """Nanoseconds until the hole is filled: fast retransmit, or timeouts where that is lost."""
-        stall = window.rtt
-        timeout = window.timeout
-        if any(self.way.losses.again() for _ in range(lost)):
-            window.collapse()
-            stall += timeout
-            while self.way.losses.again() and timeout < 60_000_000_000:
-                timeout *= 2
-                stall += timeout
-        else:
-            window.cut()
-        if lost and self.way.model.rate:
-            self.way.model.rate.depart(now, lost * (MSS + _HEADERS))
-        return stall
 
     def end(self, now: int) -> int:
         """The source has closed: say so at the other end, in its turn."""
