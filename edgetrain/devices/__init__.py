@@ -7,11 +7,13 @@ package loads neither torch nor numpy.
 from edgetrain.devices.cost import measure_step
 from edgetrain.devices.energy import Energy, joules_source
 from edgetrain.devices.profile import HOST, Device, here, load, names, parse, parse_fleet
+from edgetrain.devices.speed import StepTimes
 
 __all__ = [
     "HOST",
     "Device",
     "Energy",
+    "StepTimes",
     "here",
     "joules_source",
     "load",

@@ -32,6 +32,11 @@ class Device:
     dispatch_s: float | None  # per operator call: Python, autograd, optimizer
     idle_watts: float | None  # the whole board, at its power input
     load_watts: float | None  # the same with all cores busy
+    step_jitter: float | None = None  # relative standard deviation of a step's time
+    slow_chance: float | None = None  # share of the steps that something else delays
+    slow_factor: float | None = None  # how many times longer those take
+    throttle_after_s: float | None = None  # of computing without a pause, until the board is hot
+    throttle_factor: float | None = None  # how many times longer a step takes from then on
     boards: tuple[str, ...] = ()  # beginnings of /proc/device-tree/model that mean this device
     source: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
 
@@ -54,7 +59,14 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "dispatch_s": (1e-8, 0.1, "s"),
     "idle_watts": (0, 1e5, "W"),
     "load_watts": (0, 1e5, "W"),
+    "step_jitter": (0, 10, ""),
+    "slow_chance": (0, 1, ""),
+    "slow_factor": (1, 1e4, ""),
+    "throttle_after_s": (0, 1e9, "s"),
+    "throttle_factor": (1, 1e4, ""),
 }
+_OPTIONAL = ("step_jitter", "slow_chance", "slow_factor", "throttle_after_s", "throttle_factor")
+_PAIRS = (("slow_chance", "slow_factor"), ("throttle_after_s", "throttle_factor"))
 _WHOLE = ("cores", "memory_bytes")
 _KEYS = ("title", *RANGES, "boards", "source")
 
@@ -87,9 +99,13 @@ def parse(name: str, table: Mapping[str, Any], path: Path) -> Device:
         if key not in _KEYS:
             raise ConfigError(f"{path}: unknown key {key}", did_you_mean(key, _KEYS))
     for key in ("title", *RANGES, "source"):
-        if key not in table:
+        if key not in table and key not in _OPTIONAL:
             raise ConfigError(f"{path}: {key} is missing", "every device says it, with its source")
-    figures: dict[str, Any] = {key: _number(key, table[key], path) for key in RANGES}
+    for one, other in _PAIRS:
+        if (one in table) != (other in table):
+            raise ConfigError(f"{path}: {one} and {other} go together", "give both or none")
+    given = [key for key in RANGES if key in table]
+    figures: dict[str, Any] = {key: _number(key, table[key], path) for key in given}
     if figures["load_watts"] < figures["idle_watts"]:
         raise ConfigError(
             f"{path}: load_watts = {figures['load_watts']:g} is less than idle_watts = "
@@ -100,7 +116,7 @@ def parse(name: str, table: Mapping[str, Any], path: Path) -> Device:
         name=name,
         title=_text("title", table["title"], path),
         boards=_boards(table.get("boards", ()), path),
-        source=_source(table["source"], path),
+        source=_source(table["source"], given, path),
         **figures,
     )
 
@@ -188,14 +204,14 @@ def _boards(value: Any, path: Path) -> tuple[str, ...]:
     return tuple(_text("boards", item, path) for item in value)
 
 
-def _source(table: Any, path: Path) -> dict[str, str]:
+def _source(table: Any, given: list[str], path: Path) -> dict[str, str]:
     """Where each figure comes from. A figure without a source is refused."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{path}: source must be a table", "[source]")
     for key in table:
         if key not in RANGES:
             raise ConfigError(f"{path}: unknown key source.{key}", did_you_mean(key, RANGES))
-    for key in RANGES:
+    for key in given:
         if key not in table:
             raise ConfigError(
                 f"{path}: source.{key} is missing",
