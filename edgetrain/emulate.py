@@ -59,12 +59,13 @@ def run(
         status = "interrupted"
         raise
     finally:
-        summary = runs.summarise(folder, _extra(planned, folder, report, status))
+        summary = runs.summarise(folder, summary_of(planned, folder, report, status))
         runs.write_summary(folder, summary)
     return summary
 
 
-def _extra(planned: Plan, folder: Path, report: dict[str, Any], status: str) -> dict[str, Any]:
+def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str) -> dict[str, Any]:
+    """What only the driver of a run knows of it; `report` is the network's."""
     strategy = strategies.find(planned.job.strategy.name)
     delay = 0
     for record in runs.read_metrics(folder, "round"):

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -22,8 +22,9 @@ from edgetrain.checksum import Vector, checksum
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError
 from edgetrain.interfaces import route
 from edgetrain.link import Link, Request
-from edgetrain.sockets import MemberSocket, Traffic
+from edgetrain.sockets import MemberSocket
 from edgetrain.strategies import MemberHalf
+from edgetrain.transport import MemberTransport, Traffic
 from edgetrain.vector import FlatModel
 
 MARGIN = 1.1
@@ -49,7 +50,37 @@ def join(
     unreachable hub is tried. Raises HubUnreachable, NetworkError, Refused, ConfigError.
     """
     route(hub, timeout_s)
-    return Member(MemberSocket(hub), model, optimizer, Request("", name, weight, job), timeout_s)
+    flat = bind(model, optimizer)
+    return Member(MemberSocket(hub), flat, optimizer, Request("", name, weight, job), timeout_s)
+
+
+class Steps(Protocol):
+    """What a member needs of an optimizer."""
+
+    def step(self) -> Any:
+        """Change the parameters in place."""
+
+
+class Flat(Protocol):
+    """What a member needs of a model: see FlatModel, which is the one that people have."""
+
+    params: Vector
+    gradient: Vector
+    elements: int
+    digest: str
+    is_storage: bool
+
+    def pull_params(self) -> None:
+        """Bring `params` up to what the optimizer did."""
+
+    def push_params(self) -> None:
+        """Write `params` back into the model."""
+
+    def pull_gradient(self) -> None:
+        """Collect the gradient into `gradient`."""
+
+    def push_gradient(self) -> None:
+        """Write `gradient` back, for the optimizer to step with."""
 
 
 class Member:
@@ -61,9 +92,9 @@ class Member:
 
     def __init__(
         self,
-        transport: MemberSocket,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        transport: MemberTransport,
+        flat: Flat,
+        optimizer: Steps,
         request: Request,
         timeout_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
@@ -73,9 +104,8 @@ class Member:
         self._clock = clock
         self._link = Link(transport, clock, timeout_s)
         self._weight = float(request.weight)
-        self.flat = FlatModel(model)
+        self.flat = flat
         try:
-            _check_optimizer(optimizer, model)
             welcome, start = self._link.join(
                 Request(self.flat.digest, request.name, request.weight, request.job),
                 self.flat.params,
@@ -249,8 +279,8 @@ class Member:
             self._wanted_delay = max(1, math.ceil(MARGIN * round_trip_s / step_s))
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    """An optimizer over other tensors than the model's would train nothing: say so."""
+def bind(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> FlatModel:
+    """The model as flat vectors. ConfigError for an optimizer that would train other tensors."""
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not trained <= known:
@@ -258,3 +288,4 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
             f"the optimizer lacks {len(trained - known)} of the model's {len(trained)} parameters",
             "make it from model.parameters(), or freeze what is not trained",
         )
+    return FlatModel(model)

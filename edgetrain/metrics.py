@@ -95,11 +95,12 @@ class MetricsLog:
         cpu_s: float,
         peak_bytes: int,
         joules: float | None = None,
+        steps: int = 1,
     ) -> None:
-        """One finished training step of this member.
+        """One finished training step of this member, or `steps` of them that share a line.
 
         step: steps done, this one included (the first is 1). round: rounds submitted so far.
-        wait_s, compute_s (pacing included), overhead_s: seconds of this step. sent_bytes,
+        wait_s, compute_s (pacing included), overhead_s: seconds of these steps. sent_bytes,
         received_bytes (at the socket), cpu_s, joules: sums since this process began training.
         """
         self._write(
@@ -116,6 +117,7 @@ class MetricsLog:
                 "cpu_s": _seconds(cpu_s),
                 "peak_bytes": int(peak_bytes),
                 "joules": None if joules is None else _number(joules),
+                **({} if steps == 1 else {"steps": int(steps)}),
             },
         )
 
@@ -391,6 +393,7 @@ class MemberTally:
     """What one member's lines add up to. Times in seconds, memory in bytes."""
 
     lines: int = 0
+    """Steps that lines tell of."""
     step: int = 0
     round: int = 0
     t: float = 0.0
@@ -414,7 +417,7 @@ class MemberTally:
 
     def add_step(self, record: Record) -> None:
         """Takes in a "step" line."""
-        self.lines += 1
+        self.lines += int(record.get("steps", 1))
         self.step = max(self.step, int(_value(record, "step")))
         self.t = max(self.t, record["t"])
         self.loss = record.get("loss")

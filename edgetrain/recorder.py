@@ -11,7 +11,7 @@ from edgetrain.hub import Closed, Note
 from edgetrain.metrics import MetricsLog
 
 if TYPE_CHECKING:
-    from edgetrain.sockets import Traffic
+    from edgetrain.transport import Traffic
 
 
 class HubRecorder:

@@ -13,7 +13,6 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,16 +21,10 @@ import zmq
 from edgetrain.allocator import keep_freed
 from edgetrain.errors import HubUnreachable, NetworkError
 from edgetrain.messages import Buffer
+from edgetrain.transport import SILENCE_S, Traffic
 
 ZERO_COPY_BYTES = 1 << 16
 """Below this size a copy is cheaper than the bookkeeping that avoids it."""
-
-SILENCE_S = 10
-"""A connection over which the other machine's kernel acknowledges nothing for so long is closed.
-
-The kernels' own timers: a heartbeat of ZeroMQ would have to wait behind the frame that is under
-way, and on a slow link close the connection that carries it.
-"""
 
 LINGER_MS = 5000
 """What was handed over but not sent yet gets so long when a socket closes."""
@@ -155,16 +148,6 @@ def _bind_error(error: zmq.ZMQError, host: str, port: int) -> NetworkError:
             "another hub may be running; choose a port with --bind tcp://HOST:PORT",
         )
     return NetworkError(f"cannot listen on {host}:{port}: {error}", "is it this machine's address?")
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What the kernel counted on a member's TCP connection since it was made."""
-
-    sent_bytes: int
-    received_bytes: int
-    retransmitted_bytes: int
-    round_trip_s: float
 
 
 class MemberSocket:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,11 +18,12 @@ from edgetrain import devices
 from edgetrain.config import Job
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.link import Request
-from edgetrain.member import Member
+from edgetrain.member import Member, bind
 from edgetrain.metrics import MetricsLog
 from edgetrain.runs import Meter
 from edgetrain.sockets import MemberSocket
 from edgetrain.tasks import Task, load_task
+from edgetrain.vector import FlatModel
 
 EVALUATIONS = 50
 """Evaluations in a run unless the job says how often."""
@@ -72,29 +73,58 @@ def optimizer_for(model: torch.nn.Module, table: dict[str, Any]) -> torch.optim.
 class Pace:
     """Makes a step last as long as it would on the device that is emulated.
 
-    `overruns` counts the steps that were slower than that by themselves.
+    `seconds(step)` is what that takes (0: no pace). What a step took longer than its pace, in the
+    optimizer after `hold`, comes off the next one. `overruns` counts the steps that were slower by
+    themselves.
     """
 
     def __init__(
         self,
-        seconds: float,
+        seconds: Callable[[int], float],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.seconds = seconds
         self.overruns = 0
+        self._seconds = seconds
         self._clock = clock
         self._sleep = sleep
+        self._step = 0
+        self._owed = 0.0
+        self._lasts = seconds(0)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether this device is paced at all."""
+        return self._lasts > 0
+
+    @property
+    def seconds(self) -> float:
+        """What the step under way takes."""
+        return self._lasts
 
     def hold(self, began: float) -> None:
         """Sleep until the step that began then has lasted long enough."""
-        if self.seconds <= 0:
+        if not self.is_set:
             return
-        left = self.seconds - (self._clock() - began)
-        if left > 0:
-            self._sleep(left)
-        else:
+        spent = self._clock() - began
+        if spent > self._lasts:
             self.overruns += 1
+        elif (left := self._lasts - self._owed - spent) > 0:
+            self._sleep(left)
+
+    def settle(self, computed_s: float) -> None:
+        """The step is over, and took so long without waiting and exchanging."""
+        if self.is_set:
+            self._owed = min(max(self._owed + computed_s - self._lasts, 0.0), self._lasts)
+            self._step += 1
+            self._lasts = self._seconds(self._step)
+
+
+def step_times(job: Job, place: Place, seconds: float) -> Callable[[int], float]:
+    """What each step takes on a device that needs `seconds` for one while it is cool."""
+    if not seconds:
+        return lambda step: 0.0
+    return devices.StepTimes(devices.load(place.device), seconds, job.seed, place.index)
 
 
 def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
@@ -107,6 +137,43 @@ def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
     flops, operators = devices.measure_step(model, batch, task.loss)
     model.zero_grad(set_to_none=True)
     return devices.load(device).step_seconds(flops, operators)
+
+
+class Local(Protocol):
+    """The work of one member between exchanges: its gradients, and how good a model is."""
+
+    def backward(self) -> Callable[[], float]:
+        """Fill the member's gradient with that of its next batch.
+
+        What is returned gives the batch's loss; the gradient need not be there before it is called.
+        """
+
+    def evaluate(self) -> dict[str, float]:
+        """The task's figures for the member's parameters as they are."""
+
+
+class OneModel:
+    """The usual `Local`: a torch model and its batches, one after the other."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: torch.nn.Module,
+        flat: FlatModel,
+        batches: Iterator[tuple[torch.Tensor, ...]],
+    ) -> None:
+        self._task, self._model, self._flat, self._batches = task, model, flat, batches
+
+    def backward(self) -> Callable[[], float]:
+        """See Local."""
+        loss = self._task.loss(self._model, next(self._batches))
+        self._flat.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item
+
+    def evaluate(self) -> dict[str, float]:
+        """See Local."""
+        return self._task.evaluate(self._model)
 
 
 def train(
@@ -124,63 +191,81 @@ def train(
     task = task_of(job, place.beside)
     torch.manual_seed(job.seed)
     model = task.model()
-    pace = Pace(pace_of(job, place.device, model, task))
+    pace = Pace(step_times(job, place, pace_of(job, place.device, model, task)))
     optimizer = optimizer_for(model, job.train.optimizer)
-    samples = task.samples(place.index, job.fleet.members)
+    flat = bind(model, optimizer)
     batches = task.batches(place.index, job.fleet.members, job.train.batch, job.seed)
-    request = Request("", place.name, float(samples), job.digest())
-    with Member(MemberSocket(hub), model, optimizer, request) as member:
+    local = OneModel(task, model, flat, batches)
+    energy = devices.Energy(devices.load(place.device), clock)
+    with Member(MemberSocket(hub), flat, optimizer, request_of(job, place, task)) as member:
         log = open_log(member.name)
-        loop = _Loop(job, place, task, model, member, log, pace, clock)
-        loop.run(batches)
-        loop.finish()
+        with log:
+            Loop(job, place.index, local, member, log, pace, Meter(), energy, clock).run()
 
 
-class _Loop:
-    """The steps of one member, and their record."""
+def request_of(job: Job, place: Place, task: Task) -> Request:
+    """What a member of this job says of itself."""
+    samples = task.samples(place.index, job.fleet.members)
+    return Request("", place.name, float(samples), job.digest())
+
+
+class Usage(Protocol):
+    """What a process has used of its machine so far: see `environment.Meter`."""
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest resident set, or 0 where nobody knows."""
+
+
+class Loop:
+    """The steps of one member, and their record. `record_every` steps share a line of metrics."""
 
     def __init__(
         self,
         job: Job,
-        place: Place,
-        task: Task,
-        model: torch.nn.Module,
+        index: int,
+        local: Local,
         member: Member,
         log: MetricsLog,
         pace: Pace,
+        usage: Usage,
+        energy: devices.Energy,
         clock: Callable[[], float],
+        record_every: int = 1,
     ) -> None:
-        self._task = task
-        self._model = model
+        self._local = local
         self._member = member
         self._log = log
         self._pace = pace
+        self._usage = usage
+        self._energy = energy
         self._clock = clock
         self._steps = job.train.steps
         self._evaluate_every = (
-            (job.train.evaluate_every or max(1, self._steps // EVALUATIONS))
-            if place.index == 0
-            else 0
+            (job.train.evaluate_every or max(1, self._steps // EVALUATIONS)) if index == 0 else 0
         )
-        self._meter = Meter()
-        self._energy = devices.Energy(devices.load(place.device), clock)
+        self._record_every = record_every
+        self._unrecorded = 0
+        self._seconds = [0.0, 0.0, 0.0]
         self._before = member.traffic()
-        self._joules: float | None = None
 
-    def run(self, batches: Iterator[tuple[torch.Tensor, ...]]) -> None:
-        """All steps. An evaluation happens while a paced device would still be computing."""
+    def run(self) -> None:
+        """All steps, the last replies, and a last evaluation."""
         self._evaluate()
         ended = self._clock()
         for step in range(1, self._steps + 1):
             began = self._clock()
             if self._evaluate_every and step > 1 and (step - 1) % self._evaluate_every == 0:
-                self._evaluate()
-                if not self._pace.seconds:
+                self._evaluate()  # while a paced device would still be computing
+                if not self._pace.is_set:
                     ended += self._clock() - began
-            loss = self._task.loss(self._model, next(batches))
-            self._member.flat.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss_of = self._local.backward()
             self._pace.hold(began)
+            loss = loss_of()
             waited, exchanged = self._member.wait_s, self._member.exchange_s
             self._member.step()
             if step == self._steps:
@@ -188,10 +273,13 @@ class _Loop:
             now = self._clock()
             wait_s = self._member.wait_s - waited
             overhead_s = self._member.exchange_s - exchanged
-            self._record(step, loss.item(), wait_s, now - ended - wait_s - overhead_s, overhead_s)
+            compute_s = now - ended - wait_s - overhead_s
+            self._pace.settle(compute_s)
+            self._record(step, loss, wait_s, compute_s, overhead_s)
             ended = now
+        self._finish()
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """After the last reply: the model is the fleet's, and is evaluated as such."""
         if self._evaluate_every:
             self._evaluate()
@@ -202,32 +290,41 @@ class _Loop:
                 f"{self._pace.seconds * 1000:.3g} ms of the emulated device",
             )
         self._log.event("finished", f"{self._steps} steps")
-        self._log.close()
 
     def _record(
         self, step: int, loss: float, wait_s: float, compute_s: float, overhead_s: float
     ) -> None:
+        sums = self._seconds
+        sums[0] += wait_s
+        sums[1] += compute_s
+        sums[2] += overhead_s
+        self._unrecorded += 1
+        if self._unrecorded < self._record_every and step < self._steps:
+            return
         traffic = self._member.traffic()
         self._log.step(
             step=step,
             round=self._member.half.round,
             loss=loss,
-            wait_s=wait_s,
-            compute_s=compute_s,
-            overhead_s=overhead_s,
+            wait_s=sums[0],
+            compute_s=sums[1],
+            overhead_s=sums[2],
             sent_bytes=traffic.sent_bytes - self._before.sent_bytes,
             received_bytes=traffic.received_bytes - self._before.received_bytes,
-            cpu_s=self._meter.cpu_s,
-            peak_bytes=self._meter.peak_bytes,
-            joules=self._energy.joules(busy_s=compute_s + overhead_s),
+            cpu_s=self._usage.cpu_s,
+            peak_bytes=self._usage.peak_bytes,
+            joules=self._energy.joules(busy_s=sums[1] + sums[2]),
+            steps=self._unrecorded,
         )
+        self._seconds = [0.0, 0.0, 0.0]
+        self._unrecorded = 0
 
     def _evaluate(self) -> None:
         if not self._evaluate_every:
             return
         began = self._clock()
         with self._member.fleet_model():
-            figures = self._task.evaluate(self._model)
+            figures = self._local.evaluate()
         self._log.evaluation(
             step=self._member.steps,
             round=self._member.half.round,

@@ -9,9 +9,27 @@ from __future__ import annotations
 import itertools
 import queue
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from edgetrain.messages import Buffer
+
+SILENCE_S = 10
+"""A connection over which the other machine's kernel acknowledges nothing for so long is closed.
+
+The kernels' own timers: a heartbeat of ZeroMQ would have to wait behind the frame that is under
+way, and on a slow link close the connection that carries it.
+"""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the kernel counted on a member's TCP connection since it was made."""
+
+    sent_bytes: int
+    received_bytes: int
+    retransmitted_bytes: int
+    round_trip_s: float
 
 
 class HubTransport(Protocol):
@@ -38,6 +56,9 @@ class MemberTransport(Protocol):
 
     def received_bytes(self) -> int:
         """Bytes so far, those of a message that is not whole yet too: it grows while one comes."""
+
+    def traffic(self) -> Traffic:
+        """What the connection has carried so far."""
 
     def close(self) -> None:
         """Let go; works twice."""
@@ -101,6 +122,10 @@ class LoopbackMember:
     def received_bytes(self) -> int:
         """See MemberTransport. Messages in memory are always whole."""
         return 0
+
+    def traffic(self) -> Traffic:
+        """See MemberTransport. There is no socket to count at."""
+        return Traffic(0, 0, 0, 0.0)
 
     def close(self) -> None:
         """See MemberTransport."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from edgetrain import processes
 from edgetrain.link import Request
-from edgetrain.member import Member
+from edgetrain.member import Member, bind
 from edgetrain.transport import Loopback
 
 STEPS = 12
@@ -45,7 +45,9 @@ def test_two_members_end_where_two_ranks_of_ddp_end(ddp, name):
     def train(index, transport):
         model = children.model(0)
         optimizer = children.optimizer(name, model)
-        with Member(transport, model, optimizer, Request("", f"m{index}")) as member:
+        with Member(
+            transport, bind(model, optimizer), optimizer, Request("", f"m{index}")
+        ) as member:
             for step in range(STEPS):
                 optimizer.zero_grad()
                 x, y = children.batch(index, step)

@@ -15,7 +15,7 @@ from edgetrain import processes, strategies
 from edgetrain.checksum import checksum
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError, HubUnreachable, Refused
 from edgetrain.link import Link, Request
-from edgetrain.member import Member, join
+from edgetrain.member import Member, bind, join
 from edgetrain.messages import Beat, Contribute, Join, Refuse, Start, Welcome, pack, unpack
 from edgetrain.sockets import HubSocket
 from edgetrain.transport import Loopback
@@ -43,7 +43,9 @@ def train(transport, index, steps, *, seed=None, request=None, optimizer="sgd", 
     """A member in this process; (parameters, member) after `steps` and close."""
     model = model or children.model(index if seed is None else seed)
     optim = children.optimizer(optimizer, model)
-    with Member(transport, model, optim, request or Request("", f"m{index}")) as member:
+    with Member(
+        transport, bind(model, optim), optim, request or Request("", f"m{index}")
+    ) as member:
         for step in range(steps):
             optim.zero_grad()
             x, y = children.batch(index, step)
@@ -176,7 +178,7 @@ def test_an_optimizer_over_other_parameters_is_refused_before_anything_is_sent()
     for others, lacks in ((children.model().parameters(), 4), ([model[0].weight], 3)):
         optimizer = torch.optim.SGD(others, 0.1)
         with pytest.raises(ConfigError, match=f"lacks {lacks} of the model's 4 parameters"):
-            Member(wires.connect(), model, optimizer, Request(""))
+            Member(wires.connect(), bind(model, optimizer), optimizer, Request(""))
     assert list(wires.poll(0.0)) == []
 
 
@@ -184,10 +186,12 @@ def test_another_model_is_refused_with_both_sizes():
     wires = Loopback()
     with children.HubThread(wires, members=1).serving() as hub:
         model = children.model()
-        first = Member(wires.connect(), model, children.optimizer("sgd", model), Request("", "a"))
+        optimizer = children.optimizer("sgd", model)
+        first = Member(wires.connect(), bind(model, optimizer), optimizer, Request("", "a"))
         other = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(other.parameters(), 0.1)
         with pytest.raises(Refused, match=r"with 83 parameters, the member's .* with 6") as caught:
-            Member(wires.connect(), other, torch.optim.SGD(other.parameters(), 0.1), Request(""))
+            Member(wires.connect(), bind(other, optimizer), optimizer, Request(""))
         assert caught.value.code == "model"
         first.close()
     assert hub.hub.finished
@@ -244,9 +248,10 @@ def welcome(**other):
 
 def scripted(*said, patience_s=30.0):
     model = children.model()
+    optimizer = children.optimizer("sgd", model)
     script = Script(*said)
     return script, lambda: Member(
-        script, model, children.optimizer("sgd", model), Request(""), patience_s, script.clock
+        script, bind(model, optimizer), optimizer, Request(""), patience_s, script.clock
     )
 
 
