@@ -1,0 +1,232 @@
+"""A whole job in virtual time: the hub and the members of `emulate`, without its processes.
+
+What runs on a hub (`serve`) and on a member (`train.Loop`, `Member`, `Link`) runs here as it is, on
+an event loop in place of the operating system (`simulator.virtual`), over link models in place of
+sockets (`simulator.wires`), and at the pace of its device's profile. Gradients are real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgetrain import devices, networks, runs, train
+from edgetrain.emulate import summary_of
+from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.member import Member
+from edgetrain.metrics import MetricsLog
+from edgetrain.plans import Plan, hub_of
+from edgetrain.recorder import HubRecorder
+from edgetrain.serve import serve
+from edgetrain.simulator import local
+from edgetrain.simulator.virtual import Process, World
+from edgetrain.simulator.wires import SimulatedNetwork
+
+LINES = 64
+"""Lines of metrics for each step of the fleet, at most: members share theirs out over steps."""
+
+
+def run(
+    planned: Plan,
+    folder: Path,
+    watch: Callable[[], None] = lambda: None,
+    poll_s: float = 0.1,
+    batched: bool | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Any]:
+    """Simulate a planned job in `folder` (made by `runs`); returns its summary, also written.
+
+    Deterministic: the same job gives the same bits and the same virtual times. `batched` steps
+    members together with torch.func.vmap (None: where there are many), which is faster and rounds
+    differently; one by one, the parameters are those of the emulated run. `watch` is called every
+    `poll_s` real seconds. Raises what a hub or all members failed with, ConfigError.
+    """
+    job = planned.job
+    runs.write_job(folder, job.to_dict())
+    runs.write_environment(folder)
+    status, report = "failed", {}
+    try:
+        simulation = Simulation(planned, folder, batched)
+        try:
+            simulation.run(watch, poll_s, clock)
+            status = simulation.verdict()
+        finally:
+            report = simulation.report()
+            simulation.close()
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        summary = runs.summarise(folder, summary_of(planned, folder, report, status))
+        runs.write_summary(folder, summary)
+    return summary
+
+
+@dataclass(frozen=True)
+class _NoMeter:
+    """CPU seconds of a simulated device: what it computed. Memory is not simulated."""
+
+    member: Callable[[], float]
+
+    @property
+    def cpu_s(self) -> float:
+        return self.member()
+
+    @property
+    def peak_bytes(self) -> int:
+        return 0
+
+
+class Simulation:
+    """One run: the world, the network in it, the hub and the members."""
+
+    def __init__(self, planned: Plan, folder: Path, batched: bool | None = None) -> None:
+        self._planned, self._folder, self._job = planned, folder, planned.job
+        self._world = World()
+        self._network = SimulatedNetwork(
+            self._world,
+            [networks.load(name) for name in planned.networks],
+            seed=planned.job.seed,
+        )
+        torch.set_num_threads(planned.job.train.threads)
+        self._task = train.task_of(planned.job, planned.beside)
+        self._paces = self._step_seconds()
+        self._gradients = local.choose(self._task, planned.job, batched)
+        self._logs: list[MetricsLog] = []
+        self._began = 0.0
+        self._started_s = 0.0
+        self._recorder = HubRecorder(
+            folder, self._world.clock, self._network.hub.traffic, on_start=self._on_start
+        )
+        self._hub = self._world.start("hub", self._serve)
+        self._members = [
+            self._world.start(f"m{index}", lambda i=index: self._train(i))  # type: ignore[misc]
+            for index in range(planned.job.fleet.members)
+        ]
+
+    def _step_seconds(self) -> dict[str, float]:
+        """What a step takes on each kind of device of the fleet."""
+        torch.manual_seed(self._job.seed)
+        model = self._task.model()
+        found = {
+            device: train.pace_of(self._job, device, model, self._task)
+            for device in sorted(set(self._planned.devices))
+        }
+        for device, seconds in found.items():
+            if not seconds:
+                raise ConfigError(
+                    f"device '{device}' has no speed that could be simulated",
+                    "name a board (device=raspberry-pi-4b), or say pace_s=0.02",
+                )
+        return found
+
+    def _on_start(self, began: float) -> None:
+        self._began = began
+        self._network.start_faults()
+
+    # -- what runs in virtual time -----------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            serve(hub_of(self._job), self._network.hub, self._world.clock, self._recorder)
+        finally:
+            self._recorder.close()
+
+    def _train(self, index: int) -> None:
+        job, world = self._job, self._world
+        device = self._planned.devices[index]
+        place = train.Place(index, device, self._planned.beside)
+        wire = self._network.connect(index)
+        flat, optimizer, work = self._gradients.member(index)
+        pace = train.Pace(
+            train.step_times(job, place, self._paces[device]), world.clock, world.sleep
+        )
+        energy = devices.Energy(devices.load(device), world.clock, Path("/nonexistent"))
+        request = train.request_of(job, place, self._task)
+        with Member(wire, flat, optimizer, request, clock=world.clock) as member:
+            began = world.clock()
+            usage = _NoMeter(lambda: world.clock() - began - member.wait_s)
+            with self._log(member.name) as log:
+                train.Loop(
+                    job, index, work, member, log, pace, usage, energy, world.clock,
+                    max(1, job.fleet.members // LINES),
+                ).run()  # fmt: skip
+
+    @contextlib.contextmanager
+    def _log(self, name: str) -> Iterator[MetricsLog]:
+        path = runs.metrics_path(self._folder)
+        # Written when the buffer is full, or someone looks: see `run`.
+        log = MetricsLog(path, name, self._world.clock, self._began, flush_s=float("inf"))
+        self._logs.append(log)
+        with log:
+            yield log
+
+    # -- driving it --------------------------------------------------------------------------------
+
+    def run(self, watch: Callable[[], None], poll_s: float, clock: Callable[[], float]) -> None:
+        """Until every process is over, or nothing can happen any more."""
+        step, looked = self._world.step, clock()
+        turns = 0
+        while step():
+            turns += 1
+            if turns & 63 or clock() - looked < poll_s:
+                continue
+            for log in self._logs:
+                log.flush()
+            watch()
+            looked = clock()
+            if self._hub.over and all(member.over for member in self._members):
+                break
+        watch()
+
+    def verdict(self) -> str:
+        """The status of the run; raises what it failed with."""
+        hub, members = self._hub, self._members
+        with MetricsLog(
+            runs.metrics_path(self._folder), "hub", self._world.clock, self._began
+        ) as log:
+            for process in (hub, *members):
+                if process.error:
+                    log.event("error", _said(process), about=process.name)
+        if hub.error:
+            raise hub.error
+        failed = [member for member in members if member.error]
+        if len(failed) == len(members):
+            raise EdgetrainError(f"member {failed[0].name}: {_said(failed[0])}")
+        stuck = [member.name for member in members if not member.over]
+        if stuck:
+            raise EdgetrainError(
+                f"the simulation stands still: {', '.join(stuck[:5])} wait for ever"
+            )
+        return "finished"
+
+    def report(self) -> dict[str, Any]:
+        """What belongs in the run folder in place of the emulation's report."""
+        return {
+            "backend": "simulated",
+            "reason": self._gradients.reason,
+            "congestion": self._network.congestion,
+            "late_ms_p99": None,
+            "late_limit_ms": None,
+            "trusted": True,
+            "events": self._world.events,
+        }
+
+    def close(self) -> None:
+        """End what still runs, without a word to anyone."""
+        for process in (*self._members, self._hub):
+            process.kill()
+        for log in self._logs:
+            log.close()
+
+
+def _said(process: Process) -> str:
+    error = process.error
+    text = str(error) if isinstance(error, EdgetrainError) else f"{type(error).__name__}: {error}"
+    return text.strip().splitlines()[-1] if text.strip() else type(error).__name__

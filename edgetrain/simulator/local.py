@@ -1,0 +1,382 @@
+"""The local work of simulated members: one by one as on a device, or many at once.
+
+One by one the arithmetic is that of a real member, bit for bit. Many at once, the members' models
+are rows of one matrix: `torch.func.vmap` takes the gradients of a block of rows together, in worker
+threads while the event loop goes on, and rounding differs in the last bits. Which rows are taken
+together depends on virtual time only, so the result does not depend on the machine's cores.
+Nothing here knows time or messages.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from edgetrain import strategies
+from edgetrain.checksum import Vector
+from edgetrain.config import Job
+from edgetrain.errors import ConfigError
+from edgetrain.member import Flat, Steps
+from edgetrain.tasks import Task
+from edgetrain.train import Local, OneModel, optimizer_for
+from edgetrain.vector import FlatModel
+
+BLOCK = 64
+"""Rows that are taken together."""
+
+BATCHED_FROM = 32
+"""Members from which on it pays, and nobody compares bits with an emulated run."""
+
+ELEMENTWISE = (
+    "sgd", "adam", "adamw", "adamax", "adagrad", "adadelta", "rmsprop", "rprop", "asgd", "nadam",
+    "radam",
+)  # fmt: skip
+"""Optimizers that do the same to a flat row as to the tensors it is made of."""
+
+TOLERANCE = 1e-3
+"""Relative difference of a batched gradient from a single one that is rounding, not a mistake."""
+
+
+class Gradients(Protocol):
+    """Where simulated members get their models, optimizers and gradients from."""
+
+    reason: str
+    """How members are stepped, and why, for the run folder."""
+
+    def member(self, index: int) -> tuple[Flat, Steps, Local]:
+        """A fresh member: its model as two flat vectors, its optimizer, its work."""
+
+
+def choose(task: Task, job: Job, batched: bool | None) -> Gradients:
+    """One by one, or batched: as asked, or (None) batched where there are many and it is possible.
+
+    ConfigError where batching was asked for and the model or its optimizer cannot.
+    """
+    if batched is False or (batched is None and job.fleet.members < BATCHED_FROM):
+        return OneByOne(task, job, "members one by one, as on a device")
+    problem = why_not_batched(task, job)
+    if problem is None:
+        return Rows(task, job)
+    if batched:
+        raise ConfigError(f"members cannot be batched: {problem}", "simulate them one by one")
+    return OneByOne(task, job, f"members one by one: {problem}")
+
+
+class OneByOne:
+    """Each member has a torch model of its own and draws from a random state of its own."""
+
+    def __init__(self, task: Task, job: Job, reason: str) -> None:
+        self._task, self._job, self.reason = task, job, reason
+
+    def member(self, index: int) -> tuple[Flat, Steps, Local]:
+        """See Gradients."""
+        job = self._job
+        torch.manual_seed(job.seed)
+        model = self._task.model()
+        flat = FlatModel(model)
+        optimizer = optimizer_for(model, job.train.optimizer)
+        batches = self._task.batches(index, job.fleet.members, job.train.batch, job.seed)
+        return flat, optimizer, _OwnRandomness(OneModel(self._task, model, flat, batches))
+
+
+class _OwnRandomness:
+    """A member's work with torch's generator in the state in which that member left it."""
+
+    def __init__(self, inner: Local) -> None:
+        self._inner = inner
+        self._state = torch.get_rng_state()
+
+    def backward(self) -> Callable[[], float]:
+        """See Local."""
+        torch.set_rng_state(self._state)
+        loss_of = self._inner.backward()
+        self._state = torch.get_rng_state()
+        return loss_of
+
+    def evaluate(self) -> dict[str, float]:
+        """See Local."""
+        torch.set_rng_state(self._state)
+        figures = self._inner.evaluate()
+        self._state = torch.get_rng_state()
+        return figures
+
+
+# -- many at once ---------------------------------------------------------------------------------
+
+
+def why_not_batched(task: Task, job: Job) -> str | None:
+    """What keeps this job's members from being batched, found by trying; None if nothing does."""
+    name = str(job.train.optimizer.get("name", "")).lower()
+    if name not in ELEMENTWISE:
+        return f"optimizer '{name}' does not work element by element"
+    torch.manual_seed(job.seed)
+    model = task.model()
+    parameters = list(model.parameters())
+    if any(p.dtype is not torch.float32 for p in parameters):
+        return "the model has parameters that are not float32"
+    if any(not p.requires_grad for p in parameters):
+        return "the model has frozen parameters"
+    if any(True for _ in model.buffers()):
+        return "the model has buffers, which each member keeps for itself"
+    if len(parameters) != len(list(model.named_parameters(remove_duplicate=False))):
+        return "the model has tied parameters"
+    batch = next(task.batches(0, job.fleet.members, job.train.batch, job.seed))
+    flat = FlatModel(copy.deepcopy(model))
+    single = copy.deepcopy(model)
+    task.loss(single, batch).backward()  # type: ignore[no-untyped-call]
+    wanted = torch.cat([p.grad.reshape(-1) for p in single.parameters() if p.grad is not None])
+    try:
+        params = torch.from_numpy(flat.params).repeat(2, 1)
+        grads = torch.zeros_like(params)
+        _Stacked(task, model, flat).backward(params, grads, [batch, batch])
+    except Exception as error:  # whatever a user's model does, one by one is the answer
+        return f"torch.func.vmap: {' '.join(str(error).split())[:120]}"
+    worst = float((grads - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
+    return None if worst <= TOLERANCE else f"batched gradients differ by {worst:.1e}"
+
+
+class _Loss(nn.Module):
+    """The task's loss as a module, so that functional_call can put other parameters into it."""
+
+    def __init__(self, task: Task, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._task = task
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self._task.loss(self.model, batch)
+
+
+class _Stacked:
+    """Gradients of several rows in one go. Not for two threads: the module is changed meanwhile."""
+
+    def __init__(self, task: Task, model: nn.Module, flat: FlatModel) -> None:
+        self._layout = flat.layout
+        module = _Loss(task, copy.deepcopy(model))
+
+        def loss(parameters: dict[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+            return torch.func.functional_call(module, parameters, batch)  # type: ignore[no-any-return]
+
+        self._losses = torch.func.vmap(loss, in_dims=(0, 0), randomness="different")
+
+    def backward(
+        self, params: Tensor, grads: Tensor, batches: list[tuple[Tensor, ...]]
+    ) -> list[float]:
+        """Overwrite `grads` [rows, elements] with the gradients at `params`; the rows' losses."""
+        rows = params.shape[0]
+        grads.zero_()
+        leaves = {}
+        for name, start, shape in self._layout:
+            stop = start + torch.Size(shape).numel()
+            leaf = params[:, start:stop].view(rows, *shape).detach().requires_grad_()
+            leaf.grad = grads[:, start:stop].view(rows, *shape)
+            leaves[f"model.{name}"] = leaf
+        stacked = tuple(torch.stack(parts) for parts in zip(*batches, strict=True))
+        losses = self._losses(leaves, stacked)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        found: list[float] = losses.detach().tolist()
+        return found
+
+
+class Row:
+    """One member's model: a row of the matrix. Its vectors are views of it."""
+
+    is_storage = True
+
+    def __init__(self, params: Vector, gradient: Vector, like: FlatModel) -> None:
+        self.params, self.gradient = params, gradient
+        self.elements, self.digest, self.layout = like.elements, like.digest, like.layout
+
+    def pull_params(self) -> None:
+        """See Flat: nothing to do."""
+
+    push_params = pull_gradient = push_gradient = pull_params
+
+
+class _Block:
+    """Consecutive members whose gradients are taken together, as soon as all of those that are
+    there have asked, or one of them needs its own."""
+
+    def __init__(
+        self,
+        stacked: _Stacked,
+        rows: list[Tensor],
+        matrix: tuple[Tensor, Tensor],
+        optimizer: torch.optim.Optimizer,
+        steps_too: bool,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self._stacked, self._rows, self._optimizer = stacked, rows, optimizer
+        self._params, self._grads = matrix
+        self._steps_too, self._pool = steps_too, pool
+        self._asked: list[int] = []
+        self._batches: list[tuple[Tensor, ...]] = []
+        self._answer: Future[list[float]] | None = None
+        self._last: Future[list[float]] | None = None
+
+    def ask(self, row: int, batch: tuple[Tensor, ...]) -> Callable[[], float]:
+        """Ask for the next gradient of a row; what is returned waits for it, and gives the loss."""
+        if self._answer is None:
+            self._answer = Future()
+        answer, place = self._answer, len(self._asked)
+        self._asked.append(row)
+        self._batches.append(batch)
+        if len(self._asked) == len(self._rows):
+            self._begin()
+
+        def loss() -> float:
+            if self._answer is answer:
+                self._begin()
+            return answer.result()[place]
+
+        return loss
+
+    def _begin(self) -> None:
+        """Hand what was asked for to a worker."""
+        answer, asked, batches = self._answer, self._asked, self._batches
+        assert answer is not None
+        self._answer, self._asked, self._batches = None, [], []
+        before, self._last = self._last, answer
+
+        def work() -> None:
+            try:
+                if before is not None:  # the same matrix and module: one after the other
+                    before.exception()
+                answer.set_result(self._take(asked, batches))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._pool.submit(work)
+
+    def _take(self, asked: list[int], batches: list[tuple[Tensor, ...]]) -> list[float]:
+        first, count = asked[0], len(asked)
+        if asked == list(range(first, first + count)):
+            here = slice(first, first + count)
+            losses = self._stacked.backward(self._params[here], self._grads[here], batches)
+        else:
+            chosen = torch.tensor(asked)
+            grads = torch.empty(count, self._params.shape[1])
+            losses = self._stacked.backward(self._params[chosen], grads, batches)
+            self._grads[chosen] = grads
+        if self._steps_too:
+            self.step(asked)
+        return losses
+
+    def step(self, rows: list[int]) -> None:
+        """The optimizer's step of these rows."""
+        self._optimizer.param_groups[0]["params"] = [self._rows[row] for row in rows]
+        self._optimizer.step()
+
+    def renew(self, row: int, initial: Tensor) -> None:
+        """A fresh member in a row: first parameters, no optimizer state."""
+        if self._last is not None:
+            self._last.exception()
+        self._optimizer.state.pop(self._rows[row], None)
+        with torch.no_grad():
+            self._rows[row].copy_(initial)
+
+
+class _RowOptimizer:
+    """The optimizer of one row, where it has to wait for what comes back from the hub."""
+
+    def __init__(self, block: _Block, row: int, steps_too: bool) -> None:
+        self._block, self._row, self._done = block, row, steps_too
+
+    def step(self) -> None:
+        """See Steps. Rows that need not wait have been stepped with their gradients."""
+        if not self._done:
+            self._block.step([self._row])
+
+
+class _RowWork:
+    """The work of one row."""
+
+    def __init__(
+        self,
+        block: _Block,
+        row: int,
+        batches: Iterator[tuple[Tensor, ...]],
+        evaluate: Callable[[], dict[str, float]],
+    ) -> None:
+        self._block, self._row, self._batches = block, row, batches
+        self._evaluate = evaluate
+
+    def backward(self) -> Callable[[], float]:
+        """See Local."""
+        return self._block.ask(self._row, next(self._batches))
+
+    def evaluate(self) -> dict[str, float]:
+        """See Local."""
+        return self._evaluate()
+
+
+class Rows:
+    """Members as rows of one matrix [members, elements], in blocks."""
+
+    def __init__(self, task: Task, job: Job) -> None:
+        self._task, self._job = task, job
+        torch.manual_seed(job.seed)
+        self._model = task.model()
+        plain = copy.deepcopy(self._model)
+        self._flat = FlatModel(self._model)
+        members = job.fleet.members
+        self._params = torch.zeros(members, self._flat.elements)
+        self._grads = torch.zeros(members, self._flat.elements)
+        self._initial = torch.from_numpy(self._flat.params.copy())
+        self._steps_too = strategies.find(job.strategy.name).contributes == "displacement"
+        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "gradients", self._one_thread)
+        self._blocks = [
+            self._block(plain, start, min(start + BLOCK, members))
+            for start in range(0, members, BLOCK)
+        ]
+        self.reason = f"members batched with torch.func.vmap, {min(BLOCK, members)} at once"
+
+    @staticmethod
+    def _one_thread() -> None:
+        torch.set_num_threads(1)
+
+    def _block(self, model: nn.Module, start: int, stop: int) -> _Block:
+        rows = [self._params[i] for i in range(start, stop)]
+        for i, row in enumerate(rows, start):
+            row.grad = self._grads[i]
+        settings = dict(self._job.train.optimizer)
+        optimizer = optimizer_for(_Parameters(rows), settings)
+        matrix = self._params[start:stop], self._grads[start:stop]
+        stacked = _Stacked(self._task, model, self._flat)
+        return _Block(stacked, rows, matrix, optimizer, self._steps_too, self._pool)
+
+    def member(self, index: int) -> tuple[Flat, Steps, Local]:
+        """See Gradients."""
+        number, row = divmod(index, BLOCK)
+        block = self._blocks[number]
+        block.renew(row, self._initial)
+        params, grads = self._params[index], self._grads[index]
+        flat = Row(params.numpy(), grads.numpy(), self._flat)
+        job = self._job
+        batches = self._task.batches(index, job.fleet.members, job.train.batch, job.seed)
+        work = _RowWork(block, row, batches, lambda: self._evaluate(params))
+        return flat, _RowOptimizer(block, row, self._steps_too), work
+
+    def _evaluate(self, params: Tensor) -> dict[str, float]:
+        self._flat.params[:] = params.numpy()
+        return self._task.evaluate(self._model)
+
+
+class _Parameters(nn.Module):
+    """Rows as a module's parameters, for `optimizer_for`."""
+
+    def __init__(self, rows: list[Tensor]) -> None:
+        super().__init__()
+        self._listed = rows
+        for row in rows:
+            row.requires_grad_()
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        """The rows themselves, not copies."""
+        return iter(self._listed)

@@ -1,0 +1,361 @@
+"""Messages on emulated links in virtual time: the transports of a simulated hub and its members.
+
+Each member has one TCP connection to the hub; each direction of it is a fluid behind a congestion
+window (`networks.fluid`), which goes through the member's access link and, at a site, through the
+uplink that it shares with others. The same link models as in the emulator, and no packets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from edgetrain.messages import Buffer
+from edgetrain.networks import Fault, Profile, Site
+from edgetrain.networks.faults import Schedule
+from edgetrain.networks.fluid import HEADERS, Way
+from edgetrain.networks.window import MSS, Window
+from edgetrain.simulator.virtual import SECOND, Mailbox, World
+from edgetrain.transport import SILENCE_S, Traffic
+
+SEND_LIMIT_BYTES = 4 << 20
+"""The most that one connection has unacknowledged: what Linux allows by default (tcp_wmem)."""
+
+Frames = Sequence[Buffer]
+
+
+def wire_bytes(frames: Frames) -> int:
+    """What a message takes in the byte stream: its frames behind ZMTP 3.1's flags and lengths."""
+    total = 0
+    for frame in frames:
+        size = memoryview(frame).nbytes
+        total += size + (2 if size < 256 else 9)
+    return total
+
+
+@dataclass
+class _Message:
+    frames: Frames
+    left: int
+
+
+@dataclass(frozen=True)
+class _Path:
+    """The ways that bytes go, in order: the access link and a site's uplink, or back."""
+
+    ways: tuple[Way, ...]
+
+    @property
+    def mean_delay(self) -> int:
+        return sum(way.mean_delay for way in self.ways)
+
+    @property
+    def chunk(self) -> int:
+        return min(way.chunk for way in self.ways)
+
+    @property
+    def down(self) -> bool:
+        return any(way.model.down for way in self.ways)
+
+    def ack_delay(self, now: int) -> int:
+        for way in self.ways:
+            now += way.delay_ns(now)
+        return now
+
+
+class _Stream:
+    """One direction of one connection: messages in, the same messages out, later."""
+
+    def __init__(
+        self,
+        world: World,
+        path: _Path,
+        back: _Path,
+        congestion: str,
+        deliver: Callable[[Frames], None],
+    ) -> None:
+        self.sent_bytes = self.received_bytes = self.repeated_bytes = 0
+        self._world, self._path, self._back = world, path, back
+        self._deliver = deliver
+        self._chunk = path.chunk
+        self.window = Window(congestion, path.mean_delay + back.mean_delay, SEND_LIMIT_BYTES)
+        self._backlog: deque[_Message] = deque()
+        self._acks: deque[tuple[int, int, int, int]] = deque()
+        self._last = 0
+        self._waits = False
+        self._held: deque[tuple[Frames, int]] = deque()
+        self.cut = False
+
+    def send(self, frames: Frames, size: int) -> None:
+        """Queue a message."""
+        self._backlog.append(_Message(frames, size))
+        if not self._waits:
+            self._pump()
+
+    def _pump(self) -> None:
+        """Put on the way what the window has room for."""
+        now, window, acks = self._world.now, self.window, self._acks
+        while acks and acks[0][0] <= now:
+            at, count, sent, spread = acks.popleft()
+            window.acked(count, at, at - sent, spread)
+        self._waits = False
+        while self._backlog and not self.cut and not self._path.down:
+            room = window.room()
+            if room < MSS and window.in_flight:
+                self._waits = True
+                if acks:
+                    self._world.at(acks[0][0], self._pump)
+                return
+            message = self._backlog[0]
+            size = min(room, self._chunk, message.left)
+            message.left -= size
+            whole = message.frames if not message.left else None
+            if whole is not None:
+                self._backlog.popleft()
+            self._enter(size, whole)
+
+    def _enter(self, size: int, whole: Frames | None) -> None:
+        now = self._world.now
+        self.window.sent(size, now)
+        self.sent_bytes += size
+        self._through(0, now, now, size, whole, 0)
+
+    def _through(
+        self, stage: int, now: int, sent: int, size: int, whole: Frames | None, stall: int
+    ) -> None:
+        """A chunk is at the entry of a way. Shared ways are entered in the order of time."""
+        way = self._path.ways[stage]
+        segments = -(-size // MSS)
+        lost = way.losses.within(size)
+        rate = way.model.rate
+        overflow = rate is not None and rate.full(now)
+        arrival = way.model.arrival(now, size + segments * HEADERS, segments)
+        if lost or overflow:
+            stall = max(stall, way.repair(self.window, lost, now))
+            self.repeated_bytes += lost * MSS
+            self.sent_bytes += lost * MSS
+        if stage + 1 < len(self._path.ways):
+            self._world.at(
+                arrival,
+                lambda: self._through(stage + 1, arrival, sent, size, whole, stall),
+            )
+            return
+        spread = int(max(size - MSS, 0) * max(w.ns_per_byte for w in self._path.ways))
+        acked_at = self._back.ack_delay(arrival)
+        if self._acks:  # acknowledgements do not overtake each other
+            acked_at = max(acked_at, self._acks[-1][0])
+        self._acks.append((acked_at, size, sent, spread))
+        if self._waits and len(self._acks) == 1:
+            self._world.at(acked_at, self._pump)
+        self._last = max(arrival + stall, self._last)
+        if whole is not None:
+            self._world.at(self._last, lambda: self._arrive(whole, size))
+        else:
+            self.received_bytes += size
+
+    def _arrive(self, frames: Frames, size: int) -> None:
+        if self.cut:
+            return
+        if self._path.down:  # on its way when the link went down: goes on when it is up again
+            self._held.append((frames, size))
+            return
+        self.received_bytes += size
+        self._deliver(frames)
+
+    def recover(self, outage_ns: int) -> None:
+        """The link is up again: TCP goes on at its next retransmission, each twice as late."""
+        timeout = at = self.window.timeout
+        while at < outage_ns:
+            timeout *= 2
+            at += timeout
+        self.window.collapse()
+        self._world.at(self._world.now + max(at - outage_ns, 0), self._go_on)
+
+    def _go_on(self) -> None:
+        while self._held and not self._path.down:
+            frames, size = self._held.popleft()
+            self._arrive(frames, size)
+        self._pump()
+
+
+class MemberWire:
+    """A member's end of its connection: a MemberTransport in virtual time."""
+
+    def __init__(self, network: SimulatedNetwork, member: int, name: bytes) -> None:
+        self.name = name
+        self.member = member
+        self._network = network
+        self._inbox: Mailbox[Frames] = Mailbox(network.world)
+        up, down = network.paths(member)
+        world, congestion = network.world, network.congestion
+        hub = network.hub
+        self.up = _Stream(world, up, down, congestion, lambda frames: hub.take(name, frames))
+        self.down = _Stream(world, down, up, congestion, self._inbox.put)
+
+    def send(self, frames: Frames) -> None:
+        """See MemberTransport."""
+        self.up.send(frames, wire_bytes(frames))
+
+    def receive(self, timeout_s: float) -> list[Buffer] | None:
+        """See MemberTransport; waits in virtual time."""
+        frames = self._inbox.get(timeout_s)
+        return None if frames is None else list(frames)
+
+    def received_bytes(self) -> int:
+        """See MemberTransport."""
+        return self.down.received_bytes
+
+    def traffic(self) -> Traffic:
+        """Bytes at the socket, as MemberSocket counts them."""
+        return Traffic(
+            self.up.sent_bytes,
+            self.down.received_bytes,
+            self.up.repeated_bytes,
+            self.up.window.rtt / SECOND,
+        )
+
+    def close(self) -> None:
+        """See MemberTransport: what was sent still arrives."""
+
+    def power_off(self) -> None:
+        """The device is gone without a word: nothing more leaves or reaches it."""
+        self.up.cut = self.down.cut = True
+        self._network.lose(self.name)
+
+
+class HubWire:
+    """The hub's end of all connections: a HubTransport in virtual time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._inbox: Mailbox[tuple[bytes, Frames]] = Mailbox(world)
+        self._members: dict[bytes, MemberWire] = {}
+        self._dead: dict[bytes, int] = {}
+        self._cached: tuple[Frames, int] | None = None
+
+    def add(self, wire: MemberWire) -> None:
+        """A member has connected."""
+        self._members[wire.name] = wire
+
+    def take(self, sender: bytes, frames: Frames) -> None:
+        """A message has arrived."""
+        self._inbox.put((sender, frames))
+
+    def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
+        """See HubTransport; waits in virtual time."""
+        found = self._inbox.get(timeout_s)
+        while found is not None:
+            yield found[0], list(found[1])
+            found = self._inbox.get(0.0)
+
+    def send(self, to: bytes, frames: Frames) -> bool:
+        """See HubTransport. A lost connection is noticed when TCP gives up on it."""
+        wire = self._members.get(to)
+        if wire is None:
+            return False
+        lost_at = self._dead.get(to)
+        if lost_at is not None:
+            if self._world.now - lost_at < SILENCE_S * SECOND:
+                return True
+            del self._members[to], self._dead[to]
+            return False
+        if self._cached is None or self._cached[0] is not frames:
+            self._cached = frames, wire_bytes(frames)
+        wire.down.send(frames, self._cached[1])
+        return True
+
+    def lose(self, name: bytes) -> None:
+        """A member has lost power."""
+        self._dead.setdefault(name, self._world.now)
+
+    def traffic(self) -> Traffic:
+        """Sums over all connections, as HubSocket counts them."""
+        wires = self._members.values()
+        return Traffic(
+            sum(wire.down.sent_bytes for wire in wires),
+            sum(wire.up.received_bytes for wire in wires),
+            sum(wire.down.repeated_bytes for wire in wires),
+            max((wire.down.window.rtt / SECOND for wire in wires), default=0.0),
+        )
+
+    def close(self) -> None:
+        """See HubTransport."""
+
+
+class SimulatedNetwork:
+    """All links of a fleet: member i behind `profiles[i]`, sites behind a shared uplink each.
+
+    Loss and jitter are drawn with the same seeds as the emulator's, but per chunk and not per
+    packet: the draws agree in distribution, not one by one.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        profiles: Sequence[Profile],
+        *,
+        seed: int = 0,
+        congestion: str = "cubic",
+        sites: Sequence[Site] = (),
+        faults: Sequence[Fault] = (),
+    ) -> None:
+        self.world = world
+        self.congestion = congestion
+        self.hub = HubWire(world)
+        number = iter(range(seed * 1_000_000, seed * 1_000_000 + 1_000_000, 2))
+        self._access = [self._pair(profile, number) for profile in profiles]
+        uplinks = [(site, self._pair(site.uplink, number)) for site in sites]
+        self._uplink = {member: pair for site, pair in uplinks for member in site.members}
+        self._wires: dict[bytes, MemberWire] = {}
+        self._schedule = Schedule(faults)
+        self._joined = 0
+
+    @staticmethod
+    def _pair(profile: Profile, number: Iterator[int]) -> tuple[Way, Way]:
+        profile.refuse_training()
+        up, down = profile.up, profile.down
+        return Way.make(up, next(number), 0), Way.make(down, next(number), 0)
+
+    def paths(self, member: int) -> tuple[_Path, _Path]:
+        """Up and down, between a member and the hub."""
+        up, down = self._access[member]
+        shared = self._uplink.get(member)
+        if shared is None:
+            return _Path((up,)), _Path((down,))
+        return _Path((up, shared[0])), _Path((shared[1], down))
+
+    def connect(self, member: int) -> MemberWire:
+        """A new connection of this member, after the round trips that TCP and ZMTP need."""
+        self._joined += 1
+        name = b"m%d-%d" % (member, self._joined)
+        wire = MemberWire(self, member, name)
+        self._wires[name] = wire
+        self.hub.add(wire)
+        up, down = self.paths(member)
+        self.world.sleep(2 * (up.mean_delay + down.mean_delay) / SECOND)
+        return wire
+
+    def lose(self, name: bytes) -> None:
+        """A member has lost power."""
+        self._wires.pop(name, None)
+        self.hub.lose(name)
+
+    def start_faults(self) -> None:
+        """Training begins: the clock of the faults' schedule starts."""
+        start = self.world.now
+        for seconds, fault, begins in self._schedule.changes():
+            when = start + round(seconds * SECOND)
+            self.world.at(when, lambda f=fault, b=begins: self._change(f, b))  # type: ignore[misc]
+
+    def _change(self, fault: Fault, begins: bool) -> None:
+        self._schedule.switch(fault, begins)
+        for member, ways in enumerate(self._access):
+            for way in ways:
+                way.model.down = self._schedule.cut_off(member)
+                way.model.set_rate(self._schedule.rate_share(member))
+        if not begins and fault.stops_traffic:
+            for wire in list(self._wires.values()):
+                if fault.strikes(wire.member) and not self._access[wire.member][0].model.down:
+                    wire.up.recover(round(fault.for_s * SECOND))
+                    wire.down.recover(round(fault.for_s * SECOND))
