@@ -66,7 +66,7 @@ class Pipe:
             return 0
         if window is None:
             return _RECEIVE_LIMIT - self.waiting
-        room = window.room()
+        room = window.room(now)
         return room if room >= MSS or not window.in_flight else 0
 
     def enter(self, data: memoryview, now: int) -> int:
@@ -213,8 +213,8 @@ class Proxy:
 
     def _obey(self) -> None:
         for command in self._parent.commands():
-            if command == "start":
-                self._begin_faults()
+            if command.startswith("start "):
+                self._begin_faults(int(command.split()[1]))
             self._parent.answer(self.report())
 
     def report(self) -> dict[str, Any]:
@@ -379,8 +379,7 @@ class Proxy:
 
     # -- faults -----------------------------------------------------------------------------------
 
-    def _begin_faults(self) -> None:
-        start = _now()
+    def _begin_faults(self, start: int) -> None:
         for seconds, fault, begins in self._schedule.changes():
             at = start + int(seconds * 1e9)
             self._at(at, lambda _, f=fault, b=begins: self._change(f, b))  # type: ignore[misc]

@@ -69,12 +69,13 @@ class Window:
         """Retransmission timeout: Linux keeps at least 200 ms above the smoothed round trip."""
         return self.rtt + _RTO_MIN
 
-    def room(self) -> int:
+    def room(self, now: int) -> int:
+        """Bytes that may be sent now; after a pause that is less than before it."""
+        if self.in_flight == 0 and self._last_send:
+            self._restart(now)
         return int(min(self.size, self._limit)) - self.in_flight
 
     def sent(self, count: int, now: int) -> None:
-        if self.in_flight == 0 and self._last_send:
-            self._restart(now)
         self._last_send = now
         self._sent += count
         self.in_flight += count
@@ -87,6 +88,7 @@ class Window:
             self.threshold = max(self.threshold, 0.75 * self.size)
             self.size = max(self.size / 2 ** min(idle, 30), min(_INITIAL, self.size))
             self._epoch = 0
+            self._last_send = now
 
     def acked(self, count: int, now: int, rtt: int, spread: int = 0) -> None:
         """`count` bytes were acknowledged up to `now`, the last of them `rtt` after it was sent.

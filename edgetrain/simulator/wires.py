@@ -101,7 +101,7 @@ class _Stream:
             window.acked(count, at, at - sent, spread)
         self._waits = False
         while self._backlog and not self.cut and not self._path.down:
-            room = window.room()
+            room = window.room(now)
             if room < MSS and window.in_flight:
                 self._waits = True
                 if acks:
