@@ -14,10 +14,11 @@ from typing import Literal
 
 import numpy as np
 
+from edgetrain import layout as layouts
 from edgetrain.buffers import Vectors
 from edgetrain.checksum import Vector, combine, tile_sum, tiles
-from edgetrain.codecs import Codec
-from edgetrain.errors import BadPayload
+from edgetrain.codecs import Codec, Feedback, bound, memory
+from edgetrain.errors import BadMessage, BadPayload, ConfigError
 from edgetrain.merge import MergeRule
 from edgetrain.messages import (
     PROTOCOL,
@@ -198,8 +199,9 @@ class _Early:
 class Hub:
     """One job's hub. Owns the base (displacement strategies) and all contributions until merged.
 
-    `merge` closes the slices, `codec` reads contributions, `reply_codec` writes replies; a wrapper
-    with state (error feedback) around the reply codec is the caller's to pass.
+    `merge` closes the slices, `codec` reads contributions, `reply_codec` writes replies. Codecs
+    that look at tensors are bound to the layout that the first member tells. What a lossy reply
+    leaves out is kept here, and goes into later ones.
     """
 
     def __init__(
@@ -218,8 +220,9 @@ class Hub:
         self.delay = terms.delay or 0
         self.started = False
         self._merge = merge
-        self._codec = codec
-        self._reply_codec = reply_codec
+        self._codecs = codec, reply_codec
+        self._codec, self._reply_codec = self._codecs
+        self._replies = Feedback(reply_codec, 0)
         self._model = ""
         self._elements = 0
         self._memory = Vectors(0)
@@ -295,13 +298,11 @@ class Hub:
     def _join(self, sender: bytes, join: Join) -> list[Effect]:
         refusal = self._why_not(sender, join)
         if refusal is not None:
-            code, reason = refusal
-            return [
-                _refuse(sender, code, reason),
-                Note("refused", join.name or "?", f"{code}: {reason}"),
-            ]
+            return self._turned_away(sender, join, *refusal)
         if not self._elements:
-            self._model, self._elements = join.model, join.elements
+            problem = self._take_model(join)
+            if problem is not None:
+                return self._turned_away(sender, join, "layout", problem)
         name = join.name or self._free_name()
         weight = join.weight if self.terms.weighted else 1.0
         peer = _Peer(name, sender, self._joined, weight, join.checksum)
@@ -315,6 +316,27 @@ class Hub:
         if self.started:
             return effects + self._admit(peer)
         return effects + self._start_if_ready()
+
+    def _turned_away(self, sender: bytes, join: Join, code: str, reason: str) -> list[Effect]:
+        return [
+            _refuse(sender, code, reason),
+            Note("refused", join.name or "?", f"{code}: {reason}"),
+        ]
+
+    def _take_model(self, join: Join) -> str | None:
+        """The job's model is this member's: bind the codecs to it. What is wrong with it, if
+        anything is; then nothing has changed."""
+        description = join.payload
+        try:
+            layout = layouts.read(description, join.elements) if len(description) else ()
+            codec, reply_codec = (bound(codec, layout) for codec in self._codecs)
+        except (BadMessage, ConfigError) as error:
+            return str(error)
+        if layout and (told := layouts.digest(description)) != join.model:
+            return f"the tensors it tells have the digest {told[:12]}, it says {join.model[:12]}"
+        self._model, self._elements = join.model, join.elements
+        self._codec, self._reply_codec = codec, reply_codec
+        return None
 
     def _why_not(self, sender: bytes, join: Join) -> tuple[str, str] | None:
         """The first rule that keeps this member out, with both values."""
@@ -382,6 +404,7 @@ class Hub:
         if len(self.present) < self.policy.members or len(self._upload) < len(parts):
             return []
         self._memory = Vectors(self._elements)
+        self._replies = memory(self._reply_codec, self._elements)
         base: Vector = np.empty(self._elements, np.float32)
         for here, payload in zip(parts, self._upload, strict=True):
             base[here] = np.frombuffer(payload, np.float32)
@@ -506,7 +529,7 @@ class Hub:
                     Note("late", peer.name, f"round {self.round} closed at its deadline without it")
                 )
         self._measure_delay(chosen)
-        payloads = self._reply_codec.encode(merged)
+        payloads = self._replies.encode(merged)
         checksum = self._advance(merged, payloads)
         round, self.round = self.round, self.round + 1
         if checksum:

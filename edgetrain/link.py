@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgetrain import codecs
+from edgetrain import layout as layouts
 from edgetrain.buffers import Vectors
 from edgetrain.checksum import Vector
 from edgetrain.codecs import Codec, Feedback
@@ -51,6 +52,8 @@ class Request:
     name: str = ""
     weight: float = 1.0
     job: str = ""
+    layout: bytes = b""
+    """What `model` is the digest of; without it no codec that looks at tensors can be used."""
 
 
 @dataclass
@@ -119,6 +122,7 @@ class Link:
                 name=request.name,
                 weight=float(request.weight),
                 checksum=checksum,
+                payload=request.layout,
             )
         )
         welcome: Welcome | None = None
@@ -126,7 +130,7 @@ class Link:
         while True:
             match self._next():
                 case Welcome() as welcome:
-                    self._settle(welcome)
+                    self._settle(welcome, request)
                     if welcome.upload:
                         self._upload(params)
                 case Base() as base if base.part < len(parts):
@@ -142,10 +146,11 @@ class Link:
                 case other:
                     raise BadMessage(f"the hub sent {type(other).__name__} before the start")
 
-    def _settle(self, welcome: Welcome) -> None:
-        self.codec = codecs.parse(welcome.codec)
-        self.reply_codec = codecs.parse(welcome.reply_codec)
-        self._feedback = Feedback(self.codec, self._elements)
+    def _settle(self, welcome: Welcome, request: Request) -> None:
+        layout = layouts.read(request.layout, self._elements) if request.layout else ()
+        self.codec = codecs.bound(codecs.parse(welcome.codec), layout)
+        self.reply_codec = codecs.bound(codecs.parse(welcome.reply_codec), layout)
+        self._feedback = codecs.memory(self.codec, self._elements, welcome.members)
         self.memory = Vectors(self._elements)
         self._silence_s = max(20.0, SILENT_BEATS * welcome.beat_s)
         log.info(

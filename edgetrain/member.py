@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
+from edgetrain import layout as layouts
 from edgetrain import strategies
 from edgetrain.checksum import Vector, checksum
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError
@@ -67,7 +68,7 @@ class Flat(Protocol):
     params: Vector
     gradient: Vector
     elements: int
-    digest: str
+    description: bytes
     is_storage: bool
 
     def pull_params(self) -> None:
@@ -107,7 +108,13 @@ class Member:
         self.flat = flat
         try:
             welcome, start = self._link.join(
-                Request(self.flat.digest, request.name, request.weight, request.job),
+                Request(
+                    layouts.digest(self.flat.description),
+                    request.name,
+                    request.weight,
+                    request.job,
+                    self.flat.description,
+                ),
                 self.flat.params,
                 checksum(self.flat.params),
             )

@@ -18,7 +18,7 @@ import msgpack
 
 from edgetrain.errors import BadMessage
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Goes up when a hub and a member of different versions would misunderstand each other."""
 
 MAX_HEADER_BYTES = 4096
@@ -59,8 +59,8 @@ def _flag(**kwargs: Any) -> Any:
     return field(metadata={"check": check, "allowed": "true or false"}, **kwargs)
 
 
-def _payload() -> Any:
-    return field(repr=False, metadata={"payload": True})
+def _payload(**kwargs: Any) -> Any:
+    return field(repr=False, metadata={"payload": True}, **kwargs)
 
 
 _U63 = (1 << 63) - 1
@@ -77,7 +77,8 @@ class Join:
     job: str = _text(64)
     """Digest of what must be equal in a job, or "" for a member that brings its own loop."""
     model: str = _text(64)
-    """Digest of the names, shapes and dtypes of the trained parameters."""
+    """Digest of the names, shapes and dtypes of the trained parameters, which the payload
+    tells."""
     elements: int = _integer(1, MAX_ELEMENTS)
     name: str = _text(64)
     """The name it would like; "" lets the hub choose."""
@@ -85,6 +86,8 @@ class Join:
     """Samples it holds; only strategies that weigh members look at it."""
     checksum: int = _integer(0, _U64)
     """Of its initial parameters: equal ones need not be sent again."""
+    payload: Buffer = _payload(default=b"")  # noqa: RUF009
+    """The tensors of the vector, whose digest `model` is: see `layout`. Empty: not told."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ CODES = {
     "protocol": "the two sides speak different protocol versions",
     "job": "the member runs another job, or the same job with other settings",
     "model": "names, shapes or dtypes of the model's parameters differ",
+    "layout": "the model's tensors are not told, not as their digest says, or not for the codec",
     "name": "another member with this name is there",
     "full": "all places of the job are taken",
     "started": "the strategy cannot take in members after the start",

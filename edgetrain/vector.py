@@ -12,18 +12,17 @@ docs/decisions/002-buffers-stay-local.md.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from edgetrain import layout as layouts
 from edgetrain.allocator import release_freed
 from edgetrain.checksum import Vector
 from edgetrain.codecs.base import zeros
 from edgetrain.errors import ConfigError
-
-Layout = tuple[tuple[str, int, tuple[int, ...]], ...]
+from edgetrain.layout import Layout
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -80,9 +79,15 @@ class FlatModel:
         """(name, start, shape) of every tensor in the vector."""
         self.elements = start
         # In the order of the vector: a model cut over devices has another one.
-        described = [(n, tuple(p.shape), str(p.dtype)) for kind in kinds.values() for n, p in kind]
-        self.digest = hashlib.sha256(repr(described).encode()).hexdigest()[:32]
-        """Of names, shapes and dtypes: equal digests mean vectors that can be added."""
+        described = [
+            (name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
+            for kind in kinds.values()
+            for name, parameter in kind
+        ]
+        self.description = layouts.describe(described)
+        """Names, shapes and dtypes, as the hub is told them."""
+        self.digest = layouts.digest(self.description)
+        """Of the description: equal digests mean vectors that can be added."""
         (dtype, device) = next(iter(kinds))
         self.is_storage = len(kinds) == 1 and dtype is torch.float32 and device.type == "cpu"
         """Whether the vectors are the model's own memory."""

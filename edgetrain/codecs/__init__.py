@@ -5,17 +5,18 @@
     payloads = feedback.encode(vector)              # one buffer per part, the rest is remembered
     codec.decode(payloads[0], out[: codec.part_elements])
 
-Codecs that depend on the tensors' shapes are bound first: `codec.bind(layout)`. The payloads' bytes
-are written down in docs/codecs.md; `kernels.backend()` says whether C or NumPy does the work.
+Codecs that depend on the tensors' shapes are bound first: `codec.bind(layout)`. What `memory`
+makes is the state that belongs around a codec: feedback, or Deep Gradient Compression. The bytes of
+payloads are in docs/codecs.md; `kernels.backend()` says whether C or NumPy does the work.
 """
 
 from edgetrain.codecs.base import Buffer, Codec, Layout, Vector
 from edgetrain.codecs.blocks import Blockwise, Planes, Sign
 from edgetrain.codecs.dense import BFloat, Dense, Half
-from edgetrain.codecs.feedback import DeepGradient, Feedback
+from edgetrain.codecs.feedback import Deep, DeepGradient, Feedback, memory
 from edgetrain.codecs.kernels import Backend, backend
 from edgetrain.codecs.lowrank import LowRank, PowerSGD
-from edgetrain.codecs.rules import Rules
+from edgetrain.codecs.rules import Rules, bound
 from edgetrain.codecs.sparse import RandK, TopK
 from edgetrain.codecs.spec import NAMES, parse
 
@@ -26,6 +27,7 @@ __all__ = [
     "Blockwise",
     "Buffer",
     "Codec",
+    "Deep",
     "DeepGradient",
     "Dense",
     "Feedback",
@@ -40,5 +42,7 @@ __all__ = [
     "TopK",
     "Vector",
     "backend",
+    "bound",
+    "memory",
     "parse",
 ]

@@ -12,7 +12,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edgetrain.codecs import kernels
-from edgetrain.codecs.base import Buffer, Codec, Layout, Vector, check_vector, zeros
+from edgetrain.codecs.base import (
+    BaseCodec,
+    Buffer,
+    Codec,
+    Layout,
+    Vector,
+    check_vector,
+    zeros,
+)
+from edgetrain.codecs.kernels import LIMIT
 from edgetrain.codecs.sparse import TopK
 from edgetrain.errors import ConfigError
 
@@ -93,6 +102,53 @@ class Feedback:
             raise ConfigError(
                 f"feedback keeps {self.elements} elements, the vector has {vector.size}"
             )
+
+
+class Deep(TopK):
+    """`dgc(0.01) | q2`: top-k on the wire, with Deep Gradient Compression where it is encoded.
+
+    The codec itself is stateless, as all are; `memory` makes the `DeepGradient` that it asks for.
+    """
+
+    def __init__(
+        self,
+        density: float,
+        momentum: float = 0.9,
+        warmup: int = 0,
+        clip: float = 0.0,
+        values: BaseCodec | None = None,
+    ) -> None:
+        """As DeepGradient; `clip` 0: none."""
+        super().__init__(density, values)
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"dgc's momentum is in [0, 1), not {momentum:g}")
+        if warmup < 0 or not 0 <= clip < LIMIT:
+            raise ConfigError(f"dgc's warm-up and clip are 0 or more, not {warmup} and {clip:g}")
+        self.momentum, self.warmup, self.clip = momentum, warmup, clip
+        options = [repr(density), repr(momentum), str(warmup), repr(clip)]
+        defaults = ["", "0.9", "0", "0.0"]
+        while options[-1] == defaults[len(options) - 1]:
+            options.pop()
+        tail = "" if values is None or values.name == "fp32" else f" | {values.name}"
+        self.name = f"dgc({', '.join(options)}){tail}"
+
+    def without_momentum(self) -> Deep:
+        """Feedback and the same warm-up, for what has momentum in it already: replies."""
+        return Deep(self.density, 0.0, self.warmup, 0.0, self.values.codec)
+
+
+def memory(codec: Codec, elements: int, members: int = 1) -> Feedback:
+    """The state that belongs around a codec where a vector of so many elements is encoded."""
+    if not isinstance(codec, Deep):
+        return Feedback(codec, elements)
+    return DeepGradient(
+        codec,
+        elements,
+        codec.momentum,
+        clip=codec.clip or None,
+        members=members,
+        warmup=codec.warmup,
+    )
 
 
 WARMUP_FROM = 0.25

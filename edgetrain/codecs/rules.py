@@ -100,6 +100,20 @@ class Unbound(BaseCodec):
         )
 
 
+def bound(codec: Codec, layout: Layout) -> Codec:
+    """The codec for vectors of this layout, () being one that nobody told.
+
+    Raises ConfigError for a codec that needs to know more.
+    """
+    codec = codec.bind(layout) if layout else codec
+    if isinstance(codec, Unbound):
+        raise ConfigError(
+            f"'{codec.name}' depends on the shapes of the tensors, which were not told",
+            "join with a layout, or take a codec that does not look at tensors",
+        )
+    return codec
+
+
 class Rules(Unbound):
     """The first rule that takes a tensor codes it; the last rule takes the rest."""
 
@@ -111,7 +125,8 @@ class Rules(Unbound):
         check_layout(layout)
         taken: list[list[tuple[str, int, tuple[int, ...]]]] = [[] for _ in self.rules]
         for name, start, shape in layout:
-            elements = math.prod(shape)
+            if not (elements := math.prod(shape)):
+                continue
             index = next(i for i, rule in enumerate(self.rules) if rule.takes(name, elements))
             taken[index].append((name, start, shape))
         pieces = [
@@ -131,7 +146,8 @@ class PerTensor(Unbound):
 
     def bind(self, layout: Layout) -> Codec:
         check_layout(layout)
-        return Pieces(self.name, tuple(_piece(self.codec, [tensor]) for tensor in layout))
+        tensors = [tensor for tensor in layout if math.prod(tensor[2])]
+        return Pieces(self.name, tuple(_piece(self.codec, [tensor]) for tensor in tensors))
 
 
 class Pieces(BaseCodec):

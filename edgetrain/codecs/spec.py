@@ -14,6 +14,7 @@ from collections.abc import Callable
 from edgetrain.codecs import blocks
 from edgetrain.codecs.base import BaseCodec, Codec
 from edgetrain.codecs.dense import BFloat, Dense, Half
+from edgetrain.codecs.feedback import Deep
 from edgetrain.codecs.lowrank import LowRank
 from edgetrain.codecs.rules import PerTensor, Rule, Rules
 from edgetrain.codecs.sparse import RandK, TopK
@@ -33,6 +34,7 @@ NAMES = {
     "q3": "a sign and 4 levels",
     "q4": "a sign and 8 levels",
     "topk": "topk(density[, exact][, tensor]): the largest magnitudes",
+    "dgc": "dgc(density[, momentum[, warm-up[, clip]]]): topk with Deep Gradient Compression",
     "randk": "randk(density): random elements, no positions sent",
     "low-rank": "low-rank(rank[, iterations]): factors of each matrix",
 }
@@ -54,7 +56,7 @@ _PLAIN: dict[str, Callable[[], BaseCodec]] = {
     "q3": lambda: blocks.Planes(3),
     "q4": lambda: blocks.Planes(4),
 }
-_CHAINED = ("topk", "randk", "low-rank")
+_CHAINED = ("topk", "dgc", "randk", "low-rank")
 
 
 def parse(text: str) -> Codec:
@@ -76,7 +78,11 @@ def parse(text: str) -> Codec:
             f"'{text}' says nothing for the tensors that no pattern matches",
             "end it with a codec without a pattern",
         )
-    return last.codec if len(rules) == 1 else Rules(tuple(rules))
+    if len(rules) == 1:
+        return last.codec
+    if any(isinstance(rule.codec, Deep) for rule in rules):
+        raise ConfigError(f"dgc codes a whole vector, not a part of it as in '{text}'")
+    return Rules(tuple(rules))
 
 
 def _rule(text: str) -> Rule:
@@ -137,6 +143,9 @@ def _first(name: str, arguments: list[str], values: BaseCodec | None) -> BaseCod
             )
         iterations = _whole(name, numbers[1:], 1, 8) if len(numbers) == 2 else 1
         return LowRank(_whole(name, numbers[:1], 1, 64), values, iterations)
+    if name == "dgc":
+        _check_flags(name, flags, [])
+        return _deep(numbers, values)
     density = _density(name, numbers)
     if name == "randk":
         _check_flags(name, flags, [])
@@ -146,6 +155,16 @@ def _first(name: str, arguments: list[str], values: BaseCodec | None) -> BaseCod
     if "tensor" not in flags:
         return codec
     return PerTensor(codec.name.replace(")", ", tensor)", 1), codec)
+
+
+def _deep(numbers: list[str], values: BaseCodec | None) -> Deep:
+    if len(numbers) > 4:
+        raise ConfigError(f"dgc takes 1 to 4 numbers, not {len(numbers)}", NAMES["dgc"])
+    density = _density("dgc", numbers[:1])
+    momentum = _density("dgc", numbers[1:2], "momentum") if len(numbers) > 1 else 0.9
+    warmup = _whole("dgc", numbers[2:3], 0, 10**6) if len(numbers) > 2 else 0
+    clip = _density("dgc", numbers[3:], "norm to clip at") if len(numbers) > 3 else 0.0
+    return Deep(density, momentum, warmup, clip, values)
 
 
 def _stage(text: str) -> tuple[str, list[str]]:
@@ -170,12 +189,12 @@ def _whole(name: str, arguments: list[str], least: int, most: int) -> int:
     return value
 
 
-def _density(name: str, numbers: list[str]) -> float:
+def _density(name: str, numbers: list[str], what: str = "density") -> float:
     try:
         (value,) = (float(a) for a in numbers)
     except ValueError:
         raise ConfigError(
-            f"{name}({', '.join(numbers)}): needs one density", f"as in {name}(0.01), for 1 %"
+            f"{name}({', '.join(numbers)}): needs one {what}", f"as in {name}(0.01), for 1 %"
         ) from None
     return value
 

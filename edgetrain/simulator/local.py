@@ -191,7 +191,7 @@ class Row:
 
     def __init__(self, params: Vector, gradient: Vector, like: FlatModel) -> None:
         self.params, self.gradient = params, gradient
-        self.elements, self.digest, self.layout = like.elements, like.digest, like.layout
+        self.elements, self.description, self.layout = like.elements, like.description, like.layout
 
     def pull_params(self) -> None:
         """See Flat: nothing to do."""

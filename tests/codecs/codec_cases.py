@@ -15,6 +15,7 @@ DENSE = ["fp32", "fp16", "bf16", "int8", "int4", "qsgd(1)", "qsgd(7)", "qsgd(50)
 DENSE += ["sign", "q1", "q2", "q3", "q4"]
 SPARSE = ["topk(0.01)", "topk(0.1) | q2", "topk(0.05, exact) | q1", "topk(0.2) | q4"]
 SPARSE += ["topk(0.03) | q3", "topk(0.1) | int8", "topk(0.1) | bf16", "topk(0.3) | ternary"]
+SPARSE += ["dgc(0.02) | q2"]
 SPARSE += ["topk(1.0) | q2", "randk(0.1)", "randk(0.02) | fp16", "randk(0.5) | q2"]
 SHAPED = ["topk(0.02, tensor) | q2", "low-rank(2)", "low-rank(1, 2) | bf16"]
 SHAPED += ["small(64): fp32; topk(0.05) | q2", "*bias: bf16; *.w: low-rank(1); sign"]

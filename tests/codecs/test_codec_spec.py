@@ -26,6 +26,9 @@ def test_the_name_gives_the_codec_back(spec: str) -> None:
         ("qsgd", "qsgd(7)"),
         ("low-rank(4)", "low-rank(4)"),
         ("low-rank(4, 2)|fp16", "low-rank(4, 2) | fp16"),
+        ("dgc(0.01, 0.9, 0, 0)|q2", "dgc(0.01) | q2"),
+        ("dgc(0.01, 0.9, 100)", "dgc(0.01, 0.9, 100)"),
+        ("dgc(1e-3, 0, 0, 4)", "dgc(0.001, 0.0, 0, 4.0)"),
         ("small(64):fp32;sign", "small(64): fp32; sign"),
     ],
 )
@@ -52,6 +55,13 @@ def test_canonical_spelling(text: str, name: str) -> None:
         ("topk(0.1) | q2 | q2", "at most 2"),
         ("qsgd(0)", "from 1 to 127"),
         ("qsgd(1.5)", "from 1 to 127"),
+        ("dgc", "one density"),
+        ("dgc(0.01, 1)", r"momentum is in \[0, 1\)"),
+        ("dgc(0.01, 0.9, 1.5)", "from 0 to 1000000"),
+        ("dgc(0.01, 0.9, 0, -1)", "0 or more"),
+        ("dgc(0.01, 0.9, 0, 1, 1)", "1 to 4 numbers"),
+        ("dgc(0.01, tensor)", "no option 'tensor'"),
+        ("small(64): fp32; dgc(0.01)", "whole vector"),
         ("low-rank", "takes a rank"),
         ("low-rank(0)", "from 1 to 64"),
         ("low-rank(4) | q2", "multiplied by the other"),
@@ -67,7 +77,7 @@ def test_what_is_refused(text: str, message: str) -> None:
 
 
 def test_every_documented_name_is_a_codec() -> None:
-    arguments = {"topk": "(0.1)", "randk": "(0.1)", "low-rank": "(2)"}
+    arguments = {"topk": "(0.1)", "dgc": "(0.1)", "randk": "(0.1)", "low-rank": "(2)"}
     for name in NAMES:
         assert parse(name + arguments.get(name, "")).name.startswith(name)
 

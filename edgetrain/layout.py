@@ -1,0 +1,86 @@
+"""The tensors that a flat vector is made of, as text and back: how a member proves its model.
+
+One line a tensor, in the order of the vector: dtype, shape, name. What arrives is checked before
+any of it is believed. No torch, no numpy, no socket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable
+
+from edgetrain.errors import BadMessage, ConfigError
+
+Layout = tuple[tuple[str, int, tuple[int, ...]], ...]
+"""(name, first element, shape) of each tensor of a flat vector, in order, without holes."""
+
+MAX_BYTES = 1 << 20
+"""Of a description: some ten thousand tensors."""
+MAX_NAME = 512
+
+_LINE = re.compile(
+    r"([a-z0-9]{1,16}) (-|[0-9]{1,13}(?:x[0-9]{1,13}){0,31}) (.{1,MAX})".replace(
+        "MAX", f"{MAX_NAME}"
+    )
+)
+
+
+def describe(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> bytes:
+    """The description of tensors given as (name, shape, dtype), in the order of the vector.
+
+    Raises ConfigError for a model that cannot be described: it could not join.
+
+    >>> describe([("0.weight", (16, 1, 3, 3), "float32"), ("scale", (), "float32")])
+    b'float32 16x1x3x3 0.weight\\nfloat32 - scale\\n'
+    """
+    lines = []
+    for name, shape, dtype in tensors:
+        line = f"{dtype} {'x'.join(map(str, shape)) or '-'} {name}"
+        if not _LINE.fullmatch(line) or not name.isprintable():
+            raise ConfigError(
+                f"parameter {name[:60]!r} of {dtype} {shape} cannot be described",
+                f"its name has 1 to {MAX_NAME} printable characters, its shape at most 32 numbers",
+            )
+        lines.append(line + "\n")
+    described = "".join(lines).encode()
+    if len(described) > MAX_BYTES:
+        raise ConfigError(
+            f"the model's {len(lines)} tensors take {len(described)} bytes to describe",
+            f"allowed are {MAX_BYTES}: shorten the names of its modules",
+        )
+    return described
+
+
+def digest(description: bytes | bytearray | memoryview) -> str:
+    """Of names, shapes and dtypes: equal digests mean vectors that can be added."""
+    return hashlib.sha256(description).hexdigest()[:32]
+
+
+def read(description: bytes | bytearray | memoryview, elements: int) -> Layout:
+    """The layout of a vector of so many elements. Raises BadMessage, and nothing else."""
+    size = memoryview(description).nbytes
+    if not 0 < size <= MAX_BYTES:
+        raise BadMessage(f"a layout of {size} bytes, allowed are 1 to {MAX_BYTES}")
+    try:
+        text = bytes(description).decode()
+    except UnicodeDecodeError:
+        raise BadMessage("a layout that is not UTF-8") from None
+    *lines, rest = text.split("\n")
+    if rest:
+        raise BadMessage("a layout whose last line does not end")
+    layout = []
+    at = 0
+    for number, line in enumerate(lines, 1):
+        match = _LINE.fullmatch(line)
+        if match is None or not match[3].isprintable():
+            raise BadMessage(f"line {number} of a layout is not 'dtype shape name'")
+        shape = () if match[2] == "-" else tuple(map(int, match[2].split("x")))
+        layout.append((match[3], at, shape))
+        at += math.prod(shape)
+        if at > elements:
+            break
+    if at != elements:
+        raise BadMessage(f"a layout of {at} elements or more, the vector has {elements}")
+    return tuple(layout)
