@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edgetrain import codecs, strategies
+from edgetrain import layout as layouts
 from edgetrain.checksum import Vector, checksum
 from edgetrain.hub import Closed, Hub, Note, Policy, Send, Terms, parts_of
 from edgetrain.messages import (
@@ -53,6 +54,8 @@ class FakeMember:
         self.half = fleet.strategy.member_half(
             self.params, self.gradient, fleet.hub.terms.every, fleet.hub.terms.delay or 0
         )
+        self.memory = codecs.memory(fleet.codec, params.size)
+        self.submitted = np.zeros(params.size)
         self.to_hub: deque[list] = deque()
         self.inbox: deque[list] = deque()
         self.parts: dict[int, list] = {}
@@ -63,8 +66,11 @@ class FakeMember:
         self.history: list[Vector] = []
         self.checksums: list[int] = []
         self.say(
-            Join(PROTOCOL, "", "model", params.size, f"m{index}", weight, checksum(self.params))
-        )
+            Join(
+                PROTOCOL, "", layouts.digest(fleet.description), params.size, f"m{index}", weight,
+                checksum(self.params), fleet.description,
+            )
+        )  # fmt: skip
 
     def say(self, message) -> None:
         self.to_hub.append(pack(message))
@@ -94,6 +100,13 @@ class FakeMember:
         due = self.half.due()
         return due is not None and not self._whole(due)
 
+    def _decoded(self, replies: list[Reply]) -> list[Vector]:
+        codec = self.fleet.reply_codec
+        reply = np.empty_like(self.params)
+        for here, part in zip(parts_of(reply.size, codec.part_elements), replies, strict=True):
+            codec.decode(part.payload, reply[here])
+        return [reply]
+
     def _whole(self, round: int) -> bool:
         parts = self.parts.get(round, [])
         return bool(parts) and len(parts) == parts[0].parts
@@ -104,7 +117,7 @@ class FakeMember:
             if not self._whole(due):
                 return
             replies = self.parts.pop(due)
-            self.half.apply([np.frombuffer(r.payload, np.float32) for r in replies])
+            self.half.apply(self._decoded(replies))
             if replies[0].checksum:
                 assert replies[0].checksum == self.half.checksum
             self.checksums.append(self.half.checksum)
@@ -133,7 +146,8 @@ class FakeMember:
     def submit(self, vector: Vector | None) -> None:
         if vector is None:
             return
-        payloads = self.fleet.codec.encode(vector)
+        self.submitted += vector
+        payloads = self.memory.encode(vector)
         for part, payload in enumerate(payloads):
             self.say(
                 Contribute(
@@ -160,10 +174,18 @@ class Fleet:
         weights: list[float] | None = None,
         policy: Policy | None = None,
         wanted_delay: int = 0,
+        codec: str = "fp32",
+        reply_codec: str = "",
     ) -> None:
         self.rng = rng or random.Random(0)
         self.strategy = strategies.find(strategy)
-        self.codec = codecs.Dense()
+        half = elements // 2
+        self.description = layouts.describe(
+            [("w", (2, half), "float32"), ("b", (elements - 2 * half,), "float32")]
+        )
+        layout = layouts.read(self.description, elements)
+        named = codecs.parse(codec), codecs.parse(reply_codec or codec)
+        self.codec, self.reply_codec = (codecs.bound(codec, layout) for codec in named)
         self.local_step = local_step
         self.wanted_delay = wanted_delay
         self.now = 0.0
@@ -174,9 +196,7 @@ class Fleet:
             strategy, self.strategy.contributes, self.strategy.weighted, every,
             delay if self.strategy.delays else 0,
         )  # fmt: skip
-        self.hub = Hub(
-            terms, policy or Policy(members), self.strategy.merge_rule(), self.codec, self.codec
-        )
+        self.hub = Hub(terms, policy or Policy(members), self.strategy.merge_rule(), *named)
         self.initial = np.random.default_rng(99).standard_normal(elements).astype(np.float32)
         weights = weights or [1.0] * members
         self.members = [

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from edgetrain import codecs
 from edgetrain import hub as hub_module
+from edgetrain import layout as layouts
 from edgetrain.checksum import checksum
 from edgetrain.hub import BASE_PART_ELEMENTS, Closed, Hub, Note, Policy, Send, Terms
 from edgetrain.merge import Mean
@@ -44,14 +45,17 @@ def raw(vector) -> bytes:
 class Desk:
     """A hub and what it said; members are called by the letter that is also their address."""
 
-    def __init__(self, members=2, *, gradient=False, weighted=False, codec=None, **policy):
+    def __init__(
+        self, members=2, *, gradient=False, weighted=False, codec=None, reply_codec=None, **policy
+    ):
         terms = Terms(
             "sync-sgd" if gradient else "dga",
             "gradient" if gradient else "displacement",
             weighted, 1, 0, "job-a",
         )  # fmt: skip
         codec = codec or codecs.Dense()
-        self.hub = Hub(terms, Policy(members, **policy), Mean(not gradient), codec, codecs.Dense())
+        reply_codec = reply_codec or codecs.Dense()
+        self.hub = Hub(terms, Policy(members, **policy), Mean(not gradient), codec, reply_codec)
         self.now = 0.0
         self.said: dict[str, list] = {}
         self.notes: list[Note] = []
@@ -179,6 +183,65 @@ def test_who_does_not_fit_is_refused_with_both_values(code):
     assert all(value in reason for value in values)
     assert desk.hub.present == ["a"]
     assert desk.events()[-1] == ("refused", asked.get("name", "x"))
+
+
+TENSORS = layouts.describe([("w", (2, 2), "float32"), ("b", (1,), "float32")])
+TOLD = {"model": layouts.digest(TENSORS), "payload": TENSORS}
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"payload": b""}, "'low-rank(1)' depends on the shapes"),
+        ({"payload": b"float32 2x2 w"}, "does not end"),
+        ({"model": "0" * 32}, "0" * 12),
+        ({"elements": 6}, "6"),
+        ({"payload": layouts.describe([("w", (5,), "float32")])}, layouts.digest(TENSORS)[:12]),
+    ],
+    ids=str,
+)
+def test_a_layout_that_does_not_fit_is_refused_and_changes_nothing(asked, reason):
+    desk = Desk(2, codec=codecs.parse("low-rank(1)"))
+    code, said = refusal(desk, desk.join("a", **(TOLD | asked)), "a")
+    assert code == "layout"
+    assert reason in said
+    assert desk.hub.present == []
+    assert the(Welcome, desk.join("b", **TOLD)["b"]).codec == "low-rank(1)"
+
+
+def test_codecs_that_look_at_tensors_are_bound_to_what_the_first_member_tells():
+    desk = Desk(1, codec=codecs.parse("small(1): fp32; low-rank(1)")).started("a", **TOLD)
+    codec = codecs.parse("small(1): fp32; low-rank(1)").bind(layouts.read(TENSORS, ELEMENTS))
+    vector = np.array([1, 2, 2, 4, 9], np.float32)
+    said = desk.give("a", 0, payload=bytes(codec.encode(vector)[0]))
+    np.testing.assert_allclose(np.frombuffer(the(Reply, said["a"]).payload, np.float32), vector)
+
+
+def test_a_job_whose_members_all_left_takes_another_model():
+    desk = Desk(2, codec=codecs.parse("low-rank(1)"))
+    desk.join("a", **TOLD)
+    desk.tell("a", Leave(""))
+    other = layouts.describe([("v", (3, 4), "float32")])
+    said = desk.join("b", model=layouts.digest(other), payload=other, elements=12)
+    assert the(Welcome, said["b"]).upload
+
+
+@given(st.lists(st.lists(st.floats(-9, 9, width=32), min_size=5, max_size=5), min_size=1))
+def test_what_a_reply_leaves_out_is_in_later_ones(rounds):
+    codec = codecs.parse("topk(0.2)")
+    desk = Desk(1, reply_codec=codec).started("a")
+    sent, known = np.zeros(ELEMENTS), checksum(ZEROS)
+    for number, vector in enumerate(rounds):
+        reply = the(Reply, desk.give("a", number, vector, applied=number, checksum=known)["a"])
+        known, out = reply.checksum, np.empty(ELEMENTS, np.float32)
+        codec.decode(reply.payload, out)
+        assert np.count_nonzero(out) <= 1
+        sent += out
+    np.testing.assert_allclose(desk.hub.base, sent, atol=1e-4)
+    for number in range(len(rounds), len(rounds) + ELEMENTS):
+        reply = the(Reply, desk.give("a", number, applied=number, checksum=known)["a"])
+        known = reply.checksum
+    np.testing.assert_allclose(desk.hub.base, np.sum(rounds, axis=0), atol=1e-3)
 
 
 def test_equal_models_of_other_length_do_not_fit_either():

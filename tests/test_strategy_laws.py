@@ -39,6 +39,42 @@ def test_replicas_end_equal_bit_for_bit(name, members, every, delay, steps, rng)
         assert fleet.hub.base.tobytes() == first.half.base.tobytes()
 
 
+LOSSY = ["topk(0.3) | q2", "small(1): fp32; low-rank(1)", "topk(0.4, tensor)", "sign"]
+
+
+@given(
+    name=st.sampled_from(["sync-sgd", "local-sgd", "dga"]),
+    codec=st.sampled_from(LOSSY),
+    reply_codec=st.sampled_from(["", "fp32", "topk(0.2) | q2", "*b: bf16; low-rank(1)"]),
+    elements=st.integers(1, 20),
+    **SHAPES,
+)
+def test_what_codecs_leave_out_is_sent_later_in_both_directions(
+    name, codec, reply_codec, elements, members, every, delay, steps, rng
+):
+    fleet = Fleet(
+        name, members, every, delay, steps,
+        rng=rng, elements=elements, codec=codec, reply_codec=reply_codec,
+    ).run()  # fmt: skip
+    assert [m.state for m in fleet.members] == ["done"] * members
+    first = fleet.members[0]
+    for member in fleet.members:
+        assert member.params.tobytes() == first.params.tobytes()
+        assert member.checksums == first.checksums
+    if name == "sync-sgd":
+        return
+    assert fleet.hub.base.tobytes() == first.half.base.tobytes()
+
+    def residual(memory):
+        return memory.residual if memory.residual.size else np.zeros(elements)
+
+    submitted = sum(m.submitted for m in fleet.members) / members
+    unsent = sum(residual(m.memory) for m in fleet.members) / members
+    unsent = unsent + residual(fleet.hub._replies)
+    moved = first.half.base.astype(np.float64) - fleet.initial
+    np.testing.assert_allclose(moved + unsent, submitted, rtol=1e-3, atol=1e-4)
+
+
 @given(name=st.sampled_from(["sync-sgd", "fedavg", "dga"]), **SHAPES)
 def test_the_result_does_not_depend_on_the_order_of_events(name, members, every, delay, steps, rng):
     one = Fleet(name, members, every, delay, steps, rng=rng).run()
