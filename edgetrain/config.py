@@ -42,6 +42,8 @@ class Fleet:
     members: int = _ranged(4, 1, 100_000, "training processes")
     device: str = _said("host", "device profile(s): 'raspberry-pi-4b', 'raspberry-pi-4b:6, host:2'")
     network: str = _said("none", "network profile(s): 'wan-200ms', 'wifi:4, 4g-bad:4'")
+    sites: str = _said("", "members behind one shared uplink: 'home-fixed: 0-3, 4g-good: 4 5'")
+    congestion: str = _said("cubic", "TCP's congestion control on all links: cubic, reno, bbr, …")
     pace_s: float = _ranged(0.0, 0.0, 3600.0, "seconds a step takes; 0: as the device profile says")
     backend: str = _said("auto", "how the network is emulated: auto, packet, tc, stream or none")
 
@@ -97,6 +99,9 @@ class Job:
     train: Train = field(default_factory=Train)
     strategy: StrategyTable = field(default_factory=StrategyTable)
     hub: HubTable = field(default_factory=HubTable)
+    faults: list[dict[str, Any]] = field(
+        default_factory=list, metadata={"doc": "what goes wrong with links, and when; a list"}
+    )
 
     def digest(self) -> str:
         """Of everything that members of one job must agree on; where they run is not part of it."""
@@ -238,14 +243,19 @@ def _checked(key: str, value: Any, hint: Any, spec: dataclasses.Field[Any], sour
         fits = type(value) is (typing.get_origin(hint) or hint)
     if fits and type(value) in (int, float) and "low" in spec.metadata:
         fits = spec.metadata["low"] <= value <= spec.metadata["high"] and math.isfinite(value)
+    if isinstance(value, list):
+        fits = fits and all(isinstance(item, Mapping) for item in value)
     if not fits:
         raise ConfigError(f"{source}: {key} = {value!r}", f"allowed is {allowed}")
+    if isinstance(value, list):
+        return [dict(item) for item in value]
     return dict(value) if isinstance(value, dict) else value
 
 
 def _allowed(hint: Any, spec: dataclasses.Field[Any]) -> str:
     words = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
-    what = words.get(hint, "a table" if typing.get_origin(hint) is dict else "an integer or 'auto'")
+    tables = {dict: "a table", list: "a list of tables"}
+    what = words.get(hint) or tables.get(typing.get_origin(hint), "an integer or 'auto'")
     if "low" in spec.metadata:
         what += f" from {spec.metadata['low']:g} to {spec.metadata['high']:g}"
     return what

@@ -49,7 +49,13 @@ def run(
     try:
         profiles = [networks.load(name) for name in planned.networks]
         with networks.emulate(
-            profiles, ("127.0.0.1", 0), backend=job.fleet.backend, seed=job.seed
+            profiles,
+            ("127.0.0.1", 0),
+            backend=job.fleet.backend,
+            seed=job.seed,
+            congestion=planned.congestion,
+            sites=planned.sites,
+            faults=planned.faults,
         ) as emulation:
             try:
                 status = _Emulated(planned, folder, emulation, watch, poll_s).run()
@@ -127,7 +133,11 @@ class _Emulated:
 
     def _follow(self, hub: Child, members: list[Child]) -> None:
         """Until all members ended, or the hub failed and nothing can come of it any more."""
+        faults_wait = True
         while running := [member for member in members if member.running]:
+            if faults_wait and self._began.value:
+                self._emulation.start_faults(self._began.value)
+                faults_wait = False
             self._watch()
             if not hub.running and hub.exit_code != 0:
                 return

@@ -12,6 +12,7 @@ from edgetrain import codecs, devices, networks, strategies
 from edgetrain.config import Job
 from edgetrain.errors import ConfigError
 from edgetrain.hub import Hub, Policy, Terms
+from edgetrain.networks import Fault, Site
 
 
 def hub_of(job: Job, *, any_job: bool = False) -> Hub:
@@ -66,6 +67,12 @@ class Plan:
     """The device profile of each member."""
     networks: tuple[str, ...]
     """The network profile of each member."""
+    sites: tuple[Site, ...]
+    """Members that share an uplink."""
+    faults: tuple[Fault, ...]
+    """What goes wrong with the links, and when."""
+    congestion: str
+    """The congestion control of all links."""
     name: str
     metric: str
     better: str
@@ -85,10 +92,16 @@ def plan(job: Job, beside: Path | None = None) -> Plan:
     for device in set(members):
         devices.load(device)
     links = _spread(networks.parse_fleet(job.fleet.network), len(members), "network")
-    for name in set(links):
-        networks.load(name)
+    profiles = [networks.load(name) for name in links]
+    sites = networks.parse_sites(job.fleet.sites, len(members))
+    faults = networks.parse_faults(job.faults, len(members))
+    networks.refuse_idle(faults, profiles)
+    congestion = networks.parse_congestion(job.fleet.congestion)
     job = replace(job, name=job.name or task.name)
-    return Plan(job, members, links, task.name, task.metric, task.better, task.target, beside)
+    return Plan(
+        job, members, links, sites, faults, congestion,
+        task.name, task.metric, task.better, task.target, beside,
+    )  # fmt: skip
 
 
 def _members(job: Job) -> tuple[tuple[str, ...], Job]:

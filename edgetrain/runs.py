@@ -230,7 +230,12 @@ def to_toml(table: Mapping[str, Any]) -> str:
 
 
 def _toml_table(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    lists = {key: value for key, value in table.items() if not path and _is_tables(value)}
+    plain = {
+        key: value
+        for key, value in table.items()
+        if not isinstance(value, Mapping) and key not in lists
+    }
     lines = [
         f"{_toml_key(key)} = {_toml_value(value, (*path, key))}"
         for key, value in plain.items()
@@ -241,7 +246,20 @@ def _toml_table(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
         lines = ["", f"[{'.'.join(map(_toml_key, path))}]", *lines]
     for key, value in inner:
         lines += _toml_table(value, (*path, key))
+    for key, tables in lists.items():
+        for item in tables:
+            lines += ["", f"[[{_toml_key(key)}]]"]
+            lines += [
+                f"{_toml_key(name)} = {_toml_value(value, (key, name))}"
+                for name, value in item.items()
+                if value is not None
+            ]
     return lines
+
+
+def _is_tables(value: Any) -> bool:
+    """Whether this is written [[key]], a table for each item."""
+    return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
 
 
 def _toml_key(key: str) -> str:

@@ -66,6 +66,11 @@ def test_a_whole_number_will_do_for_seconds():
         ({"fleet": 3}, "'fleet' is a table, not 3"),
         ({"data": 3}, "data = 3 (allowed is a table"),
         ({"task": 3}, "task = 3 (allowed is text"),
+        ({"fault": []}, "no key 'fault' (did you mean 'faults'?)"),
+        ({"faults": {"kind": "down"}}, "faults = {'kind': 'down'} (allowed is a list of tables)"),
+        ({"faults": [3]}, "faults = [3] (allowed is a list of tables)"),
+        ({"fleet": {"site": ""}}, "no key 'fleet.site' (did you mean 'sites'?)"),
+        ({"fleet": {"congestion": 3}}, "fleet.congestion = 3 (allowed is text)"),
         (
             {"strategy": {"delay": "soon"}},
             "strategy.delay = 'soon' (allowed is an integer or 'auto'",
@@ -98,6 +103,13 @@ def test_what_cannot_be_is_named_with_the_file(table, hint):
         (" seed = 3 ", "seed", 3),
         ("name=a=b", "name", "a=b"),
         ("hub.beat_s=2", "hub.beat_s", 2.0),
+        ("sites=home-fixed: 0-3, 4g-good: 4 5", "fleet.sites", "home-fixed: 0-3, 4g-good: 4 5"),
+        ("congestion=reno", "fleet.congestion", "reno"),
+        (
+            "faults=[{ kind = 'down', at_s = 1, for_s = 2.5, members = [0] }]",
+            "faults",
+            [{"kind": "down", "at_s": 1, "for_s": 2.5, "members": [0]}],
+        ),
     ],
 )
 def test_overrides_by_full_and_short_keys(override, key, value):
@@ -156,6 +168,13 @@ def test_any_value_is_a_job_or_a_config_error(key, text):
     assert parse(json.loads(json.dumps(job.to_dict()))) == job
 
 
+def test_faults_are_copied_not_shared():
+    table = {"faults": [{"kind": "down", "at_s": 1, "for_s": 2}]}
+    job = parse(table)
+    table["faults"][0]["kind"] = "rate"
+    assert job.faults[0]["kind"] == "down"
+
+
 def test_files(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text('name = "x"\n[train]\nsteps = 3\n')
@@ -182,7 +201,8 @@ AGREED = ["seed=1", "task=a:b", "members=9", "steps=9", "batch=9", "lr=0.9", "op
           "data.partition=iid"]  # fmt: skip
 LOCAL = ["data.folder=/somewhere", "data.download=true", "network=wifi", "device=laptop",
          "name=x", "pace_s=1", "backend=none", "gone_s=9", "deadline_s=9",
-         "beat_s=2", "quorum=2"]  # fmt: skip
+         "beat_s=2", "quorum=2", "sites=home-fixed: 0-1", "congestion=reno",
+         "faults=[{kind='down', at_s=1, for_s=1}]"]  # fmt: skip
 
 
 def test_the_digest_is_of_what_members_must_agree_on():

@@ -214,6 +214,7 @@ def test_toml_is_written_as_people_write_it() -> None:
         "fleet": {"members": 8, "network": "wan-200ms", "paced": True},
         "train": {"lr": 1e-05, "optimizer": {"name": "sgd", "betas": (0.9, 0.95)}},
         "strategy": {},
+        "faults": [{"kind": "down", "members": [0, 1]}, {"kind": "rate", "note": None}],
     }
     expected = """\
 task = "edgetrain.tasks:digits"
@@ -231,6 +232,13 @@ name = "sgd"
 betas = [0.9, 0.95]
 
 [strategy]
+
+[[faults]]
+kind = "down"
+members = [0, 1]
+
+[[faults]]
+kind = "rate"
 """
     assert runs.to_toml(table) == expected
 

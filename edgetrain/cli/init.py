@@ -49,6 +49,8 @@ def commented(job: config.Job) -> str:
     for key, spec in config.keys().items():
         table, _, leaf = key.rpartition(".")
         value = values[table][leaf] if table else values[leaf]
+        if key == "faults":
+            continue
         if isinstance(value, dict):
             inner = ", ".join(runs.to_toml({k: v}).strip() for k, v in value.items())
             text = f"{leaf} = {{ {inner} }}" if inner else f"{leaf} = {{}}"
@@ -58,4 +60,17 @@ def commented(job: config.Job) -> str:
         (tables.setdefault(table, []) if table else lines).append(f"{text:42} # {doc}")
     for table, inside in tables.items():
         lines += ["", f"[{table}]", *inside]
+    lines += ["", *_FAULTS]
+    if job.faults:
+        lines += ["", runs.to_toml({"faults": job.faults}).strip()]
     return "\n".join(lines) + "\n"
+
+
+_FAULTS = (
+    "# What goes wrong with the links, and when: a table for each. docs/networks.md",
+    "# [[faults]]",
+    '# kind = "down"      # down, partition, or rate with share = 0.1',
+    "# at_s = 10          # seconds since training began",
+    "# for_s = 5",
+    "# members = [0]      # left out: all",
+)

@@ -3,8 +3,9 @@
 Loads neither torch nor zmq nor numpy.
 """
 
+from edgetrain.networks.congestion import parse_congestion
 from edgetrain.networks.emulation import Emulation, Link, emulate
-from edgetrain.networks.faults import Fault, parse_faults
+from edgetrain.networks.faults import Fault, parse_faults, refuse_idle
 from edgetrain.networks.fleet import Site, parse_fleet, parse_sites
 from edgetrain.networks.profile import Burst, Direction, Profile, load, names, parse
 
@@ -20,7 +21,9 @@ __all__ = [
     "load",
     "names",
     "parse",
+    "parse_congestion",
     "parse_faults",
     "parse_fleet",
     "parse_sites",
+    "refuse_idle",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ class Bare(Emulation):
 
     def __init__(self, plan: Plan, reason: str) -> None:
         super().__init__(plan, reason)
+        if plan.sites or plan.faults:
+            raise NetworkError("backend 'none' has no sites and no faults", "use backend packet")
         self._address = address(with_port(plan.hub))
 
     @property
@@ -42,7 +45,10 @@ class Streamed(Emulation):
     def __init__(self, plan: Plan, reason: str) -> None:
         super().__init__(plan, reason)
         if plan.sites:
-            raise NetworkError("backend 'stream' has no shared uplinks", "use packet")
+            raise NetworkError(
+                f"backend 'stream' ({reason}) has no shared uplinks, and the job has sites",
+                "use backend packet where namespaces are allowed, or leave the sites out",
+            )
         hub = with_port(plan.hub)
         self._hub = address(hub)
         self._worker = Worker("edgetrain.networks.stream", _stream_config(plan, hub))
@@ -55,8 +61,8 @@ class Streamed(Emulation):
     def link(self, member: int) -> Link:
         return self._links[member]
 
-    def start_faults(self) -> None:
-        self._worker.ask("start")
+    def start_faults(self, began_s: float | None = None) -> None:
+        self._worker.ask(_start(began_s))
 
     def _congestion(self) -> str:
         return f"{self.plan.congestion}, as a model"
@@ -115,8 +121,8 @@ class Packeted(Emulation):
             raise ConfigError(f"no member {member}", f"allowed: 0 to {len(self.plan.profiles) - 1}")
         return Link(self.hub_address, self._namespace(member + 1))
 
-    def start_faults(self) -> None:
-        self._worker.ask("start")
+    def start_faults(self, began_s: float | None = None) -> None:
+        self._worker.ask(_start(began_s))
 
     def _congestion(self) -> str:
         return self.plan.congestion
@@ -140,6 +146,11 @@ class Shaped(Packeted):
         if plan.sites or plan.faults:
             raise NetworkError("backend 'tc' has no sites and no faults", "use backend packet")
         super().__init__(plan, reason)
+
+
+def _start(began_s: float | None) -> str:
+    """The command that starts the faults' clock; all processes share the monotonic clock."""
+    return f"start {time.monotonic_ns() if began_s is None else round(began_s * 1e9)}"
 
 
 def _both_ways(profile: Profile) -> dict[str, Any]:

@@ -14,17 +14,16 @@ import platform
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from edgetrain.errors import ConfigError, NetworkError, did_you_mean
+from edgetrain.networks import congestion as control
 from edgetrain.networks import lateness, probe
-from edgetrain.networks.faults import Fault
+from edgetrain.networks.faults import Fault, refuse_idle
 from edgetrain.networks.fleet import Site
 from edgetrain.networks.namespaces import Namespace
 from edgetrain.networks.profile import Profile
-from edgetrain.networks.window import ALGORITHMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,8 @@ class Emulation(ABC):
     def hub_link(self) -> Link:
         return Link(self.hub_address)
 
-    def start_faults(self) -> None:
-        """Training begins now: the clock of the faults' schedule starts."""
+    def start_faults(self, began_s: float | None = None) -> None:
+        """The clock of the faults' schedule starts: now, or at a moment of time.monotonic()."""
         if self.plan.faults:
             raise NetworkError(f"backend '{self.backend}' has no faults", "use packet or stream")
 
@@ -108,7 +107,7 @@ class Emulation(ABC):
         }
 
     def _congestion(self) -> str:
-        return kernel_congestion()
+        return control.of_kernel()
 
     def _measured(self) -> dict[str, Any]:
         return {}
@@ -154,7 +153,7 @@ def emulate(
     backend in a network of its own (packet, tc) gives the hub an address there and keeps the port.
     `backend` is auto, none, stream, packet or tc. `congestion` is pinned for all of the emulated
     links: any algorithm of this kernel with packet, cubic or reno (or none, without loss) with
-    stream. `sites` share an uplink, `faults` count from `start_faults()`.
+    stream. `sites` share an uplink (packet), `faults` count from `start_faults()` (packet, stream).
 
     Raises ConfigError for what cannot be asked, NetworkError for what this machine cannot do.
     """
@@ -164,24 +163,12 @@ def emulate(
         raise ConfigError("an emulation needs one network profile per member", "give one or more")
     for profile in profiles:
         profile.refuse_training()
+    refuse_idle(faults, profiles)
     plan = Plan(tuple(profiles), hub, seed, congestion, tuple(sites), tuple(faults))
     made = {kind.backend: kind for kind in (Bare, Streamed, Packeted, Shaped)}
-    choice = probe.choose(backend, plan.profiles, needs_packets=bool(sites))
+    choice = probe.choose(backend, plan.profiles, needs_links=bool(sites or faults))
     if choice.backend not in made:
         raise ConfigError(f"no backend '{backend}'", did_you_mean(backend, [*made, "auto"]))
-    if choice.backend == "stream" and congestion not in (*ALGORITHMS, "none"):
-        raise ConfigError(
-            f"congestion '{congestion}' has no model in the stream backend; allowed: "
-            f"{', '.join(ALGORITHMS)}, none",
-            did_you_mean(congestion, ALGORITHMS),
-        )
+    if choice.backend == "stream":
+        control.require_model(congestion, "the stream backend")
     return made[choice.backend](plan, choice.reason)
-
-
-def kernel_congestion() -> str:
-    """What this kernel gives a connection that asks for nothing."""
-    try:
-        file = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-        return file.read_text("ascii").strip()
-    except OSError:
-        return "unknown"

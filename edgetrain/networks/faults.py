@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.networks.profile import Profile
 
 KINDS = ("down", "partition", "rate")
 
@@ -20,7 +21,7 @@ class Fault:
     down        nothing passes on these members' links.
     partition   these members reach each other, and neither the hub nor anyone else. Towards a hub
                 it is the same as `down`; it differs where members talk to each other.
-    rate        these members' links run at `share` of their profile's rate.
+    rate        these members' access links run at `share` of their profile's rate.
 
     `at_s` counts from the beginning of training; `members` empty means all.
     """
@@ -94,6 +95,20 @@ def _share(value: Any, where: str) -> float:
     if not number or not 0.001 <= value <= 1:
         raise ConfigError(f"{where}.share = {value!r} is out of range", "allowed: 0.001 to 1")
     return float(value)
+
+
+def refuse_idle(faults: Sequence[Fault], profiles: Sequence[Profile]) -> None:
+    """ConfigError for a fault that could change nothing: a share of a rate that is not there."""
+    for number, fault in enumerate(faults):
+        if fault.kind != "rate":
+            continue
+        for member, profile in enumerate(profiles):
+            if fault.strikes(member) and not (profile.up.rate_mbit or profile.down.rate_mbit):
+                raise ConfigError(
+                    f"faults[{number}] is a share of member {member}'s rate, and network "
+                    f"'{profile.name}' has no fixed rate",
+                    "name members whose network has rate_mbit, or choose such a network",
+                )
 
 
 class Schedule:

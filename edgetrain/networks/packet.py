@@ -263,8 +263,8 @@ class Emulator:
 
     def _obey(self) -> None:
         for command in self._parent.commands():
-            if command == "start":
-                self._begin_faults()
+            if command.startswith("start "):
+                self._begin_faults(int(command.split()[1]))
             self._parent.answer(self.report())
 
     def report(self) -> dict[str, Any]:
@@ -283,8 +283,7 @@ class Emulator:
 
     # -- faults -----------------------------------------------------------------------------------
 
-    def _begin_faults(self) -> None:
-        start = _now()
+    def _begin_faults(self, start: int) -> None:
         self._fault_times = [
             (start + int(seconds * 1e9), number, fault, begins)
             for number, (seconds, fault, begins) in enumerate(self._schedule.changes())

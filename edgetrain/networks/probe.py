@@ -76,15 +76,16 @@ def netem_possible() -> tuple[bool, str]:
     return False, f"the kernel has no netem: {lines[-1]}"
 
 
-def choose(backend: str, profiles: Sequence[Profile], needs_packets: bool = False) -> Choice:
+def choose(backend: str, profiles: Sequence[Profile], needs_links: bool = False) -> Choice:
     """The backend to use: what was asked for, else the best that works here.
 
     `packet` comes before `tc`: it keeps order under jitter without bias, measures its own lateness
-    and knows faults; both carry real TCP.
+    and knows faults; both carry real TCP. `needs_links`: sites or faults want an emulator even
+    where no profile does.
     """
     if backend != "auto":
         return Choice(backend, "asked for")
-    if all(p.up.is_plain and p.down.is_plain for p in profiles) and not needs_packets:
+    if all(p.up.is_plain and p.down.is_plain for p in profiles) and not needs_links:
         return Choice("none", "no member's network changes anything")
     possible, how = packets_possible()
     if possible:
