@@ -83,6 +83,7 @@ class HubTable:
     deadline_s: float = _ranged(60.0, 0.01, 86_400.0, "then a round closes without the late ones")
     gone_s: float = _ranged(5.0, 0.1, 86_400.0, "a member unreachable for so long is given up")
     beat_s: float = _ranged(1.0, 0.05, 60.0, "the hub says something to everyone this often")
+    message_s: float = _ranged(0.001, 0.0, 10.0, "simulated: seconds the hub takes for a message")
 
 
 @dataclass(frozen=True)

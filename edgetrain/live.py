@@ -11,7 +11,7 @@ import re
 import sys
 from collections import Counter as Count
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
@@ -402,6 +402,24 @@ def _phase_style(state: RunState) -> str:
     return {"finished": "green", "running": "", "lost": "bold red"}.get(state.phase, "dim")
 
 
+class Speed:
+    """How many seconds a simulation covers in one of ours."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None
+        self.times = 0.0
+        """0 while it is not known."""
+
+    def saw(self, virtual: float, now: float) -> None:
+        """The simulation was at `virtual` seconds at `now`."""
+        self._first = self._first or (virtual, now)
+        if now > self._first[1] and virtual > self._first[0]:
+            self.times = (virtual - self._first[0]) / (now - self._first[1])
+
+    def __str__(self) -> str:
+        return f"{self.times:.3g} times as fast as real time"
+
+
 class LiveView:
     """Shows runs while they run. Call `refresh()` as often as you like: it looks at the folders a
     few times a second and draws only when there is something new.
@@ -424,8 +442,10 @@ class LiveView:
         metric: str = "accuracy",
         out: TextIO | None = None,
         console: Console | None = None,
+        simulated: bool = False,
     ) -> None:
         self.watches = [Watch(folder, metric) for folder in folders]
+        self._speeds = {watch.name: Speed() for watch in self.watches} if simulated else {}
         self._clock, self._heading = clock, units.printable(heading)
         self._out = out or sys.stdout
         self._console = console or _terminal(self._out)
@@ -468,6 +488,9 @@ class LiveView:
         if now < self._next and not at_once:
             return
         fresh = {watch.name: watch.read() for watch in self.watches}
+        for watch in self.watches:
+            if watch.name in self._speeds and watch.tally.members:
+                self._speeds[watch.name].saw(watch.tally.t, now)
         if self._live is not None:
             self._redraw(fresh)
         else:
@@ -484,8 +507,23 @@ class LiveView:
         self._live.update(self._frame(), refresh=True)
 
     def _frame(self, *, with_members: bool = True) -> Frame:
-        states = tuple(watch.state() for watch in self.watches)
-        return Frame(self._heading, states, tuple(self._news), with_members)
+        states = tuple(map(self._state, self.watches))
+        return Frame(self._heading + self._virtual(), states, tuple(self._news), with_members)
+
+    def _state(self, watch: Watch) -> RunState:
+        """A run as people see it: what is left of a simulation is left on their own clock."""
+        state, speed = watch.state(), self._speeds.get(watch.name)
+        if speed is None or state.left_s is None:
+            return state
+        return replace(state, left_s=state.left_s / speed.times if speed.times else None)
+
+    def _virtual(self) -> str:
+        """The time of a simulation, beside the run that is under way."""
+        for watch in self.watches:
+            speed = self._speeds.get(watch.name)
+            if speed is not None and speed.times and watch.state().phase == "running":
+                return f" ({units.duration(watch.tally.t)} simulated, {speed})"
+        return ""
 
     def _tell(self, fresh: dict[str, list[Record]], now: float) -> None:
         every = max(_PLAIN_LINE_S, (now - self._began) * _PLAIN_LINE_SHARE)
@@ -495,7 +533,7 @@ class LiveView:
             moved = any(record["kind"] != "event" for record in fresh[watch.name])
             if moved and now - self._told_at.get(watch.name, -every) >= every:
                 self._told_at[watch.name] = now
-                self._say(plain_line(watch.state()))
+                self._say(plain_line(self._state(watch)) + self._virtual())
 
     def _say(self, line: str) -> None:
         print(line, file=self._out, flush=True)

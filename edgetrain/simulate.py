@@ -92,7 +92,11 @@ class Simulation:
         self._network = SimulatedNetwork(
             self._world,
             [networks.load(name) for name in planned.networks],
+            message_s=planned.job.hub.message_s,
             seed=planned.job.seed,
+            congestion=planned.congestion,
+            sites=planned.sites,
+            faults=planned.faults,
         )
         torch.set_num_threads(planned.job.train.threads)
         self._task = train.task_of(planned.job, planned.beside)
@@ -214,7 +218,7 @@ class Simulation:
             "congestion": self._network.congestion,
             "late_ms_p99": None,
             "late_limit_ms": None,
-            "trusted": True,
+            "trusted": None,
             "events": self._world.events,
         }
 

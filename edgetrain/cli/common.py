@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from edgetrain import config
 from edgetrain.config import Job
+from edgetrain.errors import ConfigError
 
 RUNS = "runs"
 
@@ -43,6 +46,38 @@ def job_of(
     path = words.pop(0) if words and "=" not in words[0] else None
     overrides = words if path else [*defaults, *words]
     return config.load(path, overrides), Path(path).resolve().parent if path else None
+
+
+def add_simulate(parser: argparse.ArgumentParser) -> None:
+    """--simulate and what belongs to it."""
+    parser.add_argument(
+        "--simulate",
+        action="store_true",
+        help="in virtual time: real gradients, no processes, thousands of members on one machine",
+    )
+    parser.add_argument(
+        "--vmap",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="simulated members' gradients: many at once (on), one by one with the bits of a real "
+        "member (off), or by their number (default: %(default)s)",
+    )
+
+
+def runner(arguments: argparse.Namespace) -> Callable[..., dict[str, Any]]:
+    """What runs a planned job: `emulate.run`, or `simulate.run` where that was asked for."""
+    if not arguments.simulate:
+        from edgetrain import emulate
+
+        return emulate.run
+    try:
+        from edgetrain import simulate
+    except ImportError as error:
+        raise ConfigError(
+            f"the simulator needs {error.name}", "pip install 'edgetrain[lab]'"
+        ) from None
+    batched = {"auto": None, "on": True, "off": False}[arguments.vmap]
+    return functools.partial(simulate.run, batched=batched)
 
 
 def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:

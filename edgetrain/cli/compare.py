@@ -28,6 +28,7 @@ examples:
   edgetrain compare network=wan-500ms pace_s=0.05
   edgetrain compare job.toml --strategies sync-sgd,dga
   edgetrain compare task=edgetrain.tasks:char_lm steps=300
+  edgetrain compare --simulate                         the same in seconds, in virtual time
 
 The first strategy is the yardstick. `every` and `delay` of the job apply to the strategies that
 have them. Leaves runs/<time>-compare-<task>/ with one run folder per strategy and compare.png.
@@ -44,6 +45,7 @@ def add_parser(subparsers: Any) -> None:
         _EXAMPLES,
     )
     common.add_job(parser)
+    common.add_simulate(parser)
     parser.add_argument(
         "--strategies",
         default="sync-sgd,fedavg,dga",
@@ -60,7 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.cli.run import common_picture
     from edgetrain.live import LiveView
 
-    emulate.warm_up()
+    run_planned = common.runner(arguments)
+    if not arguments.simulate:
+        emulate.warm_up()
     planned = [plans.plan(j, beside) for j in variants(job, arguments.strategies)]
     first = planned[0]
     folder = runs.create(arguments.runs, f"compare-{first.job.name}")
@@ -75,10 +79,15 @@ def run(arguments: argparse.Namespace) -> int:
     summaries: list[dict[str, Any]] = []
     try:
         with LiveView(
-            folders, clock=time.monotonic, heading=heading, metric=first.metric, out=out
+            folders,
+            clock=time.monotonic,
+            heading=heading,
+            metric=first.metric,
+            out=out,
+            simulated=arguments.simulate,
         ) as view:
             for each, inside in zip(planned, folders, strict=True):
-                summaries.append(emulate.run(each, inside, view.refresh))
+                summaries.append(run_planned(each, inside, view.refresh))
     finally:
         compared = comparison.compare(summaries) if summaries else None
         runs.write_summary(

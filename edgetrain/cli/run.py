@@ -1,4 +1,4 @@
-"""`edgetrain run`: one job on this machine, its network and devices emulated."""
+"""`edgetrain run`: one job on this machine, its network and devices emulated or simulated."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Any
 
 from edgetrain.cli import common
 
+SIMULATED = ("device=raspberry-pi-4b", "network=wan-200ms")
+"""The built-in job of a simulation, where this machine's own speed would mean nothing."""
+
 _EXAMPLES = """\
 examples:
   edgetrain run job.toml
   edgetrain run job.toml network=wan-500ms strategy=dga delay=20
   edgetrain run steps=100 members=4 device=raspberry-pi-4b
+  edgetrain run --simulate members=1000 device=raspberry-pi-4b network=4g-good
 
 A member may be killed while it runs; Ctrl-C ends everything and leaves a readable run folder.
 """
@@ -30,24 +34,31 @@ def add_parser(subparsers: Any) -> None:
         _EXAMPLES,
     )
     common.add_job(parser)
+    common.add_simulate(parser)
     common.add_output(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan, run, watch, sum up."""
-    job, beside = common.job_of(arguments)
+    job, beside = common.job_of(arguments, SIMULATED if arguments.simulate else ())
     from edgetrain import comparison, emulate, plans, plot, runs
     from edgetrain.live import LiveView
 
-    emulate.warm_up()
+    run_planned = common.runner(arguments)
+    if not arguments.simulate:
+        emulate.warm_up()
     planned = plans.plan(job, beside)
     folder = runs.create(arguments.runs, planned.job.name)
-    out = sys.stderr if arguments.json else sys.stdout
     with LiveView(
-        [folder], clock=time.monotonic, heading=_heading(planned), metric=planned.metric, out=out
+        [folder],
+        clock=time.monotonic,
+        heading=_heading(planned),
+        metric=planned.metric,
+        out=sys.stderr if arguments.json else sys.stdout,
+        simulated=arguments.simulate,
     ) as view:
-        summary = emulate.run(planned, folder, view.refresh)
+        summary = run_planned(planned, folder, view.refresh)
     picture = common_picture(plot.run_figure, folder, folder / "run.png")
     compared = comparison.compare([summary])
     if arguments.json:

@@ -53,6 +53,11 @@ class Window:
         self.threshold = float("inf")  # ssthresh
         self.in_flight = 0
         self.rtt = max(rtt_ns, 1)  # smoothed
+        # Linux keeps four times the mean deviation; the first sample counts half of itself as such.
+        self._deviation = 2 * self.rtt
+        self._variance = max(self._deviation, _RTO_MIN)
+        self._most_deviation = _RTO_MIN
+        self._variance_end = 0
         self._least_rtt = 1 << 62
         self._limit = limit_bytes
         self._sent = self._acked = 0
@@ -66,8 +71,8 @@ class Window:
 
     @property
     def timeout(self) -> int:
-        """Retransmission timeout: Linux keeps at least 200 ms above the smoothed round trip."""
-        return self.rtt + _RTO_MIN
+        """Retransmission timeout, RFC 6298 as in Linux: 200 ms or more above the round trip."""
+        return self.rtt + self._variance
 
     def room(self, now: int) -> int:
         """Bytes that may be sent now; after a pause that is less than before it."""
@@ -79,6 +84,8 @@ class Window:
         self._last_send = now
         self._sent += count
         self.in_flight += count
+        if self._acked >= self._mark:  # a new round trip: what it uses is counted afresh
+            self._mark, self._most_in_flight = self._sent, 0
         self._most_in_flight = max(self._most_in_flight, self.in_flight)
 
     def _restart(self, now: int) -> None:
@@ -99,7 +106,7 @@ class Window:
         was_limited = self._limited()
         self.in_flight -= count
         self._acked += count
-        self.rtt += (rtt - self.rtt) // 8
+        self._time(rtt)
         self._least_rtt = min(self._least_rtt, rtt)
         if self._acked <= self._recover:
             return
@@ -107,8 +114,20 @@ class Window:
             self._hystart(rtt, now, now - spread)
         if was_limited:
             self._grow(count, now)
-        if self._acked >= self._mark:
-            self._mark, self._most_in_flight = self._sent, self.in_flight + count
+
+    def _time(self, rtt: int) -> None:
+        """Take in a round trip; its spread falls by a quarter a round trip, and rises at once."""
+        error = rtt - self.rtt
+        self.rtt += error // 8
+        if error < 0 and -error > self._deviation // 4:
+            error //= 8  # a round trip that gets shorter is no reason to wait longer
+        self._deviation += abs(error) - self._deviation // 4
+        self._most_deviation = max(self._most_deviation, self._deviation)
+        self._variance = max(self._variance, self._most_deviation)
+        if self._acked > self._variance_end:
+            self._variance -= (self._variance - self._most_deviation) // 4
+            self._most_deviation = _RTO_MIN
+            self._variance_end = self._sent
 
     def _limited(self) -> bool:
         """A window that the application does not fill does not grow."""

@@ -22,6 +22,12 @@ from edgetrain.transport import SILENCE_S, Traffic
 SEND_LIMIT_BYTES = 4 << 20
 """The most that one connection has unacknowledged: what Linux allows by default (tcp_wmem)."""
 
+HANDSHAKES, HANDSHAKE_BYTES = 3, 64
+"""Round trips of TCP's and ZMTP's greetings before the first message, and bytes in each."""
+
+TRAIN_BYTES = 4 * MSS
+"""What leaves at once where the congestion window is the limit."""
+
 Frames = Sequence[Buffer]
 
 
@@ -108,7 +114,9 @@ class _Stream:
                     self._world.at(acks[0][0], self._pump)
                 return
             message = self._backlog[0]
-            size = min(room, self._chunk, message.left)
+            # Where the window is the limit, acknowledgements come and let go a few at a time.
+            most = self._chunk if room >= message.left else TRAIN_BYTES
+            size = min(room, most, message.left)
             message.left -= size
             whole = message.frames if not message.left else None
             if whole is not None:
@@ -225,10 +233,14 @@ class MemberWire:
 
 
 class HubWire:
-    """The hub's end of all connections: a HubTransport in virtual time."""
+    """The hub's end of all connections: a HubTransport in virtual time.
 
-    def __init__(self, world: World) -> None:
+    The hub takes messages one after the other, and `message_s` for each.
+    """
+
+    def __init__(self, world: World, message_s: float) -> None:
         self._world = world
+        self._message_s = message_s
         self._inbox: Mailbox[tuple[bytes, Frames]] = Mailbox(world)
         self._members: dict[bytes, MemberWire] = {}
         self._dead: dict[bytes, int] = {}
@@ -246,6 +258,8 @@ class HubWire:
         """See HubTransport; waits in virtual time."""
         found = self._inbox.get(timeout_s)
         while found is not None:
+            if self._message_s:
+                self._world.sleep(self._message_s)
             yield found[0], list(found[1])
             found = self._inbox.get(0.0)
 
@@ -295,6 +309,7 @@ class SimulatedNetwork:
         world: World,
         profiles: Sequence[Profile],
         *,
+        message_s: float = 0.0,
         seed: int = 0,
         congestion: str = "cubic",
         sites: Sequence[Site] = (),
@@ -302,7 +317,7 @@ class SimulatedNetwork:
     ) -> None:
         self.world = world
         self.congestion = congestion
-        self.hub = HubWire(world)
+        self.hub = HubWire(world, message_s)
         number = iter(range(seed * 1_000_000, seed * 1_000_000 + 1_000_000, 2))
         self._access = [self._pair(profile, number) for profile in profiles]
         uplinks = [(site, self._pair(site.uplink, number)) for site in sites]
@@ -333,7 +348,12 @@ class SimulatedNetwork:
         self._wires[name] = wire
         self.hub.add(wire)
         up, down = self.paths(member)
-        self.world.sleep(2 * (up.mean_delay + down.mean_delay) / SECOND)
+        rtt = up.mean_delay + down.mean_delay
+        for _ in range(HANDSHAKES):
+            for window in (wire.up.window, wire.down.window):
+                window.sent(HANDSHAKE_BYTES, self.world.now)
+                window.acked(HANDSHAKE_BYTES, self.world.now + rtt, rtt)
+            self.world.sleep(rtt / SECOND)
         return wire
 
     def lose(self, name: bytes) -> None:
