@@ -16,10 +16,10 @@ import numpy as np
 
 from edgetrain import layout as layouts
 from edgetrain.buffers import Vectors
-from edgetrain.checksum import Vector, combine, tile_sum, tiles
+from edgetrain.checksum import Vector, all_finite, combine, tile_sum, tiles
 from edgetrain.codecs import Codec, Feedback, bound, memory
 from edgetrain.errors import BadMessage, BadPayload, ConfigError
-from edgetrain.merge import MergeRule
+from edgetrain.merge import RoundRule, SliceRule
 from edgetrain.messages import (
     PROTOCOL,
     Base,
@@ -108,6 +108,9 @@ class Closed:
     """From the first whole contribution to the merge."""
     delay: int
     """In force once this round's reply is applied."""
+    cuts: tuple[tuple[str, float, str], ...] = ()
+    """(member, share of its contribution that was left out, why), where a merge rule left some out;
+    a remark about the whole round stands under "hub"."""
 
 
 Effect = Send | Note | Closed
@@ -171,6 +174,18 @@ class _Piece:
             raise _Spoilt(self.contribution, str(error)) from None
 
 
+class _Guarded(_Piece):
+    """What a rule that judges contributions reads: finite, or its sender is expelled."""
+
+    def read(self, out: Vector) -> None:
+        super().read(out)
+        if not all_finite(out):
+            raise _Spoilt(self.contribution, _NOT_FINITE)
+
+
+_NOT_FINITE = "an element is not a finite number"
+
+
 @dataclass
 class _Round:
     opened: float
@@ -208,7 +223,7 @@ class Hub:
         self,
         terms: Terms,
         policy: Policy,
-        merge: MergeRule,
+        merge: SliceRule | RoundRule,
         codec: Codec,
         reply_codec: Codec,
     ) -> None:
@@ -518,7 +533,7 @@ class Hub:
         effects: list[Effect] = []
         chosen = [entry.contributions[key] for key in sorted(entry.contributions)]
         try:
-            merged = self._merged(chosen)
+            chosen, merged, cuts = self._merged(chosen)
         except _Spoilt as spoilt:
             return self._leave_out(entry, spoilt)
         del self._rounds[self.round]
@@ -547,7 +562,8 @@ class Hub:
         ]
         weight = sum(c.weight for c in chosen)
         names = tuple(name for name, _ in sorted(entry.contributions))
-        effects.append(Closed(round, names, missing, weight, now - entry.opened, self.delay))
+        open_s = now - entry.opened
+        effects.append(Closed(round, names, missing, weight, open_s, self.delay, cuts))
         return effects
 
     def _leave_out(self, entry: _Round, spoilt: _Spoilt) -> list[Effect]:
@@ -567,6 +583,8 @@ class Hub:
         """Merge a part of the oldest open round once it is here from everyone, while the others are
         still on their way. A part that is never seen whole here is merged at the close.
         """
+        if isinstance(self._merge, RoundRule):
+            return
         early = self._early
         early.heard[part] = early.heard.get(part, 0) + 1
         if early.heard[part] < len(self._peers) or part != len(early.payloads):
@@ -585,18 +603,54 @@ class Hub:
             self._merge_part(chosen, part, early.merged)
             early.payloads.append([contribution.payloads[part] for contribution in chosen])
 
-    def _merged(self, chosen: Sequence[_Contribution]) -> Vector:
+    def _merged(
+        self, chosen: list[_Contribution]
+    ) -> tuple[list[_Contribution], Vector, tuple[tuple[str, float, str], ...]]:
+        """What counts of the contributions, what they became, and who was cut."""
         early, self._early = self._early, _Early()
         merged = self._memory.take() if early.merged is None else early.merged
+        if isinstance(self._merge, RoundRule):
+            return self._merge_round(self._merge, chosen, merged)
         for part in range(-(-self._elements // self._codec.part_elements)):
             if not early.has(part, chosen):
                 self._merge_part(chosen, part, merged)
-        return merged
+        return chosen, merged, ()
 
     def _merge_part(self, chosen: Sequence[_Contribution], part: int, merged: Vector) -> None:
+        assert isinstance(self._merge, SliceRule)
         start = part * self._codec.part_elements
+        out = merged[start : start + self._codec.part_elements]
         pieces = [_Piece(contribution, part, self._codec) for contribution in chosen]
-        self._merge.merge(pieces, merged[start : start + self._codec.part_elements])
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._merge.merge(pieces, out)
+        if not all_finite(out):
+            self._find_spoilt(chosen, part, np.empty_like(out))
+
+    def _find_spoilt(self, chosen: Sequence[_Contribution], part: int, scratch: Vector) -> None:
+        """Raise _Spoilt for whoever sent what is not a number; finite sums may overflow, too."""
+        for contribution in chosen:
+            _Guarded(contribution, part, self._codec).read(scratch)
+
+    def _merge_round(
+        self, rule: RoundRule, chosen: Sequence[_Contribution], merged: Vector
+    ) -> tuple[list[_Contribution], Vector, tuple[tuple[str, float, str], ...]]:
+        """By a rule that gives each member one voice: of one that was late the newest counts."""
+        newest = {contribution.peer.name: contribution for contribution in chosen}
+        counted = list(newest.values())
+        parts = list(parts_of(self._elements, self._codec.part_elements))
+        pieces = [
+            [_Guarded(contribution, part, self._codec) for part in range(len(parts))]
+            for contribution in counted
+        ]
+        found = rule.merge_round(pieces, [merged[here] for here in parts])
+        names = [*newest, "hub"]
+        cuts = [(names[cut.index], cut.share, cut.reason) for cut in found]
+        cuts += [
+            (c.peer.name, 1.0, "a newer one of the same member counts in this round")
+            for c in chosen
+            if c is not newest[c.peer.name]
+        ]
+        return counted, merged, tuple(cuts)
 
     def _advance(self, merged: Vector, payloads: Sequence[Buffer]) -> int:
         """base += what the members will decode; the checksum of the new base (0: no base here)."""

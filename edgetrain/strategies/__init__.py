@@ -16,7 +16,7 @@ from edgetrain.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from edgetrain.buffers import Vectors
     from edgetrain.checksum import Vector
-    from edgetrain.merge import MergeRule
+    from edgetrain.merge import RoundRule, SliceRule
 
 Contributes = Literal["gradient", "displacement"]
 
@@ -74,11 +74,11 @@ class Strategy:
     summary: str
     source: str
 
-    def merge_rule(self) -> MergeRule:
-        """A fresh merge rule for the hub."""
-        from edgetrain.merge import Mean
+    def merge_rule(self, spelled: str = "mean") -> SliceRule | RoundRule:
+        """A fresh merge rule for the hub, as `merging` spells them; ConfigError."""
+        from edgetrain import merging
 
-        return Mean(keeps_late=self.contributes == "displacement")
+        return merging.parse(spelled, keeps_late=self.contributes == "displacement")
 
     def member_half(
         self,
