@@ -59,6 +59,13 @@ def test_answers_can_be_had_as_json(capsys):
         assert json.loads(capsys.readouterr().out)
 
 
+def test_doctor_says_in_words_what_codes_and_decodes(capsys):
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    (line,) = [text for text in said.splitlines() if text.startswith("  kernels")]
+    assert line.split("kernels", 1)[1].strip().startswith(("C with ", "NumPy, "))
+
+
 HEAVY = ("torch", "zmq", "numpy", "rich", "matplotlib", "sklearn")
 LIGHT = {
     "import edgetrain": "import edgetrain",

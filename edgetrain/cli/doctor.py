@@ -63,6 +63,6 @@ def examine() -> dict[str, Any]:
             "tc": f"{yes[netem]}: {why_netem}",
             "stream": "yes: needs nothing (approximate)",
         },
-        "codecs": {"kernels": str(kernels.backend())},
+        "codecs": {"kernels": kernels.backend().sentence},
         "device": {"here": devices.here(), "joules": devices.joules_source("host") or "no sensor"},
     }

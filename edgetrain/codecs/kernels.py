@@ -181,14 +181,29 @@ class Kernels(Protocol):
         """u = m * u + scale * g."""
 
 
+_IN_WORDS = {
+    "portable": "no vector instructions",
+    "avx2": "AVX2",
+    "avx512": "AVX-512",
+    "neon": "NEON",
+}
+
+
 @dataclass(frozen=True)
 class Backend:
-    """What `edgetrain doctor` prints: "c" or "numpy", the instruction set, the file, and why."""
+    """Which implementation: "c" or "numpy", the instruction set, the library's file, and why."""
 
     name: str
     instructions: str
     path: str
     reason: str
+
+    @property
+    def sentence(self) -> str:
+        """What `edgetrain doctor` prints."""
+        if self.name == "numpy":
+            return f"NumPy, several times slower than C and the same bits: {self.reason}"
+        return f"C with {_IN_WORDS[self.instructions]}: {self.reason} ({self.path})"
 
 
 _current: tuple[Kernels, Backend] | None = None

@@ -262,3 +262,16 @@ def test_a_compiler_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, t
     with pytest.raises(compiler.CannotCompile, match="false failed"):
         compiler.compile_kernels(tmp_path / "kernels.so")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_backend_in_words_says_what_and_why() -> None:
+    for choice in kernels.choices():
+        with kernels.using(choice):
+            sentence = kernels.backend().sentence
+        assert "(" not in sentence.split(":")[0]
+        assert sentence.startswith("NumPy" if choice == "numpy" else "C with")
+        assert choice == "numpy" or kernels.backend().path in sentence
+    asked = kernels.Backend("numpy", "-", "-", "asked for").sentence
+    assert asked == "NumPy, several times slower than C and the same bits: asked for"
+    arm = kernels.Backend("c", "neon", "/x/kernels.so", "built with the package").sentence
+    assert arm == "C with NEON: built with the package (/x/kernels.so)"
