@@ -1,0 +1,327 @@
+"""Many members' steps, TCP connections and queues at once, as arrays: the arithmetic of capacity.
+
+Closed forms in place of events: a round of 100,000 members is a few dozen NumPy operations. Nothing
+here knows rounds or strategies. All times are float64 seconds, sizes bytes, arrays have one element
+a member (or gateway). Neither torch nor greenlet is imported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from edgetrain.devices import Device
+from edgetrain.networks.fluid import HEADERS
+from edgetrain.networks.model import ETHERNET_BYTES
+from edgetrain.networks.profile import Direction
+from edgetrain.networks.window import MSS
+
+Array = npt.NDArray[np.float64]
+Random = np.random.Generator
+T = TypeVar("T")
+
+INITIAL_WINDOW = 10 * MSS
+SEND_LIMIT_BYTES = 4 << 20
+"""The most that one connection has unacknowledged: what Linux allows by default (tcp_wmem)."""
+RTO_MIN_S = 0.2
+_CUBIC_BETA, _CUBIC_C = 717 / 1024, 0.4
+_FRIENDLY = 3 * (1 - _CUBIC_BETA) / (1 + _CUBIC_BETA)
+
+
+class Steps:
+    """How long the steps of all members take: devices.StepTimes, many steps and members at once.
+
+    A single step has the same distribution (a lognormal jitter of mean 1, slow steps, heat); the
+    sum of several is drawn as one lognormal of the same mean and variance.
+    """
+
+    def __init__(self, devices: Sequence[Device], seconds: Sequence[float], rng: Random) -> None:
+        """Device and undisturbed step time of each member."""
+        self.seconds = np.asarray(seconds, np.float64)
+        self._rng = rng
+        self._jitter = column(devices, lambda d: _or(d.step_jitter, 0.0))
+        self._chance = column(devices, lambda d: _or(d.slow_chance, 0.0))
+        self._factor = column(devices, lambda d: _or(d.slow_factor, 1.0))
+        self._hot_after = column(devices, lambda d: _or(d.throttle_after_s, math.inf))
+        self._hot_factor = column(devices, lambda d: _or(d.throttle_factor, 1.0))
+        self._computed = np.zeros(len(self.seconds))
+
+    def take(self, count: int) -> Array:
+        """Seconds of each member's next `count` steps together."""
+        members = len(self.seconds)
+        spent = count * self.seconds
+        if self._jitter.any():
+            variance = np.log1p(self._jitter**2 / count)
+            draws = self._rng.standard_normal(members)
+            spent = spent * np.exp(np.sqrt(variance) * draws - variance / 2)
+        if self._chance.any():
+            slow = self._rng.binomial(count, self._chance, members)
+            spent = spent * (1 + slow / count * (self._factor - 1))
+        spent = np.where(self._computed >= self._hot_after, spent * self._hot_factor, spent)
+        self._computed += spent
+        return spent
+
+
+class Ports:
+    """Servers with a queue each, first come first served; every child of a port sends alike.
+
+    Children are dealt to ports in order, in blocks of nearly equal size. What did not find its
+    port idle in an earlier round stays ahead of what comes later.
+    """
+
+    def __init__(self, children: int, ports: int, service_s: float) -> None:
+        self.service_s = service_s
+        self.busy_s = 0.0
+        """Of the busiest port."""
+        sizes = np.full(ports, children // ports)
+        sizes[: children % ports] += 1
+        self.sizes = sizes
+        self.port = np.repeat(np.arange(ports), sizes)
+        self.rank = np.arange(children) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        self._shape = (ports, int(sizes.max()))
+        self._free = np.full(ports, -math.inf)
+        self._before = np.empty((ports, 0))
+        self._done = np.empty((ports, 0))
+
+    def serve(self, first: Array, last: Array, tail_s: float = 0.0) -> tuple[Array, Array]:
+        """(begin, end) of each child's service, whose bytes arrive from `first` to `last`.
+
+        A message is passed on while it arrives: it ends no sooner than `tail_s` after its last
+        byte, and no sooner than the queue lets it.
+        """
+        self.busy_s += float(self.sizes.max()) * self.service_s
+        if not self.service_s:
+            return first, last + tail_s
+        end = self._queue(self.grid(first))[self.port, self.rank]
+        return end - self.service_s, np.maximum(end, last + tail_s)
+
+    def grid(self, values: Array) -> Array:
+        """[ports, most children]: one row a port, infinity where there is no child."""
+        rows: Array = np.full(self._shape, math.inf)
+        rows[self.port, self.rank] = values
+        return rows
+
+    def _queue(self, arrivals: Array) -> Array:
+        """finish_i = max(arrival_i, finish_(i-1)) + service, in the order of arrival."""
+        here = arrivals.shape[1]
+        every = np.concatenate([arrivals, self._overtaken(arrivals)], axis=1)
+        order = np.argsort(every, axis=1, kind="stable")
+        came = np.take_along_axis(every, order, axis=1)
+        waiting = np.arange(every.shape[1]) * self.service_s
+        begin = np.maximum(np.maximum.accumulate(came - waiting, axis=1), self._free[:, None])
+        done = begin + waiting + self.service_s
+        self._before, self._done = came, done
+        end: Array = np.empty_like(done)
+        np.put_along_axis(end, order, done, axis=1)
+        return end[:, :here]
+
+    def _overtaken(self, arrivals: Array) -> Array:
+        """Earlier rounds' messages that come after the first of this one; the others are served."""
+        after = self._before > arrivals.min(axis=1)[:, None]
+        served = np.where(after, -math.inf, self._done)
+        if served.size:
+            self._free = np.maximum(self._free, served.max(axis=1))
+        after &= np.isfinite(self._before)
+        width = int(after.sum(axis=1).max(initial=0))
+        return np.sort(np.where(after, self._before, math.inf), axis=1)[:, :width]
+
+
+class Streams:
+    """One direction of many access links, with `connections` TCP connections on each.
+
+    A message waits for the one before it, takes its bytes' time on the line, stands still while the
+    congestion window is smaller than a round trip's worth (slow start from 10 segments, and again
+    after an idle timeout; RFC 6928, RFC 2861), travels, and is repaired where it lost segments.
+    After a loss the window is CUBIC's (RFC 9438), between messages in closed form.
+    """
+
+    def __init__(
+        self,
+        ways: Sequence[Direction],
+        round_trip_s: Array,
+        rng: Random,
+        connections: int = 1,
+    ) -> None:
+        """The direction of each link, and the round trip without load that its connection sees."""
+        self.delay_s = column(ways, lambda way: way.mean_delay_ms / 1000)
+        self.byte_s = column(ways, _seconds_per_byte)
+        self.busy_s = np.zeros(len(ways))
+        self._round_trip = round_trip_s
+        self._jitter = column(ways, lambda way: way.jitter_ms / 1000)
+        self._share = column(ways, lambda way: way.mean_loss_percent / 100)
+        self._strikes = column(ways, _strike_chance)
+        self._rng, self._connections = rng, connections
+        self._free = np.zeros(len(ways))
+        self._window = np.full(len(ways), float(INITIAL_WINDOW))
+        self._threshold = np.full(len(ways), math.inf)
+        self._peak = np.zeros(len(ways))
+        self._cut = np.zeros(len(ways))
+        self._epoch = np.full(len(ways), math.nan)
+        self._most = np.maximum(_loss_window(self._share, round_trip_s), 2 * MSS)
+
+    def send(self, at: Array, size: int) -> tuple[Array, Array]:
+        """When the first and the last of `size` bytes arrive that are handed over at these times.
+
+        A line that is still at the message before takes this one afterwards.
+        """
+        begin = np.maximum(at, self._free)
+        return self._carry(begin, begin, size)
+
+    def forward(self, begin: Array, end: Array, size: int) -> tuple[Array, Array]:
+        """As `send`, for a message whose bytes come to this line from `begin` to `end`."""
+        return self._carry(np.maximum(begin, self._free), end, size)
+
+    def _carry(self, begin: Array, end: Array, size: int) -> tuple[Array, Array]:
+        each = size / self._connections
+        line = wire_bytes(size) * self.byte_s
+        self._restart(begin)
+        stalls = self._stalls(each)
+        left = np.maximum(begin + line, end) + stalls
+        self._grow(each, left)
+        late = self._repair(size, left, left - begin)
+        self._free = left
+        self.busy_s += line
+        arrives = left + late + self.delay_s + self._wander()
+        return np.minimum(begin + self.delay_s, arrives), arrives
+
+    def _wander(self) -> Array | float:
+        if not self._jitter.any():
+            return 0.0
+        draws: Array = self._rng.standard_normal(len(self._jitter)).clip(-3, 3)
+        wandered: Array = np.maximum(self._jitter * draws, -self.delay_s)
+        return wandered
+
+    def _restart(self, now: Array) -> None:
+        """After an idle timeout the window halves for each one that has passed."""
+        timeouts = np.floor(np.maximum(now - self._free, 0) / (self._round_trip + RTO_MIN_S))
+        if not timeouts.any():
+            return
+        idle = (timeouts > 0) & (self._free > 0)
+        window = self._window
+        small = np.maximum(window / 2 ** np.minimum(timeouts, 30), INITIAL_WINDOW)
+        self._threshold = np.where(
+            idle, np.maximum(self._threshold, 0.75 * window), self._threshold
+        )
+        self._window = np.where(idle, np.minimum(small, window), window)
+        self._epoch = np.where(idle, math.nan, self._epoch)
+
+    def _stalls(self, size: float) -> Array:
+        """How long a sender of `size` bytes waits for acknowledgements, all its windows together.
+
+        Windows double up to the threshold: stalls of max(0, round trip - window/rate) each, whose
+        sum over the first P is P * round trip - (2^P - 1) window/rate. From there on they stay.
+        """
+        window, byte_s = np.minimum(self._window, SEND_LIMIT_BYTES), self.byte_s
+        if (size <= window).all():
+            return np.zeros(len(window))
+        top = np.clip(self._threshold, window, SEND_LIMIT_BYTES)
+        trip = self._round_trip + MSS * byte_s
+        doublings = np.ceil(np.log2(top / window))
+        windows = np.ceil(np.log2(size / window + 1))
+        fits = np.full(len(window), math.inf)  # a line without a limit is never full
+        np.divide(trip, window * byte_s, out=fits, where=byte_s > 0)
+        full = np.ceil(np.log2(np.maximum(fits, 1)))
+        count = np.minimum(np.minimum(full, doublings), np.maximum(windows - 1, 0))
+        stalls: Array = count * trip - (2**count - 1) * window * byte_s
+        constant = np.minimum(window * 2**doublings, top)
+        tossed = size / MSS * self._strikes > 1  # several losses: the average window holds
+        constant = np.where(tossed, np.minimum(constant, self._most), constant)
+        left = size - window * (2**doublings - 1)
+        more = np.maximum(np.ceil(left / constant) - 1, 0)
+        stalls += more * np.maximum(trip - constant * byte_s, 0)
+        return stalls
+
+    def _grow(self, size: float, now: Array) -> None:
+        """A window grows by what is acknowledged, where the sender fills it."""
+        window = self._window
+        windows = np.ceil(np.log2(size / window + 1))
+        full = window * 2 ** np.maximum(windows - 2, 0)
+        flight = np.where(
+            windows > 1, np.maximum(full, size - window * (2 ** (windows - 1) - 1)), size
+        )
+        slow = window < self._threshold
+        grown = np.minimum(np.minimum(window + size, 2 * flight), self._threshold)
+        self._window = np.where(slow, np.maximum(grown, window), window)
+        steady = ~slow & (size >= window - MSS)
+        if steady.any():
+            self._grow_cubic(steady, now)
+
+    def _grow_cubic(self, where: npt.NDArray[np.bool_], now: Array) -> None:
+        fresh = where & np.isnan(self._epoch)
+        self._epoch = np.where(fresh, now, self._epoch)
+        self._cut = np.where(fresh, self._window, self._cut)
+        passed = np.where(where, now - self._epoch + self._round_trip, 0.0)
+        gap = np.maximum(self._peak - self._cut, 0) / MSS
+        origin = np.maximum(self._peak, self._cut)
+        cubic = origin + _CUBIC_C * (passed - np.cbrt(gap / _CUBIC_C)) ** 3 * MSS
+        friendly = self._cut + _FRIENDLY * MSS * passed / np.maximum(self._round_trip, 1e-6)
+        target = np.minimum(np.maximum(cubic, friendly), 1.5 * self._window)
+        self._window = np.where(where, np.maximum(self._window, target), self._window)
+
+    def _repair(self, size: int, now: Array, span: Array) -> Array | float:
+        """What losses add to a message: a round trip for the hole nearest to its end, or a timeout
+        where a retransmission is lost as well; and the window is cut."""
+        if not self._strikes.any():
+            return 0.0
+        count, rng = len(now), self._rng
+        strikes = rng.binomial(math.ceil(size / MSS), self._strikes)
+        lost = strikes * self._share / np.maximum(self._strikes, 1e-12)
+        again = rng.random(count) < 1 - (1 - np.minimum(self._share, 0.999)) ** lost
+        timeout = self._round_trip + RTO_MIN_S
+        # Each further loss doubles the timeout: sum over k of (2 share)^k.
+        stall = self._round_trip + again * timeout / (1 - np.minimum(2 * self._share, 0.9))
+        place = rng.random(count) ** (1 / np.maximum(strikes, 1))
+        hit = strikes > 0
+        falling = self._window < self._peak
+        peak = np.where(falling, self._window * (1 + _CUBIC_BETA) / 2, self._window)
+        cut = np.maximum(self._window * _CUBIC_BETA, 2 * MSS)
+        self._peak = np.where(hit, peak, self._peak)
+        self._threshold = np.where(hit, cut, self._threshold)
+        self._window = np.where(hit, np.where(again, float(MSS), cut), self._window)
+        self._epoch = np.where(hit, math.nan, self._epoch)
+        return np.where(hit, np.maximum(stall - (1 - place) * span, 0), 0.0)
+
+
+def wire_bytes(size: float) -> float:
+    """Bytes on the line for `size` bytes of a TCP stream: headers of each segment included."""
+    return size + math.ceil(size / MSS) * (HEADERS + ETHERNET_BYTES)
+
+
+def column(items: Sequence[T], figure: Callable[[T], float]) -> Array:
+    """A figure of each item; asked for once for an object that stands there many times."""
+    known: dict[int, float] = {}
+    for item in items:
+        if id(item) not in known:
+            known[id(item)] = figure(item)
+    return np.array([known[id(item)] for item in items], np.float64)
+
+
+def _or(value: float | None, absent: float) -> float:
+    return absent if value is None else value
+
+
+def _seconds_per_byte(way: Direction) -> float:
+    return 8e-6 / way.mean_rate_mbit if way.mean_rate_mbit else 0.0
+
+
+def _strike_chance(way: Direction) -> float:
+    """Of a segment to be lost, or to be the first of a burst of losses."""
+    if way.burst is None:
+        return way.loss_percent / 100
+    enter, leave = way.burst.enter_percent, way.burst.leave_percent
+    good = leave / (enter + leave)
+    bad_losses = way.burst.lost_in_bad_percent / 100
+    return good * (enter / 100 * bad_losses + way.burst.lost_in_good_percent / 100)
+
+
+def _loss_window(share: Array, round_trip_s: Array) -> Array:
+    """The average window under independent loss: CUBIC's, or Reno's where that is larger."""
+    loss = np.maximum(share, 1e-12)
+    beta = _CUBIC_BETA
+    factor = (_CUBIC_C * (3 + beta) / (4 * (1 - beta))) ** 0.25
+    cubic = factor * (np.maximum(round_trip_s, 1e-6) / loss) ** 0.75
+    return np.asarray(MSS * np.maximum(cubic, np.sqrt(1.5 / loss)))
