@@ -100,6 +100,7 @@ class Link:
         self._arrivals: dict[int, _Arrival] = {}
         self._elements = 0
         self._submitted = -1
+        self._members = 1
         self.codec: Codec = codecs.Dense()
         self.reply_codec: Codec = codecs.Dense()
         self._feedback: Feedback | None = None
@@ -150,7 +151,8 @@ class Link:
         layout = layouts.read(request.layout, self._elements) if request.layout else ()
         self.codec = codecs.bound(codecs.parse(welcome.codec), layout)
         self.reply_codec = codecs.bound(codecs.parse(welcome.reply_codec), layout)
-        self._feedback = codecs.memory(self.codec, self._elements, welcome.members)
+        self._feedback = None
+        self._members = welcome.members
         self.memory = Vectors(self._elements)
         self._silence_s = max(20.0, SILENT_BEATS * welcome.beat_s)
         log.info(
@@ -173,12 +175,16 @@ class Link:
         applied: int,
         checksum: int,
         wanted_delay: int,
-    ) -> None:
+        rest_later: bool = True,
+    ) -> Vector | None:
         """Encode and send a contribution; returns at once. The vector must not change
-        afterwards."""
-        assert self._feedback is not None
+        afterwards.
+
+        What a lossy codec leaves out goes with a later contribution (`rest_later`); or it is the
+        caller's, who gets what the others will read. None: they read all of it, some day.
+        """
         self._submitted = round
-        payloads = self._feedback.encode(contribution)
+        payloads, read = self._encoded(contribution, rest_later)
         for part, payload in enumerate(payloads):
             self._send(
                 Contribute(
@@ -192,6 +198,24 @@ class Link:
                     payload=payload,
                 )
             )
+        return read
+
+    def _encoded(
+        self, contribution: Vector, rest_later: bool
+    ) -> tuple[list[Buffer], Vector | None]:
+        """The payloads, and what they decode to where someone wants to know."""
+        if rest_later and not self.codec.lossless:
+            if self._feedback is None:
+                self._feedback = codecs.memory(self.codec, self._elements, self._members)
+            return self._feedback.encode(contribution), None
+        payloads = self.codec.encode(contribution)
+        if self.codec.lossless:
+            return payloads, None
+        read = self.memory.take()
+        parts = parts_of(self._elements, self.codec.part_elements)
+        for here, payload in zip(parts, payloads, strict=True):
+            self.codec.decode(payload, read[here])
+        return payloads, read
 
     def wait(self, round: int) -> Merged:
         """The reply of a round, waiting for it if it is not here yet.

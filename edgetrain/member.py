@@ -255,14 +255,17 @@ class Member:
             return False
         round = self.half.round - 1
         self._submitted[round] = self._clock()
-        self._link.submit(
+        read = self._link.submit(
             round,
             contribution,
             weight=self._weight if self.strategy.weighted else 1.0,
             applied=self.half.applied,
             checksum=self.half.checksum,
             wanted_delay=self._wanted_delay,
+            rest_later=not self.half.keeps_rest,
         )
+        if read is not None:
+            self.half.sent(read)
         return True
 
     def _apply(self, round: int) -> None:

@@ -55,7 +55,8 @@ class FakeMember:
             self.params, self.gradient, fleet.hub.terms.every, fleet.hub.terms.delay or 0
         )
         self.memory = codecs.memory(fleet.codec, params.size)
-        self.submitted = np.zeros(params.size)
+        self.sent, self.unsent = np.zeros((2, params.size))
+        self.walked = np.zeros(params.size)
         self.to_hub: deque[list] = deque()
         self.inbox: deque[list] = deque()
         self.parts: dict[int, list] = {}
@@ -68,7 +69,7 @@ class FakeMember:
         self.say(
             Join(
                 PROTOCOL, "", layouts.digest(fleet.description), params.size, f"m{index}", weight,
-                checksum(self.params), fleet.description,
+                checksum(self.params), payload=fleet.description,
             )
         )  # fmt: skip
 
@@ -100,12 +101,11 @@ class FakeMember:
         due = self.half.due()
         return due is not None and not self._whole(due)
 
-    def _decoded(self, replies: list[Reply]) -> list[Vector]:
-        codec = self.fleet.reply_codec
-        reply = np.empty_like(self.params)
-        for here, part in zip(parts_of(reply.size, codec.part_elements), replies, strict=True):
-            codec.decode(part.payload, reply[here])
-        return [reply]
+    def _decoded(self, codec: codecs.Codec, payloads: list) -> Vector:
+        out = np.empty_like(self.params)
+        for here, payload in zip(parts_of(out.size, codec.part_elements), payloads, strict=True):
+            codec.decode(payload, out[here])
+        return out
 
     def _whole(self, round: int) -> bool:
         parts = self.parts.get(round, [])
@@ -117,7 +117,8 @@ class FakeMember:
             if not self._whole(due):
                 return
             replies = self.parts.pop(due)
-            self.half.apply(self._decoded(replies))
+            payloads = [reply.payload for reply in replies]
+            self.half.apply([self._decoded(self.fleet.reply_codec, payloads)])
             if replies[0].checksum:
                 assert replies[0].checksum == self.half.checksum
             self.checksums.append(self.half.checksum)
@@ -141,13 +142,22 @@ class FakeMember:
 
     def _optimizer_step(self) -> None:
         self.params -= self.gradient
+        self.walked -= self.gradient
         self.step += 1
 
     def submit(self, vector: Vector | None) -> None:
         if vector is None:
             return
-        self.submitted += vector
-        payloads = self.memory.encode(vector)
+        codec = self.fleet.codec
+        if self.half.keeps_rest and not codec.lossless:
+            payloads = codec.encode(vector)
+            read = self._decoded(codec, payloads)
+            self.half.sent(read)
+            self.sent += read
+            self.unsent = vector - read
+        else:
+            payloads = self.memory.encode(vector)
+            self.sent += vector
         for part, payload in enumerate(payloads):
             self.say(
                 Contribute(

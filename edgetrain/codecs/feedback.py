@@ -136,6 +136,10 @@ class Deep(TopK):
         """Feedback and the same warm-up, for what has momentum in it already: replies."""
         return Deep(self.density, 0.0, self.warmup, 0.0, self.values.codec)
 
+    def plain(self) -> TopK:
+        """Top-k without any of it; it reads the same payloads."""
+        return TopK(self.density, self.values.codec)
+
 
 def memory(codec: Codec, elements: int, members: int = 1) -> Feedback:
     """The state that belongs around a codec where a vector of so many elements is encoded."""

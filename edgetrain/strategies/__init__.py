@@ -35,6 +35,10 @@ class MemberHalf(Protocol):
     applied: int
     round: int
     checksum: int
+    keeps_rest: bool
+    """What a lossy codec leaves out of a contribution stays in the parameters, and so is in the
+    next contribution by itself: the driver says with `sent` what got through. Otherwise what is
+    left out is the driver's to send later."""
 
     @property
     def base(self) -> Vector:
@@ -51,6 +55,9 @@ class MemberHalf(Protocol):
 
     def finish(self) -> Vector | None:
         """After the last step: what was not submitted yet. From now on every round is due."""
+
+    def sent(self, vector: Vector) -> None:
+        """Of the contribution that was just submitted, this is what others will read."""
 
     def due(self) -> int | None:
         """The round whose reply has to be applied now, or None."""

@@ -26,6 +26,8 @@ class _Flight:
     """None: nothing that `params` has to be freed of (a newcomer's gap, or `at_once`)."""
     at_once: bool = False
     """The reply comes before anyone looks at `params` again, and overwrites them."""
+    partial: bool = False
+    """`own` is what a lossy codec let through; the rest is in `params`."""
 
 
 class Displacement:
@@ -47,6 +49,11 @@ class Displacement:
     which is the same algebra, but `base` sees the same additions in the same order on every member
     and is therefore equal bit for bit; added in place, rounding would let the members drift apart.
 
+    With a lossy codec own_r is what was sent, as the others read it (`sent`). What was not stays in
+    `params` as local progress, so the next displacement has it in it, and nothing else has to
+    remember it; docs/decisions/012 says why. It is given up after the last round, when the
+    parameters become the base.
+
     `params` is shared with the caller's model and mutated in place, by `after_step` by at most one
     rounding (so that `expected` needs no vector of its own) and by `apply`. `base` is owned here.
     Vectors returned as contributions are the receiver's to read, and are not written again as long
@@ -54,6 +61,7 @@ class Displacement:
     """
 
     contributes = "displacement"
+    keeps_rest = True
 
     def __init__(
         self, params: Vector, every: int = 1, delay: int = 0, memory: Vectors | None = None
@@ -76,6 +84,7 @@ class Displacement:
         self._memory = memory or Vectors(params.size)
         self._steps = 0
         self._local_steps = 0
+        self._partial = self._finished = False
         self.start(0, 0)
 
     def start(self, applied: int, round: int) -> None:
@@ -103,7 +112,14 @@ class Displacement:
     def finish(self) -> Vector | None:
         """Training is over: the unsent local progress, if any; from now on every round is due."""
         self.delay = 0
-        return self._submit() if self._local_steps else None
+        self._finished = True
+        return self._submit() if self._local_steps or self._partial else None
+
+    def sent(self, vector: Vector) -> None:
+        """Only `vector` of the last contribution counts as in flight; it is kept, not copied."""
+        last = self._flights.pop()
+        self._flights.append(_Flight(last.round, last.step, vector, partial=True))
+        self._partial = True
 
     def due(self) -> int | None:
         """The round whose reply must be applied before the next step, if there is one."""
@@ -120,6 +136,7 @@ class Displacement:
         """
         flight = self._flights.popleft()
         keep = bool(self._flights) or flight.step != self._steps
+        keep = keep or (flight.partial and not self._finished)
         assert not (keep and flight.at_once), "a step was taken before a reply that was due"
         scratch, local = np.empty((2, min(TILE, self.params.size)), np.float32)
         sums = []
@@ -135,7 +152,7 @@ class Displacement:
                 sums.append(tile_sum(base))
                 if keep:
                     np.add(self._expected(here, scratch), local[: params.size], out=params)
-                else:  # nothing is in flight and no step was taken: the base is all there is
+                else:  # nothing is in flight, unsent or new: the base is all there is
                     params[:] = base
             start += piece.size
         self.applied += 1

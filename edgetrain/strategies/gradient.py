@@ -21,6 +21,7 @@ class Gradient:
     """
 
     contributes = "gradient"
+    keeps_rest = False
     every = 1
 
     def __init__(self, params: Vector, gradient: Vector, memory: Vectors | None = None) -> None:
@@ -63,6 +64,9 @@ class Gradient:
         """Nothing is left to send at the end either."""
         self.checksum = checksum(self.params)
         return None
+
+    def sent(self, vector: Vector) -> None:
+        """The reply replaces the gradient, whatever of it got through."""
 
     def due(self) -> int | None:
         """The round just submitted: synchronous SGD always waits."""
