@@ -161,6 +161,9 @@ def _notes(name: str, summary: Summary) -> Iterable[str]:
         yield f"{name} was {_STATUS.get(status, status)}" + (f": {errors[0]}" if errors else "")
     if summary["members_lost"]:
         yield f"{name} lost {_names(summary['members_lost'])}"
+    if cut := summary.get("contributions_cut"):
+        most = sorted(cut, key=lambda member: (-cut[member], member))
+        yield f"{name} cut " + _names([f"{member} ({cut[member]:.3g} rounds)" for member in most])
     if _trusted(summary) is False:
         yield f"{name}: {untrusted(summary['emulation'])}"
 

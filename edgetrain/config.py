@@ -73,6 +73,7 @@ class StrategyTable:
     )
     codec: str = _said("fp32", "how contributions are encoded")
     reply_codec: str = _said("", "how replies are encoded; '': like contributions")
+    merge: str = _said("mean", "how contributions become one; see `edgetrain strategies`")
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ class MemberState:
     sent_bytes: float
     received_bytes: float
     peak_bytes: int
+    cut: float = 0.0
+    """Contributions that a merge rule left out."""
 
     @property
     def busy_s(self) -> float:
@@ -202,6 +204,7 @@ def _member(name: str, tally: MemberTally) -> MemberState:
         sent_bytes=tally.sent_bytes.total,
         received_bytes=tally.received_bytes.total,
         peak_bytes=tally.peak_bytes,
+        cut=tally.cut,
     )
 
 
@@ -342,10 +345,18 @@ def member_table(state: RunState, width: int, rows: int) -> RenderableType:
         *_split(members),
         *_traffic(members),
         column("memory", (units.size(member.peak_bytes) for member in members), rank=4),
+        *_cut(members),
         column("", map(_standing, members), styles=map(_standing_style, members)),
     ]
     grid = as_rich(fit(shown, width, 2), 2, "dim")
     return Group(grid, Text(_summed_up(rest), style="dim")) if rest else grid
+
+
+def _cut(members: Sequence[MemberState]) -> list[Column]:
+    """Contributions left out; a column only where a merge rule does that."""
+    if not any(member.cut for member in members):
+        return []
+    return [column("cut", (f"{member.cut:.4g}" for member in members), rank=1)]
 
 
 def _trouble(member: MemberState) -> tuple[bool, int, float]:

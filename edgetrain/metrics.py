@@ -157,11 +157,14 @@ class MetricsLog:
         cpu_s: float,
         peak_bytes: int,
         delay: int = 0,
+        cuts: Iterable[tuple[str, float, str]] = (),
     ) -> None:
         """A round that the hub closed. close_s: from the first contribution to the reply.
 
-        delay: local steps, in force once this round's reply is applied.
+        delay: local steps, in force once this round's reply is applied. cuts: (member, share of its
+        contribution that was left out, why), of those that did not count in full.
         """
+        shares = [[name, float(f"{share:.4f}"), reason] for name, share, reason in cuts]
         self._write(
             "round",
             {
@@ -175,6 +178,7 @@ class MetricsLog:
                 "cpu_s": _seconds(cpu_s),
                 "peak_bytes": int(peak_bytes),
                 "delay": int(delay),
+                **({"cuts": shares} if shares else {}),
             },
         )
 
@@ -407,6 +411,8 @@ class MemberTally:
     joules: Counter | None = None
     peak_bytes: int = 0
     late: int = 0
+    cut: float = 0.0
+    """Contributions of it that a merge rule left out, parts counted as parts."""
     standing: str = ""
     reason: str = ""
 
@@ -485,6 +491,8 @@ class Tally:
     def _add_round(self, record: Record) -> None:
         self.missed += len(record.get("missing") or []) + _cut(record, "missing")
         self.hub.add_usage(record)
+        for name, share, _ in record.get("cuts") or []:
+            self._of(name).cut += share
         for name in record.get("members") or []:
             member = self.members.get(name)
             if member is not None and member.standing == "late":

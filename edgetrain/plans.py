@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgetrain import codecs, devices, networks, strategies
+from edgetrain import codecs, devices, merging, networks, strategies
 from edgetrain.config import Job
 from edgetrain.errors import ConfigError
 from edgetrain.hub import Hub, Policy, Terms
+from edgetrain.merge import RoundRule, SliceRule
 from edgetrain.networks import Fault, Site
 
 
@@ -52,10 +53,24 @@ def hub_of(job: Job, *, any_job: bool = False) -> Hub:
         Policy(
             job.fleet.members, job.hub.quorum, job.hub.deadline_s, job.hub.gone_s, job.hub.beat_s
         ),
-        strategy.merge_rule(),
+        _merge_rule(job, strategy),
         codec,
         codecs.parse(job.strategy.reply_codec) if job.strategy.reply_codec else codec,
     )
+
+
+def _merge_rule(job: Job, strategy: strategies.Strategy) -> SliceRule | RoundRule:
+    """What merges; ConfigError where it does not go together with the rest of the job."""
+    refused = merging.why_not(
+        job.strategy.merge,
+        strategy=strategy.name,
+        weighted=strategy.weighted,
+        members=job.fleet.members,
+        codec=job.strategy.codec,
+    )
+    if refused:
+        raise ConfigError(f"strategy.merge = '{job.strategy.merge}': {refused}")
+    return strategy.merge_rule(job.strategy.merge)
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class HubRecorder:
                 cpu_s=self._meter.cpu_s,
                 peak_bytes=self._meter.peak_bytes,
                 delay=closed.delay,
+                cuts=closed.cuts,
             )
 
     def close(self) -> None:

@@ -406,6 +406,9 @@ def _ending(tally: Tally, status: str | None) -> dict[str, Any]:
         "members_lost": unfinished if status == "finished" else lost,
         "contributions_missed": tally.missed,
         "contributions_late": sum(member.late for member in tally.members.values()),
+        "contributions_cut": {
+            name: member.cut for name, member in sorted(tally.members.items()) if member.cut
+        },
         "errors": tally.errors[:10],
     }
 

@@ -1,4 +1,4 @@
-"""`edgetrain strategies`: the table of strategies."""
+"""`edgetrain strategies`: the tables of strategies and of merge rules."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
+from edgetrain import merging
 from edgetrain.cli import common
 from edgetrain.strategies import TABLE
 
@@ -17,7 +18,8 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "strategies",
         "list the ways in which members can exchange what they learn",
-        "The strategies a job can name, what each does, and where it comes from.",
+        "The strategies and merge rules that a job can name, what each does, and where it comes "
+        "from.",
         "example:\n  edgetrain strategies --json",
     )
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
@@ -27,10 +29,15 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
     if arguments.json:
-        common.say(json.dumps([dataclasses.asdict(row) for row in TABLE.values()]))
+        rows = [dataclasses.asdict(row) for row in TABLE.values()]
+        rules = [dataclasses.asdict(rule) for rule in merging.TABLE.values()]
+        common.say(json.dumps({"strategies": rows, "merge": rules}))
         return 0
     for row in TABLE.values():
         common.say(
             f"{row.name:10} {row.summary}\n{'':10} exchanges {row.contributes}s; {row.source}"
         )
+    common.say("\nhow the hub makes one contribution of many: strategy.merge =")
+    for rule in merging.TABLE.values():
+        common.say(f"{rule.spelling}\n{'':10} {rule.summary}; {rule.source}")
     return 0
