@@ -89,9 +89,11 @@ class Simulation:
     def __init__(self, planned: Plan, folder: Path, batched: bool | None = None) -> None:
         self._planned, self._folder, self._job = planned, folder, planned.job
         self._world = World()
+        profiles = {name: networks.load(name) for name in set(planned.networks)}
+        self._devices = {name: devices.load(name) for name in set(planned.devices)}
         self._network = SimulatedNetwork(
             self._world,
-            [networks.load(name) for name in planned.networks],
+            [profiles[name] for name in planned.networks],
             message_s=planned.job.hub.message_s,
             seed=planned.job.seed,
             congestion=planned.congestion,
@@ -149,9 +151,11 @@ class Simulation:
         wire = self._network.connect(index)
         flat, optimizer, work = self._gradients.member(index)
         pace = train.Pace(
-            train.step_times(job, place, self._paces[device]), world.clock, world.sleep
+            devices.StepTimes(self._devices[device], self._paces[device], job.seed, index),
+            world.clock,
+            world.sleep,
         )
-        energy = devices.Energy(devices.load(device), world.clock, Path("/nonexistent"))
+        energy = devices.Energy(self._devices[device], world.clock, Path("/nonexistent"))
         request = train.request_of(job, place, self._task)
         with Member(wire, flat, optimizer, request, clock=world.clock) as member:
             began = world.clock()
@@ -201,6 +205,11 @@ class Simulation:
         if hub.error:
             raise hub.error
         failed = [member for member in members if member.error]
+        for (
+            member
+        ) in failed:  # nothing that a real member could meet: a mistake in the task or here
+            if member.error and not isinstance(member.error, EdgetrainError):
+                raise member.error
         if len(failed) == len(members):
             raise EdgetrainError(f"member {failed[0].name}: {_said(failed[0])}")
         stuck = [member.name for member in members if not member.over]

@@ -16,7 +16,7 @@ from torch import nn
 from edgetrain import tasks
 from edgetrain.errors import TaskError
 from edgetrain.tasks import Task, load_task
-from edgetrain.tasks.classification import Stack, mirror, shift
+from edgetrain.tasks.classification import Both, Mirror, Shift, Stack
 from edgetrain.tasks.protocol import METHODS_OF_TASK
 
 
@@ -176,22 +176,45 @@ def test_a_stack_is_its_parts_joined():
     np.testing.assert_array_equal(joined[indices], np.concatenate(parts)[indices])
 
 
+def varied(augment, image):
+    return augment.apply(image, augment.draw(len(image), np.random.default_rng(0)))
+
+
+def test_one_augmentation_after_another_is_both():
+    image = np.arange(2 * 3 * 6 * 6, dtype=np.uint8).reshape(2, 3, 6, 6)
+    rng = np.random.default_rng(0)
+    shift, mirror = Shift(2), Mirror()
+    first = shift.apply(image, shift.draw(2, rng))
+    second = mirror.apply(first, mirror.draw(2, rng))
+    np.testing.assert_array_equal(varied(Both(shift, mirror, columns=2), image), second)
+
+
+@pytest.mark.parametrize("members", [2, 5])
+def test_gathered_draws_are_the_batches(members):
+    task = tasks.digits()
+    wanted = [next(task.batches(m, members, 3, 7)) for m in range(members)]
+    inputs, labels = task.gather([next(task.draws(m, members, 3, 7)) for m in range(members)])
+    for member, (x, y) in enumerate(wanted):
+        assert torch.equal(inputs[member], x)
+        assert torch.equal(labels[member], y)
+
+
 def test_a_shift_moves_whole_images_and_keeps_their_shape():
     image = np.zeros((50, 2, 5, 4), np.uint8)
     image[:, 0, 2, 2], image[:, 1, 2, 2] = 1, 2
-    moved = shift(1)(image, np.random.default_rng(0))
+    moved = varied(Shift(1), image)
     assert moved.shape == image.shape
     assert (moved[:, 0] * 2 == moved[:, 1]).all()
     rows, columns = np.nonzero(moved[:, 0])[1:]
     assert set(rows) == {1, 2, 3}
     assert set(columns) == {1, 2, 3}
     assert len(rows) == 50
-    np.testing.assert_array_equal(shift(1, share=0.0)(image, np.random.default_rng(0)), image)
+    np.testing.assert_array_equal(varied(Shift(1, share=0.0), image), image)
 
 
 def test_a_mirror_turns_some_images():
     image = np.tile(np.arange(4, dtype=np.uint8), (50, 1, 2, 1))
-    turned = mirror(image.copy(), np.random.default_rng(0))[:, 0, 0, 0] == 3
+    turned = varied(Mirror(), image.copy())[:, 0, 0, 0] == 3
     assert 5 < turned.sum() < 45
 
 

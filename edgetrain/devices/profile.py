@@ -147,6 +147,8 @@ def here(root: Path = Path("/")) -> str:
     Where several profiles name a beginning of the board's model, the longest beginning wins.
     """
     model = _first_line(root / "proc/device-tree/model")
+    if not model:
+        return ""
     fits = [
         (len(begin), device.name)
         for device in map(load, names())

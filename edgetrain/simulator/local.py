@@ -1,7 +1,7 @@
 """The local work of simulated members: one by one as on a device, or many at once.
 
 One by one the arithmetic is that of a real member, bit for bit. Many at once, the members' models
-are rows of one matrix: `torch.func.vmap` takes the gradients of a block of rows together, in worker
+are rows of a matrix: `torch.func.vmap` takes the gradients of a block of rows together, in worker
 threads while the event loop goes on, and rounding differs in the last bits. Which rows are taken
 together depends on virtual time only, so the result does not depend on the machine's cores.
 Nothing here knows time or messages.
@@ -13,7 +13,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -134,11 +134,39 @@ def why_not_batched(task: Task, job: Job) -> str | None:
     try:
         params = torch.from_numpy(flat.params).repeat(2, 1)
         grads = torch.zeros_like(params)
-        _Stacked(task, model, flat).backward(params, grads, [batch, batch])
+        draw = next(batches_of(task).draws(0, job.fleet.members, job.train.batch, job.seed))
+        _Stacked(task, model, flat).backward(params, grads, [draw, draw])
     except Exception as error:  # whatever a user's model does, one by one is the answer
         return f"torch.func.vmap: {' '.join(str(error).split())[:120]}"
     worst = float((grads - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
     return None if worst <= TOLERANCE else f"batched gradients differ by {worst:.1e}"
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """A task's batches in two steps: what members draw, and the tensors of many draws at once."""
+
+    def draws(self, member: int, members: int, batch: int, seed: int) -> Iterator[Any]:
+        """Endless draws of one member, the same as its batches."""
+
+    def gather(self, draws: list[Any]) -> tuple[Tensor, ...]:
+        """The batches of these draws, stacked: [len(draws), batch, …]."""
+
+
+class _Drawn:
+    """The batches of a task that knows no draws: a draw is the batch itself."""
+
+    def __init__(self, task: Task) -> None:
+        self.draws = task.batches
+
+    def gather(self, draws: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """See Batches."""
+        return tuple(torch.stack(parts) for parts in zip(*draws, strict=True))
+
+
+def batches_of(task: Task) -> Batches:
+    """The task's own draws, where it has them (`draws` and `gather`, see Classification)."""
+    return task if isinstance(task, Batches) else _Drawn(task)
 
 
 class _Loss(nn.Module):
@@ -158,6 +186,7 @@ class _Stacked:
 
     def __init__(self, task: Task, model: nn.Module, flat: FlatModel) -> None:
         self._layout = flat.layout
+        self._data = batches_of(task)
         module = _Loss(task, copy.deepcopy(model))
 
         def loss(parameters: dict[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
@@ -165,21 +194,17 @@ class _Stacked:
 
         self._losses = torch.func.vmap(loss, in_dims=(0, 0), randomness="different")
 
-    def backward(
-        self, params: Tensor, grads: Tensor, batches: list[tuple[Tensor, ...]]
-    ) -> list[float]:
+    def backward(self, params: Tensor, grads: Tensor, draws: list[Any]) -> list[float]:
         """Overwrite `grads` [rows, elements] with the gradients at `params`; the rows' losses."""
         rows = params.shape[0]
-        grads.zero_()
         leaves = {}
         for name, start, shape in self._layout:
             stop = start + torch.Size(shape).numel()
             leaf = params[:, start:stop].view(rows, *shape).detach().requires_grad_()
-            leaf.grad = grads[:, start:stop].view(rows, *shape)
             leaves[f"model.{name}"] = leaf
-        stacked = tuple(torch.stack(parts) for parts in zip(*batches, strict=True))
-        losses = self._losses(leaves, stacked)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+        losses = self._losses(leaves, self._data.gather(draws))
+        found_grads = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        torch.cat([grad.reshape(rows, -1) for grad in found_grads], 1, out=grads)
         found: list[float] = losses.detach().tolist()
         return found
 
@@ -216,17 +241,17 @@ class _Block:
         self._params, self._grads = matrix
         self._steps_too, self._pool = steps_too, pool
         self._asked: list[int] = []
-        self._batches: list[tuple[Tensor, ...]] = []
+        self._draws: list[Any] = []
         self._answer: Future[list[float]] | None = None
         self._last: Future[list[float]] | None = None
 
-    def ask(self, row: int, batch: tuple[Tensor, ...]) -> Callable[[], float]:
+    def ask(self, row: int, draw: Any) -> Callable[[], float]:
         """Ask for the next gradient of a row; what is returned waits for it, and gives the loss."""
         if self._answer is None:
             self._answer = Future()
         answer, place = self._answer, len(self._asked)
         self._asked.append(row)
-        self._batches.append(batch)
+        self._draws.append(draw)
         if len(self._asked) == len(self._rows):
             self._begin()
 
@@ -239,30 +264,30 @@ class _Block:
 
     def _begin(self) -> None:
         """Hand what was asked for to a worker."""
-        answer, asked, batches = self._answer, self._asked, self._batches
+        answer, asked, draws = self._answer, self._asked, self._draws
         assert answer is not None
-        self._answer, self._asked, self._batches = None, [], []
+        self._answer, self._asked, self._draws = None, [], []
         before, self._last = self._last, answer
 
         def work() -> None:
             try:
                 if before is not None:  # the same matrix and module: one after the other
                     before.exception()
-                answer.set_result(self._take(asked, batches))
+                answer.set_result(self._take(asked, draws))
             except BaseException as error:
                 answer.set_exception(error)
 
         self._pool.submit(work)
 
-    def _take(self, asked: list[int], batches: list[tuple[Tensor, ...]]) -> list[float]:
+    def _take(self, asked: list[int], draws: list[Any]) -> list[float]:
         first, count = asked[0], len(asked)
         if asked == list(range(first, first + count)):
             here = slice(first, first + count)
-            losses = self._stacked.backward(self._params[here], self._grads[here], batches)
+            losses = self._stacked.backward(self._params[here], self._grads[here], draws)
         else:
             chosen = torch.tensor(asked)
             grads = torch.empty(count, self._params.shape[1])
-            losses = self._stacked.backward(self._params[chosen], grads, batches)
+            losses = self._stacked.backward(self._params[chosen], grads, draws)
             self._grads[chosen] = grads
         if self._steps_too:
             self.step(asked)
@@ -272,6 +297,12 @@ class _Block:
         """The optimizer's step of these rows."""
         self._optimizer.param_groups[0]["params"] = [self._rows[row] for row in rows]
         self._optimizer.step()
+
+    def vectors(self, row: int) -> tuple[Vector, Vector]:
+        """A row's parameters and gradient, as views."""
+        params: Vector = self._params[row].numpy()
+        gradient: Vector = self._grads[row].numpy()
+        return params, gradient
 
     def renew(self, row: int, initial: Tensor) -> None:
         """A fresh member in a row: first parameters, no optimizer state."""
@@ -301,15 +332,15 @@ class _RowWork:
         self,
         block: _Block,
         row: int,
-        batches: Iterator[tuple[Tensor, ...]],
+        draws: Iterator[Any],
         evaluate: Callable[[], dict[str, float]],
     ) -> None:
-        self._block, self._row, self._batches = block, row, batches
+        self._block, self._row, self._draws = block, row, draws
         self._evaluate = evaluate
 
     def backward(self) -> Callable[[], float]:
         """See Local."""
-        return self._block.ask(self._row, next(self._batches))
+        return self._block.ask(self._row, next(self._draws))
 
     def evaluate(self) -> dict[str, float]:
         """See Local."""
@@ -317,23 +348,20 @@ class _RowWork:
 
 
 class Rows:
-    """Members as rows of one matrix [members, elements], in blocks."""
+    """Members as rows of matrices [BLOCK, elements]."""
 
     def __init__(self, task: Task, job: Job) -> None:
-        self._task, self._job = task, job
+        self._task, self._job, self._data = task, job, batches_of(task)
         torch.manual_seed(job.seed)
         self._model = task.model()
         plain = copy.deepcopy(self._model)
         self._flat = FlatModel(self._model)
         members = job.fleet.members
-        self._params = torch.zeros(members, self._flat.elements)
-        self._grads = torch.zeros(members, self._flat.elements)
         self._initial = torch.from_numpy(self._flat.params.copy())
         self._steps_too = strategies.find(job.strategy.name).contributes == "displacement"
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "gradients", self._one_thread)
         self._blocks = [
-            self._block(plain, start, min(start + BLOCK, members))
-            for start in range(0, members, BLOCK)
+            self._block(plain, min(BLOCK, members - start)) for start in range(0, members, BLOCK)
         ]
         self.reason = f"members batched with torch.func.vmap, {min(BLOCK, members)} at once"
 
@@ -341,30 +369,32 @@ class Rows:
     def _one_thread() -> None:
         torch.set_num_threads(1)
 
-    def _block(self, model: nn.Module, start: int, stop: int) -> _Block:
-        rows = [self._params[i] for i in range(start, stop)]
-        for i, row in enumerate(rows, start):
-            row.grad = self._grads[i]
+    def _block(self, model: nn.Module, count: int) -> _Block:
+        # A matrix for each block: torch's autograd watches a matrix for changes as a whole.
+        params = torch.zeros(count, self._flat.elements)
+        grads = torch.zeros(count, self._flat.elements)
+        rows = list(params)
+        for row, grad in zip(rows, grads, strict=True):
+            row.grad = grad
         settings = dict(self._job.train.optimizer)
         optimizer = optimizer_for(_Parameters(rows), settings)
-        matrix = self._params[start:stop], self._grads[start:stop]
         stacked = _Stacked(self._task, model, self._flat)
-        return _Block(stacked, rows, matrix, optimizer, self._steps_too, self._pool)
+        return _Block(stacked, rows, (params, grads), optimizer, self._steps_too, self._pool)
 
     def member(self, index: int) -> tuple[Flat, Steps, Local]:
         """See Gradients."""
         number, row = divmod(index, BLOCK)
         block = self._blocks[number]
         block.renew(row, self._initial)
-        params, grads = self._params[index], self._grads[index]
-        flat = Row(params.numpy(), grads.numpy(), self._flat)
+        params, gradient = block.vectors(row)
+        flat = Row(params, gradient, self._flat)
         job = self._job
-        batches = self._task.batches(index, job.fleet.members, job.train.batch, job.seed)
-        work = _RowWork(block, row, batches, lambda: self._evaluate(params))
+        draws = self._data.draws(index, job.fleet.members, job.train.batch, job.seed)
+        work = _RowWork(block, row, draws, lambda: self._evaluate(params))
         return flat, _RowOptimizer(block, row, self._steps_too), work
 
-    def _evaluate(self, params: Tensor) -> dict[str, float]:
-        self._flat.params[:] = params.numpy()
+    def _evaluate(self, params: Vector) -> dict[str, float]:
+        self._flat.params[:] = params
         return self._task.evaluate(self._model)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -61,6 +61,21 @@ class Images:
         return Images(self.pixels[chosen], self.labels[chosen])
 
 
+class Augment(Protocol):
+    """How batches are varied: what is drawn for each image, apart from what it does to the pixels,
+    so that the images of many batches can be varied at once."""
+
+    def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Whole numbers [count, …] for so many images."""
+
+    def apply(self, pixels: Pixels, drawn: NDArray[np.int64]) -> Pixels:
+        """The varied images (n, channels, height, width); `pixels` may be overwritten."""
+
+
+Draw = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""A batch before its pixels are looked at: indices of images [n], and what varies them [n, …]."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What one data set wants: its model, how pixels become inputs, how batches are varied."""
@@ -68,7 +83,7 @@ class Recipe:
     model: Callable[[], nn.Module]
     mean: float
     spread: float
-    augment: Callable[[Pixels, np.random.Generator], Pixels]
+    augment: Augment
     target: float | None
 
     def inputs(self, pixels: Pixels) -> Tensor:
@@ -97,11 +112,23 @@ class Classification:
         return len(self._shards.of(member, members))
 
     def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
-        order, rng = self._shards.batches(member, members, batch, seed)
-        return (self._batch(indices, rng) for indices in order)
+        return map(self._batch, self.draws(member, members, batch, seed))
 
-    def _batch(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Batch:
-        pixels = self._recipe.augment(self._train.pixels[indices], rng)
+    def draws(self, member: int, members: int, batch: int, seed: int) -> Iterator[Draw]:
+        """What `batches` is made of, for `gather`."""
+        order, rng = self._shards.batches(member, members, batch, seed)
+        return ((indices, self._recipe.augment.draw(len(indices), rng)) for indices in order)
+
+    def gather(self, draws: Sequence[Draw]) -> Batch:
+        """The batches of these draws as one, [len(draws), batch, …]: the same numbers, sooner."""
+        indices = np.concatenate([indices for indices, _ in draws])
+        inputs, labels = self._batch((indices, np.concatenate([drawn for _, drawn in draws])))
+        rows = len(draws)
+        return inputs.view(rows, -1, *inputs.shape[1:]), labels.view(rows, -1)
+
+    def _batch(self, draw: Draw) -> Batch:
+        indices, drawn = draw
+        pixels = self._recipe.augment.apply(self._train.pixels[indices], drawn)
         return self._recipe.inputs(pixels), torch.from_numpy(self._train.labels[indices])
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -122,31 +149,61 @@ class Classification:
         return {"loss": loss / count, "accuracy": correct / count}
 
 
-def shift(most: int, share: float = 1.0) -> Callable[[Pixels, np.random.Generator], Pixels]:
-    """An augmentation: move a `share` of the images by up to `most` pixels each way, filled with 0.
+class Shift:
+    """An augmentation: move a `share` of the images by up to `most` pixels each way, filled with
+    0."""
 
-    The returned function takes (n, channels, height, width) pixels and returns new ones.
-    """
+    def __init__(self, most: int, share: float = 1.0) -> None:
+        self._most, self._share = most, share
 
-    def moved(pixels: Pixels, rng: np.random.Generator) -> Pixels:
-        n, _, height, width = pixels.shape
-        border = ((0, 0), (0, 0), (most, most), (most, most))
-        padded = np.pad(pixels, border).transpose(0, 2, 3, 1)
-        by = rng.integers(0, 2 * most + 1, (2, n))
-        by[:, rng.random(n) >= share] = most
-        rows = by[0][:, None, None] + np.arange(height)[:, None]
-        columns = by[1][:, None, None] + np.arange(width)
+    def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """See Augment: [count, 2], rows and columns."""
+        by = rng.integers(0, 2 * self._most + 1, (2, count))
+        by[:, rng.random(count) >= self._share] = self._most
+        return by.T
+
+    def apply(self, pixels: Pixels, drawn: NDArray[np.int64]) -> Pixels:
+        """See Augment."""
+        n, channels, height, width = pixels.shape
+        most = self._most
+        padded = np.zeros((n, height + 2 * most, width + 2 * most, channels), np.uint8)
+        padded[:, most : most + height, most : most + width] = pixels.transpose(0, 2, 3, 1)
+        rows = drawn[:, 0, None, None] + np.arange(height)[:, None]
+        columns = drawn[:, 1, None, None] + np.arange(width)
         window: Any = padded[np.arange(n)[:, None, None], rows, columns]
         return np.ascontiguousarray(window.transpose(0, 3, 1, 2))
 
-    return moved
+
+class Mirror:
+    """An augmentation: half of the images left for right, in place."""
+
+    def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """See Augment: [count, 1], 1 for those that are mirrored."""
+        return (rng.random((count, 1)) < 0.5).astype(np.int64)
+
+    def apply(self, pixels: Pixels, drawn: NDArray[np.int64]) -> Pixels:
+        """See Augment."""
+        chosen = drawn[:, 0] == 1
+        pixels[chosen] = pixels[chosen, ..., ::-1]
+        return pixels
 
 
-def mirror(pixels: Pixels, rng: np.random.Generator) -> Pixels:
-    """An augmentation: half of the (n, channels, height, width) images left for right, in place."""
-    chosen = rng.random(len(pixels)) < 0.5
-    pixels[chosen] = pixels[chosen, ..., ::-1]
-    return pixels
+class Both:
+    """One augmentation after another."""
+
+    def __init__(self, first: Augment, second: Augment, columns: int) -> None:
+        """`columns` is how many numbers an image `first` draws."""
+        self._first, self._second, self._columns = first, second, columns
+
+    def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """See Augment."""
+        first = self._first.draw(count, rng)
+        return np.concatenate([first, self._second.draw(count, rng)], 1)
+
+    def apply(self, pixels: Pixels, drawn: NDArray[np.int64]) -> Pixels:
+        """See Augment."""
+        once = self._first.apply(pixels, drawn[:, : self._columns])
+        return self._second.apply(once, drawn[:, self._columns :])
 
 
 def he_init(model: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from edgetrain.errors import TaskError
-from edgetrain.tasks.classification import Classification, Images, Recipe, he_init, shift
+from edgetrain.tasks.classification import Classification, Images, Recipe, Shift, he_init
 from edgetrain.tasks.download import Download, cache_folder, original
 from edgetrain.tasks.formats import read_digits, read_idx_pair
 from edgetrain.tasks.partition import Shards
@@ -39,7 +39,7 @@ def digits(
     pixels, labels = read_digits(_digits_file(folder))
     order = np.random.default_rng(0).permutation(len(labels))
     held_out, train = order[: len(order) // 5], order[len(order) // 5 :]
-    recipe = Recipe(_digits_model, mean=8.0, spread=8.0, augment=shift(1, 0.5), target=0.97)
+    recipe = Recipe(_digits_model, mean=8.0, spread=8.0, augment=Shift(1, 0.5), target=0.97)
     return Classification(
         "digits",
         Images(pixels[train], labels[train]),
@@ -126,7 +126,7 @@ def mnist(
     train = Images(*read_idx_pair(train_images, train_labels))
     test = Images(*read_idx_pair(test_images, test_labels))
     # Mean and standard deviation of the training images' grey levels, 0 … 255.
-    recipe = Recipe(_mnist_model, mean=33.3, spread=78.6, augment=shift(2, 0.5), target=0.97)
+    recipe = Recipe(_mnist_model, mean=33.3, spread=78.6, augment=Shift(2, 0.5), target=0.97)
     shards = Shards(train.labels, partition, seed)
     return Classification("mnist", train, test.some(held_out), recipe, shards)
 

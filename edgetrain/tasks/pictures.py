@@ -12,14 +12,15 @@ from torch import nn
 
 from edgetrain.errors import TaskError
 from edgetrain.tasks.classification import (
+    Both,
     Classification,
     Images,
+    Mirror,
     Pixels,
     Recipe,
+    Shift,
     Stack,
     he_init,
-    mirror,
-    shift,
 )
 from edgetrain.tasks.download import Download, cache_folder, original
 from edgetrain.tasks.formats import Labels, read_cifar, read_cifar_tar
@@ -52,7 +53,7 @@ def cifar10(
     labels = np.concatenate([labels for _, labels in batches])
     train = Images(Stack([pixels for pixels, _ in batches]), labels)
     # Mean and standard deviation of the training images' levels, 0 … 255, all colours together.
-    recipe = Recipe(_cifar_model, mean=120.7, spread=64.2, augment=_varied, target=0.6)
+    recipe = Recipe(_cifar_model, mean=120.7, spread=64.2, augment=_VARIED, target=0.6)
     shards = Shards(labels, partition, seed)
     return Classification("cifar10", train, Images(*test_batch).some(held_out), recipe, shards)
 
@@ -70,12 +71,8 @@ def _batches(where: Path, download: bool | str) -> list[tuple[Pixels, Labels]]:
     return read_cifar_tar(original(CIFAR_ARCHIVE, where, download, instead), BATCH_FILES)
 
 
-def _varied(pixels: Pixels, rng: np.random.Generator) -> Pixels:
-    """The usual variation of CIFAR-10: moved by up to four pixels, half of them mirrored."""
-    return mirror(_SHIFT(pixels, rng), rng)
-
-
-_SHIFT = shift(4)
+_VARIED = Both(Shift(4), Mirror(), columns=2)
+"""The usual variation of CIFAR-10: moved by up to four pixels, half of them mirrored."""
 
 
 def _cifar_model() -> nn.Module:
