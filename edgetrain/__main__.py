@@ -22,7 +22,19 @@ start here:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    from edgetrain.cli import bench, compare, devices, doctor, hub, init, member, run, strategies
+    from edgetrain.cli import (
+        bench,
+        calibrate,
+        capacity,
+        compare,
+        devices,
+        doctor,
+        hub,
+        init,
+        member,
+        run,
+        strategies,
+    )
     from edgetrain.networks import commands
 
     top = argparse.ArgumentParser(
@@ -37,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     for module in (compare, run, init, hub, member, strategies, devices):
         module.add_parser(verbs)
     commands.add_parser(verbs)
-    for module in (doctor, bench):
+    for module in (capacity, calibrate, doctor, bench):
         module.add_parser(verbs)
     return top
 

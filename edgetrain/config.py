@@ -45,6 +45,8 @@ class Fleet:
     sites: str = _said("", "members behind one shared uplink: 'home-fixed: 0-3, 4g-good: 4 5'")
     congestion: str = _said("cubic", "TCP's congestion control on all links: cubic, reno, bbr, …")
     pace_s: float = _ranged(0.0, 0.0, 3600.0, "seconds a step takes; 0: as the device profile says")
+    stays_s: float = _ranged(0.0, 0.0, 1e9, "simulated: mean seconds until a device goes; 0: never")
+    away_s: float = _ranged(60.0, 0.0, 1e9, "simulated: mean seconds until it starts anew")
     backend: str = _said("auto", "how the network is emulated: auto, packet, tc, stream or none")
 
 
@@ -103,6 +105,9 @@ class Job:
     hub: HubTable = field(default_factory=HubTable)
     faults: list[dict[str, Any]] = field(
         default_factory=list, metadata={"doc": "what goes wrong with links, and when; a list"}
+    )
+    absences: list[dict[str, Any]] = field(
+        default_factory=list, metadata={"doc": "simulated: devices that are off, and when; a list"}
     )
 
     def digest(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from edgetrain import devices, networks, processes, runs, strategies
 from edgetrain.config import Job
-from edgetrain.errors import EdgetrainError
+from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.metrics import MetricsLog
 from edgetrain.networks import Link
 from edgetrain.plans import Plan, hub_of
@@ -43,6 +43,11 @@ def run(
     members failed, the first member's error. No process is left behind in any case.
     """
     job = planned.job
+    if not planned.presence.is_steady:
+        raise ConfigError(
+            "absences and stays_s: devices that come and go are simulated only",
+            "add --simulate, or leave them out",
+        )
     runs.write_job(folder, job.to_dict())
     runs.write_environment(folder)
     status, report = "failed", {}

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgetrain import codecs, devices, merging, networks, strategies
+from edgetrain.codecs import Codec, Deep, TwoTrips
 from edgetrain.config import Job
 from edgetrain.errors import ConfigError
 from edgetrain.hub import Hub, Policy, Terms
 from edgetrain.merge import RoundRule, SliceRule
 from edgetrain.networks import Fault, Site
+from edgetrain.presence import Presence, parse_absences
 
 
 def hub_of(job: Job, *, any_job: bool = False) -> Hub:
@@ -40,7 +42,7 @@ def hub_of(job: Job, *, any_job: bool = False) -> Hub:
                 "leave it out, or choose dga",
             )
         delay = 0
-    codec = codecs.parse(job.strategy.codec)
+    codec, reply_codec = _codecs(job, strategy)
     return Hub(
         Terms(
             strategy.name,
@@ -55,7 +57,7 @@ def hub_of(job: Job, *, any_job: bool = False) -> Hub:
         ),
         _merge_rule(job, strategy),
         codec,
-        codecs.parse(job.strategy.reply_codec) if job.strategy.reply_codec else codec,
+        reply_codec,
     )
 
 
@@ -73,6 +75,36 @@ def _merge_rule(job: Job, strategy: strategies.Strategy) -> SliceRule | RoundRul
     return strategy.merge_rule(job.strategy.merge)
 
 
+def _codecs(job: Job, strategy: strategies.Strategy) -> tuple[Codec, Codec]:
+    """Of contributions and of replies. Momentum belongs to the gradients of the members."""
+    codec = codecs.parse(job.strategy.codec)
+    if isinstance(codec, Deep) and strategy.contributes != "gradient":
+        raise ConfigError(
+            f"strategy.codec = '{codec.name}': {strategy.name} sends displacements, which have the "
+            "optimizer's momentum in them",
+            f"take '{codec.plain().name}', or sync-sgd",
+        )
+    if isinstance(codec, TwoTrips) and strategy.contributes != "gradient":
+        raise ConfigError(
+            f"strategy.codec = '{codec.name}': two trips a step are for gradients",
+            f"take 'low-rank({codec.rank})', or sync-sgd",
+        )
+    if not job.strategy.reply_codec:
+        return codec, codec.without_momentum() if isinstance(codec, Deep) else codec
+    reply_codec = codecs.parse(job.strategy.reply_codec)
+    if isinstance(codec, TwoTrips) != isinstance(reply_codec, TwoTrips):
+        raise ConfigError(
+            f"strategy.reply_codec = '{reply_codec.name}', strategy.codec = '{codec.name}'",
+            "both trips of powersgd go both ways: leave reply_codec out",
+        )
+    if isinstance(reply_codec, Deep) and reply_codec.momentum:
+        raise ConfigError(
+            f"strategy.reply_codec = '{reply_codec.name}': members have their momentum already",
+            f"take '{reply_codec.without_momentum().name}'",
+        )
+    return codec, reply_codec
+
+
 @dataclass(frozen=True)
 class Plan:
     """A job with every name in it looked up: what cannot work fails before anything starts."""
@@ -88,6 +120,8 @@ class Plan:
     """What goes wrong with the links, and when."""
     congestion: str
     """The congestion control of all links."""
+    presence: Presence
+    """Which devices come and go."""
     name: str
     metric: str
     better: str
@@ -107,16 +141,31 @@ def plan(job: Job, beside: Path | None = None) -> Plan:
     for device in set(members):
         devices.load(device)
     links = _spread(networks.parse_fleet(job.fleet.network), len(members), "network")
-    profiles = [networks.load(name) for name in links]
+    loaded = {name: networks.load(name) for name in set(links)}
+    profiles = [loaded[name] for name in links]
     sites = networks.parse_sites(job.fleet.sites, len(members))
     faults = networks.parse_faults(job.faults, len(members))
     networks.refuse_idle(faults, profiles)
     congestion = networks.parse_congestion(job.fleet.congestion)
+    presence = _presence(job, len(members))
     job = replace(job, name=job.name or task.name)
     return Plan(
-        job, members, links, sites, faults, congestion,
+        job, members, links, sites, faults, congestion, presence,
         task.name, task.metric, task.better, task.target, beside,
     )  # fmt: skip
+
+
+def _presence(job: Job, members: int) -> Presence:
+    found = Presence(
+        parse_absences(job.absences, members), job.fleet.stays_s, job.fleet.away_s, job.seed
+    )
+    if not found.is_steady and strategies.find(job.strategy.name).contributes == "gradient":
+        raise ConfigError(
+            f"{job.strategy.name}: a device that comes back cannot join, the optimizer's state is "
+            "only in the members",
+            "leave absences and stays_s out, or choose dga or fedavg",
+        )
+    return found
 
 
 def _members(job: Job) -> tuple[tuple[str, ...], Job]:

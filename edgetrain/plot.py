@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain import comparison, metrics, runs, units
+from edgetrain.calibration import GOOD, Pair
 from edgetrain.comparison import Comparison, Row
 from edgetrain.errors import ConfigError
 
@@ -94,6 +95,46 @@ def latency_figure(rows: Iterable[Mapping[str, Any]], path: Path, title: str = "
     0 ms, or the file cannot be written. Returns `path`.
     """
     return _save(lambda: draw_latency(rows, title), path)
+
+
+def calibration_figure(pairs: Sequence[Pair], path: Path) -> Path:
+    """How much longer a step is simulated than emulated, a bar for each job. Returns `path`."""
+    return _save(lambda: draw_calibration(pairs), path)
+
+
+def draw_calibration(pairs: Sequence[Pair]) -> Figure:
+    """The figure of `calibration_figure`."""
+    with _styled():
+        figure = _figure((9.6, 1.6 + 0.5 * len(pairs)))
+        _write_heading(figure, "Seconds per step, simulated against emulated")
+        axes = figure.add_subplot()
+        errors = [100 * pair.time_error for pair in pairs]
+        names = [_label(pair.name) for pair in pairs]
+        axes.axvspan(-100 * GOOD, 100 * GOOD, color="#EAF3EC", zorder=0)
+        axes.axvline(0, color=_TARGET, lw=1.2, zorder=1)
+        axes.barh(range(len(pairs)), errors, color=_COLOURS[1], height=0.55, zorder=2)
+        axes.set_yticks(range(len(pairs)), names)
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        most = max(2 * 100 * GOOD, *(1.25 * abs(error) for error in errors))
+        axes.set_xlim(-most, most)
+        axes.set_xlabel("error of the simulation (per cent); within the band it is called good")
+        for place, error in enumerate(errors):
+            side, shift = ("left", 4) if error >= 0 else ("right", -4)
+            axes.annotate(
+                f"{error:+.1f} %", (error, place), xytext=(shift, 0), textcoords="offset points",
+                ha=side, va="center", fontsize=11,
+            )  # fmt: skip
+        return figure
+
+
+def capacity_figure(rows: Sequence[Mapping[str, Any]], path: Path, title: str = "") -> Path:
+    """capacity.png: throughput and the time of a step against the number of members.
+
+    Each row has `members`, `speed_up`, `compute_s`, `wait_s` and `bottleneck`. Raises ConfigError
+    if there is no row, no matplotlib, or the file cannot be written. Returns `path`.
+    """
+    return _save(lambda: draw_capacity(rows, title), path)
 
 
 # --- several runs ---
@@ -515,6 +556,45 @@ def _label_ends(axes: Axes, relative: Mapping[str, list[tuple[float, float]]]) -
             fontweight="bold",
             annotation_clip=False,
         )
+
+
+# --- capacity ---
+
+
+def draw_capacity(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
+    """The figure of `capacity_figure`."""
+    if not rows:
+        raise ConfigError("there is no fleet to draw")
+    with _styled():
+        figure = _figure((12.0, 5.4))
+        _write_heading(figure, _label(title) or "Capacity")
+        grid = figure.add_gridspec(1, 2, width_ratios=[1, 1.25])
+        _draw_growth(figure.add_subplot(grid[0, 0]), rows)
+        _draw_sizes(figure.add_subplot(grid[0, 1]), rows)
+        return figure
+
+
+def _draw_growth(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    members = [row["members"] for row in rows]
+    axes.plot(members, members, color=_TARGET, lw=1.2, ls=(0, (4, 3)), label="nobody ever waits")
+    found = [row["speed_up"] for row in rows]
+    axes.plot(members, found, "o-", color=_COLOURS[1], label="this fleet")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_title("throughput of one member, times")
+    axes.set_xlabel("members")
+    axes.legend(loc="upper left")
+
+
+def _draw_sizes(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A bar for each size of the fleet; beside it what it waits for."""
+    parts = [(row["compute_s"], row["wait_s"], 0.0) for row in rows]
+    names = [f"{row['members']:,}" for row in rows]
+    _draw_stacked(axes, names, parts, ["#000000"] * len(rows))
+    for place, row in enumerate(rows):
+        text = _label(str(row["bottleneck"]))
+        axes.annotate(text, (0, place + 0.45), xytext=(3, 0), textcoords="offset points",
+                      va="center", fontsize=9, color=_TARGET)  # fmt: skip
 
 
 # --- common ---

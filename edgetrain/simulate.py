@@ -25,7 +25,7 @@ from edgetrain.plans import Plan, hub_of
 from edgetrain.recorder import HubRecorder
 from edgetrain.serve import serve
 from edgetrain.simulator import local
-from edgetrain.simulator.virtual import Process, World
+from edgetrain.simulator.virtual import SECOND, Process, World
 from edgetrain.simulator.wires import SimulatedNetwork
 
 LINES = 64
@@ -106,15 +106,12 @@ class Simulation:
         self._gradients = local.choose(self._task, planned.job, batched)
         self._logs: list[MetricsLog] = []
         self._began = 0.0
-        self._started_s = 0.0
         self._recorder = HubRecorder(
             folder, self._world.clock, self._network.hub.traffic, on_start=self._on_start
         )
+        self._wires: dict[int, MemberWire] = {}
         self._hub = self._world.start("hub", self._serve)
-        self._members = [
-            self._world.start(f"m{index}", lambda i=index: self._train(i))  # type: ignore[misc]
-            for index in range(planned.job.fleet.members)
-        ]
+        self._members = [self._boot(index) for index in range(planned.job.fleet.members)]
 
     def _step_seconds(self) -> dict[str, float]:
         """What a step takes on each kind of device of the fleet."""
@@ -135,6 +132,34 @@ class Simulation:
     def _on_start(self, began: float) -> None:
         self._began = began
         self._network.start_faults()
+        if not self._planned.presence.is_steady:
+            for index in range(len(self._members)):
+                self._await_absence(index, self._planned.presence.of(index))
+
+    def _await_absence(self, index: int, absences: Iterator[tuple[float, float]]) -> None:
+        """Let a device go and come back as it is said, as long as its member has work."""
+        times = next(absences, None)
+        if times is None:
+            return
+        goes, comes = (round((self._began + seconds) * SECOND) for seconds in times)
+
+        def go() -> None:
+            if self._members[index].over:
+                return
+            if index in self._wires:
+                self._wires[index].power_off()
+            self._members[index].kill()
+            self._world.at(comes, come)
+
+        def come() -> None:
+            if not self._hub.over:
+                self._members[index] = self._boot(index)
+                self._await_absence(index, absences)
+
+        self._world.at(goes, go)
+
+    def _boot(self, index: int) -> Process:
+        return self._world.start(f"m{index}", lambda: self._train(index), self._world.now)
 
     # -- what runs in virtual time -----------------------------------------------------------------
 
@@ -148,7 +173,7 @@ class Simulation:
         job, world = self._job, self._world
         device = self._planned.devices[index]
         place = train.Place(index, device, self._planned.beside)
-        wire = self._network.connect(index)
+        wire = self._wires[index] = self._network.connect(index)
         flat, optimizer, work = self._gradients.member(index)
         pace = train.Pace(
             devices.StepTimes(self._devices[device], self._paces[device], job.seed, index),

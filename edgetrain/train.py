@@ -254,10 +254,14 @@ class Loop:
         self._before = member.traffic()
 
     def run(self) -> None:
-        """All steps, the last replies, and a last evaluation."""
+        """All steps, the last replies, and a last evaluation.
+
+        A member that came late takes the steps that are left to the others.
+        """
         self._evaluate()
         ended = self._clock()
-        for step in range(1, self._steps + 1):
+        half = self._member.half
+        for step in range(min(half.round * half.every, self._steps) + 1, self._steps + 1):
             began = self._clock()
             if self._evaluate_every and step > 1 and (step - 1) % self._evaluate_every == 0:
                 self._evaluate()  # while a paced device would still be computing
@@ -289,7 +293,9 @@ class Loop:
                 f"{self._pace.overruns} of {self._steps} steps took longer than the "
                 f"{self._pace.seconds * 1000:.3g} ms of the emulated device",
             )
-        self._log.event("finished", f"{self._steps} steps")
+        # Equal on all members, and in every run of a job whose result no timing can change.
+        base = self._member.half.checksum
+        self._log.event("finished", f"{self._steps} steps, base {base:016x}")
 
     def _record(
         self, step: int, loss: float, wait_s: float, compute_s: float, overhead_s: float

@@ -70,14 +70,19 @@ def runner(arguments: argparse.Namespace) -> Callable[..., dict[str, Any]]:
         from edgetrain import emulate
 
         return emulate.run
+    batched = {"auto": None, "on": True, "off": False}[arguments.vmap]
+    return functools.partial(simulator(), batched=batched)
+
+
+def simulator() -> Callable[..., dict[str, Any]]:
+    """`simulate.run`; ConfigError where what it needs is not installed."""
     try:
         from edgetrain import simulate
     except ImportError as error:
         raise ConfigError(
             f"the simulator needs {error.name}", "pip install 'edgetrain[lab]'"
         ) from None
-    batched = {"auto": None, "on": True, "off": False}[arguments.vmap]
-    return functools.partial(simulate.run, batched=batched)
+    return simulate.run
 
 
 def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:

@@ -1,0 +1,116 @@
+"""`edgetrain calibrate`: the same jobs emulated and simulated, and how far they are apart."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from edgetrain.cli import common
+from edgetrain.config import Job
+
+_BASIS = ("members=8", "pace_s=0.05", "steps=240", "optimizer={ name = 'sgd', lr = 0.2 }")
+
+CASES: dict[str, tuple[str, ...]] = {
+    "sync-sgd, 200 ms": ("strategy=sync-sgd", "delay=0", "network=wan-200ms", "steps=100"),
+    "fedavg, 500 ms": ("strategy=fedavg", "delay=0", "network=wan-500ms"),
+    "dga, 500 ms": ("strategy=dga", "delay=12", "network=wan-500ms"),
+    "fedavg, shared uplink": (
+        "strategy=fedavg", "delay=0", "network=ethernet", "fleet.sites=home-fixed: 0-7",
+    ),
+    "dga, shared uplink": (
+        "strategy=dga", "delay=5", "network=ethernet",
+        "fleet.sites=home-fixed: 0-3, 4g-medium: 4-7",
+    ),
+    "sync-sgd, 4g-good, loss": ("strategy=sync-sgd", "delay=0", "network=4g-good", "steps=160"),
+    "fedavg, 4g-medium, loss": ("strategy=fedavg", "delay=0", "network=4g-medium"),
+    "dga, wifi, loss": ("strategy=dga", "delay=5", "network=wifi"),
+}  # fmt: skip
+"""What is run where no job is named: eight members that take 50 ms a step."""
+
+_EXAMPLES = """\
+examples:
+  edgetrain calibrate                              eight jobs that cover the simulator, 5 minutes
+  edgetrain calibrate job.toml
+  edgetrain calibrate job.toml --strategies sync-sgd,dga --networks wan-200ms,4g-good
+
+Runs every job twice, emulated (real processes, real TCP) and simulated (virtual time), and prints
+how far the simulation is from the emulated run: seconds per step, waiting (in parts of a step),
+bytes, final figure, and whether the parameters are the same bit for bit.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = common.verb(
+        subparsers,
+        "calibrate",
+        "how far simulated runs are from emulated ones, on this machine",
+        "Run jobs emulated and simulated, and report the error of the simulation.",
+        _EXAMPLES,
+    )
+    common.add_job(parser)
+    parser.add_argument("--strategies", help="comma-separated; default: the job's own")
+    parser.add_argument("--networks", help="comma-separated; default: the job's own")
+    common.add_output(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan all, run each both ways, report."""
+    jobs, beside = jobs_of(arguments)
+    common.simulator()
+    from edgetrain import calibration, emulate, plans, plot, runs, simulate
+
+    emulate.warm_up()
+    planned = {name: plans.plan(job, beside) for name, job in jobs.items()}
+    folder = runs.create(arguments.runs, "calibrate")
+    pairs = []
+    for number, (name, each) in enumerate(planned.items(), 1):
+        found, real, bases = [], [], []
+        for how, start in (("emulated", emulate.run), ("simulated", simulate.run)):
+            common.warn(f"{number} of {len(planned)}: {name}, {how} …")
+            inside = runs.create_inside(folder, f"{name} {how}")
+            began = time.monotonic()
+            found.append(start(each, inside))
+            real.append(time.monotonic() - began)
+            bases.append(calibration.bases_of(runs.read_metrics(inside, "event")))
+        pairs.append(
+            calibration.pair(name, found[0], found[1], (bases[0], bases[1]), (real[0], real[1]))
+        )
+    picture = _picture(plot, pairs, folder / "calibration.png")
+    report = calibration.as_json(pairs, picture)
+    runs.write_summary(folder, {"name": folder.name, "calibration": report})
+    if arguments.json:
+        common.say(json.dumps(report | {"folder": str(folder)}))
+    else:
+        common.say(calibration.text(pairs, picture))
+    return 0
+
+
+def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]:
+    """The named job under each strategy and network, or the built-in cases."""
+    from dataclasses import replace
+
+    from edgetrain.cli.compare import variants
+
+    if not arguments.job and not arguments.strategies and not arguments.networks:
+        from edgetrain import config
+
+        return {name: config.load(None, [*_BASIS, *case]) for name, case in CASES.items()}, None
+    job, beside = common.job_of(arguments, _BASIS)
+    found = {}
+    for variant in variants(job, arguments.strategies or job.strategy.name):
+        for network in (arguments.networks or job.fleet.network).split(","):
+            name = f"{variant.strategy.name}, {network.strip()}"
+            found[name] = replace(variant, fleet=replace(variant.fleet, network=network.strip()))
+    return found, beside
+
+
+def _picture(plot: Any, pairs: Any, path: Path) -> Path | None:
+    from edgetrain.cli.run import common_picture
+
+    picture: Path | None = common_picture(plot.calibration_figure, pairs, path)
+    return picture

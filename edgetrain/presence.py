@@ -1,0 +1,111 @@
+"""Devices that come and go: by a schedule in the job, or by chance. Pure and seeded.
+
+When a member is away, not what that does to it. Seconds count from the beginning of training.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from edgetrain.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """These members (empty: all) lose power at `at_s` and start again `for_s` later."""
+
+    at_s: float
+    for_s: float
+    members: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Who is away when. `stays_s` and `away_s` are means of exponential times, 0: nobody goes by
+    chance; the schedule comes on top."""
+
+    absences: tuple[Absence, ...] = ()
+    stays_s: float = 0.0
+    away_s: float = 0.0
+    seed: int = 0
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether everyone is there all the time."""
+        return not self.absences and not self.stays_s
+
+    def of(self, member: int) -> Iterator[tuple[float, float]]:
+        """(goes, comes back) of a member, in order, apart from each other; endless with chance."""
+        planned = sorted(
+            (absence.at_s, absence.at_s + absence.for_s)
+            for absence in self.absences
+            if not absence.members or member in absence.members
+        )
+        return _apart(planned, self._by_chance(member))
+
+    def _by_chance(self, member: int) -> Iterator[tuple[float, float]]:
+        rng = random.Random(f"{self.seed} {member} presence")
+        now = 0.0
+        while self.stays_s:
+            goes = now + rng.expovariate(1 / self.stays_s)
+            now = goes + rng.expovariate(1 / self.away_s) if self.away_s else goes
+            yield goes, now
+
+
+def _apart(
+    planned: Sequence[tuple[float, float]], chance: Iterator[tuple[float, float]]
+) -> Iterator[tuple[float, float]]:
+    """Both in the order of time; what overlaps is one absence."""
+    queue = list(planned)
+    drawn = next(chance, None)
+    held: tuple[float, float] | None = None
+    while queue or drawn is not None:
+        if drawn is None or (queue and queue[0] <= drawn):
+            one = queue.pop(0)
+        else:
+            one, drawn = drawn, next(chance, None)
+        if held is None:
+            held = one
+        elif one[0] <= held[1]:
+            held = held[0], max(held[1], one[1])
+        else:
+            yield held
+            held = one
+    if held is not None:
+        yield held
+
+
+def parse_absences(tables: Iterable[Mapping[str, Any]], members: int) -> tuple[Absence, ...]:
+    """Absences from a job's [[absences]] tables. ConfigError names the table, key and range.
+
+    >>> parse_absences([{"at_s": 5, "for_s": 60, "members": [1]}], 4)
+    (Absence(at_s=5.0, for_s=60.0, members=(1,)),)
+    """
+    return tuple(_parse(table, f"absences[{i}]", members) for i, table in enumerate(tables))
+
+
+def _parse(table: Mapping[str, Any], where: str, members: int) -> Absence:
+    known = [field.name for field in fields(Absence)]
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"unknown key '{where}.{key}'", did_you_mean(key, known))
+    seconds = {key: _seconds(table.get(key), f"{where}.{key}") for key in ("at_s", "for_s")}
+    who = table.get("members", [])
+    if not isinstance(who, list | tuple) or not all(
+        type(each) is int and 0 <= each < members for each in who
+    ):
+        raise ConfigError(
+            f"{where}.members = {who!r}", f"a list of numbers from 0 to {members - 1}"
+        )
+    return Absence(seconds["at_s"], seconds["for_s"], tuple(who))
+
+
+def _seconds(value: Any, where: str) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or not 0 <= value <= 1e9:
+        raise ConfigError(f"{where} = {value!r} is out of range", "allowed: 0 to 1e9 s")
+    return float(value)
