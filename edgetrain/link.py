@@ -160,6 +160,10 @@ class Link:
             welcome.name, welcome.strategy, welcome.every, welcome.members,
         )  # fmt: skip
 
+    def factors(self) -> codecs.PowerSGD | None:
+        """What makes the contributions of a job whose codec sends them in two trips; else None."""
+        return self.codec.factors() if isinstance(self.codec, codecs.BoundTwoTrips) else None
+
     def _upload(self, params: Vector) -> None:
         snapshot = params.copy()
         parts = list(base_parts(params.size))

@@ -131,7 +131,12 @@ class Member:
         self.wait_s = 0.0
         self.exchange_s = 0.0
         self.half: MemberHalf = self.strategy.member_half(
-            self.flat.params, self.flat.gradient, welcome.every, start.delay, self._link.memory
+            self.flat.params,
+            self.flat.gradient,
+            welcome.every,
+            start.delay,
+            self._link.memory,
+            self._link.factors(),
         )
         self.half.start(start.applied, start.round)
         if self.half.checksum != start.checksum:
@@ -243,6 +248,7 @@ class Member:
         changed = self._submit(contribution_of())
         while (due := self.half.due()) is not None:
             self._apply(due)
+            self._submit(self.half.follow_up())
             changed = True
         if changed and self.strategy.contributes == "displacement":
             self.flat.push_params()

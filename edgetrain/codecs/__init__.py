@@ -15,7 +15,7 @@ from edgetrain.codecs.blocks import Blockwise, Planes, Sign
 from edgetrain.codecs.dense import BFloat, Dense, Half
 from edgetrain.codecs.feedback import Deep, DeepGradient, Feedback, memory
 from edgetrain.codecs.kernels import Backend, backend
-from edgetrain.codecs.lowrank import LowRank, PowerSGD
+from edgetrain.codecs.lowrank import BoundTwoTrips, LowRank, PowerSGD, TwoTrips
 from edgetrain.codecs.rules import Rules, bound
 from edgetrain.codecs.sparse import RandK, TopK
 from edgetrain.codecs.spec import NAMES, parse
@@ -25,6 +25,7 @@ __all__ = [
     "BFloat",
     "Backend",
     "Blockwise",
+    "BoundTwoTrips",
     "Buffer",
     "Codec",
     "Deep",
@@ -40,6 +41,7 @@ __all__ = [
     "Rules",
     "Sign",
     "TopK",
+    "TwoTrips",
     "Vector",
     "backend",
     "bound",

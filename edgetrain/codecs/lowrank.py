@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.codecs import wire
-from edgetrain.codecs.base import BaseCodec, Buffer, Codec, Layout, Vector, check_vector, zeros
+from edgetrain.codecs.base import (
+    BaseCodec,
+    Buffer,
+    Codec,
+    Layout,
+    Vector,
+    as_bytes,
+    check_vector,
+    zeros,
+)
 from edgetrain.codecs.dense import Dense
 from edgetrain.codecs.fallback import hash32
 from edgetrain.codecs.kernels import LIMIT
@@ -177,6 +186,75 @@ class BoundLowRank(BaseCodec):
             raise ConfigError(
                 f"'{self.name}' is bound to {self.part_elements} elements, not {elements}"
             )
+
+
+class TwoTrips(Unbound):
+    """`powersgd(r)`: what travels in each of the two trips of `PowerSGD`, which `factors` makes.
+
+    The vectors of both trips are shorter than the model's and are filled up with zeros, which do
+    not travel. Lossless: what is not sent is the business of the wrapper, not of the codec.
+    """
+
+    lossless = True
+
+    def __init__(self, rank: int) -> None:
+        if not 1 <= rank <= 64:
+            raise ConfigError(f"powersgd takes a rank of 1 to 64, not {rank}")
+        self.rank = rank
+        self.name = f"powersgd({rank})"
+
+    def bind(self, layout: Layout) -> Codec:
+        return BoundTwoTrips(self, layout)
+
+
+class BoundTwoTrips(BaseCodec):
+    """`TwoTrips` for vectors of one layout.
+
+    Wire: as fp32, without the elements at the end whose bits are all zero.
+    """
+
+    lossless = True
+
+    def __init__(self, codec: TwoTrips, layout: Layout) -> None:
+        check_layout(layout)
+        self.name = codec.name
+        self._rank = codec.rank
+        self._layout = layout
+
+    def factors(self) -> PowerSGD:
+        """A member's half of the two trips, with nothing in it yet."""
+        return PowerSGD(self._layout, self._rank)
+
+    def encode_part(self, part: Vector) -> Buffer:
+        check_vector(part)
+        filled = np.flatnonzero(part.view(np.uint32))
+        return part[: int(filled[-1]) + 1 if filled.size else 0].view(np.uint8).data
+
+    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+        """Sends residual + vector whole; the residual becomes zero."""
+        total = residual + vector
+        residual[:] = 0
+        return self.encode(total)
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        values = self._values(payload, out.size)
+        out[: values.size] = values
+        out[values.size :] = 0
+
+    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
+        values = self._values(payload, out.size)
+        out[: values.size] += np.float32(weight) * values
+
+    def max_bytes(self, elements: int) -> int:
+        return 4 * elements
+
+    def _values(self, payload: Buffer, elements: int) -> Vector:
+        content = as_bytes(payload)
+        if content.size % 4 or content.size > 4 * elements:
+            raise wire.bad(wire.COUNT)
+        if content.size and not content[-4:].any():
+            raise wire.bad(wire.TRAILING)
+        return np.frombuffer(payload, "<f4")
 
 
 class PowerSGD:

@@ -15,7 +15,7 @@ from edgetrain.codecs import blocks
 from edgetrain.codecs.base import BaseCodec, Codec
 from edgetrain.codecs.dense import BFloat, Dense, Half
 from edgetrain.codecs.feedback import Deep
-from edgetrain.codecs.lowrank import LowRank
+from edgetrain.codecs.lowrank import LowRank, TwoTrips
 from edgetrain.codecs.rules import PerTensor, Rule, Rules
 from edgetrain.codecs.sparse import RandK, TopK
 from edgetrain.errors import ConfigError, did_you_mean
@@ -37,6 +37,7 @@ NAMES = {
     "dgc": "dgc(density[, momentum[, warm-up[, clip]]]): topk with Deep Gradient Compression",
     "randk": "randk(density): random elements, no positions sent",
     "low-rank": "low-rank(rank[, iterations]): factors of each matrix",
+    "powersgd": "powersgd(rank): the fleet's common factors, in two trips; for sync-sgd",
 }
 """Every codec name and what it does, for the command line's help."""
 
@@ -80,8 +81,11 @@ def parse(text: str) -> Codec:
         )
     if len(rules) == 1:
         return last.codec
-    if any(isinstance(rule.codec, Deep) for rule in rules):
-        raise ConfigError(f"dgc codes a whole vector, not a part of it as in '{text}'")
+    for rule in rules:
+        if isinstance(rule.codec, Deep | TwoTrips):
+            raise ConfigError(
+                f"'{rule.codec.name}' codes a whole vector, not a part as in '{text}'"
+            )
     return Rules(tuple(rules))
 
 
@@ -110,6 +114,8 @@ def _chain(text: str) -> BaseCodec:
             f"'{name}' sends every element, nothing can follow it",
             f"before '|' stand {', '.join(_CHAINED)}",
         )
+    if name == "powersgd":
+        return TwoTrips(_whole(name, arguments, 1, 64))
     return _plain(name, arguments)
 
 

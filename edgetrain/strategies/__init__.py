@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgetrain.buffers import Vectors
     from edgetrain.checksum import Vector
     from edgetrain.merge import RoundRule, SliceRule
+    from edgetrain.strategies.factored import Factors
 
 Contributes = Literal["gradient", "displacement"]
 
@@ -27,7 +28,7 @@ class MemberHalf(Protocol):
         exchange(half.before_step()); optimizer.step(); exchange(half.after_step())
 
     where `exchange` submits the vector if there is one, then applies the reply of every round
-    that is `due`. Nothing else may wait.
+    that is `due`, and after each submits what may `follow_up`. Nothing else may wait.
     """
 
     every: int
@@ -59,11 +60,20 @@ class MemberHalf(Protocol):
     def sent(self, vector: Vector) -> None:
         """Of the contribution that was just submitted, this is what others will read."""
 
+    def rebase(self, base: Vector, applied: int) -> None:
+        """Replies were missed for good: `base` is what all up to `applied` led to."""
+
+    def skip_to(self, round: int) -> None:
+        """The next contribution is to `round`: the fleet has gone on without this member."""
+
     def due(self) -> int | None:
         """The round whose reply has to be applied now, or None."""
 
     def apply(self, reply: Iterable[Vector]) -> None:
         """Apply the reply of round `applied`, given in consecutive pieces."""
+
+    def follow_up(self) -> Vector | None:
+        """A contribution that could not be made before the reply that was just applied, or None."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +104,17 @@ class Strategy:
         every: int,
         delay: int,
         memory: Vectors | None = None,
+        factors: Factors | None = None,
     ) -> MemberHalf:
         """A fresh member's half over a model's flat parameters and gradient (both shared).
 
-        Contributions are made in vectors of `memory`, or of its own.
+        Contributions are made in vectors of `memory`, or of its own. With `factors` gradients are
+        averaged in two trips.
         """
+        if self.contributes == "gradient" and factors is not None:
+            from edgetrain.strategies.factored import Factored
+
+            return Factored(params, gradient, factors, memory)
         if self.contributes == "gradient":
             from edgetrain.strategies.gradient import Gradient
 

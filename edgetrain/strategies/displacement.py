@@ -121,6 +121,10 @@ class Displacement:
         self._flights.append(_Flight(last.round, last.step, vector, partial=True))
         self._partial = True
 
+    def follow_up(self) -> Vector | None:
+        """One contribution a round is enough."""
+        return None
+
     def due(self) -> int | None:
         """The round whose reply must be applied before the next step, if there is one."""
         if not self._flights:
@@ -157,6 +161,36 @@ class Displacement:
             start += piece.size
         self.applied += 1
         self.checksum = combine(sums)
+
+    def rebase(self, base: Vector, applied: int) -> None:
+        """Take `base` for the base after `applied` replies, which need not have come.
+
+        Rounds in flight before that are answered by it, whatever became of them; local progress and
+        later rounds in flight stay. The same as applying the replies, but for rounding.
+        """
+        at_once = any(flight.at_once for flight in self._flights)
+        scratch = np.empty(min(TILE, self.params.size), np.float32)
+        before, after = self._flights, deque(f for f in self._flights if f.round >= applied)
+        for here in tiles(self.params.size):
+            params = self.params[here]
+            if not at_once:
+                self._flights = before
+                params -= self._expected(here, scratch)
+            self.base[here] = base[here]
+            self._flights = after
+            if at_once:  # nothing is there but what the base takes the place of
+                params[:] = self.base[here]
+            else:
+                params += self._expected(here, scratch)
+        self._flights, self.applied = after, applied
+        self.round = max(self.round, applied)
+        self.checksum = checksum(self.base)
+
+    def skip_to(self, round: int) -> None:
+        """Contribute to `round` next; those between are replied to without a contribution of its
+        own."""
+        self._flights.extend(_Flight(r, self._steps, None) for r in range(self.round, round))
+        self.round = max(self.round, round)
 
     def _expected(self, here: slice, scratch: Vector, oldest: Vector | None = None) -> Vector:
         """base + the rounds in flight over one tile; always added in the same order."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from edgetrain.buffers import Vectors
 from edgetrain.checksum import Vector, all_finite, checksum
-from edgetrain.errors import Diverged
+from edgetrain.errors import Diverged, EdgetrainError
 
 
 class Gradient:
@@ -45,16 +45,23 @@ class Gradient:
 
     def before_step(self) -> Vector | None:
         """The gradient of this step, copied: a slow link may still read it after the reply."""
+        self._check()
+        self.round += 1
+        own = self._memory.take()
+        own[:] = self.gradient
+        return own
+
+    def _check(self) -> None:
         if not all_finite(self.gradient):
             raise Diverged(
                 f"the gradient of step {self.round} is not finite",
                 "training diverged on this member: lower the learning rate, or clip gradients",
             )
         self.checksum = checksum(self.params)
-        self.round += 1
-        own = self._memory.take()
-        own[:] = self.gradient
-        return own
+
+    def follow_up(self) -> Vector | None:
+        """One round a step is enough."""
+        return None
 
     def after_step(self) -> Vector | None:
         """Nothing is left to send once the optimizer has stepped."""
@@ -67,6 +74,15 @@ class Gradient:
 
     def sent(self, vector: Vector) -> None:
         """The reply replaces the gradient, whatever of it got through."""
+
+    def rebase(self, base: Vector, applied: int) -> None:
+        """Not possible: the optimizer has to see every gradient."""
+        raise EdgetrainError("synchronous SGD cannot go on from parameters alone")
+
+    def skip_to(self, round: int) -> None:
+        """Not possible either."""
+        if round != self.round:
+            raise EdgetrainError(f"synchronous SGD cannot leave out steps, as to round {round}")
 
     def due(self) -> int | None:
         """The round just submitted: synchronous SGD always waits."""

@@ -7,7 +7,7 @@ from edgetrain.codecs import Codec, Layout, Vector, parse
 from edgetrain.codecs.blocks import Blockwise, Planes, Sign
 from edgetrain.codecs.dense import BFloat, Dense, Half
 from edgetrain.codecs.kernels import LEVEL_BLOCK, SIGN_BLOCK
-from edgetrain.codecs.lowrank import BoundLowRank
+from edgetrain.codecs.lowrank import BoundLowRank, BoundTwoTrips
 from edgetrain.codecs.rules import Pieces
 from edgetrain.codecs.sparse import RandK, TopK
 
@@ -18,6 +18,7 @@ SPARSE += ["topk(0.03) | q3", "topk(0.1) | int8", "topk(0.1) | bf16", "topk(0.3)
 SPARSE += ["dgc(0.02) | q2"]
 SPARSE += ["topk(1.0) | q2", "randk(0.1)", "randk(0.02) | fp16", "randk(0.5) | q2"]
 SHAPED = ["topk(0.02, tensor) | q2", "low-rank(2)", "low-rank(1, 2) | bf16"]
+SHAPED += ["powersgd(2)"]
 SHAPED += ["small(64): fp32; topk(0.05) | q2", "*bias: bf16; *.w: low-rank(1); sign"]
 ALL = DENSE + SPARSE + SHAPED
 
@@ -91,6 +92,8 @@ def assert_within_bound(codec: Codec, x: Vector, y: Vector) -> None:
     tolerance = 1e-6 * size.max() + 1e-36
     if isinstance(codec, Dense):
         assert (x == y).all()
+    elif isinstance(codec, BoundTwoTrips):
+        assert x.tobytes() == y.tobytes()
     elif isinstance(codec, BFloat):
         assert (error <= 2**-8 * size + 1e-40).all()
     elif isinstance(codec, Half):

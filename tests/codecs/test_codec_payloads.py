@@ -13,7 +13,7 @@ from edgetrain.errors import BadPayload
 
 ELEMENTS = 1200
 
-CARRY_ANYTHING = ["fp32", "fp16", "bf16", "small(64): fp32; topk(0.05) | q2"]
+CARRY_ANYTHING = ["fp32", "powersgd(2)", "fp16", "bf16", "small(64): fp32; topk(0.05) | q2"]
 CARRY_ANYTHING += ["*bias: bf16; *.w: low-rank(1); sign"]
 """Dense floating-point codecs look at no value: NaN and infinity are theirs to carry."""
 

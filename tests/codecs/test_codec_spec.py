@@ -62,6 +62,10 @@ def test_canonical_spelling(text: str, name: str) -> None:
         ("dgc(0.01, 0.9, 0, 1, 1)", "1 to 4 numbers"),
         ("dgc(0.01, tensor)", "no option 'tensor'"),
         ("small(64): fp32; dgc(0.01)", "whole vector"),
+        ("powersgd", "from 1 to 64"),
+        ("powersgd(2) | bf16", "nothing can follow"),
+        ("topk(0.1) | powersgd(2)", "takes no arguments|no codec"),
+        ("*.bias: fp32; powersgd(2)", "whole vector"),
         ("low-rank", "takes a rank"),
         ("low-rank(0)", "from 1 to 64"),
         ("low-rank(4) | q2", "multiplied by the other"),
@@ -77,7 +81,13 @@ def test_what_is_refused(text: str, message: str) -> None:
 
 
 def test_every_documented_name_is_a_codec() -> None:
-    arguments = {"topk": "(0.1)", "dgc": "(0.1)", "randk": "(0.1)", "low-rank": "(2)"}
+    arguments = {
+        "topk": "(0.1)",
+        "dgc": "(0.1)",
+        "randk": "(0.1)",
+        "low-rank": "(2)",
+        "powersgd": "(2)",
+    }
     for name in NAMES:
         assert parse(name + arguments.get(name, "")).name.startswith(name)
 

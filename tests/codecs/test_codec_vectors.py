@@ -47,12 +47,14 @@ VECTORS: dict[str, list[tuple[str, str]]] = {
         ("q3", "00 00 00 00 45 40 2a 38 40"),
         ("randk(0.3)", "66 56 d5 13 02 00 00 80 bf 00 00 a0 c0"),
     ],
+    "filled up": [("powersgd(1)", "00 00 80 3f 00 00 00 00 00 00 00 c0")],
     "with bias": [("small(4): bf16; sign", "04 e0 40 e0 c0 07 00 00 60 40 84 10 02")],
 }
 INPUTS: dict[str, tuple[Vector, Layout]] = {
     "sparse": (SPARSE, (("all", 0, (100,)),)),
     "escaped": (ESCAPED, (("all", 0, (2000,)),)),
     "dense": (DENSE, (("all", 0, (7,)),)),
+    "filled up": (np.array([1, 0, -2, 0, 0], np.float32), (("all", 0, (5,)),)),
     "with bias": (WITH_BIAS, (WEIGHT, ("b", 20, (2,)))),
 }
 ALL = [(kind, spec, text) for kind, rows in VECTORS.items() for spec, text in rows]
