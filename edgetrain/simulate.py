@@ -26,7 +26,7 @@ from edgetrain.recorder import HubRecorder
 from edgetrain.serve import serve
 from edgetrain.simulator import local
 from edgetrain.simulator.virtual import SECOND, Process, World
-from edgetrain.simulator.wires import SimulatedNetwork
+from edgetrain.simulator.wires import MemberWire, SimulatedNetwork
 
 LINES = 64
 """Lines of metrics for each step of the fleet, at most: members share theirs out over steps."""
