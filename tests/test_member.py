@@ -135,9 +135,26 @@ def test_every_strategy_trains_to_one_model(strategy):
     assert not hub.hub._rounds
 
 
-def test_a_lossy_codec_keeps_members_equal():
-    found, hub = fleet_of(12, {}, {}, strategy="dga", every=2, delay=4, codec="topk(0.25)")
-    assert found[0][0].tobytes() == found[1][0].tobytes() == hub.hub.base.tobytes()
+LOSSY = {
+    "dga": ["topk(0.25)", "topk(0.2, tensor) | q2", "small(3): fp32; low-rank(1)", "sign"],
+    "local-sgd": ["*.bias: bf16; topk(0.1) | q2", "randk(0.5)"],
+    "sync-sgd": ["powersgd(1)", "dgc(0.2, 0.9, 3) | q2", "low-rank(1, 2) | bf16"],
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "codec"), [(name, codec) for name, named in LOSSY.items() for codec in named]
+)
+def test_a_lossy_codec_keeps_members_equal(strategy, codec):
+    rounds = {"every": 1} if strategy == "sync-sgd" else {"every": 2}
+    rounds |= {"delay": 4} if strategy == "dga" else {}
+    reply = {"reply_codec": "dgc(0.2, 0.0, 3) | q2"} if codec.startswith("dgc") else {}
+    found, hub = fleet_of(12, {}, {}, strategy=strategy, codec=codec, **rounds, **reply)
+    assert found[0][0].tobytes() == found[1][0].tobytes()
+    if strategy != "sync-sgd":
+        assert found[0][0].tobytes() == hub.hub.base.tobytes()
+    started = children.flat(children.model(0))
+    assert np.abs(found[0][0] - started).max() > 1e-3
 
 
 def test_a_half_precision_member_and_its_likes_agree_on_the_master():
