@@ -84,6 +84,12 @@ def _codecs(job: Job, strategy: strategies.Strategy) -> tuple[Codec, Codec]:
             "optimizer's momentum in them",
             f"take '{codec.plain().name}', or sync-sgd",
         )
+    if isinstance(codec, Deep) and codec.momentum and job.train.optimizer.get("momentum"):
+        raise ConfigError(
+            f"train.optimizer.momentum = {job.train.optimizer['momentum']} and the codec "
+            f"'{codec.name}' would count momentum twice",
+            "say optimizer.momentum=0: the codec has it, where it can be corrected",
+        )
     if isinstance(codec, TwoTrips) and strategy.contributes != "gradient":
         raise ConfigError(
             f"strategy.codec = '{codec.name}': two trips a step are for gradients",
