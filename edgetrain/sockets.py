@@ -8,23 +8,42 @@ without a copy: a buffer that was sent must not be written again.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
 from edgetrain.allocator import keep_freed
-from edgetrain.errors import HubUnreachable, NetworkError
+from edgetrain.errors import HubUnreachable, NetworkError, Refused
+from edgetrain.keys import Credentials, Gate, Pair
 from edgetrain.messages import Buffer
 from edgetrain.transport import SILENCE_S, Traffic
 
 ZERO_COPY_BYTES = 1 << 16
 """Below this size a copy is cheaper than the bookkeeping that avoids it."""
+
+WAITING_MESSAGES = 64
+"""So many messages of one peer wait to be read; then its connection is not read any more either,
+and TCP stops it. They are bounded in size, so that nobody can fill the hub's memory."""
+
+UNREAD_MESSAGES = 100_000
+"""A peer that leaves so many messages unread is not reachable."""
+
+HANDSHAKE_MS = 10_000
+"""A connection that has not proved who it is after so long is closed."""
+
+DOORS_PER_POLL = 16
+"""New connections that are judged at a time, so that a crowd at the door keeps nobody inside."""
 
 LINGER_MS = 5000
 """What was handed over but not sent yet gets so long when a socket closes."""
@@ -49,6 +68,7 @@ def _common(sock: zmq.Socket[bytes], max_message_bytes: int) -> None:
     # The protocol bounds what is in flight; a limit here would drop or block in the middle of it.
     sock.setsockopt(zmq.SNDHWM, 0)
     sock.setsockopt(zmq.RCVHWM, 0)
+    sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     sock.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
     sock.setsockopt(zmq.TCP_MAXRT, SILENCE_S * 1000)  # while something is under way
     sock.setsockopt(zmq.TCP_KEEPALIVE, 1)  # while nothing is
@@ -65,17 +85,114 @@ def _frame(buffer: Buffer) -> zmq.Frame | Buffer:
 
 
 def _receive(sock: zmq.Socket[bytes]) -> list[Buffer]:
-    """All frames of one message; payload frames stay where libzmq put them."""
-    return [
-        frame.bytes if len(frame) < ZERO_COPY_BYTES else frame.buffer
-        for frame in sock.recv_multipart(zmq.NOBLOCK, copy=False)
-    ]
+    """All frames of one message."""
+    return [_payload(frame) for frame in sock.recv_multipart(zmq.NOBLOCK, copy=False)]
+
+
+def _payload(frame: zmq.Frame) -> Buffer:
+    """What is in a frame; of a large one the memory where libzmq put it."""
+    return frame.bytes if len(frame) < ZERO_COPY_BYTES else frame.buffer
+
+
+_TIMED_OUT = (errno.EAGAIN, errno.ETIMEDOUT)
+
+
+def new_pair() -> Pair:
+    """A fresh Curve25519 key pair, drawn by libzmq (libsodium)."""
+    public, secret = zmq.curve_keypair()
+    return Pair(z85.decode(public), z85.decode(secret))
+
+
+def pair_of(secret: bytes) -> Pair:
+    """The pair that a secret key belongs to."""
+    return Pair(z85.decode(zmq.curve_public(z85.encode(secret))), secret)
+
+
+class Refusals:
+    """Tells of those that were turned away: each of the first few, then one in ten times as many.
+
+    By reason, because an address can be had for nothing. The reasons are few, and so is what is
+    kept.
+    """
+
+    FEW = 3
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self.tell: Callable[[str], None] = lambda line: None
+
+    def add(self, kind: str, line: str) -> None:
+        """Somebody was turned away; `kind` is one of a few words."""
+        self._counts[kind] += 1
+        count = self._counts[kind]
+        if count <= self.FEW:
+            self.tell(line)
+        elif count == 10 ** (len(str(count)) - 1):
+            self.tell(f"{line} ({count} of this kind so far)")
+
+
+class _Door:
+    """Judges who comes in: ZeroMQ asks it (ZAP, RFC 27) before a connection carries messages.
+
+    Only sockets with a Gate have one. `answer` is called from the hub's own poll.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], gate: Gate) -> None:
+        self.gate = gate
+        self.refusals: Refusals
+        self.socket = context.socket(zmq.REP)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind("inproc://zeromq.zap.01")
+
+    def answer(self) -> None:
+        """Let in or turn away whoever stands there."""
+        for _ in range(DOORS_PER_POLL):
+            try:
+                version, request, _, address, _, mechanism, *proved = self.socket.recv_multipart(
+                    zmq.NOBLOCK
+                )
+            except (zmq.Again, ValueError):
+                return
+            identity, refused = "", "it has no key"
+            if mechanism == b"CURVE" and len(proved) == 1:
+                identity, refused = self.gate.admit(proved[0])
+            if refused:
+                kind = refused if "token" not in refused else "token"
+                kind = "key" if refused.startswith("key ") else kind
+                self.refusals.add(kind, f"{address.decode(errors='replace')}: {refused}")
+            status = (b"400", b"refused") if refused else (b"200", b"")
+            self.socket.send_multipart([version, request, *status, identity.encode(), b""])
+
+
+def _watch(sock: zmq.Socket[bytes], *, accepted: bool = False) -> zmq.Socket[bytes]:
+    """Where libzmq tells of connections that failed before they carried a message."""
+    events = (
+        zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    )
+    if accepted:
+        events |= zmq.EVENT_HANDSHAKE_SUCCEEDED
+    monitor = sock.get_monitor_socket(events)
+    monitor.setsockopt(zmq.LINGER, 0)
+    return monitor
+
+
+_PROTOCOL: dict[int, str] = {
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "it takes another hub for this one: its pinned key "
+    "differs",
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it does not encrypt as this hub does",
+}
 
 
 class HubSocket:
-    """The hub's end. `address` is where it listens, with the port that was chosen."""
+    """The hub's end. `address` is where it listens, with the port that was chosen.
 
-    def __init__(self, address: str, max_message_bytes: int = -1) -> None:
+    With a `gate` every connection is encrypted, and only those it admits carry messages; whoever
+    comes with a token is enrolled here, and is no member. `refusals.tell` is told of the others.
+    """
+
+    def __init__(self, address: str, max_message_bytes: int = -1, gate: Gate | None = None) -> None:
         host, port = split_address(address)
         keep_freed()  # libzmq allocates every payload: whole contributions, in every round
         self._context = zmq.Context()
@@ -83,6 +200,22 @@ class HubSocket:
         _common(self._socket, max_message_bytes)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.RCVHWM, WAITING_MESSAGES)
+        self._socket.setsockopt(zmq.SNDHWM, UNREAD_MESSAGES)
+        self.refusals = Refusals()
+        self._door: _Door | None = None
+        if gate is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, gate.pair.secret)
+            self._socket.setsockopt(zmq.ZAP_DOMAIN, b"edgetrain")
+            self._door = _Door(self._context, gate)
+            self._door.refusals = self.refusals
+        self._monitor = _watch(self._socket)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        if self._door is not None:
+            self._poller.register(self._door.socket, zmq.POLLIN)
         shown = f"[{host}]" if ":" in host else host
         try:
             self._socket.bind(f"tcp://{shown}:{port or '*'}")
@@ -94,18 +227,72 @@ class HubSocket:
         self.port = int(endpoint.rstrip(b"\0").decode().rsplit(":", 1)[1])
         self.address = f"tcp://{shown}:{self.port}"
         self._seen: dict[str, Traffic] = {}
+        self._past = Traffic(0, 0, 0, 0.0)
+        self._look_again = float("-inf")
         self._cached: tuple[Sequence[Buffer], list[zmq.Frame | Buffer]] | None = None
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """(sender, frames) of what has arrived, after waiting for the first at most `timeout_s`."""
-        if not self._socket.poll(math.ceil(timeout_s * 1000)):
+        ready = self._ready(timeout_s)
+        if self._monitor in ready:
+            self._read_monitor()
+        if self._door is not None and self._door.socket in ready:
+            self._door.answer()
+        if self._socket not in ready:
             return
         for _ in range(256):  # so that a flood cannot keep the caller from its clock
             try:
-                sender, *frames = _receive(self._socket)
+                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            yield bytes(sender), frames
+            if self._door is None or self._passes(self._door.gate, sender.bytes, frames):
+                yield sender.bytes, [_payload(frame) for frame in frames]
+
+    def _ready(self, timeout_s: float) -> set[object]:
+        """What there is to read; waits for messages, not for what happens at the door."""
+        until = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, until - time.monotonic())
+            ready = {socket for socket, _ in self._poller.poll(math.ceil(left_s * 1000))}
+            if self._socket in ready or not ready:
+                return ready
+            if not left_s:  # a crowd at the door must not keep the caller from its clock
+                return ready
+            if self._monitor in ready:
+                self._read_monitor()
+            if self._door is not None and self._door.socket in ready:
+                self._door.answer()
+
+    def _passes(self, gate: Gate, sender: bytes, frames: Sequence[zmq.Frame]) -> bool:
+        """Whether a message is a member's; a token's holder is enrolled, a revoked one dropped."""
+        identity = str(frames[0].get("User-Id")) if frames else ""
+        if identity.startswith("token "):
+            answer, said = gate.enrol(identity, [frame.bytes for frame in frames[:3]])
+            if said:
+                self.refusals.add("token", f"{frames[0].get('Peer-Address')}: {said}")
+            self.send(sender, answer)
+            return False
+        if gate.knows(identity):
+            return True
+        key = identity.removeprefix("member ")[:8]
+        self.refusals.add("revoked", f"key {key}… has been revoked; what it sends is dropped")
+        return False
+
+    def _read_monitor(self) -> None:
+        """Those that failed before the gate was asked: other keys, other mechanisms, silence."""
+        for _ in range(256):
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except (zmq.Again, RuntimeError):
+                return
+            value = int(event["value"])
+            if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                said = _PROTOCOL.get(value, "it does not speak ZeroMQ as members do")
+                self.refusals.add(said, f"a connection: {said}")
+            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value in _TIMED_OUT:
+                seconds = HANDSHAKE_MS // 1000
+                said = f"a connection: it did not say who it is within {seconds} s"
+                self.refusals.add("silent", said)
 
     def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
         """Queue a message for a peer; False when there is no connection to it."""
@@ -122,21 +309,45 @@ class HubSocket:
     def traffic(self) -> Traffic:
         """Sums over the members' connections; one that has closed keeps what was last seen of
         it."""
-        for inode, connection in _connections():
-            with connection:
-                if connection.getsockname()[1] == self.port:
-                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    self._seen[inode] = _traffic(info)
-        seen = self._seen.values()
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._look()
+            # It looks at every open file: with a thousand connections that must not slow rounds.
+            took_s = time.monotonic() - now
+            self._look_again = now + (100 * took_s if len(self._seen) > 64 else 0.0)
+        seen = [self._past, *self._seen.values()]
         return Traffic(
             sum(t.sent_bytes for t in seen),
             sum(t.received_bytes for t in seen),
             sum(t.retransmitted_bytes for t in seen),
-            max((t.round_trip_s for t in seen), default=0.0),
+            max(t.round_trip_s for t in seen),
         )
+
+    def _look(self) -> None:
+        """Read the counters of the connections there are; add up those of the ones that are no
+        more."""
+        found = {}
+        for inode, connection in _connections():
+            with connection:
+                if connection.getsockname()[1] == self.port:
+                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    found[inode] = _traffic(info)
+        gone = [traffic for inode, traffic in self._seen.items() if inode not in found]
+        self._past = Traffic(
+            self._past.sent_bytes + sum(t.sent_bytes for t in gone),
+            self._past.received_bytes + sum(t.received_bytes for t in gone),
+            self._past.retransmitted_bytes + sum(t.retransmitted_bytes for t in gone),
+            0.0,
+        )
+        self._seen = found
 
     def close(self) -> None:
         """Send what is queued (for a while), then let go; works twice."""
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._monitor.close()
+        if self._door is not None:
+            self._door.socket.close()
         self._socket.close()
         self._context.term()
 
@@ -153,13 +364,26 @@ def _bind_error(error: zmq.ZMQError, host: str, port: int) -> NetworkError:
 class MemberSocket:
     """A member's end, connected to one hub."""
 
-    def __init__(self, address: str, max_message_bytes: int = -1) -> None:
+    def __init__(
+        self,
+        address: str,
+        max_message_bytes: int = -1,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._hub = split_address(address)
         host, port = self._hub
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _common(self._socket, max_message_bytes)
         self._socket.setsockopt(zmq.ROUTING_ID, b"m" + os.urandom(16))
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._failed = 0
+        if credentials is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, credentials.hub)
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, credentials.pair.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, credentials.pair.secret)
+        self._encrypted = credentials is not None
+        self._monitor = _watch(self._socket, accepted=True)
         self._socket.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
         self._connection: socket.socket | None = None
 
@@ -168,10 +392,37 @@ class MemberSocket:
         self._socket.send_multipart([_frame(buffer) for buffer in frames], copy=False)
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
-        """The next message's frames, or None after `timeout_s` seconds without one."""
+        """The next message's frames, or None after `timeout_s` seconds without one.
+
+        Raises Refused when the hub does not let this machine's key in, HubUnreachable when the hub
+        is not the one whose key is pinned, or encrypts where this member does not.
+        """
         if not self._socket.poll(math.ceil(timeout_s * 1000)):
+            self._read_monitor()
             return None
         return _receive(self._socket)
+
+    def _read_monitor(self) -> None:
+        while self._monitor is not None:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except (zmq.Again, RuntimeError):
+                return
+            match event["event"]:
+                case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self._failed = 0
+                case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    raise Refused(
+                        "key",
+                        "the hub does not let this machine's key in",
+                        "ask its owner for a token (edgetrain keys enroll NAME), then enroll here",
+                    )
+                case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                    raise HubUnreachable(*_UNLIKE[self._encrypted])
+                case _:
+                    self._failed += 1
+                    if self._encrypted and self._failed >= HANDSHAKES_TRIED:
+                        raise HubUnreachable(*_WRONG_KEY)
 
     def received_bytes(self) -> int:
         """Bytes so far, those of a message that is not whole yet too."""
@@ -191,9 +442,30 @@ class MemberSocket:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        if self._monitor is not None and not self._socket.closed:
+            self._socket.disable_monitor()
+            self._monitor.close()
         self._socket.close()
         self._context.term()
 
+
+HANDSHAKES_TRIED = 5
+"""After so many in a row that broke off, the key is what is wrong."""
+
+_WRONG_KEY = (
+    "the hub breaks off when this machine proves that it knows the hub's key",
+    "is it the hub whose key is pinned? `edgetrain keys list` there prints the right one",
+)
+_UNLIKE = {
+    False: (
+        "the hub encrypts, and this member was told not to",
+        "give the hub's key: --hub-key, or `edgetrain keys enroll`",
+    ),
+    True: (
+        "this member encrypts, and the hub does not",
+        "start the hub with its keys, or, inside a network you trust, use --insecure here",
+    ),
+}
 
 # struct tcp_info of Linux: tcpi_rtt (µs) at 68, tcpi_bytes_acked and _received at 120,
 # tcpi_notsent_bytes at 144, tcpi_bytes_sent and _retrans at 200 (Linux 4.19 and newer).

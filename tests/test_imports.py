@@ -33,7 +33,8 @@ def loaded_by(*code: str) -> list[str]:
 
 
 LIGHT = ["errors", "catalog", "config", "messages", "networks", "devices", "strategies",
-         "interfaces", "transport", "units", "runs", "cli", "__main__"]  # fmt: skip
+         "interfaces", "keys", "merging", "transport", "units", "runs", "cli",
+         "__main__"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,244 @@
+"""The hub's door over real sockets: encrypted, only for those on the list, and told of the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+
+import pytest
+from test_transport import PATIENCE_S, heard
+
+from edgetrain import keys, sockets
+from edgetrain.errors import HubUnreachable, Refused
+from edgetrain.keys import Credentials, Gate, Keyring, spell
+from edgetrain.sockets import HubSocket, MemberSocket, Refusals, new_pair, pair_of
+
+
+def wait_for(hub, end):
+    """The next message of a member's end; the hub is served, and hears nothing meanwhile."""
+    until = time.monotonic() + PATIENCE_S
+    frames = None
+    while frames is None and time.monotonic() < until:
+        assert list(hub.poll(0.02)) == []
+        frames = end.receive(0.0)
+    return frames
+
+
+class Place:
+    """A hub with a gate, and what it was told of."""
+
+    def __init__(self, path):
+        self.ring = Keyring(path)
+        self.pair = self.ring.init(new_pair)
+        self.hub = HubSocket("tcp://127.0.0.1:0", gate=Gate(self.ring))
+        self.told = []
+        self.hub.refusals.tell = self.told.append
+        self.ends = []
+
+    def join(self, pair, hub=None):
+        credentials = Credentials(pair, hub or self.pair.public)
+        self.ends.append(MemberSocket(self.hub.address, credentials=credentials))
+        return self.ends[-1]
+
+    def device(self, name="pi-1"):
+        pair = new_pair()
+        self.ring.allow(pair.public, name)
+        self.pause()
+        return pair
+
+    def pause(self):
+        """Until the gate looks at its files again."""
+        until = time.monotonic() + 1.1 * keys.LOOK_S
+        while time.monotonic() < until:
+            assert list(self.hub.poll(0.02)) == []
+
+    def until_told(self, *words):
+        """Serve until a refusal with these words was told; nothing may get through meanwhile."""
+        until = time.monotonic() + PATIENCE_S
+        while not any(all(word in line for word in words) for line in self.told):
+            assert time.monotonic() < until, (words, self.told)
+            assert list(self.hub.poll(0.02)) == []
+
+    def fails(self, end, error, match):
+        with pytest.raises(error, match=match):
+            wait_for(self.hub, end)
+
+    def close(self):
+        for end in self.ends:
+            end._socket.setsockopt(sockets.zmq.LINGER, 0)
+            end.close()
+        self.hub.close()
+
+
+@pytest.fixture
+def place(tmp_path):
+    found = Place(tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_device_on_the_list_talks_to_the_hub(place):
+    member = place.join(place.device())
+    member.send([b"J", b"hello", b"x" * 200_000])
+    ((sender, frames),) = heard(place.hub, 1)
+    assert [bytes(f) for f in frames] == [b"J", b"hello", b"x" * 200_000]
+    assert place.hub.send(sender, [b"W", b"welcome"])
+    assert [bytes(f) for f in member.receive(PATIENCE_S)] == [b"W", b"welcome"]
+    assert place.told == []
+
+
+def test_a_key_that_is_not_on_the_list_is_refused_on_both_sides(place):
+    stranger = new_pair()
+    member = place.join(stranger)
+    member.send([b"J", b"hello"])
+    place.until_told("127.0.0.1: ", f"key {spell(stranger.public)[:8]}… is not on the list")
+    place.fails(member, Refused, "does not let this machine's key in")
+
+
+def test_a_member_with_another_hubs_key_pinned_gives_up_and_says_why(place):
+    member = place.join(place.device(), hub=new_pair().public)
+    member.send([b"J", b"hello"])
+    place.until_told("its pinned key differs")
+    place.fails(member, HubUnreachable, "is it the hub whose key is pinned")
+
+
+def test_a_member_that_does_not_encrypt_is_refused_on_both_sides(place):
+    member = MemberSocket(place.hub.address)
+    place.ends.append(member)
+    member.send([b"J", b"hello"])
+    place.until_told("does not encrypt as this hub does")
+    place.fails(member, HubUnreachable, "the hub encrypts, and this member was told not to")
+
+
+def test_a_member_that_encrypts_says_that_the_hub_does_not():
+    hub = HubSocket("tcp://127.0.0.1:0")
+    member = MemberSocket(hub.address, credentials=Credentials(new_pair(), new_pair().public))
+    member.send([b"J", b"hello"])
+    told = []
+    hub.refusals.tell = told.append
+    with pytest.raises(HubUnreachable, match="this member encrypts, and the hub does not"):
+        wait_for(hub, member)
+    member._socket.setsockopt(sockets.zmq.LINGER, 0)
+    member.close()
+    hub.close()
+
+
+def test_a_revoked_key_is_dropped_while_it_is_connected_and_does_not_come_back(place):
+    pair = place.device()
+    member = place.join(pair)
+    member.send([b"J"])
+    heard(place.hub, 1)
+    place.ring.revoke("pi-1")
+    place.pause()
+    member.send([b"C"])
+    place.until_told(f"key {spell(pair.public)[:8]}… has been revoked")
+    again = place.join(pair)
+    again.send([b"J"])
+    place.fails(again, Refused, "does not let this machine's key in")
+
+
+def test_a_device_enrols_with_a_token_once_and_then_joins(place):
+    text = place.ring.issue("pi-7", new_pair, time.time())
+    hub, secret = keys.read_token(text)
+    device = new_pair()
+
+    def enrol(key):
+        end = place.join(pair_of(secret), hub)
+        end.send([keys.ENROL, key])
+        return keys.enrolled(wait_for(place.hub, end))
+
+    assert enrol(device.public) == "pi-7"
+    place.pause()
+    member = place.join(device, hub)
+    member.send([b"J"])
+    assert heard(place.hub, 1)
+    with pytest.raises(Refused, match="does not let this machine's key in"):
+        enrol(new_pair().public)
+    assert any("token for 'pi-7' was used before" in line for line in place.told)
+    assert place.ring.members() == {device.public: "pi-7"}
+    secrets = (text, spell(secret), spell(place.pair.secret), spell(device.secret))
+    assert not any(word in line for word in secrets for line in place.told)
+
+
+def test_a_token_lets_nobody_say_anything_but_enrol(place):
+    hub, secret = keys.read_token(place.ring.issue("pi-7", new_pair, time.time()))
+    end = place.join(pair_of(secret), hub)
+    end.send([b"J", b"let me in"])
+    place.until_told("a token's holder sent no enrolment")
+
+
+def test_what_is_no_zmq_is_told_and_a_port_scan_disturbs_nobody(place):
+    member = place.join(place.device())
+    member.send([b"J"])
+    heard(place.hub, 1)
+    address = ("127.0.0.1", place.hub.port)
+    with socket.create_connection(address) as stranger:
+        stranger.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL".ljust(64, b"\0") + b"garbage" * 20)
+        place.until_told("a connection: ")
+    with socket.create_connection(address) as scan:
+        scan.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    member.send([b"C"])
+    assert heard(place.hub, 1)
+
+
+def test_slow_handshakes_are_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(sockets, "HANDSHAKE_MS", 200)
+    place = Place(tmp_path)
+    with socket.create_connection(("127.0.0.1", place.hub.port)) as slow:
+        slow.sendall(b"\xff\0")
+        place.until_told("did not say who it is within 0 s")
+        slow.settimeout(PATIENCE_S)
+        with contextlib.suppress(ConnectionResetError):
+            while slow.recv(100):
+                pass
+    place.close()
+
+
+def test_a_peer_cannot_fill_the_hubs_memory_with_what_is_not_read_yet():
+    hub = HubSocket("tcp://127.0.0.1:0", max_message_bytes=1 << 20)
+    member = MemberSocket(hub.address)
+    member.send([b"first"])
+    heard(hub, 1)
+    count = 4 * sockets.WAITING_MESSAGES
+    for _ in range(count):
+        member.send([bytes(1 << 20)])
+    until = time.monotonic() + 0.5
+    seen = hub.traffic().received_bytes
+    while time.monotonic() < until:  # nobody reads
+        seen = hub.traffic().received_bytes
+    assert seen < (2 * sockets.WAITING_MESSAGES) << 20
+    assert len(heard(hub, count)) == count
+    member.close()
+    hub.close()
+
+
+def test_connections_of_the_past_are_counted_and_not_kept():
+    hub = HubSocket("tcp://127.0.0.1:0")
+    for turn in range(1, 4):
+        member = MemberSocket(hub.address)
+        member.send([b"x" * 1000])
+        heard(hub, 1)
+        assert turn * 1000 < hub.traffic().received_bytes < turn * 2000
+        member.close()
+        until = time.monotonic() + PATIENCE_S
+        while hub.traffic() and hub._seen:
+            assert time.monotonic() < until
+            list(hub.poll(0.01))
+    assert 3000 < hub.traffic().received_bytes < 6000
+    hub.close()
+
+
+def test_the_first_refusals_are_told_and_then_every_tenfold():
+    found = []
+    refusals = Refusals()
+    refusals.tell = found.append
+    for number in range(1, 2001):
+        refusals.add("key", f"line {number}")
+    refusals.add("token", "another kind")
+    assert found == [
+        "line 1", "line 2", "line 3", "line 10 (10 of this kind so far)",
+        "line 100 (100 of this kind so far)", "line 1000 (1000 of this kind so far)",
+        "another kind",
+    ]  # fmt: skip

@@ -1,0 +1,291 @@
+"""Keys: files that only their owner reads, a list that changes, tokens that count once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgetrain import keys
+from edgetrain.errors import ConfigError, NetworkError, Refused
+from edgetrain.keys import Gate, Keyring, Pair, public_key, read_key, read_token, spell
+from edgetrain.sockets import new_pair, pair_of
+
+NUMBERS = itertools.count(1)
+
+
+def made_up() -> Pair:
+    """Distinct keys, without the cryptography."""
+    number = next(NUMBERS)
+    return Pair(number.to_bytes(32, "big"), (1 << 200 | number).to_bytes(32, "big"))
+
+
+@pytest.fixture
+def ring(tmp_path):
+    return Keyring(tmp_path / "hub keys")
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_a_key_can_be_spelled_and_read(key):
+    assert len(spell(key)) == 43
+    assert read_key(f" {spell(key)}\n") == key
+
+
+@pytest.mark.parametrize("text", ["", "x", "a" * 42, "a" * 44, "a" * 42 + "!", "ä" * 43, "a" * 86])
+def test_what_is_no_key_is_refused_and_not_repeated(text):
+    with pytest.raises(ConfigError, match="this is no key: 43 letters") as caught:
+        read_key(text)
+    assert not text or text not in str(caught.value) or len(text) < 2
+
+
+def test_a_real_pair_belongs_together():
+    pair = new_pair()
+    assert (len(pair.public), len(pair.secret)) == (32, 32)
+    assert pair_of(pair.secret) == pair
+    assert new_pair() != pair
+
+
+def test_a_pair_is_written_for_its_owner_only_and_read_back(ring):
+    assert not ring.exists
+    with pytest.raises(ConfigError, match=r"no keys in .*edgetrain keys init"):
+        ring.pair()
+    old = os.umask(0)
+    try:
+        pair = ring.init(new_pair)
+    finally:
+        os.umask(old)
+    assert ring.exists
+    assert ring.pair() == pair
+    assert stat.S_IMODE((ring.path / "key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(ring.path.stat().st_mode) == 0o700
+    with pytest.raises(ConfigError, match=r"has keys .* already.*--replace"):
+        ring.init(new_pair)
+    assert ring.init(new_pair, replace=True) != pair
+
+
+def test_a_key_that_others_can_read_is_not_used(ring):
+    ring.init(made_up)
+    (ring.path / "key").chmod(0o640)
+    with pytest.raises(ConfigError, match=r"can be read by others \(chmod 600"):
+        ring.pair()
+
+
+@pytest.mark.parametrize("text", ["", "public x", "public {p}\nsecret x\n", "secret {p}\n"])
+def test_a_damaged_key_file_is_named(ring, text):
+    pair = ring.init(made_up)
+    (ring.path / "key").write_text(text.format(p=spell(pair.public)))
+    with pytest.raises(ConfigError, match="key"):
+        ring.pair()
+
+
+def test_secrets_are_in_no_repr_and_in_no_error(ring):
+    pair = ring.init(new_pair)
+    secret = spell(pair.secret)
+    assert secret not in repr(pair)
+    assert repr(pair.secret) not in repr(keys.Credentials(pair, pair.public))
+    token = ring.issue("pi-1", new_pair, 0.0)
+    for bad in (token[:-1], token + "x", token.removeprefix("edgetrain-")):
+        with pytest.raises(ConfigError) as caught:
+            read_token(bad)
+        assert token[20:40] not in str(caught.value)
+    (ring.path / "key").write_text(f"public {spell(pair.public)}\nsecret {secret}x\n")
+    with pytest.raises(ConfigError) as caught:
+        ring.pair()
+    assert secret not in str(caught.value)
+
+
+# -- the list -------------------------------------------------------------------------------------
+
+
+def test_the_list_is_added_to_and_taken_from(ring):
+    a, b = made_up().public, made_up().public
+    ring.allow(a, "pi-1")
+    ring.allow(b, "pi-2")
+    ring.allow(a, "pi-1")
+    assert ring.members() == {a: "pi-1", b: "pi-2"}
+    with pytest.raises(ConfigError, match=r"'pi-1' is on the list already, with key .*revoke pi-1"):
+        ring.allow(made_up().public, "pi-1")
+    assert ring.revoke("pi-1") == (a, "pi-1")
+    assert ring.revoke(spell(b)) == (b, "pi-2")
+    assert ring.members() == {}
+    ring.allow(a, "pi-1")
+    with pytest.raises(ConfigError, match=r"no device 'pi1' on the list \(did you mean 'pi-1'"):
+        ring.revoke("pi1")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 65, "a\nb", "#", "ä"])
+def test_names_that_would_not_fit_a_line_are_refused(ring, name):
+    for put in (lambda: ring.allow(made_up().public, name), lambda: ring.issue(name, made_up, 0)):
+        with pytest.raises(ConfigError, match="cannot be a device's name"):
+            put()
+
+
+def test_a_list_may_be_edited_by_hand_and_damage_is_named(ring):
+    key = made_up().public
+    ring.allow(key, "pi-1")
+    path = ring.path / "members"
+    path.write_text(f"# my fleet\n\n{spell(key)} pi-9   # in the cellar\n")
+    assert ring.members() == {key: "pi-9"}
+    path.write_text(f"{spell(key)} pi-9 too many\n")
+    with pytest.raises(ConfigError, match="members, line 1: 2 words are needed, not 4"):
+        ring.members()
+    path.write_text("short pi-9\n")
+    with pytest.raises(ConfigError, match=r"no public key in .*members"):
+        ring.members()
+
+
+def test_hubs_are_pinned_by_address(ring):
+    a, b = made_up().public, made_up().public
+    assert ring.hub("tcp://h:1") is None
+    ring.pin("tcp://h:1", a)
+    ring.pin("tcp://h:2", b)
+    ring.pin("tcp://h:1", b)
+    assert (ring.hub("tcp://h:1"), ring.hub("tcp://h:2"), ring.hub("tcp://h:3")) == (b, b, None)
+
+
+def test_a_public_key_is_taken_as_text_or_from_a_file(ring, tmp_path):
+    pair = ring.init(made_up)
+    (tmp_path / "one").write_text(f"# the hub\n{spell(pair.public)}\n")
+    for text in (spell(pair.public), str(tmp_path / "one"), str(ring.path / "key")):
+        assert public_key(text) == pair.public
+    for text in ("nowhere", str(tmp_path), spell(pair.public) + "x"):
+        with pytest.raises(ConfigError, match="neither a public key nor a file"):
+            public_key(text)
+    (tmp_path / "none").write_text("# nothing\n")
+    with pytest.raises(ConfigError, match="no public key in"):
+        public_key(str(tmp_path / "none"))
+
+
+# -- tokens ---------------------------------------------------------------------------------------
+
+
+def issued(ring, name="pi-1", now=1000.0, minutes=1):
+    pairs = []
+
+    def make():
+        pairs.append(made_up())
+        return pairs[-1]
+
+    text = ring.issue(name, make, now, minutes)
+    hub, secret = read_token(text)
+    assert hub == ring.pair().public
+    assert secret == pairs[0].secret
+    return pairs[0].public
+
+
+def test_a_token_counts_once(ring):
+    ring.init(made_up)
+    token, device = issued(ring), made_up().public
+    assert stat.S_IMODE((ring.path / "tokens").stat().st_mode) == 0o600
+    assert ring.tokens(1001.0) == [("pi-1", 59.0)]
+    assert ring.redeem(token, device, 1030.0) == "pi-1"
+    assert ring.members() == {device: "pi-1"}
+    assert ring.tokens(1031.0) == []
+    for again in (device, made_up().public):
+        with pytest.raises(ConfigError, match="token for 'pi-1' was used before"):
+            ring.redeem(token, again, 1031.0)
+    assert ring.members() == {device: "pi-1"}
+
+
+def test_a_token_expires_and_an_unknown_one_was_never_there(ring):
+    ring.init(made_up)
+    token = issued(ring)
+    with pytest.raises(ConfigError, match="has expired"):
+        ring.redeem(token, made_up().public, 1060.0)
+    with pytest.raises(ConfigError, match="no such enrolment token"):
+        ring.redeem(made_up().public, made_up().public, 1001.0)
+    issued(ring, "pi-2", now=2000.0)  # what has expired is swept away
+    assert len((ring.path / "tokens").read_text().splitlines()) == 1
+    assert ring.members() == {}
+
+
+def test_a_name_is_given_to_one_device(ring):
+    ring.init(made_up)
+    first, second = issued(ring), issued(ring)
+    ring.redeem(first, made_up().public, 1001.0)
+    with pytest.raises(ConfigError, match="'pi-1' is on the list already"):
+        ring.redeem(second, made_up().public, 1001.0)
+    with pytest.raises(ConfigError, match="'pi-1' is on the list already"):
+        ring.issue("pi-1", made_up, 1001.0)
+
+
+def test_no_token_without_a_pair_of_the_hubs_own(ring):
+    with pytest.raises(ConfigError, match="edgetrain keys init"):
+        ring.issue("pi-1", made_up, 0.0)
+
+
+# -- the gate -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate(ring):
+    ring.init(made_up)
+    ring.now = 0.0
+    return Gate(ring, clock=lambda: ring.now, wall=lambda: 1000.0 + ring.now)
+
+
+def test_the_gate_admits_the_list_and_sees_it_change(ring, gate):
+    a, b = made_up().public, made_up().public
+    ring.allow(a, "pi-1")
+    assert gate.admit(a)[0] == ""  # looked a moment ago
+    ring.now += keys.LOOK_S
+    identity, refused = gate.admit(a)
+    assert (identity, refused) == (f"member {spell(a)}", "")
+    assert gate.knows(identity)
+    assert gate.admit(b) == ("", f"key {spell(b)[:8]}… is not on the list")
+    ring.revoke("pi-1")
+    ring.now += keys.LOOK_S
+    assert not gate.knows(identity)
+    assert gate.admit(a)[0] == ""
+    assert not gate.knows("")
+    assert not gate.knows("None")
+    assert not gate.knows(f"stranger {spell(a)}")
+
+
+def test_a_damaged_list_lets_nobody_new_in_and_drops_nobody(ring, gate):
+    a = made_up().public
+    ring.allow(a, "pi-1")
+    ring.now += keys.LOOK_S
+    identity, _ = gate.admit(a)
+    (ring.path / "members").write_text("what is this\n")
+    ring.now += keys.LOOK_S
+    assert gate.knows(identity)
+    for _ in range(2):
+        ring.now += keys.LOOK_S
+        assert gate.admit(a)[1].startswith("the list cannot be read: ")
+
+
+def test_the_gate_enrols_whoever_holds_a_token_once(ring, gate):
+    token, device = issued(ring), made_up().public
+    identity, refused = gate.admit(token)
+    assert (identity, refused) == (f"token {spell(token)}", "")
+    assert gate.knows(identity)
+    for frames in ([], [b"E"], [b"E", b"short"], [b"J", device], [b"E", device, b""]):
+        assert gate.enrol(identity, frames)[0][1] == b"no"
+    assert gate.enrol(f"member {spell(token)}", [b"E", device])[0][1] == b"no"
+    answer, said = gate.enrol(identity, [b"E", device])
+    assert (keys.enrolled(answer), said) == ("pi-1", "")
+    answer, said = gate.enrol(identity, [b"E", made_up().public])
+    assert said == "the enrolment token for 'pi-1' was used before"
+    with pytest.raises(Refused, match=r"the hub refused: the enrolment token .* was used before"):
+        keys.enrolled(answer)
+    assert gate.admit(token) == ("", said)
+
+
+@pytest.mark.parametrize("frames", [None, [], [b"E", b"ok"], [b"X", b"ok", b"n"], [b"E"] * 4])
+def test_answers_that_are_none_are_named(frames):
+    with pytest.raises(NetworkError):
+        keys.enrolled(frames)
+
+
+def test_the_folder_is_where_people_expect_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert keys.folder() == tmp_path / "edgetrain"
+    assert keys.folder(tmp_path / "x") == tmp_path / "x"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert keys.folder() == tmp_path / ".config/edgetrain"
