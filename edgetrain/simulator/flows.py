@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -29,6 +30,8 @@ SEND_LIMIT_BYTES = 4 << 20
 """The most that one connection has unacknowledged: what Linux allows by default (tcp_wmem)."""
 RTO_MIN_S = 0.2
 _CUBIC_BETA, _CUBIC_C = 717 / 1024, 0.4
+_FLIGHTS = 24
+"""Of a message, that are looked at one by one; slow start needs fewer for any vector."""
 _FRIENDLY = 3 * (1 - _CUBIC_BETA) / (1 + _CUBIC_BETA)
 
 
@@ -107,8 +110,8 @@ class Ports:
 
     def _queue(self, arrivals: Array) -> Array:
         """finish_i = max(arrival_i, finish_(i-1)) + service, in the order of arrival."""
-        here = arrivals.shape[1]
-        every = np.concatenate([arrivals, self._overtaken(arrivals)], axis=1)
+        older = self._overtaken(arrivals)
+        every = np.concatenate([older, arrivals], axis=1)
         order = np.argsort(every, axis=1, kind="stable")
         came = np.take_along_axis(every, order, axis=1)
         waiting = np.arange(every.shape[1]) * self.service_s
@@ -117,7 +120,7 @@ class Ports:
         self._before, self._done = came, done
         end: Array = np.empty_like(done)
         np.put_along_axis(end, order, done, axis=1)
-        return end[:, :here]
+        return end[:, older.shape[1] :]
 
     def _overtaken(self, arrivals: Array) -> Array:
         """Earlier rounds' messages that come after the first of this one; the others are served."""
@@ -130,13 +133,22 @@ class Ports:
         return np.sort(np.where(after, self._before, math.inf), axis=1)[:, :width]
 
 
+@dataclass
+class _Flight:
+    """What left at once and is not acknowledged yet, of all links. Arrays over links."""
+
+    acked_at: Array
+    bytes: Array
+
+
 class Streams:
     """One direction of many access links, with `connections` TCP connections on each.
 
-    A message waits for the one before it, takes its bytes' time on the line, stands still while the
-    congestion window is smaller than a round trip's worth (slow start from 10 segments, and again
-    after an idle timeout; RFC 6928, RFC 2861), travels, and is repaired where it lost segments.
-    After a loss the window is CUBIC's (RFC 9438), between messages in closed form.
+    A message waits for the one before it, leaves in flights of what the congestion window has room
+    for (slow start from 10 segments, and again after an idle timeout; RFC 6928, RFC 2861), takes
+    its bytes' time on the line, travels, and is repaired where it lost segments. Windows are
+    CUBIC's after slow start (RFC 9438; HyStart by ack train). A flight is one array operation, so
+    nothing here is as fine as `networks.window`, which looks at each acknowledgement.
     """
 
     def __init__(
@@ -154,12 +166,18 @@ class Streams:
         self._jitter = column(ways, lambda way: way.jitter_ms / 1000)
         self._share = column(ways, lambda way: way.mean_loss_percent / 100)
         self._strikes = column(ways, _strike_chance)
+        self._loses, self._wanders = bool(self._strikes.any()), bool(self._jitter.any())
         self._rng, self._connections = rng, connections
         self._free = np.zeros(len(ways))
+        self._flights: list[_Flight] = []
+        self._in_flight = np.zeros(len(ways))
         self._window = np.full(len(ways), float(INITIAL_WINDOW))
+        # As in networks.window: the first round trip counts half of itself as its deviation.
+        self._patience = np.maximum(2 * round_trip_s, RTO_MIN_S)
         self._threshold = np.full(len(ways), math.inf)
         self._peak = np.zeros(len(ways))
         self._cut = np.zeros(len(ways))
+        self._k = np.zeros(len(ways))
         self._epoch = np.full(len(ways), math.nan)
         self._most = np.maximum(_loss_window(self._share, round_trip_s), 2 * MSS)
 
@@ -176,20 +194,101 @@ class Streams:
         return self._carry(np.maximum(begin, self._free), end, size)
 
     def _carry(self, begin: Array, end: Array, size: int) -> tuple[Array, Array]:
-        each = size / self._connections
-        line = wire_bytes(size) * self.byte_s
+        self._acknowledge(begin)
         self._restart(begin)
-        stalls = self._stalls(each)
-        left = np.maximum(begin + line, end) + stalls
-        self._grow(each, left)
+        left = np.maximum(self._leave(begin, size / self._connections), end)
         late = self._repair(size, left, left - begin)
         self._free = left
-        self.busy_s += line
+        self.busy_s += wire_bytes(size) * self.byte_s
         arrives = left + late + self.delay_s + self._wander()
         return np.minimum(begin + self.delay_s, arrives), arrives
 
+    def _leave(self, now: Array, size: float) -> Array:
+        """When the last byte of a connection's share of a message has left."""
+        rest = np.full(len(now), float(size))
+        free = now
+        line_s = self.byte_s * self._connections * (wire_bytes(size) / size)
+        for _ in range(_FLIGHTS):
+            room = np.minimum(self._window, SEND_LIMIT_BYTES) - self._in_flight
+            count = np.where((room >= MSS) | (self._in_flight <= 0), np.minimum(rest, room), 0.0)
+            begin = np.maximum(now, free)
+            free = np.where(count > 0, begin + count * line_s, free)
+            trip = self._round_trip + np.minimum(count, MSS) * line_s
+            self._flights.append(_Flight(begin + trip, count))
+            self._in_flight = self._in_flight + count
+            rest = rest - count
+            waits = rest > 0
+            if not waits.any():
+                return free
+            if (np.minimum(self._window, SEND_LIMIT_BYTES) * line_s >= trip)[waits].all():
+                break  # the line never stands still again
+            oldest = np.full(len(now), math.inf)
+            for flight in self._flights:
+                oldest = np.minimum(oldest, np.where(flight.bytes > 0, flight.acked_at, math.inf))
+            now = np.where(waits, np.maximum(now, oldest), now)
+            self._acknowledge(np.where(waits, now, -math.inf))
+        return self._trudge(free, rest, line_s)
+
+    def _trudge(self, free: Array, rest: Array, line_s: Array) -> Array:
+        """The rest of a long message, in closed form: a window as it is now every round trip."""
+        window = np.minimum(self._window, SEND_LIMIT_BYTES)
+        tossed = rest / MSS * self._strikes > 1  # several losses: the average window holds
+        window = np.where(tossed, np.minimum(window, self._most), window)
+        turn = np.maximum(self._round_trip + MSS * line_s, window * line_s)
+        free = free + rest / window * turn
+        count = np.minimum(rest, window)
+        self._flights.append(_Flight(free + self._round_trip, count))
+        self._in_flight = self._in_flight + count
+        return free
+
+    def _acknowledge(self, now: Array) -> None:
+        """Take in what has been acknowledged by then; windows grow."""
+        for flight in self._flights:
+            count = np.where(flight.acked_at <= now, flight.bytes, 0.0)
+            if count.any():
+                self._grow(count, flight.acked_at)
+                self._in_flight = self._in_flight - count
+                flight.bytes = flight.bytes - count
+                calmer = (self._patience - RTO_MIN_S) / 4
+                self._patience = self._patience - np.where(count > 0, calmer, 0.0)
+        self._flights = [flight for flight in self._flights if flight.bytes.any()]
+
+    def _grow(self, count: Array, now: Array) -> None:
+        """A window grows by what is acknowledged, where the sender fills it."""
+        window, flying = self._window, self._in_flight
+        slow = (window < self._threshold) & (count > 0)
+        grown = np.minimum(np.minimum(window + count, 2 * flying), self._threshold)
+        self._window = np.where(slow, np.maximum(grown, window), window)
+        line_s = self.byte_s * self._connections
+        train = slow & (count * line_s > self._round_trip / 2)
+        if train.any():  # acknowledgements for half a round trip: the pipe is full
+            self._threshold = np.where(train, self._window, self._threshold)
+        small = (window < SEND_LIMIT_BYTES) & (window * line_s < 2 * self._round_trip)
+        steady = ~slow & (count > 0) & (flying >= window - MSS)
+        steady &= small | (line_s <= 0)  # a window twice as long as the line matters no more
+        if steady.any():
+            self._grow_cubic(np.flatnonzero(steady), count, now)
+
+    def _grow_cubic(self, here: npt.NDArray[np.intp], count: Array, now: Array) -> None:
+        window, peak, at = self._window[here], self._peak[here], now[here]
+        fresh = here[np.isnan(self._epoch[here])]
+        if fresh.size:
+            self._epoch[fresh], self._cut[fresh] = now[fresh], self._window[fresh]
+            gap = np.maximum(self._peak[fresh] - self._cut[fresh], 0) / MSS
+            self._k[fresh] = np.cbrt(gap / _CUBIC_C)
+        trip = self._round_trip[here]
+        passed = at - self._epoch[here] + trip
+        rise = passed - self._k[here]
+        cut = self._cut[here]
+        target = np.maximum(peak, cut) + _CUBIC_C * MSS * (rise * rise * rise)
+        target = np.maximum(target, cut + _FRIENDLY * MSS * passed / np.maximum(trip, 1e-6))
+        unhurt = window + 0.05 * count[here]  # before the first loss, as Linux has it
+        target = np.where(peak > 0, target, np.maximum(target, unhurt))
+        target = np.minimum(target, window + count[here] / 2)
+        self._window[here] = np.maximum(window, target)
+
     def _wander(self) -> Array | float:
-        if not self._jitter.any():
+        if not self._wanders:
             return 0.0
         draws: Array = self._rng.standard_normal(len(self._jitter)).clip(-3, 3)
         wandered: Array = np.maximum(self._jitter * draws, -self.delay_s)
@@ -197,81 +296,29 @@ class Streams:
 
     def _restart(self, now: Array) -> None:
         """After an idle timeout the window halves for each one that has passed."""
-        timeouts = np.floor(np.maximum(now - self._free, 0) / (self._round_trip + RTO_MIN_S))
-        if not timeouts.any():
+        timeout = self._round_trip + self._patience
+        # A pause of just a timeout is one, whatever floating point makes of it.
+        timeouts = np.floor(np.maximum(now - self._free, 0) / timeout + 1e-9)
+        idle = (timeouts > 0) & (self._free > 0) & (self._in_flight <= 0)
+        if not idle.any():
             return
-        idle = (timeouts > 0) & (self._free > 0)
         window = self._window
         small = np.maximum(window / 2 ** np.minimum(timeouts, 30), INITIAL_WINDOW)
-        self._threshold = np.where(
-            idle, np.maximum(self._threshold, 0.75 * window), self._threshold
-        )
+        high = np.maximum(self._threshold, 0.75 * window)
+        self._threshold = np.where(idle, high, self._threshold)
         self._window = np.where(idle, np.minimum(small, window), window)
         self._epoch = np.where(idle, math.nan, self._epoch)
-
-    def _stalls(self, size: float) -> Array:
-        """How long a sender of `size` bytes waits for acknowledgements, all its windows together.
-
-        Windows double up to the threshold: stalls of max(0, round trip - window/rate) each, whose
-        sum over the first P is P * round trip - (2^P - 1) window/rate. From there on they stay.
-        """
-        window, byte_s = np.minimum(self._window, SEND_LIMIT_BYTES), self.byte_s
-        if (size <= window).all():
-            return np.zeros(len(window))
-        top = np.clip(self._threshold, window, SEND_LIMIT_BYTES)
-        trip = self._round_trip + MSS * byte_s
-        doublings = np.ceil(np.log2(top / window))
-        windows = np.ceil(np.log2(size / window + 1))
-        fits = np.full(len(window), math.inf)  # a line without a limit is never full
-        np.divide(trip, window * byte_s, out=fits, where=byte_s > 0)
-        full = np.ceil(np.log2(np.maximum(fits, 1)))
-        count = np.minimum(np.minimum(full, doublings), np.maximum(windows - 1, 0))
-        stalls: Array = count * trip - (2**count - 1) * window * byte_s
-        constant = np.minimum(window * 2**doublings, top)
-        tossed = size / MSS * self._strikes > 1  # several losses: the average window holds
-        constant = np.where(tossed, np.minimum(constant, self._most), constant)
-        left = size - window * (2**doublings - 1)
-        more = np.maximum(np.ceil(left / constant) - 1, 0)
-        stalls += more * np.maximum(trip - constant * byte_s, 0)
-        return stalls
-
-    def _grow(self, size: float, now: Array) -> None:
-        """A window grows by what is acknowledged, where the sender fills it."""
-        window = self._window
-        windows = np.ceil(np.log2(size / window + 1))
-        full = window * 2 ** np.maximum(windows - 2, 0)
-        flight = np.where(
-            windows > 1, np.maximum(full, size - window * (2 ** (windows - 1) - 1)), size
-        )
-        slow = window < self._threshold
-        grown = np.minimum(np.minimum(window + size, 2 * flight), self._threshold)
-        self._window = np.where(slow, np.maximum(grown, window), window)
-        steady = ~slow & (size >= window - MSS)
-        if steady.any():
-            self._grow_cubic(steady, now)
-
-    def _grow_cubic(self, where: npt.NDArray[np.bool_], now: Array) -> None:
-        fresh = where & np.isnan(self._epoch)
-        self._epoch = np.where(fresh, now, self._epoch)
-        self._cut = np.where(fresh, self._window, self._cut)
-        passed = np.where(where, now - self._epoch + self._round_trip, 0.0)
-        gap = np.maximum(self._peak - self._cut, 0) / MSS
-        origin = np.maximum(self._peak, self._cut)
-        cubic = origin + _CUBIC_C * (passed - np.cbrt(gap / _CUBIC_C)) ** 3 * MSS
-        friendly = self._cut + _FRIENDLY * MSS * passed / np.maximum(self._round_trip, 1e-6)
-        target = np.minimum(np.maximum(cubic, friendly), 1.5 * self._window)
-        self._window = np.where(where, np.maximum(self._window, target), self._window)
 
     def _repair(self, size: int, now: Array, span: Array) -> Array | float:
         """What losses add to a message: a round trip for the hole nearest to its end, or a timeout
         where a retransmission is lost as well; and the window is cut."""
-        if not self._strikes.any():
+        if not self._loses:
             return 0.0
         count, rng = len(now), self._rng
         strikes = rng.binomial(math.ceil(size / MSS), self._strikes)
         lost = strikes * self._share / np.maximum(self._strikes, 1e-12)
         again = rng.random(count) < 1 - (1 - np.minimum(self._share, 0.999)) ** lost
-        timeout = self._round_trip + RTO_MIN_S
+        timeout = self._round_trip + self._patience
         # Each further loss doubles the timeout: sum over k of (2 share)^k.
         stall = self._round_trip + again * timeout / (1 - np.minimum(2 * self._share, 0.9))
         place = rng.random(count) ** (1 / np.maximum(strikes, 1))

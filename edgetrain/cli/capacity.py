@@ -1,0 +1,295 @@
+"""`edgetrain capacity`: what a fleet of any size would do, from sizes and times alone."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.cli import common
+from edgetrain.cli.run import SIMULATED
+from edgetrain.config import Job
+from edgetrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgetrain.columns import Column
+    from edgetrain.simulator.capacity import Answer, Kind, Question
+
+_EXAMPLES = """\
+examples:
+  edgetrain capacity --members 1000                      the digits task on Raspberry Pis
+  edgetrain capacity job.toml codec=int8 delay=40
+  edgetrain capacity --parameters 11e6 --step-seconds 0.4 network=4g-good --hub-rate 10000
+  edgetrain capacity --members 100000 --rounds 100 --gateways 100 --shards 4 --hub-rate 1000 \\
+    --parameters 11e6 --step-seconds 0.4 network=wifi --uplink home-fixed
+
+Nothing is trained: rounds are worked out for all members at once, from the device's step time, the
+vector's bytes, the links and the hub. Read the bottleneck first. If it is
+  computing            the fleet is as fast as it can be: more or faster members
+  the round trip       a longer delay (strategy=dga, delay=auto) hides it
+  members' uplinks     fewer bytes: codec=int8, codec="topk(0.01) | q2", or a larger `every`
+  hub's port           --shards 4 (each hub has a part of the vector), --gateways, fewer bytes
+  hub's processor      --gateways; hub.message_s says what a message costs it
+  slow members         hub.deadline_s and hub.quorum close a round without them
+
+With --gateways N a gateway in each of N sites merges for its members and is one member to the hub;
+`network` is then the way to the gateway and --uplink the way on. With --sites N there is no
+gateway: the members of a site share its uplink. A codec counts with the most bytes it may take,
+unless you say --ratio from a run of your own. What is approximated: docs/simulation.md.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = common.verb(
+        subparsers,
+        "capacity",
+        "plan a fleet of up to 100,000 members without training: time, bytes, the bottleneck",
+        "Work out how fast a fleet would be, what waits for what, and how it grows.",
+        _EXAMPLES,
+    )
+    common.add_job(parser)
+    add = parser.add_argument
+    add("--members", type=_count, metavar="N", help="members (default: the job's)")
+    add("--rounds", type=_count, default=100, metavar="N", help="rounds (default: %(default)s)")
+    add("--parameters", type=_count, metavar="N", help="of the model (default: the task's)")
+    add("--step-seconds", type=float, metavar="S", help="of a step (default: pace_s, or measured "
+        "from the task for the device)")  # fmt: skip
+    add("--gateways", type=int, default=0, metavar="N", help="sites that merge for their members")
+    add("--sites", type=int, default=0, metavar="N", help="sites whose members share an uplink")
+    add("--uplink", metavar="NETWORK", help="from a site or gateway to the hub (default: network)")
+    add("--shards", type=int, default=1, metavar="N", help="hubs with a part of the vector each")
+    add("--hub-rate", type=float, default=1000.0, metavar="MBIT",
+        help="a hub's port, each way; 0: no limit (default: %(default)g)")  # fmt: skip
+    add("--gateway-rate", type=float, default=1000.0, metavar="MBIT",
+        help="a gateway's port to its site (default: %(default)g)")  # fmt: skip
+    add("--merge-rate", type=float, default=2.0, metavar="GB",
+        help="float32 a hub merges in a second; 0: no limit (default: %(default)g)")  # fmt: skip
+    add("--ratio", type=float, default=0.0, metavar="X",
+        help="a contribution is so many times smaller than float32, as you measured")  # fmt: skip
+    add("--reply-ratio", type=float, default=0.0, metavar="X", help="the same of replies")
+    common.add_output(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, print, draw."""
+    job, beside = common.job_of(arguments, SIMULATED)
+    from edgetrain import plot, runs
+    from edgetrain.cli.run import common_picture
+    from edgetrain.simulator import capacity
+
+    question = question_of(job, arguments, beside)
+    found = capacity.answer(question)
+    table = [
+        found if each == question.members else capacity.answers(question, [each])[0]
+        for each in capacity.COUNTS
+    ]
+    folder = runs.create(arguments.runs, f"capacity-{job.name or job.task.rpartition(':')[2]}")
+    runs.write_job(folder, job.to_dict())
+    heading = heading_of(job, question)
+    rows = [_plain(each) for each in table]
+    picture = common_picture(
+        lambda rows, path: plot.capacity_figure(rows, path, heading), rows, folder / "capacity.png"
+    )
+    answer = _plain(found) | {
+        "heading": heading,
+        "round_seconds": list(found.round_seconds),
+        "table": rows,
+        "picture": None if picture is None else str(picture),
+        "folder": str(folder),
+    }
+    runs.write_summary(folder, answer)
+    if arguments.json:
+        common.say(json.dumps(answer))
+    else:
+        common.say(_text(heading, found, table, picture))
+    return 0
+
+
+def _count(text: str) -> int:
+    """11e6 is a number of parameters that people type."""
+    value = float(text)
+    if not (math.isfinite(value) and value == int(value) and value >= 1):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1")
+    return int(value)
+
+
+# -- from the job to a question -------------------------------------------------------------------
+
+
+def question_of(job: Job, arguments: argparse.Namespace, beside: Path | None) -> Question:
+    """What is to be worked out. ConfigError for names and numbers that cannot be."""
+    from edgetrain import codecs, networks, strategies
+    from edgetrain.plans import hub_of
+    from edgetrain.simulator.capacity import Exchange, Hubs, Question
+
+    hub_of(job)  # refuses what no hub would take
+    strategy = strategies.find(job.strategy.name)
+    delay = 0 if not strategy.delays else job.strategy.delay
+    kinds, elements = _kinds(job, arguments, beside)
+    codec = codecs.parse(job.strategy.codec)
+    reply_codec = codecs.parse(job.strategy.reply_codec) if job.strategy.reply_codec else codec
+    members = arguments.members or max(job.fleet.members, len(kinds))
+    sites = networks.parse_sites(job.fleet.sites, job.fleet.members)
+    uplink = networks.load(arguments.uplink) if arguments.uplink else kinds[0].network
+    return Question(
+        members=members,
+        kinds=kinds,
+        exchange=Exchange(
+            every=job.strategy.every or strategy.every,
+            delay=None if delay == "auto" else int(delay),
+            elements=elements,
+            codec=codec,
+            reply_codec=reply_codec,
+            ratio=arguments.ratio,
+            reply_ratio=arguments.reply_ratio or arguments.ratio,
+        ),
+        hubs=Hubs(
+            shards=arguments.shards,
+            gateways=arguments.gateways,
+            uplinks=0 if arguments.gateways else arguments.sites or len(sites),
+            uplink=sites[0].uplink if sites and not arguments.uplink else uplink,
+            rate_mbit=arguments.hub_rate,
+            gateway_rate_mbit=arguments.gateway_rate,
+            message_s=job.hub.message_s,
+            merge_bytes_per_s=arguments.merge_rate * 1e9,
+        ),
+        rounds=arguments.rounds,
+        seed=job.seed,
+        quorum=min(job.hub.quorum, members),
+        deadline_s=job.hub.deadline_s,
+    )
+
+
+def _kinds(
+    job: Job, arguments: argparse.Namespace, beside: Path | None
+) -> tuple[tuple[Kind, ...], int]:
+    """The kinds of members, in turn, and the model's parameters; measured where nobody said."""
+    from edgetrain import devices, networks
+    from edgetrain.simulator.capacity import Kind
+
+    boards = devices.parse_fleet(job.fleet.device)
+    links = networks.parse_fleet(job.fleet.network)
+    step_s, elements = arguments.step_seconds or job.fleet.pace_s, arguments.parameters
+    paces = dict.fromkeys(boards, step_s)
+    if not step_s or not elements:
+        measured, paces_of_task = _measure(job, sorted(set(boards)), beside)
+        elements = elements or measured
+        paces = paces if step_s else paces_of_task
+    kinds = {
+        (board, link): Kind(devices.load(board), paces[board], networks.load(link))
+        for board in set(boards)
+        for link in set(links)
+    }
+    turns = math.lcm(len(boards), len(links))
+    if turns > 1_000_000:
+        raise ConfigError(
+            f"{len(boards)} devices and {len(links)} networks have no common pattern",
+            "name as many devices as networks, or one of either",
+        )
+    pattern = tuple(kinds[boards[i % len(boards)], links[i % len(links)]] for i in range(turns))
+    return pattern, int(elements)
+
+
+def _measure(job: Job, boards: list[str], beside: Path | None) -> tuple[int, dict[str, float]]:
+    """The task's parameters, and a step's seconds on each device. Loads torch and the data."""
+    from edgetrain import train
+
+    alone = replace(job, fleet=replace(job.fleet, members=1))
+    task = train.task_of(alone, beside)
+    model = task.model()
+    elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return elements, {board: train.pace_of(alone, board, model, task) for board in boards}
+
+
+# -- shown ----------------------------------------------------------------------------------------
+
+
+def heading_of(job: Job, question: Question) -> str:
+    """The fleet and what it exchanges, in a line."""
+    from edgetrain import units
+    from edgetrain.simulator.capacity import contribution, reply
+
+    exchange, hubs = question.exchange, question.hubs
+    up = contribution(exchange.elements, exchange.codec, exchange.ratio).bytes
+    down = reply(exchange.elements, exchange.reply_codec, exchange.reply_ratio).bytes
+    delay = "auto" if exchange.delay is None else exchange.delay
+    behind = f", {hubs.gateways} gateways" if hubs.gateways else ""
+    behind += f", {hubs.uplinks} shared uplinks" if hubs.uplinks else ""
+    behind += f", {hubs.shards} shards" if hubs.shards > 1 else ""
+    return (
+        f"{question.members:,} members ({job.fleet.device}, "
+        f"{units.duration(question.kinds[0].step_s)} a step, {job.fleet.network}){behind}; "
+        f"{job.strategy.name} every {exchange.every} delay {delay}, "
+        f"{units.size(up)} up and {units.size(down)} down a round"
+    )
+
+
+def _plain(answer: Answer) -> dict[str, Any]:
+    found = dataclasses.asdict(answer) | {"efficiency": answer.efficiency}
+    del found["round_seconds"]
+    return found
+
+
+def _text(heading: str, found: Answer, table: list[Answer], picture: Path | None) -> str:
+    from edgetrain import units
+    from edgetrain.columns import as_text
+
+    duration, size = units.duration, units.size
+    lines = [
+        heading,
+        "",
+        f"time per step   {duration(found.seconds_per_step)} (rounds: median "
+        f"{duration(found.seconds_per_step_median)}, 95 % below "
+        f"{duration(found.seconds_per_step_p95)})",
+        f"of that         {duration(found.compute_s)} computing, {duration(found.wait_s)} waiting "
+        f"({100 * found.wait_share:.1f} %; {100 * found.steady_wait_share:.1f} % in the second "
+        "half)",
+        f"throughput      {units.times(found.speed_up)} one member's",
+        f"a member        sends {size(found.member_sent_bytes)}, receives "
+        f"{size(found.member_received_bytes)} in {found.steps} steps, "
+        f"{duration(found.seconds)}; delay {found.delay}",
+        f"each hub        receives {size(found.hub_received_bytes_per_s)} a second, sends "
+        f"{size(found.hub_sent_bytes_per_s)}",
+        f"busy            {_busiest(found)}",
+        f"late            {found.late} contributions" if found.late else "",
+        f"bottleneck      {found.bottleneck}",
+        "",
+        *as_text(columns(table)),
+    ]
+    if picture is not None:
+        lines += ["", f"picture: {picture}"]
+    return "\n".join(line for line in lines if line is not None)
+
+
+def _busiest(found: Answer, most: int = 3) -> str:
+    named = sorted(found.busy.items(), key=lambda item: -item[1])[:most]
+    return ", ".join(f"{name} {100 * busy:.0f} %" for name, busy in named)
+
+
+def _left(cells: Iterable[str]) -> list[str]:
+    """Aligned left: columns align all but the first right."""
+    found = list(cells)
+    return [cell.ljust(max(map(len, found))) for cell in found]
+
+
+def columns(table: list[Answer]) -> list[Column]:
+    """The same fleet in other sizes, a line each."""
+    from edgetrain import units
+    from edgetrain.columns import column
+
+    return [
+        column("members", (f"{each.members:,}".rjust(7) for each in table)),
+        column("time", (units.duration(each.seconds_per_step) for each in table), below="per step"),
+        column("waiting", (units.share(each.wait_share) for each in table)),
+        column("throughput", (units.times(each.speed_up) for each in table), below="of one member"),
+        column("hub sends", (units.size(each.hub_sent_bytes_per_s) for each in table),
+               below="a second"),
+        column("  bottleneck", _left(f"  {each.bottleneck}" for each in table)),
+    ]  # fmt: skip

@@ -1,0 +1,433 @@
+"""Capacity planning: its laws, its queues against a plain loop, its TCP against the event-driven
+window, its sizes against real messages."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgetrain import codecs, devices, networks
+from edgetrain.errors import ConfigError, NetworkError
+from edgetrain.messages import Contribute, pack
+from edgetrain.networks import Burst, Direction, Profile
+from edgetrain.simulator.capacity import (
+    Exchange,
+    Hubs,
+    Kind,
+    Question,
+    answer,
+    answers,
+    contribution,
+    reply,
+)
+from edgetrain.simulator.flows import Ports, Steps, Streams
+
+BOARD = devices.load("raspberry-pi-4b")
+CALM = dataclasses.replace(
+    BOARD, step_jitter=None, slow_chance=None, throttle_after_s=None, throttle_factor=None
+)
+JITTERY = dataclasses.replace(CALM, step_jitter=0.2)
+FP32 = codecs.parse("fp32")
+
+
+def question(
+    members=8,
+    network="wan-200ms",
+    every=5,
+    delay=20,
+    elements=1000,
+    step_s=0.05,
+    hubs=None,
+    device=CALM,
+    codec="fp32",
+    **more,
+):
+    network = networks.load(network) if isinstance(network, str) else network
+    kind = Kind(device, step_s, network)
+    coder = codecs.parse(codec)
+    exchange = Exchange(every, delay, elements, coder, coder)
+    return Question(members, (kind,), exchange, hubs or Hubs(), **{"rounds": 40, **more})
+
+
+def bare(rtt_ms, rate_mbit=0.0):
+    way = Direction(delay_ms=rtt_ms / 2, rate_mbit=rate_mbit)
+    return Profile("bare", "", way, way)
+
+
+# -- laws -----------------------------------------------------------------------------------------
+
+
+def test_one_member_without_a_network_only_computes():
+    found = answer(question(1, "none", delay=0))
+    assert found.wait_s == 0
+    assert found.seconds == pytest.approx(40 * 5 * 0.05)
+    assert found.speed_up == pytest.approx(1.0)
+    assert found.bottleneck.startswith("computing")
+
+
+def test_waiting_for_a_reply_is_a_round_trip_and_the_line():
+    found = answer(question(8, bare(200, 100), every=1, delay=0))
+    sent, got = (parcel(1000, FP32).bytes for parcel in (contribution, reply))
+    line_s = sum((size + -(-size // 1448) * 66) * 8e-8 for size in (sent, got))
+    assert found.wait_s == pytest.approx(0.2 + line_s, rel=1e-6)
+
+
+def test_a_delay_beyond_the_round_trip_waits_for_nothing():
+    for delay, waits in ((5, False), (4, False), (3, True), (0, True)):
+        found = answer(question(8, bare(195), delay=delay))  # the round trip is just under 4 steps
+        assert (found.steady_wait_share > 0) is waits
+        assert found.seconds >= 40 * 5 * 0.05 + 0.195  # the last reply is waited for
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.sampled_from([0, 100, 400]))
+def test_more_delay_never_takes_longer(one, other, rtt_ms):
+    few, many = sorted((one, other))
+    slow, fast = (
+        answer(question(9, bare(rtt_ms), delay=delay, elements=300, rounds=12))
+        for delay in (few, many)
+    )
+    assert fast.wait_s <= slow.wait_s + 1e-9
+
+
+@given(
+    st.integers(1, 60), st.integers(1, 60), st.integers(0, 12), st.integers(0, 300),
+    st.sampled_from([0.0, 1.0, 10.0]),
+)  # fmt: skip
+def test_more_members_never_take_less(one, other, delay, rtt_ms, rate_mbit):
+    few, many = sorted((one, other))
+    hubs = Hubs(rate_mbit=rate_mbit, message_s=1e-4, merge_bytes_per_s=1e8)
+    small, large = (
+        answer(question(n, bare(rtt_ms), delay=delay, hubs=hubs, rounds=8)) for n in (few, many)
+    )
+    assert large.seconds >= small.seconds - 1e-9
+
+
+@given(st.integers(1, 60_000), st.integers(1, 60_000), st.integers(0, 12), st.integers(0, 300))
+def test_more_bytes_never_take_less(one, other, delay, rtt_ms):
+    few, many = sorted((one, other))
+    small, large = (
+        answer(question(5, bare(rtt_ms, 50), delay=delay, elements=n, rounds=8))
+        for n in (few, many)
+    )
+    assert large.seconds >= small.seconds - 1e-9
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 12))
+def test_a_longer_way_never_takes_less(one, other, delay):
+    near, far = (
+        answer(question(5, bare(rtt_ms, 50), delay=delay, rounds=8))
+        for rtt_ms in sorted((one, other))
+    )
+    assert far.seconds >= near.seconds - 1e-9
+
+
+def test_one_shard_and_no_gateway_is_the_flat_fleet():
+    flat = answer(question(20, device=JITTERY, hubs=Hubs(rate_mbit=20)))
+    same = answer(question(20, device=JITTERY, hubs=Hubs(1, 0, 0, rate_mbit=20)))
+    assert same == flat
+
+
+def test_gateways_of_one_member_that_cost_nothing_are_the_flat_fleet():
+    flat = answer(question(20, bare(200), delay=3, device=JITTERY))
+    each = answer(question(20, bare(200), delay=3, device=JITTERY, hubs=Hubs(gateways=20)))
+    assert each.seconds == pytest.approx(flat.seconds, rel=1e-12)
+    assert each.round_seconds == pytest.approx(flat.round_seconds)
+
+
+def test_a_shared_uplink_without_a_limit_is_the_flat_fleet():
+    flat = answer(question(20, delay=3, device=JITTERY))
+    site = answer(question(20, delay=3, device=JITTERY, hubs=Hubs(uplinks=4)))
+    assert site.seconds == pytest.approx(flat.seconds, rel=1e-12)
+
+
+def test_a_shared_uplink_carries_one_after_the_other():
+    """Ten replies leave one after the other, so the next contributions come one after the other,
+    and the last of those is alone on the line: eleven lines a round."""
+    shared = answer(question(20, "none", delay=0, hubs=Hubs(uplinks=2, uplink=bare(0, 10))))
+    size = contribution(1000, FP32).bytes
+    line_s = (size + -(-size // 1448) * 66) * 8e-7
+    assert shared.round_seconds[-1] == pytest.approx(5 * 0.05 + 11 * line_s, rel=0.01)
+    busy = 10 * line_s / shared.round_seconds[-1]
+    assert shared.busy["sites' uplinks"] == pytest.approx(busy, rel=0.02)
+
+
+def test_shards_share_the_hubs_work():
+    slow = Hubs(rate_mbit=100)
+    one = answer(question(50, "none", delay=0, elements=1_000_000, hubs=slow))
+    four = answer(
+        question(50, "none", delay=0, elements=1_000_000, hubs=dataclasses.replace(slow, shards=4))
+    )
+    assert four.wait_s == pytest.approx(one.wait_s / 4, rel=0.01)
+    assert four.hub_received_bytes_per_s == pytest.approx(
+        one.hub_received_bytes_per_s * one.seconds / four.seconds / 4, rel=0.01
+    )
+
+
+def test_gateways_take_the_load_off_the_hub():
+    slow = Hubs(rate_mbit=100, gateway_rate_mbit=100)
+    flat = answer(question(100, "none", delay=0, elements=100_000, hubs=slow))
+    tree = answer(
+        question(
+            100, "none", delay=0, elements=100_000, hubs=dataclasses.replace(slow, gateways=10)
+        )
+    )
+    # In lines a round: 10 + 10 replies and 1 + 1 contributions, against 100 and 1.
+    assert tree.wait_s == pytest.approx(flat.wait_s * 22 / 101, rel=0.01)
+
+
+# -- rounds ---------------------------------------------------------------------------------------
+
+
+def test_the_whole_fleet_waits_for_the_slowest():
+    slow = dataclasses.replace(question(2, "none", delay=0).kinds[0], step_s=0.1)
+    mixed = dataclasses.replace(
+        question(8, "none", delay=0), kinds=(question().kinds[0],) * 3 + (slow,)
+    )
+    mixed = dataclasses.replace(
+        mixed,
+        kinds=tuple(dataclasses.replace(k, network=networks.load("none")) for k in mixed.kinds),
+    )
+    found = answer(mixed)
+    assert found.seconds == pytest.approx(40 * 5 * 0.1)
+    assert "slow members" in found.bottleneck
+
+
+def test_a_deadline_closes_a_round_without_the_late():
+    kinds = [question(network="none").kinds[0]] * 9
+    kinds.append(dataclasses.replace(kinds[0], step_s=10.0))
+    asked = dataclasses.replace(
+        question(10, "none", delay=0, deadline_s=1.0), kinds=tuple(kinds), quorum=1, rounds=5
+    )
+    found = answer(asked)
+    assert found.late > 0
+    fast_round_s = np.median(found.round_seconds)
+    assert fast_round_s < 10 * 5  # nobody but the slow one waits for the slow one
+    patient = answer(dataclasses.replace(asked, quorum=10))
+    assert patient.late == 0
+    assert patient.seconds == pytest.approx(5 * 5 * 10.0)
+
+
+def test_an_automatic_delay_hides_the_round_trip():
+    found = answer(question(8, "wan-500ms", delay=None, rounds=60))
+    assert 10 <= found.delay <= 13
+    assert found.steady_wait_share == 0
+    assert answer(question(8, "wan-500ms", delay=0, rounds=60)).steady_wait_share > 0.5
+
+
+def test_synchronous_sgd_waits_at_each_step():
+    sync, avg = (
+        answer(question(8, bare(200), every=every, delay=0, rounds=200 // every))
+        for every in (1, 5)
+    )
+    assert sync.wait_s == pytest.approx(5 * avg.wait_s)
+
+
+def test_an_answer_is_deterministic_in_its_question():
+    asked = question(200, "4g-bad", device=JITTERY)
+    assert answer(asked) == answer(asked)
+    assert answer(dataclasses.replace(asked, seed=1)).seconds != answer(asked).seconds
+
+
+def test_a_table_has_the_same_fleet_in_other_sizes():
+    asked = question(8, hubs=Hubs(gateways=100, gateway_rate_mbit=1000, rate_mbit=1000))
+    found = answers(asked, (10, 1000))
+    assert [each.members for each in found] == [10, 1000]
+    assert found[1] == answer(dataclasses.replace(asked, members=1000))
+
+
+def test_a_hundred_thousand_members_take_seconds():
+    hubs = Hubs(shards=4, gateways=100, gateway_rate_mbit=1000, rate_mbit=10_000, message_s=1e-5)
+    began = time.process_time()
+    found = answer(question(100_000, "wifi", device=JITTERY, hubs=hubs, rounds=100))
+    assert time.process_time() - began < 60
+    assert len(found.round_seconds) == 100
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"members": 0}, "members = 0"),
+        ({"rounds": 0}, "rounds = 0"),
+        ({"hubs": Hubs(shards=0)}, "shards = 0"),
+        ({"hubs": Hubs(gateways=9)}, "gateways = 9 .*0 to 8"),
+        ({"hubs": Hubs(gateways=2, uplinks=2)}, "exclude each other"),
+        ({"quorum": 9}, "quorum = 9"),
+        ({"step_s": 0.0}, "no speed .*pace_s"),
+    ],
+)
+def test_what_cannot_be_is_refused(change, says):
+    with pytest.raises(ConfigError, match=says):
+        answer(question(**change))
+
+
+def test_a_network_that_cannot_train_is_refused():
+    with pytest.raises(NetworkError, match="cannot carry training"):
+        answer(question(network="lora"))
+
+
+# -- queues ---------------------------------------------------------------------------------------
+
+
+def by_hand(arrivals, service):
+    """First come first served, one message after the other, however the rounds lie."""
+    free, ends = -np.inf, {}
+    for key in sorted(arrivals, key=lambda key: (arrivals[key], key)):
+        free = ends[key] = max(arrivals[key], free) + service
+    return ends
+
+
+TIMES = st.lists(st.integers(0, 30), min_size=1, max_size=12)
+
+
+@given(TIMES, st.integers(1, 3))
+def test_a_queue_is_first_come_first_served(arrivals, ports):
+    ports = min(ports, len(arrivals))
+    served = Ports(len(arrivals), ports, 2.0)
+    first = np.array(arrivals, float)
+    begin, end = served.serve(first, first)
+    for port in range(ports):
+        here = {i: first[i] for i in range(len(first)) if served.port[i] == port}
+        assert {i: end[i] for i in here} == by_hand(here, 2.0)
+    assert (begin == end - 2.0).all()
+
+
+@given(TIMES, st.lists(st.integers(0, 20), min_size=12, max_size=12))
+def test_a_round_queues_with_those_of_earlier_ones_that_come_later(first, gaps):
+    """The second round's messages may overtake the first's; the port is never idle over work."""
+    served = Ports(len(first), 1, 2.0)
+    one = np.array(first, float)
+    two = one + np.array(gaps[: len(first)], float)
+    served.serve(one, one)
+    _, end = served.serve(two, two)
+    arrivals = {(0, i): t for i, t in enumerate(one)} | {(1, i): t for i, t in enumerate(two)}
+    done = by_hand(arrivals, 2.0)
+    assert end.max() == max(done[1, i] for i in range(len(two)))
+
+
+def test_a_message_is_passed_on_while_it_arrives():
+    served = Ports(2, 1, 1.0)
+    _, end = served.serve(np.array([0.0, 0.0]), np.array([5.0, 5.0]), tail_s=0.5)
+    assert end.tolist() == [5.5, 5.5]  # as fast as it comes: the port was ready long before
+
+
+# -- connections ----------------------------------------------------------------------------------
+
+
+def event_driven(profile, size, count, gap_s):
+    """What messages of one size take over a simulated connection, `gap_s` from one to the next."""
+    pytest.importorskip("greenlet")
+    from edgetrain.simulator.virtual import World
+    from edgetrain.simulator.wires import SimulatedNetwork
+
+    world = World()
+    network = SimulatedNetwork(world, [profile])
+    sent, there = [], []
+
+    def hub():
+        while len(there) < count:
+            there.extend(world.clock() for _ in network.hub.poll(1.0))
+
+    def member():
+        wire = network.connect(0)
+        for _ in range(count):
+            sent.append(world.clock())
+            wire.send([bytes(size - 9)])
+            world.sleep(gap_s)
+
+    world.start("hub", hub)
+    world.start("member", member)
+    while world.step():
+        pass
+    return [arrival - departure for departure, arrival in zip(sent, there, strict=True)]
+
+
+@pytest.mark.parametrize("rate_mbit", [0.0, 20.0, 100.0])
+@pytest.mark.parametrize("rtt_ms", [50, 200])
+@pytest.mark.parametrize(("size", "gap_s"), [(19_000, 0.1), (19_000, 1.0), (40_000, 0.3),
+                                             (400_000, 0.5), (400_000, 3.0), (4_000_000, 3.0)])  # fmt: skip
+def test_a_connection_is_as_fast_as_the_event_driven_one(rate_mbit, rtt_ms, size, gap_s):
+    """Slow start, the window of messages in flight, idle restart, the line: in sum."""
+    profile = bare(rtt_ms, rate_mbit)
+    wanted = event_driven(profile, size, 8, gap_s)
+    stream = Streams([profile.up], np.array([rtt_ms / 1000]), np.random.default_rng(0))
+    took = []
+    for place in range(8):
+        at = np.array([1.0 + place * gap_s])
+        took.append(float((stream.send(at, size)[1] - at)[0]))
+    assert sum(took) == pytest.approx(sum(wanted), rel=0.2)
+    assert took[0] == pytest.approx(wanted[0], rel=0.06)
+
+
+def test_loss_costs_round_trips_and_timeouts():
+    rng = np.random.default_rng(0)
+    way = Direction(delay_ms=50, rate_mbit=100, loss_percent=5)
+    stream = Streams([way] * 20_000, np.full(20_000, 0.1), rng)
+    _, last = stream.send(np.zeros(20_000), 10 * 1448)
+    late = last - np.median(last[last < 0.06])
+    hit = late > 1e-6
+    assert hit.mean() == pytest.approx(1 - 0.95**10, rel=0.05)
+    assert 0.09 < np.median(late[hit]) < 0.11
+    assert (late > 0.3).mean() == pytest.approx(hit.mean() * 0.05, rel=0.5)
+
+
+def test_a_burst_is_one_hole():
+    burst = Burst(enter_percent=0.25, leave_percent=25)
+    ways = [
+        Direction(delay_ms=50, burst=burst),
+        Direction(delay_ms=50, loss_percent=burst.mean_percent),
+    ]
+    hits = []
+    for way in ways:
+        stream = Streams([way] * 20_000, np.full(20_000, 0.1), np.random.default_rng(1))
+        _, last = stream.send(np.zeros(20_000), 10 * 1448)
+        hits.append((last > 0.051).mean())
+    assert hits[0] == pytest.approx(hits[1] / 4, rel=0.15)
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+def test_steps_have_the_moments_of_a_device_that_is_emulated():
+    device = dataclasses.replace(CALM, step_jitter=0.3, slow_chance=0.1, slow_factor=3.0)
+    one = [devices.StepTimes(device, 0.1, 0, member) for member in range(3000)]
+    for count in (1, 5):
+        drawn = Steps([device] * 3000, [0.1] * 3000, np.random.default_rng(0)).take(count)
+        wanted = np.array([sum(times(s) for s in range(count)) for times in one])
+        assert drawn.mean() == pytest.approx(wanted.mean(), rel=0.02)
+        assert drawn.std() == pytest.approx(wanted.std(), rel=0.1)
+
+
+def test_a_board_without_a_fan_gets_slow():
+    hot = dataclasses.replace(CALM, throttle_after_s=10.0, throttle_factor=2.0)
+    found = answer(question(4, "none", device=hot, step_s=0.1))
+    assert found.round_seconds[0] == pytest.approx(0.5)
+    assert found.round_seconds[-1] == pytest.approx(1.0)
+
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "topk(0.01) | q2"])
+@pytest.mark.parametrize("elements", [1, 4810, 3_000_000])
+def test_a_parcel_is_what_is_sent(codec, elements):
+    """The frames of every part, each behind its ZMTP flag and length."""
+    codec = codecs.parse(codec)
+    parts = [codec.part_elements] * (elements // codec.part_elements)
+    parts += [elements % codec.part_elements] * bool(elements % codec.part_elements)
+    total = 0
+    for part, size in enumerate(parts):
+        payload = bytes(codec.max_bytes(size))
+        frames = pack(Contribute(100, part, len(parts), 1.0, 100, (1 << 64) - 1, 20, payload))
+        total += sum(len(frame) + (2 if len(frame) < 256 else 9) for frame in frames)
+    assert contribution(elements, codec).bytes == total
+    assert contribution(elements, codec).parts == len(parts)
+
+
+def test_a_measured_ratio_stands_in_for_the_most():
+    parcel = contribution(1_000_000, codecs.parse("topk(0.01) | q2"), ratio=100.0)
+    assert parcel.bytes == pytest.approx(40_000, rel=0.01)
