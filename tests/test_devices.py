@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from edgetrain import devices
-from edgetrain.devices import Energy, joules_source, measure_step
+from edgetrain.devices import Device, Energy, StepTimes, joules_source, measure_step
 from edgetrain.devices.sensors import find_sensor
 from edgetrain.errors import ConfigError
 
@@ -31,6 +32,13 @@ TABLE = {
         ("cores", "memory_bytes", "train_gflops", "dispatch_s", "idle_watts", "load_watts"), "here"
     ),
 }
+UNSTEADY = {
+    "step_jitter": 0.2,
+    "slow_chance": 0.1,
+    "slow_factor": 5.0,
+    "throttle_after_s": 30.0,
+    "throttle_factor": 2.0,
+}
 BOARD = devices.parse("board", TABLE, Path("board.toml"))
 
 
@@ -38,7 +46,8 @@ BOARD = devices.parse("board", TABLE, Path("board.toml"))
 def test_every_device_of_the_catalog_is_valid_and_says_where_its_figures_come_from(name):
     device = devices.load(name)
     assert device.name == name
-    assert set(device.source) == set(TABLE["source"])
+    assert set(device.source) - set(UNSTEADY) == set(TABLE["source"])
+    assert all(key in device.source for key in UNSTEADY if getattr(device, key) is not None)
     assert 1e-5 < device.step_seconds(8.2e6, 21) < 0.02  # a step of digits
 
 
@@ -92,11 +101,79 @@ def without(key: str) -> dict:
         ({**TABLE, "source": {**TABLE["source"], "core": "x"}}, "unknown key source.core "),
         ({**TABLE, "source": {"cores": "x"}}, "source.memory_bytes is missing"),
         ({**TABLE, "source": {**TABLE["source"], "cores": 3}}, "source.cores = 3 is not a text"),
+        ({**TABLE, "step_jiter": 0.1}, "unknown key step_jiter .*'step_jitter'"),
+        ({**TABLE, "step_jitter": -0.1}, "step_jitter = -0.1 is out of range .*allowed: 0 to 10"),
+        ({**TABLE, "slow_chance": 0.1}, "slow_chance and slow_factor go together"),
+        ({**TABLE, "slow_factor": 2}, "slow_chance and slow_factor go together"),
+        ({**TABLE, "throttle_after_s": 60}, "throttle_after_s and throttle_factor go together"),
+        (
+            {**TABLE, "slow_chance": 1.5, "slow_factor": 2},
+            "slow_chance = 1.5 is out of range .*allowed: 0 to 1",
+        ),
+        (
+            {**TABLE, "throttle_after_s": 60, "throttle_factor": 0.5},
+            "throttle_factor = 0.5 is out of range .*allowed: 1 to 10000",
+        ),
+        ({**TABLE, "step_jitter": 0.1}, "source.step_jitter is missing"),
     ],
 )
 def test_a_bad_profile_is_refused_with_file_and_key(table, says):
     with pytest.raises(ConfigError, match=f"board.toml: {says}"):
         devices.parse("board", table, Path("board.toml"))
+
+
+def unsteady(*keys: str, **other: float) -> Device:
+    """BOARD with some of the UNSTEADY figures."""
+    figures = {key: UNSTEADY[key] for key in keys} | other
+    source = {**TABLE["source"], **dict.fromkeys(figures, "here")}
+    return devices.parse("board", {**TABLE, **figures, "source": source}, Path("board.toml"))
+
+
+def times(device: Device, count: int, seconds: float = 0.1, seed: int = 0, member: int = 0):
+    """The first steps of one member."""
+    step_times = StepTimes(device, seconds, seed, member)
+    return [step_times(step) for step in range(count)]
+
+
+def test_a_steady_device_takes_the_same_for_every_step():
+    assert times(BOARD, 5) == [0.1] * 5
+    assert times(devices.load("host"), 2) == [0.1] * 2
+
+
+def test_jitter_has_the_mean_and_the_spread_that_are_asked_for():
+    found = times(unsteady("step_jitter"), 20_000)
+    assert statistics.fmean(found) == pytest.approx(0.1, rel=0.01)
+    assert statistics.pstdev(found) == pytest.approx(0.2 * 0.1, rel=0.05)
+    assert min(found) > 0
+    assert statistics.median(found) < statistics.fmean(found), "the tail is to the right"
+
+
+def test_slow_steps_are_as_many_and_as_slow_as_said():
+    found = times(unsteady("slow_chance", "slow_factor"), 10_000)
+    assert {round(seconds, 9) for seconds in found} == {0.1, 0.5}
+    assert found.count(0.1) / 10_000 == pytest.approx(0.9, abs=0.01)
+
+
+def test_a_hot_board_slows_down_after_so_many_seconds_of_computing():
+    found = times(unsteady("throttle_after_s", "throttle_factor"), 400)
+    hot = found.index(0.2)
+    assert sum(found[:hot]) == pytest.approx(30, abs=0.11)
+    assert set(found[hot:]) == {0.2}, "and stays slow"
+
+
+def test_step_times_are_the_members_own_and_come_again():
+    device = unsteady(*UNSTEADY)
+    found = times(device, 50, seed=3, member=1)
+    assert found == times(device, 50, seed=3, member=1)
+    assert found != times(device, 50, seed=3, member=2)
+    assert found != times(device, 50, seed=4, member=1)
+    assert times(device, 20, seed=3, member=1) == found[:20]
+
+
+def test_the_3b_throttles_and_the_sources_say_why_others_do_not():
+    hot = devices.load("raspberry-pi-3b")
+    assert (hot.throttle_after_s, hot.throttle_factor) == (160, 1.1)
+    assert "left out" in devices.load("raspberry-pi-4b").source["throttle_after_s"]
 
 
 @pytest.mark.parametrize(
