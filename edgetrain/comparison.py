@@ -90,7 +90,10 @@ def compare(summaries: Sequence[Summary], labels: Sequence[str] | None = None) -
         better=first["better"],
         target=first["target"],
         rows=tuple(_row(label, summary, first) for label, summary in labelled),
-        notes=tuple(note for label, summary in labelled for note in _notes(label, summary)),
+        notes=(
+            *(note for label, summary in labelled for note in _notes(label, summary)),
+            *_about_all(summaries),
+        ),
     )
 
 
@@ -166,6 +169,12 @@ def _notes(name: str, summary: Summary) -> Iterable[str]:
         yield f"{name} cut " + _names([f"{member} ({cut[member]:.3g} rounds)" for member in most])
     if _trusted(summary) is False:
         yield f"{name}: {untrusted(summary['emulation'])}"
+
+
+def _about_all(summaries: Sequence[Summary]) -> Iterable[str]:
+    backends = {(summary.get("emulation") or {}).get("backend") for summary in summaries}
+    if backends == {"simulated"}:
+        yield "simulated: seconds are virtual, as the device and network profiles have them"
 
 
 _STATUS = {"failed": "ended by an error", "interrupted": "interrupted"}

@@ -16,7 +16,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import edgetrain
 
@@ -82,6 +82,18 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+class Usage(Protocol):
+    """What a process has used of its machine so far."""
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest resident set, or 0 where nobody knows."""
 
 
 class Meter:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain import runs
+from edgetrain.environment import Usage
 from edgetrain.hub import Closed, Note
 from edgetrain.metrics import MetricsLog
 
@@ -27,6 +28,7 @@ class HubRecorder:
         clock: Callable[[], float],
         traffic: Callable[[], Traffic],
         *,
+        usage: Usage | None = None,
         on_start: Callable[[float], None] = lambda began: None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -35,7 +37,7 @@ class HubRecorder:
         self._on_start = on_start
         self._say = say
         self._clock = clock
-        self._meter = runs.Meter()
+        self._usage = usage or runs.Meter()
         self._early: list[Note] = []
         self._log: MetricsLog | None = None
 
@@ -75,8 +77,8 @@ class HubRecorder:
                 close_s=closed.open_s,
                 sent_bytes=traffic.sent_bytes,
                 received_bytes=traffic.received_bytes,
-                cpu_s=self._meter.cpu_s,
-                peak_bytes=self._meter.peak_bytes,
+                cpu_s=self._usage.cpu_s,
+                peak_bytes=self._usage.peak_bytes,
                 delay=closed.delay,
                 cuts=closed.cuts,
             )

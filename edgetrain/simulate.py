@@ -69,14 +69,14 @@ def run(
 
 
 @dataclass(frozen=True)
-class _NoMeter:
-    """CPU seconds of a simulated device: what it computed. Memory is not simulated."""
+class _Computed:
+    """CPU seconds of a simulated machine: what it computed. Memory is not simulated."""
 
-    member: Callable[[], float]
+    seconds: Callable[[], float]
 
     @property
     def cpu_s(self) -> float:
-        return self.member()
+        return self.seconds()
 
     @property
     def peak_bytes(self) -> int:
@@ -107,7 +107,11 @@ class Simulation:
         self._logs: list[MetricsLog] = []
         self._began = 0.0
         self._recorder = HubRecorder(
-            folder, self._world.clock, self._network.hub.traffic, on_start=self._on_start
+            folder,
+            self._world.clock,
+            self._network.hub.traffic,
+            usage=_Computed(lambda: self._network.hub.busy_s),
+            on_start=self._on_start,
         )
         self._wires: dict[int, MemberWire] = {}
         self._hub = self._world.start("hub", self._serve)
@@ -184,7 +188,7 @@ class Simulation:
         request = train.request_of(job, place, self._task)
         with Member(wire, flat, optimizer, request, clock=world.clock) as member:
             began = world.clock()
-            usage = _NoMeter(lambda: world.clock() - began - member.wait_s)
+            usage = _Computed(lambda: world.clock() - began - member.wait_s)
             with self._log(member.name) as log:
                 train.Loop(
                     job, index, work, member, log, pace, usage, energy, world.clock,
@@ -262,6 +266,7 @@ class Simulation:
             process.kill()
         for log in self._logs:
             log.close()
+        self._gradients.close()
 
 
 def _said(process: Process) -> str:

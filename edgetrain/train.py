@@ -16,7 +16,9 @@ import torch
 
 from edgetrain import devices
 from edgetrain.config import Job
+from edgetrain.environment import Usage
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.keys import Credentials
 from edgetrain.link import Request
 from edgetrain.member import Member, bind
 from edgetrain.metrics import MetricsLog
@@ -182,8 +184,10 @@ def train(
     hub: str,
     open_log: Callable[[str], MetricsLog],
     clock: Callable[[], float] = time.monotonic,
+    credentials: Credentials | None = None,
 ) -> None:
     """Train one member of a job to its end. `open_log(name)` is called once training begins.
+    Without `credentials` nothing is encrypted.
 
     Raises what `join` raises, TaskError and ConfigError.
     """
@@ -197,7 +201,8 @@ def train(
     batches = task.batches(place.index, job.fleet.members, job.train.batch, job.seed)
     local = OneModel(task, model, flat, batches)
     energy = devices.Energy(devices.load(place.device), clock)
-    with Member(MemberSocket(hub), flat, optimizer, request_of(job, place, task)) as member:
+    socket = MemberSocket(hub, credentials=credentials)
+    with Member(socket, flat, optimizer, request_of(job, place, task)) as member:
         log = open_log(member.name)
         with log:
             Loop(job, place.index, local, member, log, pace, Meter(), energy, clock).run()
@@ -207,18 +212,6 @@ def request_of(job: Job, place: Place, task: Task) -> Request:
     """What a member of this job says of itself."""
     samples = task.samples(place.index, job.fleet.members)
     return Request("", place.name, float(samples), job.digest())
-
-
-class Usage(Protocol):
-    """What a process has used of its machine so far: see `environment.Meter`."""
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU seconds."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """The largest resident set, or 0 where nobody knows."""
 
 
 class Loop:

@@ -9,6 +9,7 @@ Nothing here knows time or messages.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterator
@@ -52,6 +53,9 @@ class Gradients(Protocol):
     def member(self, index: int) -> tuple[Flat, Steps, Local]:
         """A fresh member: its model as two flat vectors, its optimizer, its work."""
 
+    def close(self) -> None:
+        """Let go of threads; no member is used any more."""
+
 
 def choose(task: Task, job: Job, batched: bool | None) -> Gradients:
     """One by one, or batched: as asked, or (None) batched where there are many and it is possible.
@@ -83,6 +87,10 @@ class OneByOne:
         optimizer = optimizer_for(model, job.train.optimizer)
         batches = self._task.batches(index, job.fleet.members, job.train.batch, job.seed)
         return flat, optimizer, _OwnRandomness(OneModel(self._task, model, flat, batches))
+
+
+    def close(self) -> None:
+        """See Gradients."""
 
 
 class _OwnRandomness:
@@ -135,11 +143,20 @@ def why_not_batched(task: Task, job: Job) -> str | None:
         params = torch.from_numpy(flat.params).repeat(2, 1)
         grads = torch.zeros_like(params)
         draw = next(batches_of(task).draws(0, job.fleet.members, job.train.batch, job.seed))
-        _Stacked(task, model, flat).backward(params, grads, [draw, draw])
+        with _batchable_attention():
+            _Stacked(task, model, flat).backward(params, grads, [draw, draw])
     except Exception as error:  # whatever a user's model does, one by one is the answer
         return f"torch.func.vmap: {' '.join(str(error).split())[:120]}"
     worst = float((grads - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
     return None if worst <= TOLERANCE else f"batched gradients differ by {worst:.1e}"
+
+
+def _batchable_attention() -> contextlib.AbstractContextManager[None]:
+    """Attention as plain matrix products: vmap has no rule for the fused kernels. Holds for the
+    whole process, so it is entered once and not by each worker."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 @runtime_checkable
@@ -364,6 +381,14 @@ class Rows:
             self._block(plain, min(BLOCK, members - start)) for start in range(0, members, BLOCK)
         ]
         self.reason = f"members batched with torch.func.vmap, {min(BLOCK, members)} at once"
+
+        self._attention = contextlib.ExitStack()
+        self._attention.enter_context(_batchable_attention())
+
+    def close(self) -> None:
+        """See Gradients."""
+        self._pool.shutdown(cancel_futures=True)
+        self._attention.close()
 
     @staticmethod
     def _one_thread() -> None:

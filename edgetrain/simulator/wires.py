@@ -241,6 +241,8 @@ class HubWire:
     def __init__(self, world: World, message_s: float) -> None:
         self._world = world
         self._message_s = message_s
+        self.busy_s = 0.0
+        """Seconds that taking messages has cost."""
         self._inbox: Mailbox[tuple[bytes, Frames]] = Mailbox(world)
         self._members: dict[bytes, MemberWire] = {}
         self._dead: dict[bytes, int] = {}
@@ -259,6 +261,7 @@ class HubWire:
         found = self._inbox.get(timeout_s)
         while found is not None:
             if self._message_s:
+                self.busy_s += self._message_s
                 self._world.sleep(self._message_s)
             yield found[0], list(found[1])
             found = self._inbox.get(0.0)

@@ -1,0 +1,192 @@
+"""Whole jobs in virtual time: the bits of real runs, the times of the profiles, the same twice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_line import write_tiny
+
+from edgetrain import calibration, config, emulate, plans, runs, simulate
+from edgetrain.__main__ import main
+from edgetrain.errors import ConfigError, EdgetrainError
+
+DIGITS = (
+    "members=8", "device=raspberry-pi-4b", "steps=15", "batch=4", "evaluate_every=5",
+    "optimizer={ name = 'sgd', lr = 0.1, momentum = 0.5 }",
+)  # fmt: skip
+PACED = ("members=4", "pace_s=0.01", "steps=120", "batch=2", "message_s=0")
+
+
+def simulated(folder, *words, batched=None, beside=None, path=None):
+    job = config.load(path, words)
+    inside = runs.create(folder, "run")
+    return simulate.run(plans.plan(job, beside), inside, batched=batched), inside
+
+
+def bases(folder):
+    return calibration.bases_of(runs.read_metrics(folder, "event"))
+
+
+@pytest.mark.parametrize(
+    "strategy", [("sync-sgd", 0), ("fedavg", 0), ("dga", 7)], ids=lambda s: s[0]
+)
+def test_a_simulated_run_ends_with_the_bits_of_an_emulated_one(tmp_path, strategy):
+    words = [*DIGITS, f"strategy={strategy[0]}", f"delay={strategy[1]}"]
+    emulated = runs.create(tmp_path, "emulated")
+    real = emulate.run(plans.plan(config.load(None, [*words, "pace_s=0.001"])), emulated)
+    virtual, folder = simulated(tmp_path, *words, "network=wan-200ms")
+    assert len(bases(emulated)) == 1
+    assert bases(folder) == bases(emulated)
+    assert virtual["final"] == real["final"]
+    # What is still under way of the first base when a member begins to count is not the same.
+    assert virtual["sent_bytes"] == pytest.approx(real["sent_bytes"], rel=0.05)
+    assert virtual["seconds"] > 1.0  # of which the test took none
+
+
+def lines(folder):
+    return sorted(runs.metrics_path(folder).read_text().splitlines())
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_same_job_gives_the_same_lines_twice(tmp_path, batched):
+    words = [*DIGITS, "strategy=dga", "network=4g-good:4, wifi:4", "codec=topk(0.05) | q2"]
+    found = [lines(simulated(tmp_path, *words, batched=batched)[1]) for _ in range(2)]
+    assert found[0] == found[1]
+    assert found[0] != lines(simulated(tmp_path, *words, "seed=1", batched=batched)[1])
+
+
+def test_batched_and_single_members_end_alike(tmp_path):
+    words = [*DIGITS, "strategy=fedavg", "network=wan-50ms"]
+    one, _ = simulated(tmp_path, *words, batched=False)
+    many, folder = simulated(tmp_path, *words, batched=True)
+    assert many["final"]["loss"] == pytest.approx(one["final"]["loss"], rel=1e-3)
+    assert many["seconds"] == one["seconds"]
+    assert len(bases(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "step_s"),
+    [
+        # A round trip and a step; a fifth of one; the step alone; and the hub's own time.
+        (("strategy=sync-sgd",), 0.110),
+        (("strategy=fedavg", "every=5"), 0.010 + 0.100 / 5),
+        (("strategy=dga", "every=5", "delay=15"), 0.010),
+        (("strategy=sync-sgd", "message_s=0.005"), 0.110 + 4 * 0.005),
+    ],
+)
+def test_steps_take_what_device_network_and_hub_take(tmp_path, words, step_s):
+    _, folder = simulated(tmp_path, *PACED, "network=rtt-100ms", "delay=0", *words)
+    ends = {r["step"]: r["t"] for r in runs.read_metrics(folder, "step") if r["member"] == "m1"}
+    # Between rounds in the steady state: slow start is over.
+    assert (ends[110] - ends[80]) / 30 == pytest.approx(step_s, rel=0.02)
+
+
+def test_slower_devices_hold_a_synchronous_fleet_up(tmp_path):
+    words = ["batch=2", "steps=6", "strategy=sync-sgd", "message_s=0"]
+    slow, folder = simulated(tmp_path, *words, "device=raspberry-pi-5:3, raspberry-pi-zero-2w:1")
+    alone, _ = simulated(tmp_path, *words, "device=raspberry-pi-zero-2w", "members=2")
+    assert slow["seconds"] == pytest.approx(alone["seconds"], rel=0.05)
+    waits = {r["member"]: r["wait_s"] for r in runs.read_metrics(folder, "step")}
+    assert waits["m0"] > 10 * waits["m3"]
+
+
+def test_a_device_that_comes_back_takes_what_steps_are_left(tmp_path):
+    job = write_tiny(
+        tmp_path,
+        fleet={"members": 4, "pace_s": 0.1, "network": "wan-50ms"},
+        train={"steps": 600},
+        strategy={"name": "dga", "every": 5, "delay": 5},
+        absences=[{"at_s": 5.0, "for_s": 30.0, "members": [1, 2]}],
+    )
+    summary, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
+    assert summary["status"] == "finished"
+    events = [(r["event"], r.get("about")) for r in runs.read_metrics(folder, "event")]
+    assert events.count(("joined", "m1")) == 2
+    assert len(bases(folder)) == 1
+    steps = [r["step"] for r in runs.read_metrics(folder, "step") if r["member"] == "m2"]
+    assert max(steps) == 600
+    assert sorted(set(steps)) == steps  # what was done is not done again
+    assert len(steps) < 600
+
+
+def test_devices_that_come_and_go_by_chance_end_with_one_base(tmp_path):
+    job = write_tiny(
+        tmp_path,
+        fleet={
+            "members": 12, "pace_s": 0.1, "network": "wan-50ms", "stays_s": 60.0, "away_s": 20.0,
+        },
+        train={"steps": 1500},
+        strategy={"name": "dga", "every": 5, "delay": 5},
+    )  # fmt: skip
+    summary, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
+    assert summary["status"] == "finished"
+    gone = [r for r in runs.read_metrics(folder, "event") if r["event"] == "gone"]
+    assert len(gone) >= 5
+    assert len(bases(folder)) == 1
+
+
+def test_a_model_that_diverges_says_so(tmp_path):
+    with pytest.raises(EdgetrainError, match="not finite"):
+        simulated(tmp_path, *PACED, "optimizer={ name = 'sgd', lr = 1e30 }")
+
+
+def test_a_task_that_fails_is_not_called_a_lost_member(tmp_path):
+    job = write_tiny(tmp_path, fleet={"members": 2, "pace_s": 0.01})
+    text = (tmp_path / "tiny.py").read_text()
+    (tmp_path / "failing.py").write_text(text.replace("return model(", "return modell("))
+    table = (tmp_path / job).read_text().replace("tiny:Tiny", "failing:Tiny")
+    (tmp_path / job).write_text(table.replace("[fleet]", "[fleet]\ndevice = 'host'"))
+    with pytest.raises(NameError, match="modell"):
+        simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["device=host"], "device 'host' has no speed .*pace_s=0.02"),
+        (["device=raspberry-pi-5", "network=lora"], "cannot carry training"),
+        (["strategy=sync-sgd", "delay=0", "stays_s=5"], "a device that comes back cannot join"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said_before_it_begins(tmp_path, words, says):
+    with pytest.raises(EdgetrainError, match=says):
+        simulated(tmp_path, *words)
+
+
+def test_absences_are_not_emulated_in_silence(tmp_path):
+    planned = plans.plan(config.load(None, ["stays_s=5"]))
+    with pytest.raises(ConfigError, match="--simulate"):
+        emulate.run(planned, tmp_path)
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+
+def test_run_simulate_says_what_came_of_it(tmp_path, capsys):
+    words = ["run", "--simulate", "--json", "--runs", str(tmp_path), "members=40", "steps=10"]
+    assert main([*words, "batch=2"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["emulation"]["backend"] == "simulated"
+    assert "torch.func.vmap" in summary["emulation"]["reason"]
+    assert summary["status"] == "finished"
+
+
+def test_compare_simulate_compares(tmp_path, capsys):
+    words = ["compare", "--simulate", "--runs", str(tmp_path), "members=3", "steps=20"]
+    assert main([*words, "network=wan-500ms"]) == 0
+    text = capsys.readouterr().out
+    assert "sync-sgd" in text
+    assert "simulated" in text
+    assert (next(tmp_path.iterdir()) / "compare.png").stat().st_size > 10_000
+
+
+def test_calibrate_puts_both_beside_each_other(tmp_path, capsys):
+    words = ["calibrate", "--json", "--runs", str(tmp_path), "members=2", "steps=15"]
+    assert main([*words, "--strategies", "fedavg", "--networks", "none", "pace_s=0.05"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    [pair] = report["pairs"]
+    assert pair["same_base"] is True
+    assert pair["sent_bytes"][0] == pair["sent_bytes"][1]
+    assert pair["step_s"][1] == pytest.approx(0.05, rel=0.05)
+    assert (tmp_path / report["picture"]).stat().st_size > 5_000
