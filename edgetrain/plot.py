@@ -15,10 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain import comparison, metrics, runs, units
+from edgetrain import comparison, metrics, runs, sweep, units
 from edgetrain.calibration import GOOD, Pair
 from edgetrain.comparison import Comparison, Row
 from edgetrain.errors import ConfigError
+from edgetrain.sweep import Axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,6 +136,22 @@ def capacity_figure(rows: Sequence[Mapping[str, Any]], path: Path, title: str = 
     if there is no row, no matplotlib, or the file cannot be written. Returns `path`.
     """
     return _save(lambda: draw_capacity(rows, title), path)
+
+
+def sweep_figure(
+    axis: Axis,
+    names: Sequence[str],
+    points: Sequence[Mapping[str, Any]],
+    metric: str,
+    path: Path,
+    title: str = "",
+) -> Path:
+    """One axis of a sweep: speed, final metric, time to the target and bytes along its values.
+
+    `points` are those of `sweep.points` for axes of these names. Raises ConfigError if there is no
+    matplotlib or the file cannot be written. Returns `path`.
+    """
+    return _save(lambda: draw_sweep(axis, names, points, metric, title), path)
 
 
 # --- several runs ---
@@ -595,6 +612,115 @@ def _draw_sizes(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
         text = _label(str(row["bottleneck"]))
         axes.annotate(text, (0, place + 0.45), xytext=(3, 0), textcoords="offset points",
                       va="center", fontsize=9, color=_TARGET)  # fmt: skip
+
+
+# --- sweeps ---
+
+
+def draw_sweep(
+    axis: Axis,
+    names: Sequence[str],
+    points: Sequence[Mapping[str, Any]],
+    metric: str,
+    title: str = "",
+) -> Figure:
+    """The figure of `sweep_figure`."""
+    lines = sweep.series(axis.name, names, [dict(point) for point in points])
+    with _styled():
+        figure = _figure((12.0, 8.4))
+        grid = figure.add_gridspec(2, 2)
+        speed, final, target, size = (
+            figure.add_subplot(grid[place // 2, place % 2]) for place in range(4)
+        )
+        first = axis.values[0].label
+        _draw_along(speed, axis, {
+            label: dict(sweep.relative(line)) for label, line in lines.items()
+        })  # fmt: skip
+        speed.set_title(f"steps a second of the fleet, {_label(axis.name)} {_label(first)} = 1")
+        speed.set_ylim(bottom=0)
+        _draw_along(final, axis, _values(lines, "final"), _ranges(lines))
+        final.set_title(f"final {_label(metric)}")
+        if units.is_fraction(metric):
+            final.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.4g} %")
+        _draw_along(target, axis, _values(lines, "target_seconds"))
+        target.set_title("seconds until the target")
+        target.set_ylim(bottom=0)
+        _draw_along(size, axis, _values(lines, "sent_bytes", 1e-6))
+        size.set_title("megabytes that members sent")
+        size.set_ylim(bottom=0)
+        _name_lines(figure, speed, _label(title) or f"along {_label(axis.name)}")
+        return figure
+
+
+Along = dict[str, dict[str, float]]
+"""Of each line: value of the axis -> figure."""
+
+
+def _values(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0) -> Along:
+    return {
+        label: {value: point[key] * unit for value, point in line.items() if point[key] is not None}
+        for label, line in lines.items()
+    }
+
+
+def _ranges(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Lowest and highest of the seeds, where there are several."""
+    return {
+        label: {v: (p["low"], p["high"]) for v, p in line.items() if p["runs"] > 1}
+        for label, line in lines.items()
+    }
+
+
+def _draw_along(
+    axes: Axes,
+    axis: Axis,
+    lines: Along,
+    ranges: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
+) -> None:
+    """Lines over an axis of numbers, marks over one of names."""
+    numbers = axis.numbers
+    places = numbers if numbers is not None else [float(i) for i in range(len(axis.values))]
+    at = dict(zip((value.label for value in axis.values), places, strict=True))
+    for place, (label, line) in enumerate(lines.items()):
+        colour, dashes = _look(place)
+        x, y = [at[value] for value in line], list(line.values())
+        style = f"o{dashes}" if numbers is not None else "o"
+        axes.plot(x, y, style, color=colour, label=_label(label) or "all", ms=6)
+        for value, (low, high) in ((ranges or {}).get(label) or {}).items():
+            axes.plot([at[value]] * 2, [low, high], color=colour, lw=1.2, alpha=0.6)
+    if not any(lines.values()):
+        where = axes.transAxes
+        axes.text(0.5, 0.5, "never reached", transform=where, ha="center", color=_TARGET)
+    axes.set_xlabel(_label(_AXIS.get(axis.name, axis.name)))
+    if numbers is None:
+        axes.set_xticks(places, [_label(value.label) for value in axis.values])
+        axes.set_xlim(-0.5, len(places) - 0.5)
+    elif len(places) <= 7 and min(places) > 0 and max(places) / min(places) >= 8:
+        axes.set_xscale("log")
+        axes.set_xticks(places, [value.label for value in axis.values])
+        axes.minorticks_off()
+
+
+_AXIS = {"rtt": "round trip (milliseconds)", "delay": "delay (steps)", "every": "every (steps)"}
+
+
+def _name_lines(figure: Figure, axes: Axes, heading: str) -> None:
+    """The heading, and below it the names of the lines in as many columns as there is room for."""
+    handles, labels = axes.get_legend_handles_labels()
+    widest = max(map(len, labels), default=0)
+    ncols = max(1, min(len(labels), 126 // (widest + 6)))
+    legend = figure.legend(
+        handles,
+        labels,
+        loc="upper left",
+        bbox_to_anchor=(0.012, _below_top(figure, _HEADING_POINTS)),
+        ncols=ncols,
+        borderpad=0,
+        borderaxespad=0,
+        handlelength=2.4,
+    )
+    legend.set_in_layout(False)
+    _write_heading(figure, heading, _HEADING_POINTS + 20 * -(-len(labels) // ncols))
 
 
 # --- common ---
