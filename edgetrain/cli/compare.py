@@ -17,7 +17,7 @@ DEMO = (
     "members=8",
     "network=wan-200ms",
     "pace_s=0.02",
-    "steps=240",
+    "steps=320",
     "optimizer={ name = 'sgd', lr = 0.2 }",
 )
 """The built-in comparison: eight members that take 20 ms a step, 200 ms from their hub."""
