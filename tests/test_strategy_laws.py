@@ -25,7 +25,9 @@ SHAPES = {
 }
 
 
-@given(name=st.sampled_from(["sync-sgd", "local-sgd", "fedavg", "dga"]), **SHAPES)
+@given(
+    name=st.sampled_from(["sync-sgd", "local-sgd", "fedavg", "dga", "dga-uncorrected"]), **SHAPES
+)
 def test_replicas_end_equal_bit_for_bit(name, members, every, delay, steps, rng):
     fleet = Fleet(name, members, every, delay, steps, rng=rng).run()
     assert [m.state for m in fleet.members] == ["done"] * members
@@ -71,6 +73,33 @@ def test_what_codecs_leave_out_is_sent_later_in_both_directions(
     np.testing.assert_allclose(moved + (kept if kept.size else 0), received, rtol=1e-3, atol=1e-4)
     for member in fleet.members:  # nothing that an optimizer did is lost, or sent twice
         np.testing.assert_allclose(member.sent + member.unsent, member.walked, rtol=1e-3, atol=1e-3)
+
+
+@given(rank=st.integers(1, 2), elements=st.integers(1, 40), **SHAPES)
+def test_two_trips_are_the_algorithm_that_takes_them(
+    rank, elements, members, every, delay, steps, rng
+):
+    codec = f"powersgd({rank})"
+    fleet = Fleet("sync-sgd", members, 1, 0, steps, rng=rng, elements=elements, codec=codec).run()
+    assert [m.state for m in fleet.members] == ["done"] * members
+    first = fleet.members[0]
+    assert {m.params.tobytes() for m in fleet.members} == {first.params.tobytes()}
+    plain = [fleet.codec.factors() for _ in range(members)]
+    w = fleet.initial.copy()
+    merged = np.empty_like(w)
+    for step in range(steps):
+        lefts = [f.left(noisy_descent(m, step, w)) for m, f in enumerate(plain)]
+        rights = [f.right(mean_of(lefts)) for f in plain]
+        for f in plain:
+            f.finish(mean_of(rights), merged)
+        w -= merged
+    np.testing.assert_allclose(first.params, w, rtol=1e-4, atol=1e-4)
+    rounds = steps * (2 if plain[0].right_elements else 1)
+    assert fleet.hub.round == rounds
+
+
+def mean_of(vectors):
+    return np.mean(vectors, axis=0, dtype=np.float32)
 
 
 @given(name=st.sampled_from(["sync-sgd", "fedavg", "dga"]), **SHAPES)
@@ -126,6 +155,45 @@ def test_dga_is_the_papers_formula(members, every, delay, steps, rng):
         fleet.members, naive_dga(fleet.initial, members, every, delay, steps), strict=True
     ):
         np.testing.assert_allclose(np.array(member.history), expected, rtol=2e-4, atol=2e-4)
+
+
+def naive_delayed_sgd(initial, members, every, delay, steps):
+    """The parameters before each step where only means move them: no member keeps what it sent."""
+    w = [initial.astype(np.float64) for _ in range(members)]
+    base, since, means = initial.astype(np.float64), [0.0] * members, {}
+    histories: list[list] = [[] for _ in range(members)]
+    for step in range(1, steps + 1):
+        for m in range(members):
+            histories[m].append(w[m].copy())
+            moved = -noisy_descent(m, step - 1, w[m].astype(np.float32)).astype(np.float64)
+            since[m] = since[m] + moved
+            w[m] = w[m] + moved
+        if step % every == 0:
+            means[step + delay] = sum(since) / members
+            since, w = [0.0] * members, [base.copy() for _ in range(members)]
+        if step in means:
+            base = base + means[step]
+            w = [each + means[step] for each in w]
+    return histories
+
+
+@given(**SHAPES)
+def test_without_the_correction_only_stale_means_move_the_parameters(
+    members, every, delay, steps, rng
+):
+    fleet = Fleet("dga-uncorrected", members, every, delay, steps, rng=rng).run()
+    naive = naive_delayed_sgd(fleet.initial, members, every, delay, steps)
+    for member, expected in zip(fleet.members, naive, strict=True):
+        np.testing.assert_allclose(np.array(member.history), expected, rtol=2e-4, atol=2e-4)
+
+
+@given(**(SHAPES | {"delay": st.just(0)}))
+def test_without_delay_the_correction_makes_no_difference(members, every, delay, steps, rng):
+    ends = [
+        Fleet(name, members, every, delay, steps, rng=rng).run().members[0].params.tobytes()
+        for name in ("dga", "dga-uncorrected")
+    ]
+    assert ends[0] == ends[1]
 
 
 @given(**(SHAPES | {"delay": st.just(0)}))

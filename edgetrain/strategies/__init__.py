@@ -120,9 +120,13 @@ class Strategy:
 
             return Gradient(params, gradient, memory)
         from edgetrain.strategies.displacement import Displacement
+        from edgetrain.strategies.uncorrected import Uncorrected
 
-        return Displacement(params, every, delay, memory)
+        half = Uncorrected if self.name == UNCORRECTED else Displacement
+        return half(params, every, delay, memory)
 
+
+UNCORRECTED = "dga-uncorrected"
 
 _ROWS = (
     Strategy(
@@ -144,6 +148,11 @@ _ROWS = (
         "dga", "displacement", True, 5, False,
         "K local steps, go on for D more while the mean travels, then correct",
         "Zhu et al., Delayed Gradient Averaging, NeurIPS 2021",
+    ),
+    Strategy(
+        UNCORRECTED, "displacement", True, 5, False,
+        "an ablation, not for training: dga without its correction term, so a stale mean is all",
+        "Zhu et al., Delayed Gradient Averaging, NeurIPS 2021, what the correction is measured by",
     ),
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from edgetrain.errors import ConfigError, Diverged
 
 
 @dataclass(frozen=True)
-class _Flight:
+class Flight:
     """A round that was submitted and not yet replied to."""
 
     round: int
@@ -80,7 +80,7 @@ class Displacement:
         """The next round to submit."""
         self.checksum = 0
         """Checksum of `base` after `applied` replies."""
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[Flight] = deque()
         self._memory = memory or Vectors(params.size)
         self._steps = 0
         self._local_steps = 0
@@ -97,7 +97,7 @@ class Displacement:
         self.base[:] = self.params
         self.checksum = checksum(self.base)
         self.applied, self.round = applied, round
-        self._flights = deque(_Flight(r, self._steps, None) for r in range(applied, round))
+        self._flights = deque(Flight(r, self._steps, None) for r in range(applied, round))
 
     def before_step(self) -> Vector | None:
         """Called between backward and the optimizer's step; displacements do not exist yet."""
@@ -118,7 +118,7 @@ class Displacement:
     def sent(self, vector: Vector) -> None:
         """Only `vector` of the last contribution counts as in flight; it is kept, not copied."""
         last = self._flights.pop()
-        self._flights.append(_Flight(last.round, last.step, vector, partial=True))
+        self._flights.append(Flight(last.round, last.step, vector, partial=True))
         self._partial = True
 
     def follow_up(self) -> Vector | None:
@@ -189,7 +189,7 @@ class Displacement:
     def skip_to(self, round: int) -> None:
         """Contribute to `round` next; those between are replied to without a contribution of its
         own."""
-        self._flights.extend(_Flight(r, self._steps, None) for r in range(self.round, round))
+        self._flights.extend(Flight(r, self._steps, None) for r in range(self.round, round))
         self.round = max(self.round, round)
 
     def _expected(self, here: slice, scratch: Vector, oldest: Vector | None = None) -> Vector:
@@ -217,7 +217,7 @@ class Displacement:
                     f"parameters are not finite after step {self._steps}",
                     "training diverged on this member: lower the learning rate, or clip gradients",
                 )
-        self._flights.append(_Flight(self.round, self._steps, None if at_once else own, at_once))
+        self._flights.append(Flight(self.round, self._steps, None if at_once else own, at_once))
         self.round += 1
         self._local_steps = 0
         return own
