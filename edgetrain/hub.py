@@ -8,7 +8,7 @@ carries them out. Torch is not needed to run a hub.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,7 +18,7 @@ from edgetrain import layout as layouts
 from edgetrain.buffers import Vectors
 from edgetrain.checksum import Vector, all_finite, combine, tile_sum, tiles
 from edgetrain.codecs import Codec, Feedback, bound, memory
-from edgetrain.errors import BadMessage, BadPayload, ConfigError
+from edgetrain.errors import BadMessage, BadPayload, ConfigError, Diverged
 from edgetrain.merge import RoundRule, SliceRule
 from edgetrain.messages import (
     PROTOCOL,
@@ -31,8 +31,19 @@ from edgetrain.messages import (
     Message,
     Refuse,
     Reply,
+    Resume,
     Start,
     Welcome,
+)
+from edgetrain.records import (
+    Counted,
+    Departed,
+    Entered,
+    Record,
+    Restarted,
+    Round,
+    Seat,
+    State,
 )
 
 AUTO_ROUNDS = 3
@@ -44,6 +55,10 @@ MAX_AHEAD = 1024
 
 REMEMBERED = 4096
 """Checksums of base that are kept to compare members against."""
+
+AWAY = 4
+"""Members that were given up and may come back are remembered: so many times those that may be
+in."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +89,11 @@ class Policy:
     """A member that cannot be reached for so long is no longer waited for."""
     beat_s: float = 1.0
     """The hub sends at least one message to everyone in this time."""
+    return_s: float = 60.0
+    """After a restart the members that were in have so long to come back."""
 
 
-Event = Literal["joined", "started", "late", "gone", "left", "refused"]
+Event = Literal["joined", "started", "late", "gone", "left", "refused", "back"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +130,30 @@ class Closed:
     a remark about the whole round stands under "hub"."""
 
 
-Effect = Send | Note | Closed
+@dataclass(frozen=True)
+class Write:
+    """Bring this to the journal before any effect that follows."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Save:
+    """Bring a snapshot to the journal, which begins with it."""
+
+    state: State
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Send a peer the replies of rounds [first, end) from the journal."""
+
+    to: bytes
+    first: int
+    end: int
+
+
+Effect = Send | Note | Closed | Write | Save | Replay
 
 
 @dataclass
@@ -123,16 +163,45 @@ class _Peer:
     index: int
     weight: float
     checksum: int
+    session: int = 0
     state: str = "waiting"
     """waiting (for the start), training, late, gone, left."""
     first_round: int = 0
+    """Rounds from this one on wait for it."""
     next_round: int = 0
+    """The round its next contribution is meant for."""
+    merged: int = 0
+    """What it gave to rounds before this one has been merged."""
+    skips_to: int = 0
+    """It was told to go on with this round, whatever it gives before."""
+    returning: bool = False
+    """The hub has restarted and has not heard of it since."""
+    resumed: bool = False
+    """It has come back at least once: what it repeats is not wrong."""
+    applied: int = 0
+    """Replies it had applied when it last said so."""
     incoming: list[Buffer] = field(default_factory=list)
     unreachable_since: float | None = None
 
     @property
     def present(self) -> bool:
         return self.state in ("waiting", "training", "late")
+
+    def seat(self) -> Seat:
+        """What the journal keeps of it."""
+        return Seat(
+            self.name, self.sender, self.session, self.index, self.weight, self.first_round,
+            self.merged,
+        )  # fmt: skip
+
+
+def _peer_of(seat: Seat) -> _Peer:
+    """A member that is not heard of yet, as the journal knows it."""
+    peer = _Peer(seat.name, seat.address, seat.index, seat.weight, 0, seat.session, "training")
+    peer.first_round, peer.next_round = seat.first_round, max(seat.next_round, seat.first_round)
+    peer.merged, peer.returning = seat.next_round, True
+    peer.applied = max(0, seat.next_round - 1)
+    return peer
 
 
 @dataclass(frozen=True)
@@ -191,6 +260,9 @@ class _Round:
     opened: float
     contributions: dict[tuple[str, int], _Contribution] = field(default_factory=dict)
     """Keyed by (member, round it was meant for), which is what makes each count once."""
+    lacks: int = 0
+    """Contributions that were missing when last looked: a look at every member costs a large fleet
+    more than the rest, and is not worth it before so many have come."""
 
 
 @dataclass
@@ -234,6 +306,10 @@ class Hub:
         """The oldest open round, which is also the number of rounds merged."""
         self.delay = terms.delay or 0
         self.started = False
+        self.epoch = 0
+        """How often it was restored; every beat says it."""
+        self.tail: int | None = None
+        """The first round from which on the journal has every reply; the driver keeps it."""
         self._merge = merge
         self._codecs = codec, reply_codec
         self._codec, self._reply_codec = self._codecs
@@ -245,10 +321,12 @@ class Hub:
         self._peers: dict[bytes, _Peer] = {}
         self._rounds: dict[int, _Round] = {}
         self._checksums: dict[int, int] = {}
+        self._layout = b""
         self._upload: list[Buffer] = []
         self._uploader: _Peer | None = None
-        self._joined = 0
+        self._away: dict[str, _Peer] = {}
         self._last_beat = float("-inf")
+        self._first: list[Effect] = []
 
     # -- what a driver calls ------------------------------------------------------------------
 
@@ -266,9 +344,14 @@ class Hub:
         """One message from a peer; `sender` is how the transport knows it."""
         if isinstance(message, Join):
             return self._join(sender, message)
+        if isinstance(message, Resume):
+            return self._resume(sender, message, now)
         peer = self._peers.get(sender)
         if peer is None or not peer.present:
             return [_refuse(sender, "unknown", "the hub does not know this member: join again")]
+        if peer.returning and not isinstance(message, Leave):
+            # Meant for the hub that died, and perhaps only the rest of it.
+            return [Send(sender, Beat(self.epoch))]
         effects = self._heard(peer)
         match message:
             case Base():
@@ -295,42 +378,198 @@ class Hub:
 
     def tick(self, now: float) -> list[Effect]:
         """To be called a few times per beat: beats, members that stay away, deadlines."""
-        effects: list[Effect] = []
+        effects, self._first = self._first, []
         for peer in list(self._peers.values()):
             since = peer.unreachable_since
-            if peer.present and since is not None and now - since >= self.policy.gone_s:
-                effects += self._remove(
-                    peer, "gone", f"unreachable for {self.policy.gone_s:g} s", now
-                )
+            patience_s = self.policy.return_s if peer.returning else self.policy.gone_s
+            if peer.present and since is not None and now - since >= patience_s:
+                effects += self._remove(peer, "gone", f"unreachable for {patience_s:g} s", now)
         effects += self._close_rounds(now)
-        if now - self._last_beat >= self.policy.beat_s:
+        due = now - self._last_beat >= self.policy.beat_s
+        if due:
             self._last_beat = now
-            effects += [Send(p.sender, Beat()) for p in self._peers.values() if p.present]
+        beat = Beat(self.epoch)
+        effects += [
+            Send(peer.sender, beat)
+            for peer in self._peers.values()
+            if peer.present and (due or peer.returning)
+        ]
         return effects
+
+    # -- what survives it ---------------------------------------------------------------------
+
+    def state(self) -> State:
+        """All it has to know to go on, but for contributions to open rounds: members keep those
+        until they are answered. For the journal; the vectors in it are the hub's own."""
+        return State(
+            self._agreed(),
+            self._model,
+            self._layout,
+            self._elements,
+            self.epoch,
+            self.round,
+            self.delay,
+            tuple(peer.seat() for peer in self._peers.values() if peer.present),
+            tuple(peer.seat() for peer in self._away.values()),
+            tuple(self._checksums.items()),
+            self.base,
+            {} if self._replies.lossless else self._replies.state(),
+        )
+
+    @property
+    def needed(self) -> int:
+        """The oldest round whose reply a member may still ask the journal for."""
+        peers = [*self._peers.values(), *self._away.values()]
+        return min((peer.applied for peer in peers), default=self.round)
+
+    def restore(self, state: State, records: Iterable[Record], now: float) -> None:
+        """Become, before anything else happens, the hub that wrote this: the same bits.
+
+        Members keep their places and have `policy.return_s` to come back. Raises ConfigError where
+        it is another job's, Diverged where the journal contradicts itself.
+        """
+        self._check_agreed(state)
+        self._model, self._layout = state.model, state.layout
+        self._elements = state.elements
+        layout = layouts.read(self._layout, self._elements) if self._layout else ()
+        self._codec, self._reply_codec = (bound(codec, layout) for codec in self._codecs)
+        self._memory = Vectors(self._elements)
+        self._replies = memory(self._reply_codec, self._elements)
+        if not self._replies.lossless:
+            self._replies.restore(state.memory)
+        self.base = None if state.base is None else state.base.copy()
+        self.round, self.delay, self.epoch = state.round, state.delay, state.epoch
+        self._checksums = dict(state.checksums)
+        self._away = {seat.name: _peer_of(seat) for seat in state.away}
+        seats = {seat.name: _peer_of(seat) for seat in state.seats}
+        for record in records:
+            self._relive(record, seats)
+        self._peers = {peer.sender: peer for peer in seats.values()}
+        for peer in seats.values():
+            peer.unreachable_since = now
+        self.epoch += 1
+        self.started = True
+        self._first = [
+            Write(Restarted(self.epoch)),
+            Note("started", "hub", f"goes on after {self.round} rounds"),
+        ]
+
+    def _agreed(self) -> str:
+        terms, (codec, reply_codec) = self.terms, self._codecs
+        return (
+            f"{terms.strategy}, every {terms.every}, delay {terms.delay}, {codec.name}, "
+            f"{reply_codec.name}, job {terms.job or 'of any kind'}"
+        )
+
+    def _check_agreed(self, state: State) -> None:
+        if state.agreed != self._agreed():
+            raise ConfigError(
+                f"the journal is of another job: {state.agreed}; this one is {self._agreed()}",
+                "resume with the job file that lies beside the journal",
+            )
+
+    def _relive(self, record: Record, seats: dict[str, _Peer]) -> None:
+        match record:
+            case Round() if record.round >= self.round:
+                self._relive_round(record, {**self._away, **seats})
+            case Entered():
+                peer = _peer_of(record.seat)
+                seats[peer.name] = peer
+                self._away.pop(peer.name, None)
+            case Departed():
+                gone = seats.pop(record.name, None)
+                if gone is not None and not record.final:
+                    self._remember(gone)
+            case Restarted():
+                self.epoch = record.epoch
+
+    def _relive_round(self, record: Round, peers: dict[str, _Peer]) -> None:
+        for counted in record.counted:
+            if (peer := peers.get(counted.member)) is not None:
+                peer.merged = counted.meant_for + 1
+                peer.next_round = max(peer.next_round, peer.merged)
+        if self._replies.lossless:
+            merged = self._memory.take()
+            parts = parts_of(self._elements, self._reply_codec.part_elements)
+            for here, payload in zip(parts, record.reply, strict=True):
+                self._reply_codec.decode(payload, merged[here])
+        else:
+            merged = self._merged_again(record)
+            self._replies.encode(merged)  # for what it leaves out
+        checksum = self._advance(merged, record.reply)
+        if checksum != record.checksum:
+            raise Diverged(
+                f"after round {record.round} of the journal the base has checksum {checksum:016x}, "
+                f"its record says {record.checksum:016x}"
+            )
+        if record.before:
+            self._checksums.setdefault(record.round, record.before)
+        self._settle_round(record.round, checksum)
+        self.delay = record.delay
+
+    def _merged_again(self, record: Round) -> Vector:
+        """What became of these contributions: the same again."""
+        chosen = [
+            _Contribution(_Peer(counted.member, b"", 0, 1.0, 0), counted.weight, 0, payloads)
+            for counted, payloads in zip(record.counted, record.inputs, strict=True)
+        ]
+        return self._merged(chosen)[1]
+
+    def _settle_round(self, round: int, checksum: int) -> None:
+        self.round = round + 1
+        if checksum:
+            self._checksums[self.round] = checksum
+        self._checksums.pop(self.round - REMEMBERED, None)
 
     # -- joining ------------------------------------------------------------------------------
 
     def _join(self, sender: bytes, join: Join) -> list[Effect]:
+        mine = self._by_session(join.session)
+        if mine is not None and mine.merged == 0 and join.protocol == PROTOCOL:
+            return self._join_again(mine, sender, join)
         refusal = self._why_not(sender, join)
         if refusal is not None:
             return self._turned_away(sender, join, *refusal)
+        effects: list[Effect] = []
+        for old in [p for p in self._peers.values() if p.name == join.name]:
+            effects += self._forget(old, "gone", "started anew")
         if not self._elements:
             problem = self._take_model(join)
             if problem is not None:
-                return self._turned_away(sender, join, "layout", problem)
+                return [*effects, *self._turned_away(sender, join, "layout", problem)]
         name = join.name or self._free_name()
         weight = join.weight if self.terms.weighted else 1.0
-        peer = _Peer(name, sender, self._joined, weight, join.checksum)
-        self._joined += 1
+        peer = _Peer(name, sender, self._free_index(), weight, join.checksum, join.session)
         self._peers[sender] = peer
-        effects: list[Effect] = []
         if self._uploader is None and not self.started:
             self._uploader = peer
         effects.append(Send(sender, self._welcome(peer)))
-        effects.append(Note("joined", name, f"{len(self.present)} of {self.policy.members}"))
+        effects.append(Note("joined", name, f"{len(self._peers)} of {self.policy.members}"))
         if self.started:
             return effects + self._admit(peer)
         return effects + self._start_if_ready()
+
+    def _join_again(self, peer: _Peer, sender: bytes, join: Join) -> list[Effect]:
+        """It was let in, and has not heard so: a connection or the hub was lost meanwhile."""
+        if self.started and self.base is None:
+            return [_refuse(sender, "started", "the parameters to start from are gone: start anew")]
+        self._move(peer, sender)
+        peer.checksum = join.checksum
+        if peer is self._uploader:
+            self._upload = []
+        effects: list[Effect] = [Send(sender, self._welcome(peer))]
+        return effects + (self._admit(peer) if self.started else self._start_if_ready())
+
+    def _by_session(self, session: int) -> _Peer | None:
+        here = self._peers.values()
+        return next((peer for peer in here if session and peer.session == session), None)
+
+    def _move(self, peer: _Peer, sender: bytes) -> None:
+        """The member has another connection; what it had begun to send it sends again."""
+        self._peers.pop(peer.sender, None)
+        peer.sender, peer.incoming, peer.unreachable_since = sender, [], None
+        peer.returning = False
+        self._peers[sender] = peer
 
     def _turned_away(self, sender: bytes, join: Join, code: str, reason: str) -> list[Effect]:
         return [
@@ -350,6 +589,7 @@ class Hub:
         if layout and (told := layouts.digest(description)) != join.model:
             return f"the tensors it tells have the digest {told[:12]}, it says {join.model[:12]}"
         self._model, self._elements = join.model, join.elements
+        self._layout = bytes(description)
         self._codec, self._reply_codec = codec, reply_codec
         return None
 
@@ -375,12 +615,21 @@ class Hub:
                 f"{self.terms.strategy} is at round {self.round}, and the optimizer's state is "
                 "only in the members: use a displacement strategy (dga, fedavg) to join late"
             )
-        there = [peer.name for peer in present if sender == peer.sender or join.name == peer.name]
+        there = [
+            peer.name
+            for peer in present
+            if sender == peer.sender or (join.name == peer.name and peer.unreachable_since is None)
+        ]
         if there:
             return "name", f"a member named '{there[0]}' is there already"
-        if len(present) >= self.policy.members:
+        others = [peer for peer in present if peer.name != join.name]
+        if len(others) >= self.policy.members:
             return "full", f"all {self.policy.members} places are taken"
         return None
+
+    def _free_index(self) -> int:
+        taken = {peer.index for peer in self._peers.values()}
+        return next(index for index in range(len(taken) + 1) if index not in taken)
 
     def _free_name(self) -> str:
         taken = {peer.name for peer in self._peers.values() if peer.present}
@@ -398,7 +647,8 @@ class Hub:
             codec=self._codec.name,
             reply_codec=self._reply_codec.name,
             beat_s=self.policy.beat_s,
-            upload=peer is self._uploader,
+            upload=peer is self._uploader and not self.started,
+            epoch=self.epoch,
         )
 
     def _take_base(self, peer: _Peer, message: Base, now: float) -> list[Effect]:
@@ -416,7 +666,7 @@ class Hub:
 
     def _start_if_ready(self) -> list[Effect]:
         parts = list(base_parts(self._elements))
-        if len(self.present) < self.policy.members or len(self._upload) < len(parts):
+        if len(self._peers) < self.policy.members or len(self._upload) < len(parts):
             return []
         self._memory = Vectors(self._elements)
         self._replies = memory(self._reply_codec, self._elements)
@@ -425,11 +675,12 @@ class Hub:
             base[here] = np.frombuffer(payload, np.float32)
         self.base, self._upload = base, []
         self._checksums[0] = combine(tile_sum(base[tile]) for tile in tiles(base.size))
-        self.started = True
         effects: list[Effect] = [Note("started", "hub", f"{self.policy.members} members")]
         for peer in self._peers.values():
             if peer.present:
                 effects += self._admit(peer)
+        self.started = True
+        effects.insert(0, Save(self.state()))
         if self.terms.contributes == "gradient":
             self.base = None
         return effects
@@ -437,28 +688,128 @@ class Hub:
     def _admit(self, peer: _Peer) -> list[Effect]:
         """Send a waiting member the base it lacks, and let it train from the next round on."""
         assert self.base is not None
+        if peer.state == "waiting" or peer.first_round < self.round:
+            peer.first_round = peer.next_round = self._next_for(peer)
         peer.state = "training"
-        ahead = max((p.next_round for p in self._peers.values() if p.present), default=0)
-        peer.first_round = peer.next_round = max(self.round, ahead)
+        peer.applied = self.round
         checksum = self._checksums[self.round]
         keep = peer.checksum == checksum
         effects: list[Effect] = []
+        if self.started:
+            effects.append(Write(Entered(peer.seat())))
         if not keep:
-            snapshot = self.base if self.round == 0 else self.base.copy()
-            parts = list(base_parts(self._elements))
-            effects += [
-                Send(peer.sender, Base(i, len(parts), snapshot[here].data.cast("B")))
-                for i, here in enumerate(parts)
-            ]
+            effects += self._send_base(peer)
         start = Start(self.round, peer.first_round, self.delay, checksum, keep)
         return [*effects, Send(peer.sender, start)]
+
+    def _next_for(self, peer: _Peer) -> int:
+        """The round from which on a member that is not in step takes part: no round that others
+        have given to waits for it, and no name gives to a round twice."""
+        ahead = max((p.next_round for p in self._peers.values() if p.present), default=0)
+        away = self._away.pop(peer.name, peer)
+        return max(self.round, ahead, away.next_round)
+
+    def _send_base(self, peer: _Peer) -> list[Effect]:
+        assert self.base is not None
+        snapshot = self.base if self.round == 0 else self.base.copy()
+        parts = list(base_parts(self._elements))
+        return [
+            Send(peer.sender, Base(i, len(parts), snapshot[here].data.cast("B")))
+            for i, here in enumerate(parts)
+        ]
+
+    # -- coming back --------------------------------------------------------------------------
+
+    def _resume(self, sender: bytes, message: Resume, now: float) -> list[Effect]:
+        """A member that trained before goes on where it was, or from the base as it is now."""
+        peer = self._by_session(message.session) or self._away.get(message.name)
+        refusal = self._why_not_back(peer, message)
+        if refusal is not None or peer is None:
+            code, reason = refusal or ("session", "no such session")
+            effects: list[Effect] = [_refuse(sender, code, reason)]
+            if peer is not None and peer.present:
+                return effects + self._remove(peer, "refused", f"{code}: {reason}", now)
+            return [*effects, Note("refused", message.name or "?", f"{code}: {reason}")]
+        self._away.pop(peer.name, None)
+        self._move(peer, sender)
+        peer.state, peer.resumed = "training", True
+        peer.next_round = max(peer.next_round, message.oldest)
+        peer.skips_to, begin = 0, message.submitted
+        keep = self._replies_from(message.applied)
+        if self.terms.contributes != "gradient" and begin < max(self.round, peer.next_round):
+            begin = peer.skips_to = self._next_for(peer)
+        peer.first_round = peer.skips_to or peer.next_round
+        peer.applied = message.applied if keep else self.round
+        effects = [Write(Entered(peer.seat())), Send(sender, self._welcome(peer))]
+        if not keep:
+            effects += self._send_base(peer)
+        start = Start(
+            peer.applied, begin, self.delay, self._checksums.get(peer.applied, 0), keep,
+            peer.next_round, message.attempt,
+        )  # fmt: skip
+        effects.append(Send(sender, start))
+        if peer.applied < self.round:
+            effects.append(Replay(sender, peer.applied, self.round))
+        missed = self.round - message.applied
+        effects.append(Note("back", peer.name, f"it missed {missed} replies" if missed else ""))
+        return effects + self._close_rounds(now)
+
+    def _replies_from(self, applied: int) -> bool:
+        """Whether the replies after so many can still be sent."""
+        return applied == self.round or (self.tail is not None and self.tail <= applied)
+
+    def _why_not_back(self, peer: _Peer | None, message: Resume) -> tuple[str, str] | None:
+        """The first rule that keeps a member from going on where it was."""
+        if message.protocol != PROTOCOL:
+            return "protocol", f"the hub speaks version {PROTOCOL}, the member {message.protocol}"
+        if self.finished:
+            return "ended", f"the job is over after {self.round} rounds"
+        if not self.started or peer is None or peer.session != message.session:
+            return "session", f"the hub does not know the session of '{message.name}' (any more)"
+        if (message.model, message.elements) != (self._model, self._elements):
+            return "model", (
+                f"the job's model is {self._model[:12]} with {self._elements:,} parameters, "
+                f"the member's {message.model[:12]} with {message.elements:,}"
+            )
+        if not peer.present and len(self.present) >= self.policy.members:
+            return "full", f"all {self.policy.members} places are taken"
+        if message.applied > self.round:
+            return "ahead", (
+                f"the member has applied {message.applied} replies, the hub's journal ends after "
+                f"{self.round}"
+            )
+        known = self._checksums.get(message.applied)
+        if known and message.checksum and known != message.checksum:
+            return "diverged", (
+                f"after {message.applied} replies the base has checksum {known:016x}, "
+                f"the member's {message.checksum:016x}"
+            )
+        if self.base is None and not self._replies_from(message.applied):
+            return "started", (
+                f"{self.terms.strategy} is at round {self.round}, the replies after "
+                f"{message.applied} are gone, and the optimizer's state is only in the members"
+            )
+        return None
+
+    def unreadable(self, sender: bytes, now: float) -> list[Effect]:
+        """The journal could not send this peer what `Replay` asked for."""
+        self.tail = None
+        peer = self._peers.get(sender)
+        if peer is None:
+            return []
+        return self._expel(peer, "session", "the replies it missed cannot be read any more", now)
 
     # -- rounds -------------------------------------------------------------------------------
 
     def _take_part(self, peer: _Peer, message: Contribute, now: float) -> list[Effect]:
+        if peer.resumed and message.round < peer.next_round:
+            return []  # it is here already, and counts once
+        if message.round == peer.skips_to > peer.next_round:
+            peer.next_round = peer.skips_to
         problem = self._what_is_wrong(peer, message)
         if problem is not None:
             return self._expel(peer, *problem, now)
+        peer.applied = message.applied
         peer.incoming.append(message.payload)
         if len(peer.incoming) < message.parts:
             if message.round == self.round:
@@ -482,6 +833,9 @@ class Hub:
             )
         entry = self._rounds.setdefault(max(meant_for, self.round), _Round(now))
         entry.contributions[peer.name, meant_for] = contribution
+        entry.lacks -= 1
+        if entry.lacks > 0 and now - entry.opened < self.policy.deadline_s:
+            return effects
         return effects + self._close_rounds(now)
 
     def _what_is_wrong(self, peer: _Peer, message: Contribute) -> tuple[str, str] | None:
@@ -514,29 +868,42 @@ class Hub:
         return {
             peer.name
             for peer in self._peers.values()
-            if peer.state in ("training", "late") and peer.first_round <= round
+            if peer.state in ("training", "late")
+            and max(peer.first_round, peer.next_round) <= round
         }
 
     def _close_rounds(self, now: float) -> list[Effect]:
         """Close the oldest open rounds as long as they are whole, or overdue with a quorum."""
         effects: list[Effect] = []
-        while (entry := self._rounds.get(self.round)) is not None:
+        while (entry := self._open_round(now)) is not None:
             there = {name for name, meant_for in entry.contributions if meant_for == self.round}
             missing = self._expected(self.round) - there
             overdue = now - entry.opened >= self.policy.deadline_s
             if missing and not (overdue and len(entry.contributions) >= self.policy.quorum):
+                entry.lacks = len(missing)
                 break
             effects += self._close(entry, tuple(sorted(missing)), now)
         return effects
 
+    def _open_round(self, now: float) -> _Round | None:
+        """The oldest open round, if there is something in it; an empty one if nobody will ever
+        give to it, and members wait for its reply all the same."""
+        entry = self._rounds.get(self.round)
+        if entry is not None or not self.started:
+            return entry
+        there = [peer for peer in self._peers.values() if peer.present]
+        forsaken = there and all(peer.next_round > self.round for peer in there)
+        return _Round(now) if forsaken else None
+
     def _close(self, entry: _Round, missing: tuple[str, ...], now: float) -> list[Effect]:
         effects: list[Effect] = []
         chosen = [entry.contributions[key] for key in sorted(entry.contributions)]
+        given = chosen
         try:
             chosen, merged, cuts = self._merged(chosen)
         except _Spoilt as spoilt:
             return self._leave_out(entry, spoilt)
-        del self._rounds[self.round]
+        self._rounds.pop(self.round, None)
         for peer in self._peers.values():
             if peer.name in missing and peer.state == "training":
                 peer.state = "late"
@@ -545,11 +912,27 @@ class Hub:
                 )
         self._measure_delay(chosen)
         payloads = self._replies.encode(merged)
+        round, before = self.round, self._checksums.get(self.round, 0)
         checksum = self._advance(merged, payloads)
-        round, self.round = self.round, self.round + 1
-        if checksum:
-            self._checksums[self.round] = checksum
-        self._checksums.pop(self.round - REMEMBERED, None)
+        self._settle_round(round, checksum)
+        for name, meant_for in sorted(entry.contributions):
+            entry.contributions[name, meant_for].peer.merged = meant_for + 1
+        effects.append(
+            Write(
+                Round(
+                    round,
+                    tuple(
+                        Counted(*key, c.weight)
+                        for key, c in sorted(entry.contributions.items(), key=lambda item: item[0])
+                    ),
+                    self.delay,
+                    before,
+                    checksum,
+                    tuple(payloads),
+                    () if self._replies.lossless else tuple(c.payloads for c in given),
+                )
+            )
+        )
         replies = [
             Reply(round, part, len(payloads), len(chosen), self.delay, checksum, payload)
             for part, payload in enumerate(payloads)
@@ -609,6 +992,9 @@ class Hub:
         """What counts of the contributions, what they became, and who was cut."""
         early, self._early = self._early, _Early()
         merged = self._memory.take() if early.merged is None else early.merged
+        if not chosen:
+            merged[:] = 0
+            return chosen, merged, ()
         if isinstance(self._merge, RoundRule):
             return self._merge_round(self._merge, chosen, merged)
         for part in range(-(-self._elements // self._codec.part_elements)):
@@ -654,6 +1040,8 @@ class Hub:
 
     def _advance(self, merged: Vector, payloads: Sequence[Buffer]) -> int:
         """base += what the members will decode; the checksum of the new base (0: no base here)."""
+        if self.terms.contributes == "gradient":
+            self.base = None  # that was for members that had not begun
         if self.base is None:
             return 0
         sums = []
@@ -672,7 +1060,7 @@ class Hub:
     def _measure_delay(self, chosen: Sequence[_Contribution]) -> None:
         """With delay = "auto": take what the slowest member would have needed."""
         turns, odd = divmod(self.round + 1, AUTO_ROUNDS)
-        if self.terms.delay is None and not odd and turns.bit_count() == 1:
+        if self.terms.delay is None and not odd and turns.bit_count() == 1 and chosen:
             self.delay = max(contribution.wanted_delay for contribution in chosen)
 
     # -- going --------------------------------------------------------------------------------
@@ -700,8 +1088,18 @@ class Hub:
         effects: list[Effect] = [Note(event, peer.name, reason)]
         del self._peers[peer.sender]
         if not self.started:
-            effects += self._replace_uploader(peer)
-        return effects
+            return effects + self._replace_uploader(peer)
+        if event == "gone":
+            self._remember(peer)
+        return [Write(Departed(peer.name, event != "gone")), *effects]
+
+    def _remember(self, peer: _Peer) -> None:
+        """Of a member that may come back: its place in the rounds, and no payloads."""
+        peer.returning = False
+        self._away.pop(peer.name, None)
+        self._away[peer.name] = peer
+        while len(self._away) > AWAY * self.policy.members:
+            del self._away[next(iter(self._away))]
 
     def _replace_uploader(self, peer: _Peer) -> list[Effect]:
         """The member whose parameters everyone was to start from is gone: ask the next one."""
@@ -713,6 +1111,15 @@ class Hub:
             self._model, self._elements = "", 0
             return []
         return [Send(self._uploader.sender, self._welcome(self._uploader))]
+
+
+def replies_of(record: Round) -> Iterator[Reply]:
+    """The replies of a round as they were sent, from what the journal keeps of it."""
+    parts, members = len(record.reply), len(record.counted)
+    for part, payload in enumerate(record.reply):
+        yield Reply(
+            record.round, part, parts, members, record.delay, record.checksum, payload
+        )  # fmt: skip
 
 
 def _refuse(to: bytes, code: str, reason: str) -> Send:

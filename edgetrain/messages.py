@@ -18,7 +18,7 @@ import msgpack
 
 from edgetrain.errors import BadMessage
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Goes up when a hub and a member of different versions would misunderstand each other."""
 
 MAX_HEADER_BYTES = 4096
@@ -86,6 +86,8 @@ class Join:
     """Samples it holds; only strategies that weigh members look at it."""
     checksum: int = _integer(0, _U64)
     """Of its initial parameters: equal ones need not be sent again."""
+    session: int = _integer(0, _U64, default=0)
+    """Drawn by the member, which shows it to come back; 0: it will not."""
     payload: Buffer = _payload(default=b"")  # noqa: RUF009
     """The tensors of the vector, whose digest `model` is: see `layout`. Empty: not told."""
 
@@ -109,6 +111,8 @@ class Welcome:
     """The hub sends at least one message in this time."""
     upload: bool = _flag()
     """Whether this member's parameters become the base everyone starts from."""
+    epoch: int = _integer(0, 1 << 32, default=0)
+    """How often the hub was restored from its journal: another one in a beat, and it has been."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,9 @@ CODES = {
     "name": "another member with this name is there",
     "full": "all places of the job are taken",
     "started": "the strategy cannot take in members after the start",
-    "unknown": "the hub does not know this member (any more): join again",
+    "unknown": "the hub does not know this connection (any more): come back with Resume, or join",
+    "session": "the hub does not know this session (any more): join again",
+    "ahead": "the member has applied replies that the restored hub does not have",
     "order": "a message came out of order",
     "size": "a payload is larger than the codec allows for this model",
     "payload": "a payload cannot be decoded",
@@ -158,7 +164,34 @@ class Start:
     delay: int = _integer(0, 1 << 32)
     checksum: int = _integer(0, _U64)
     keep: bool = _flag()
-    """The member's own parameters are the base already."""
+    """The member's own parameters, or its own base, are the base already."""
+    resend: int = _integer(0, _U63, default=0)
+    """To a member that is back: its contributions from this round on are not here."""
+    attempt: int = _integer(0, 1 << 32, default=0)
+    """Of the Resume that this answers; 0: it answers a Join."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """member -> hub: I trained before; the connection, or the hub, was lost. Answered like a
+    Join, with what I missed."""
+
+    kind: ClassVar[bytes] = b"A"
+    protocol: int = _integer(0, 1 << 16)
+    model: str = _text(64)
+    elements: int = _integer(1, MAX_ELEMENTS)
+    name: str = _text(64)
+    session: int = _integer(1, _U64)
+    applied: int = _integer(0, _U63)
+    """Replies it has applied."""
+    checksum: int = _integer(0, _U64)
+    """Of its base after them; 0: not known, for gradient strategies."""
+    submitted: int = _integer(0, _U63)
+    """The next round it has a contribution for."""
+    oldest: int = _integer(0, _U63)
+    """The oldest round it can still send its contribution for; `submitted`: none."""
+    attempt: int = _integer(1, 1 << 32)
+    """Counts the member's: only what follows the answer to the last one is for it."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +220,8 @@ class Reply:
     round: int = _integer(0, _U63)
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
-    members: int = _integer(1, 1 << 20)
-    """Contributions merged."""
+    members: int = _integer(0, 1 << 20)
+    """Contributions merged; 0: nobody could give to this round any more."""
     delay: int = _integer(0, 1 << 32)
     """The delay in force once this reply is applied."""
     checksum: int = _integer(0, _U64)
@@ -201,6 +234,8 @@ class Beat:
     """Either way: I am here."""
 
     kind: ClassVar[bytes] = b"H"
+    epoch: int = _integer(0, 1 << 32, default=0)
+    """The hub's, as in Welcome; 0 from a member."""
 
 
 @dataclass(frozen=True)
@@ -211,11 +246,11 @@ class Leave:
     reason: str = _text(256)
 
 
-Message = Join | Welcome | Refuse | Base | Start | Contribute | Reply | Beat | Leave
+Message = Join | Welcome | Refuse | Base | Start | Resume | Contribute | Reply | Beat | Leave
 
 KINDS: dict[bytes, type[Message]] = {
     cls.kind: cls
-    for cls in (Join, Welcome, Refuse, Base, Start, Contribute, Reply, Beat, Leave)
+    for cls in (Join, Welcome, Refuse, Base, Start, Resume, Contribute, Reply, Beat, Leave)
 }  # fmt: skip
 
 _FIELDS = {
@@ -275,6 +310,23 @@ def unpack(frames: Sequence[Buffer]) -> Message:
     if _CARRIES[cls]:
         arguments["payload"] = frames[2]
     return cls(**arguments)
+
+
+def other_protocol(frames: Sequence[Buffer]) -> int | None:
+    """The version of a Join or Resume in a layout that this version cannot read: it is the first
+    field in all of them. None: it is something else."""
+    if len(frames) < 2 or bytes(frames[0][:2]) not in (Join.kind, Resume.kind):
+        return None
+    header = memoryview(frames[1])
+    if header.nbytes > MAX_HEADER_BYTES:
+        return None
+    try:
+        values = msgpack.unpackb(header, use_list=True, max_array_len=64, max_map_len=0)
+    except Exception:  # as in `unpack`
+        return None
+    if not isinstance(values, list) or not values or type(values[0]) is not int:
+        return None
+    return values[0] if 0 <= values[0] <= 1 << 16 and values[0] != PROTOCOL else None
 
 
 def _check(cls: type[Message], spec: dataclasses.Field[Any], value: Any) -> None:

@@ -1,6 +1,6 @@
 """The hub's driver: carries out what the pure protocol says, over any transport.
 
-It reads the clock and moves messages; it decides nothing.
+It reads the clock, moves messages and keeps the journal; it decides nothing.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from edgetrain.errors import BadMessage
-from edgetrain.hub import Closed, Effect, Hub, Note, Send
-from edgetrain.messages import Buffer, Message, pack, unpack
+from edgetrain.hub import Closed, Effect, Hub, Note, Replay, Save, Send, Write, replies_of
+from edgetrain.journal import Journal
+from edgetrain.messages import PROTOCOL, Buffer, Message, Refuse, other_protocol, pack, unpack
 from edgetrain.transport import HubTransport
 
 Clock = Callable[[], float]
@@ -28,8 +29,14 @@ def serve(
     clock: Clock,
     observe: Observer,
     stop: Callable[[], bool] = lambda: False,
+    journal: Journal | None = None,
 ) -> None:
-    """Run the hub until its job is over or `stop` answers true (asked a few times a beat)."""
+    """Run the hub until its job is over or `stop` answers true (asked a few times a beat).
+
+    What the hub says has to be in the `journal` is there before anyone is told. Raises
+    EdgetrainError when the journal's disk is full and the job says to stop.
+    """
+    driver = _Driver(hub, transport, clock, observe, journal)
     pause = hub.policy.beat_s / 4
     next_tick = clock()
     while not hub.finished and not stop():
@@ -37,28 +44,84 @@ def serve(
             try:
                 message = unpack(frames)
             except BadMessage as error:
-                observe(Note("refused", "?", str(error)))
+                driver.garbled(sender, frames, error)
                 continue
-            _carry_out(hub.handle(sender, message, clock()), hub, transport, clock, observe)
+            driver.carry_out(hub.handle(sender, message, clock()))
         if clock() >= next_tick:
             next_tick = clock() + pause
-            _carry_out(hub.tick(clock()), hub, transport, clock, observe)
+            driver.carry_out(hub.tick(clock()))
 
 
-def _carry_out(
-    effects: Iterable[Effect],
-    hub: Hub,
-    transport: HubTransport,
-    clock: Clock,
-    observe: Observer,
-) -> None:
-    # One reply goes to everyone: it is packed once, and the transport sees the same frames.
-    packed: tuple[Message, list[Buffer]] | None = None
-    for effect in effects:
-        if not isinstance(effect, Send):
-            observe(effect)
-            continue
-        if packed is None or packed[0] is not effect.message:
-            packed = effect.message, pack(effect.message)
-        if not transport.send(effect.to, packed[1]):
-            _carry_out(hub.unreachable(effect.to, clock()), hub, transport, clock, observe)
+class _Driver:
+    """Carries out effects, in order."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        transport: HubTransport,
+        clock: Clock,
+        observe: Observer,
+        journal: Journal | None,
+    ) -> None:
+        self._hub, self._transport, self._clock = hub, transport, clock
+        self._observe, self._journal = observe, journal
+        self._garbled = 0
+        if journal is not None:
+            hub.tail = journal.tail
+
+    def carry_out(self, effects: Iterable[Effect]) -> None:
+        """What one message or one tick led to; afterwards a snapshot, if one is due."""
+        self._each(effects)
+        journal = self._journal
+        if journal is not None and journal.due:
+            journal.save(self._hub.state(), self._hub.needed)
+            self._hub.tail = journal.tail
+
+    def _each(self, effects: Iterable[Effect]) -> None:
+        # One reply goes to everyone: it is packed once, and the transport sees the same frames.
+        packed: tuple[Message, list[Buffer]] | None = None
+        journal = self._journal
+        for effect in effects:
+            match effect:
+                case Send():
+                    if packed is None or packed[0] is not effect.message:
+                        packed = effect.message, pack(effect.message)
+                    if not self._transport.send(effect.to, packed[1]):
+                        self._each(self._hub.unreachable(effect.to, self._clock()))
+                case Write():
+                    if journal is not None:
+                        journal.append(effect.record)
+                        self._hub.tail = journal.tail
+                case Save():
+                    if journal is not None:
+                        journal.save(effect.state)
+                        self._hub.tail = journal.tail
+                case Replay():
+                    self._replay(effect)
+                case _:
+                    self._observe(effect)
+
+    def _replay(self, asked: Replay) -> None:
+        sent = asked.first
+        for record in self._journal.replies(asked.first) if self._journal else ():
+            if record.round >= asked.end:
+                break
+            for reply in replies_of(record):
+                if not self._transport.send(asked.to, pack(reply)):
+                    self._each(self._hub.unreachable(asked.to, self._clock()))
+            sent = record.round + 1
+        if sent < asked.end:
+            self._each(self._hub.unreadable(asked.to, self._clock()))
+
+    def garbled(self, sender: bytes, frames: list[Buffer], error: BadMessage) -> None:
+        """Bytes that are no message. Anyone can send any number of them: noted one in ten times
+        as many as before. Who speaks another version is told so."""
+        self._garbled += 1
+        count = self._garbled
+        if count == 10 ** (len(str(count)) - 1):
+            so_far = f" ({count} so far)" if count > 1 else ""
+            self._observe(Note("refused", "?", f"{error}{so_far}"))
+        version = other_protocol(frames)
+        if version is not None:
+            reason = f"the hub speaks version {PROTOCOL}, the member {version}"
+            self._transport.send(sender, pack(Refuse("protocol", reason)))

@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from edgetrain import codecs, strategies
 from edgetrain import layout as layouts
 from edgetrain.checksum import Vector, checksum
-from edgetrain.hub import Closed, Hub, Note, Policy, Send, Terms, parts_of
+from edgetrain.hub import (
+    Closed,
+    Hub,
+    Note,
+    Policy,
+    Replay,
+    Save,
+    Send,
+    Terms,
+    Write,
+    parts_of,
+    replies_of,
+)
 from edgetrain.messages import (
     PROTOCOL,
     Base,
@@ -25,11 +37,13 @@ from edgetrain.messages import (
     Leave,
     Refuse,
     Reply,
+    Resume,
     Start,
     Welcome,
     pack,
     unpack,
 )
+from edgetrain.records import Round, State, decode, encode
 
 LocalStep = Callable[[int, int, Vector], Vector]
 """(member, step, params) -> what a plain optimizer would subtract, as float32."""
@@ -39,6 +53,43 @@ def noisy_descent(member: int, step: int, params: Vector) -> Vector:
     """A contraction towards a point of each member's own, plus noise; reproducible."""
     noise = np.random.default_rng([member, step]).standard_normal(params.size)
     return (0.1 * (params - member) + 0.05 * noise).astype(np.float32)
+
+
+class Disk:
+    """A journal in memory: what was written, as bytes. It outlives hubs."""
+
+    def __init__(self, snapshot_every: int = 0) -> None:
+        self.snapshot_every = snapshot_every
+        self.snapshot: bytes | None = None
+        self.log: list[tuple[bytes, bytes]] = []
+        self.first = 0
+        self.counted: list[tuple[str, int]] = []
+        """Every (member, round) that a record ever said was merged."""
+
+    def append(self, record) -> None:
+        header, payloads = encode(record)
+        self.log.append((header, b"".join(payloads)))
+        if isinstance(record, Round):
+            self.counted += [(c.member, c.meant_for) for c in record.counted]
+
+    def save(self, state: State) -> None:
+        header, payloads = encode(state)
+        self.snapshot = header, b"".join(payloads)
+        self.log, self.first = [], state.round
+
+    @property
+    def state(self) -> State | None:
+        return None if self.snapshot is None else decode(*self.snapshot)
+
+    def records(self) -> list:
+        return [decode(*each) for each in self.log]
+
+    def rounds(self) -> list[Round]:
+        return [record for record in self.records() if isinstance(record, Round)]
+
+
+class HubDied(Exception):
+    """It was killed before the next effect."""
 
 
 class FakeMember:
@@ -51,8 +102,13 @@ class FakeMember:
         self.address = b"member-%d" % index
         self.params = params.copy()
         self.gradient = np.zeros_like(params)
+        two_trips = isinstance(fleet.codec, codecs.BoundTwoTrips)
         self.half = fleet.strategy.member_half(
-            self.params, self.gradient, fleet.hub.terms.every, fleet.hub.terms.delay or 0
+            self.params,
+            self.gradient,
+            fleet.hub.terms.every,
+            fleet.hub.terms.delay or 0,
+            factors=fleet.codec.factors() if two_trips else None,
         )
         self.memory = codecs.memory(fleet.codec, params.size)
         self.sent, self.unsent = np.zeros((2, params.size))
@@ -64,14 +120,51 @@ class FakeMember:
         self.state = "joining"
         self.stage = "idle"
         self.refusal: Refuse | None = None
+        self.epoch = 0
+        self.kept: dict[int, list] = {}
+        self.answered: list[int] = []
+        self.returning = False
+        self.attempt = self.asked = 0
+        self.base_parts: list = []
+        self.upload = False
         self.history: list[Vector] = []
         self.checksums: list[int] = []
+        self.join()
+
+    def join(self) -> None:
+        described = self.fleet.description
         self.say(
             Join(
-                PROTOCOL, "", layouts.digest(fleet.description), params.size, f"m{index}", weight,
-                checksum(self.params), payload=fleet.description,
+                PROTOCOL, "", layouts.digest(described), self.params.size, f"m{self.index}",
+                self.weight, checksum(self.params), self.index + 1, described,
             )
         )  # fmt: skip
+
+    def come_back(self) -> None:
+        """As Link does: say where it is, forget replies that were not applied."""
+        self.returning, self.parts, self.base_parts = True, {}, []
+        self.attempt += 1
+        half = self.half
+        self.say(
+            Resume(
+                PROTOCOL, layouts.digest(self.fleet.description), self.params.size,
+                f"m{self.index}", self.index + 1, half.applied,
+                0 if half.contributes == "gradient" else half.checksum, half.round,
+                min(self.kept, default=half.round), self.attempt,
+            )
+        )  # fmt: skip
+
+    def _back(self, start: Start) -> None:
+        self.returning = False
+        if not start.keep:
+            base = np.concatenate([np.frombuffer(p, np.float32) for p in self.base_parts])
+            self.half.rebase(base, start.applied)
+            assert self.half.checksum == start.checksum
+        for round in sorted(self.kept):
+            if round >= start.resend:
+                self.to_hub.extend(self.kept[round])
+        if start.round > self.half.round:
+            self.half.skip_to(start.round)
 
     def say(self, message) -> None:
         self.to_hub.append(pack(message))
@@ -80,8 +173,29 @@ class FakeMember:
         """Take in everything that has been delivered."""
         while self.inbox:
             message = unpack(self.inbox.popleft())
+            training = self.state == "training"
+            if self.state == "done":
+                continue
             match message:
+                case Welcome() if training and self.returning:
+                    self.epoch = message.epoch
+                case Base() if training and self.returning:
+                    self.base_parts.append(message.payload)
+                case Start() if training:
+                    if self.returning and message.attempt == self.attempt:
+                        self._back(message)
+                    self.base_parts = []
+                case Refuse(code="unknown") if training:
+                    if not self.returning:
+                        self.come_back()
+                case Beat() if training and message.epoch != self.epoch:
+                    if not self.returning or message.epoch != self.asked:
+                        self.asked = message.epoch
+                        self.come_back()
+                case Reply() if self.returning:
+                    pass
                 case Welcome(upload=True):
+                    self.epoch = message.epoch
                     self.say(Base(0, 1, memoryview(self.params.copy()).cast("B")))
                 case Base():
                     self.params[:] = np.frombuffer(message.payload, np.float32)
@@ -90,10 +204,13 @@ class FakeMember:
                     assert self.half.checksum == message.checksum
                     self.state = "training"
                 case Reply():
+                    self.kept.pop(message.round, None)
                     self.parts.setdefault(message.round, []).append(message)
                 case Refuse():
                     self.state, self.refusal = "refused", message
-                case Welcome() | Beat():
+                case Welcome():
+                    self.epoch = message.epoch
+                case Beat():
                     pass
 
     @property
@@ -117,11 +234,13 @@ class FakeMember:
             if not self._whole(due):
                 return
             replies = self.parts.pop(due)
+            self.answered.append(due)
             payloads = [reply.payload for reply in replies]
             self.half.apply([self._decoded(self.fleet.reply_codec, payloads)])
             if replies[0].checksum:
                 assert replies[0].checksum == self.half.checksum
             self.checksums.append(self.half.checksum)
+            self.submit(self.half.follow_up())
             if self.fleet.hub.terms.delay is None and self.stage != "finishing":
                 self.half.delay = replies[0].delay
         if self.stage == "finishing":
@@ -158,13 +277,18 @@ class FakeMember:
         else:
             payloads = self.memory.encode(vector)
             self.sent += vector
-        for part, payload in enumerate(payloads):
-            self.say(
+        frames = [
+            pack(
                 Contribute(
                     self.half.round - 1, part, len(payloads), 1.0, self.half.applied,
                     self.half.checksum, self.fleet.wanted_delay, payload,
                 )
-            )  # fmt: skip
+            )
+            for part, payload in enumerate(payloads)
+        ]  # fmt: skip
+        self.kept[self.half.round - 1] = frames
+        if not self.returning:  # else all that is kept is sent when it is back
+            self.to_hub.extend(frames)
 
 
 class Fleet:
@@ -186,6 +310,8 @@ class Fleet:
         wanted_delay: int = 0,
         codec: str = "fp32",
         reply_codec: str = "",
+        disk: Disk | None = None,
+        kills: Iterable[int] = (),
     ) -> None:
         self.rng = rng or random.Random(0)
         self.strategy = strategies.find(strategy)
@@ -206,7 +332,14 @@ class Fleet:
             strategy, self.strategy.contributes, self.strategy.weighted, every,
             delay if self.strategy.delays else 0,
         )  # fmt: skip
-        self.hub = Hub(terms, policy or Policy(members), self.strategy.merge_rule(), *named)
+        self.fresh_hub = lambda: Hub(
+            terms, policy or Policy(members), self.strategy.merge_rule(), *named
+        )
+        self.hub = self.fresh_hub()
+        self.disk = disk
+        self.kills = list(kills)
+        """Effects that each hub carries out before it is killed; the last one lives on."""
+        self.fuse = self.kills.pop(0) if self.kills else None
         self.initial = np.random.default_rng(99).standard_normal(elements).astype(np.float32)
         weights = weights or [1.0] * members
         self.members = [
@@ -215,16 +348,36 @@ class Fleet:
         self.dead: set[int] = set()
 
     def carry_out(self, effects) -> None:
+        self._each(effects)
+        disk = self.disk
+        if disk and disk.snapshot_every and len(disk.rounds()) >= disk.snapshot_every:
+            disk.save(self.hub.state())
+            self.hub.tail = disk.first
+
+    def _each(self, effects) -> None:
         by_address = {m.address: m for m in self.members}
         for effect in effects:
-            if isinstance(effect, Note):
+            if self.fuse is not None:
+                self.fuse -= 1
+                if self.fuse < 0:
+                    raise HubDied
+            if isinstance(effect, Write) and self.disk:
+                self.disk.append(effect.record)
+            elif isinstance(effect, Save) and self.disk:
+                self.disk.save(effect.state)
+                self.hub.tail = self.disk.first
+            elif isinstance(effect, Replay):
+                for record in self.disk.rounds():
+                    if effect.first <= record.round < effect.end:
+                        self._each([Send(effect.to, reply) for reply in replies_of(record)])
+            elif isinstance(effect, Note):
                 self.notes.append(effect)
             elif isinstance(effect, Closed):
                 self.closed.append(effect)
             elif isinstance(effect, Send):
                 member = by_address[effect.to]
-                if member.index in self.dead:
-                    self.carry_out(self.hub.unreachable(effect.to, self.now))
+                if member.index in self.dead or (member.state == "done" and not member.to_hub):
+                    self._each(self.hub.unreachable(effect.to, self.now))
                 else:
                     member.inbox.append(pack(effect.message))
 
@@ -235,6 +388,32 @@ class Fleet:
     def tick(self, seconds: float) -> None:
         self.now += seconds
         self.carry_out(self.hub.tick(self.now))
+
+    def restart_hub(self) -> None:
+        """What was on its way to or from the dead hub is lost, in part; a new one goes on."""
+        self.fuse = self.kills.pop(0) if self.kills else None
+        for member in self.members:
+            for _ in range(self.rng.randint(0, len(member.to_hub))):
+                member.to_hub.popleft()
+            for _ in range(self.rng.randint(0, len(member.inbox))):
+                member.inbox.pop()
+        self.hub = self.fresh_hub()
+        if self.disk and self.disk.state is not None:
+            self.hub.restore(self.disk.state, self.disk.records(), self.now)
+            self.hub.tail = self.disk.first
+        for member in self.members:
+            if member.state == "joining":  # silence, and it asks again
+                member.to_hub.clear()
+                member.inbox.clear()
+                member.join()
+        self.survive(lambda: self.tick(0.0))
+
+    def survive(self, action: Callable[[], None]) -> None:
+        """Do something that may kill the hub; then there is another one."""
+        try:
+            action()
+        except HubDied:
+            self.restart_hub()
 
     def kill(self, index: int) -> None:
         """SIGKILL: what was sent may still arrive, nothing else ever will."""
@@ -253,15 +432,16 @@ class Fleet:
         while True:
             choices = self.choices()
             if not choices:
-                if self.hub.finished or idle > 3:
+                if self.hub.finished or idle > 8:
                     return self
                 idle += 1
-                self.tick(self.hub.policy.gone_s + 0.1)
+                patience_s = max(self.hub.policy.gone_s, self.hub.policy.return_s)
+                self.survive(lambda s=patience_s: self.tick(s / 2 + 0.1))
                 continue
             idle = 0
             what, member = self.rng.choice(choices)
             if what == "deliver":
-                self.deliver(member)
+                self.survive(lambda m=member: self.deliver(m))
             elif what == "hear":
                 member.hear()
             else:

@@ -66,8 +66,10 @@ class Desk:
             if isinstance(effect, Send):
                 pack(effect.message)  # all that a hub says can be packed
                 self.said.setdefault(effect.to.decode(), []).append(effect.message)
-            else:
-                (self.notes if isinstance(effect, Note) else self.closed).append(effect)
+            elif isinstance(effect, Note):
+                self.notes.append(effect)
+            elif isinstance(effect, Closed):
+                self.closed.append(effect)
 
     def tell(self, who, message):
         """What the hub answers to everyone."""

@@ -1,0 +1,351 @@
+"""The journal's bytes: whatever happens to them, what is read is a prefix of what was written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgetrain import journal as journal_module
+from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.journal import Fsync, Journal, Settings
+from edgetrain.records import Counted, Departed, Entered, Restarted, Round, Seat, State
+
+SEAT = Seat("m0", b"address", 7, 0, 1.0, 0, 3)
+
+
+def state(round=0, elements=6):
+    base = np.arange(elements, dtype=np.float32) + round
+    unsent = {"residual": np.full(elements, 0.5, np.float32)}
+    return State(
+        "a job",
+        "model",
+        b"layout",
+        elements,
+        0,
+        round,
+        4,
+        (SEAT,),
+        (),
+        ((round, 99),),
+        base,
+        unsent,
+    )
+
+
+def merged(round, payload=b"x" * 24):
+    counted = (Counted("m0", round, 1.0), Counted("m1", round - 1, 2.5))
+    return Round(round, counted, 5, 1, 2, (payload, b"", payload[:3]), ((payload, b"1"),) * 2)
+
+
+def some(rounds, start=0):
+    found = [Restarted(1), Entered(SEAT)]
+    for round in range(start, start + rounds):
+        found.append(merged(round, bytes([round % 256]) * (10 + round)))
+    return [*found, Departed("m0", True)]
+
+
+def plain(record):
+    """A record with its buffers as bytes, to compare."""
+    if isinstance(record, Round):
+        inputs = tuple(tuple(bytes(p) for p in each) for each in record.inputs)
+        reply = tuple(bytes(p) for p in record.reply)
+        return record.round, record.counted, record.delay, record.before, reply, inputs
+    return record
+
+
+def read(folder):
+    journal = Journal(folder)
+    found = [plain(record) for record in journal.records()]
+    journal.close()
+    return journal, found
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A journal of one snapshot and its records, and the records."""
+    folder = tmp_path_factory.mktemp("journal")
+    records = some(6)
+    journal = Journal(folder)
+    journal.save(state())
+    for record in records:
+        journal.append(record)
+    journal.close()
+    return folder, [plain(record) for record in records]
+
+
+def damaged(folder, damage):
+    """What is read of a copy with a damaged segment."""
+    copy = Path(tempfile.mkdtemp()) / "journal"
+    shutil.copytree(folder, copy)
+    (segment,) = copy.glob("*.log")
+    segment.write_bytes(damage(bytearray(segment.read_bytes())))
+    try:
+        journal, found = read(copy)
+        again, same = read(copy)
+        assert same == found
+        assert again.mended == []
+        return journal, found
+    finally:
+        shutil.rmtree(copy.parent)
+
+
+def test_what_was_written_is_read(written):
+    folder, records = written
+    journal, found = read(folder)
+    assert found == records
+    assert journal.mended == []
+    assert plain(journal.state.seats) == (SEAT,)
+    np.testing.assert_array_equal(journal.state.base, state().base)
+    np.testing.assert_array_equal(journal.state.memory["residual"], state().memory["residual"])
+
+
+@given(st.data())
+def test_cut_anywhere_a_prefix_is_left(written, data):
+    folder, records = written
+    size = next(folder.glob("*.log")).stat().st_size
+    cut = data.draw(st.integers(0, size))
+    journal, found = damaged(folder, lambda content: content[:cut])
+    assert found == records[: len(found)]
+    assert bool(journal.mended) == (cut not in _ends(folder))
+
+
+@given(st.data())
+def test_a_flipped_byte_ends_it_there(written, data):
+    folder, records = written
+    ends = _ends(folder)
+    at = data.draw(st.integers(0, ends[-1] - 1))
+    flip = data.draw(st.integers(1, 255))
+
+    def damage(content):
+        content[at] ^= flip
+        return content
+
+    journal, found = damaged(folder, damage)
+    assert len(found) == sum(end <= at for end in ends) - 1, "all before it, nothing after"
+    assert found == records[: len(found)]
+    assert len(journal.mended) == 1
+
+
+@given(st.binary(max_size=200))
+def test_anything_behind_the_records_is_cut_off(written, junk):
+    folder, records = written
+    _, found = damaged(folder, lambda content: content + junk)
+    assert found == records
+
+
+def _ends(folder):
+    return [0, *(end for _, end in journal_module._scan(next(folder.glob("*.log"))))]
+
+
+def test_writing_goes_on_behind_a_torn_tail(tmp_path):
+    journal = Journal(tmp_path)
+    journal.save(state())
+    for record in some(3):
+        journal.append(record)
+    journal.close()
+    (segment,) = tmp_path.glob("*.log")
+    os.truncate(segment, segment.stat().st_size - 60)
+    journal = Journal(tmp_path)
+    assert "no record" in journal.mended[0]
+    journal.append(merged(2))
+    journal.close()
+    _, found = read(tmp_path)
+    assert found[-1] == plain(merged(2))
+
+
+def test_a_snapshot_that_cannot_be_read_gives_way_to_the_one_before(tmp_path):
+    journal = Journal(tmp_path)
+    journal.save(state())
+    for round in range(3):
+        journal.append(merged(round))
+    journal.save(state(3))
+    journal.append(merged(3))
+    journal.close()
+    newest = max(tmp_path.glob("*.base"))
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    journal, found = read(tmp_path)
+    assert journal.state.round == 0
+    assert found == [plain(merged(round)) for round in range(4)]
+    assert "cannot be read" in journal.mended[0]
+
+
+def test_a_snapshot_is_whole_or_not_there(tmp_path, monkeypatch):
+    journal = Journal(tmp_path)
+    journal.save(state())
+    journal.append(merged(0))
+    for step in ("writev", "fsync", "fdatasync", "replace"):
+        with monkeypatch.context() as patch:
+            target = Path if step == "replace" else os
+            patch.setattr(target, step, _failing(errno.EIO))
+            with pytest.raises(EdgetrainError, match="cannot be written"):
+                journal.save(state(1))
+        copy = tmp_path.parent / f"copy-{step}"
+        shutil.copytree(tmp_path, copy)
+        found, records = read(copy)
+        assert (found.state.round, records) == (0, [plain(merged(0))])
+    journal.close()
+
+
+def _failing(code):
+    def fail(*args, **kwargs):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def _full_after(count):
+    """writev on a disk with room for so many bytes."""
+    real, left = os.writev, [count]
+
+    def writev(file, buffers):
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        content = b"".join(bytes(b) for b in buffers)[: left[0]]
+        left[0] -= len(content)
+        return real(file, [content])
+
+    return writev
+
+
+@pytest.mark.parametrize("room", [0, 1, 30, 100])
+def test_a_full_disk_stops_the_hub_and_spoils_nothing(tmp_path, monkeypatch, room):
+    journal = Journal(tmp_path)
+    journal.save(state())
+    journal.append(merged(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", _full_after(room))
+        with pytest.raises(EdgetrainError, match=r"No space left.*--resume"):
+            journal.append(merged(1))
+    journal.close()
+    again, found = read(tmp_path)
+    assert found == [plain(merged(0))]
+    assert again.mended == [], "nothing half written is left"
+
+
+def test_a_full_disk_need_not_stop_the_hub(tmp_path, monkeypatch):
+    said = []
+    journal = Journal(tmp_path, Settings(stop_when_full=False), said.append)
+    journal.save(state())
+    journal.append(merged(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", _full_after(5))
+        journal.append(merged(1))
+        journal.append(merged(2))
+        assert journal.tail is None
+        patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
+        assert not journal.due
+    assert len(said) == 1
+    assert "goes on without it" in said[0]
+    assert journal.due, "there is room again"
+    journal.save(state(3))
+    assert journal.tail == 3
+    journal.append(merged(3))
+    journal.close()
+    again, found = read(tmp_path)
+    assert again.state.round == again.tail or again.state.round == 3
+    assert found == [plain(merged(3))]
+    assert again._first == 3, "rounds 1 and 2 are nowhere"
+
+
+def test_snapshots_bound_what_is_kept(tmp_path):
+    journal = Journal(tmp_path, Settings(Fsync(0), snapshot_every=5))
+    journal.save(state())
+    most = 0
+    for round in range(200):
+        journal.append(merged(round))
+        if journal.due:
+            journal.save(state(round + 1), needed=round)
+        most = max(most, len(list(tmp_path.iterdir())))
+    assert most <= 2 * (journal_module.GENERATIONS + 1) + 1
+    assert [r.round for r in journal.replies(journal.tail)] == list(range(journal.tail, 200))
+    journal.close()
+    again, found = read(tmp_path)
+    assert again._first == 195
+    assert again.state.round == 200
+    assert found == []
+
+
+def test_segments_wait_for_members_that_are_behind_but_not_for_ever(tmp_path):
+    journal = Journal(tmp_path, Settings(Fsync(0), snapshot_every=2))
+    journal.save(state())
+    for round in range(40):
+        journal.append(merged(round))
+        if journal.due:
+            journal.save(state(round + 1), needed=3)
+        if round == 9:
+            assert journal.tail == 2
+            assert [r.round for r in journal.replies(3)] == list(range(3, 10))
+    assert len(list(tmp_path.glob("*.base"))) == journal_module.MOST_GENERATIONS
+    assert journal.tail == 40 - 2 * (journal_module.MOST_GENERATIONS - 1)
+    journal.close()
+
+
+def test_replies_end_where_the_disk_spoilt_one(tmp_path):
+    journal = Journal(tmp_path)
+    journal.save(state())
+    for round in range(4):
+        journal.append(merged(round))
+    (segment,) = tmp_path.glob("*.log")
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    segment.write_bytes(content)
+    assert len(list(journal.replies(0))) < 4
+    journal.close()
+
+
+def test_two_hubs_cannot_write_one_journal(tmp_path):
+    journal = Journal(tmp_path)
+    with pytest.raises(ConfigError, match="another hub writes"):
+        Journal(tmp_path)
+    journal.close()
+    journal.close()
+    Journal(tmp_path).close()
+
+
+@pytest.mark.parametrize(("text", "syncs"), [("always", 10), ("round-every 4", 2), ("never", 0)])
+def test_when_the_disk_is_told_to_write(tmp_path, monkeypatch, text, syncs):
+    journal = Journal(tmp_path, Settings(Fsync.parse(text)))
+    journal.save(state())
+    calls = []
+    monkeypatch.setattr(os, "fdatasync", calls.append)
+    for round in range(10):
+        journal.append(merged(round))
+    assert len(calls) == syncs
+    journal.close()
+
+
+@pytest.mark.parametrize("text", ["", "sometimes", "round-every", "round-every 0", "round-every x"])
+def test_what_is_no_policy(text):
+    with pytest.raises(ConfigError, match=r"hub\.fsync = "):
+        Fsync.parse(text)
+
+
+def test_random_histories_are_read_back(tmp_path):
+    rng = random.Random(5)
+    journal = Journal(tmp_path, Settings(Fsync(0)))
+    journal.save(state())
+    expected = []
+    for round in range(60):
+        if rng.random() < 0.1:
+            journal.close()
+            journal = Journal(tmp_path, Settings(Fsync(0)))
+            assert [plain(r) for r in journal.records()] == expected
+        if rng.random() < 0.1:
+            journal.save(state(round))
+            expected = []
+        record = merged(round, rng.randbytes(rng.randint(0, 2000)))
+        journal.append(record)
+        expected.append(plain(record))
+    journal.close()
+    assert read(tmp_path)[1] == expected

@@ -1,0 +1,174 @@
+"""A hub that is killed between any two of its effects, and restored: nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from fleet import Disk, Fleet
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgetrain import codecs
+from edgetrain.errors import ConfigError, Diverged
+from edgetrain.hub import Hub, Policy, Terms
+from edgetrain.merge import Mean
+from edgetrain.records import Round, decode, encode
+
+STRATEGIES = ("sync-sgd", "local-sgd", "fedavg", "dga")
+
+
+def fleet(
+    strategy, seed, *, kills=(), members=3, every=2, delay=5, steps=11, every_snapshot=0, **o
+):
+    disk = Disk(every_snapshot)
+    made = Fleet(
+        strategy, members, every, delay, steps, rng=random.Random(seed), disk=disk, kills=kills,
+        weights=[1.0, 2.0, 3.0, 4.0][:members], **o,
+    )  # fmt: skip
+    return made.run()
+
+
+def assert_nothing_lost(found, unhurt):
+    """Everyone got to the end, with the bits that a run without a kill gives."""
+    assert [m.state for m in found.members] == ["done"] * len(found.members)
+    assert {m.params.tobytes() for m in found.members} == {unhurt.members[0].params.tobytes()}
+    if unhurt.hub.base is not None:
+        assert found.hub.base.tobytes() == unhurt.hub.base.tobytes()
+    assert found.hub.round == unhurt.hub.round
+    assert_once(found)
+
+
+def assert_once(found):
+    """Every contribution that was answered is in the journal, and none is in it twice."""
+    counted = found.disk.counted
+    assert len(counted) == len(set(counted))
+    for member in found.members:
+        gave = {round for round in member.answered if round < member.half.round}
+        assert {(f"m{member.index}", round) for round in gave} <= set(counted)
+
+
+@given(
+    st.sampled_from(STRATEGIES),
+    st.lists(st.integers(0, 150), min_size=1, max_size=3),
+    st.integers(0, 2**32),
+    st.sampled_from(["fp32", "bf16", "topk(0.5) | q2"]),
+)
+def test_a_hub_killed_between_any_two_effects_loses_nothing(strategy, kills, seed, codec):
+    kinds = {"codec": codec, "elements": 24}
+    unhurt = fleet(strategy, seed, **kinds)
+    found = fleet(strategy, seed, kills=kills, **kinds)
+    assert_nothing_lost(found, unhurt)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_single_cut_point(strategy):
+    unhurt = fleet(strategy, 7, members=2, steps=10)
+    for cut in range(200):
+        found = fleet(strategy, 7, kills=[cut], members=2, steps=10)
+        if found.fuse is not None:
+            break  # the run was over before
+        assert_nothing_lost(found, unhurt)
+    else:
+        pytest.fail("the run did more than 200 things")
+    assert cut > 25
+
+
+@given(st.sampled_from(["local-sgd", "dga"]), st.integers(10, 150), st.integers(0, 2**32))
+def test_members_that_missed_too_much_go_on_from_the_base(strategy, kill, seed):
+    """The journal has a snapshot after every round and nothing before it."""
+    found = fleet(strategy, seed, kills=[kill], every_snapshot=1)
+    assert [m.state for m in found.members] == ["done"] * 3
+    assert {m.params.tobytes() for m in found.members} == {found.hub.base.tobytes()}
+    counted = found.disk.counted
+    assert len(counted) == len(set(counted))
+    if strategy == "dga":
+        return  # what a member gets at once it would have got later: as good, but not the same
+    unhurt = fleet(strategy, seed)
+    np.testing.assert_allclose(found.hub.base, unhurt.hub.base, rtol=1e-4, atol=1e-5)
+
+
+# -- the hub alone --------------------------------------------------------------------------------
+
+
+def books(hub):
+    """All that a restored hub has to have in common with the one before."""
+    known = {round: c for round, c in hub._checksums.items() if round <= hub.round}
+    return {
+        "base": None if hub.base is None else hub.base.tobytes(),
+        "round": hub.round,
+        "delay": hub.delay,
+        "checksums": known,
+        "members": {
+            peer.name: (peer.merged, peer.session, peer.index, peer.weight, peer.sender)
+            for peer in hub._peers.values()
+        },
+        "unsent": {name: array.tobytes() for name, array in hub._replies.state().items()},
+    }
+
+
+@given(
+    st.sampled_from(STRATEGIES),
+    st.integers(0, 2**32),
+    st.sampled_from(["fp32", "topk(0.5)", "int8"]),
+    st.sampled_from([0, 1, 3]),
+    st.sampled_from([None, 4]),
+)
+def test_a_restored_hub_is_the_hub_bit_for_bit(strategy, seed, codec, every_snapshot, delay):
+    disk = Disk(every_snapshot)
+    made = Fleet(
+        strategy, 2, 2, delay, 9, rng=random.Random(seed), disk=disk, codec=codec, elements=24,
+        wanted_delay=3,
+    )  # fmt: skip
+
+    def compare():
+        if disk.state is None:
+            return
+        again = made.fresh_hub()
+        again.restore(disk.state, disk.records(), made.now)
+        lost, found = books(made.hub), books(again)
+        if made.strategy.contributes == "gradient":  # told by members, for the open round too
+            lost["checksums"].pop(made.hub.round, None)
+            found["checksums"].pop(made.hub.round, None)
+            found["base"] = None
+        assert found == lost
+        assert again.epoch == made.hub.epoch + 1
+
+    made.run(compare)
+    assert made.hub.round > 3
+
+
+def test_a_restored_hub_waits_for_everyone_but_not_for_ever():
+    disk = Disk()
+    made = Fleet("local-sgd", 2, 1, 0, 50, disk=disk, policy=Policy(2, return_s=30.0))
+    while made.hub.round < 5:
+        what, member = made.rng.choice(made.choices())
+        made.deliver(member) if what == "deliver" else getattr(member, what)()
+    made.kill(1)
+    made.restart_hub()
+    assert made.hub.present == ["m0", "m1"]
+    made.run()
+    assert made.members[0].state == "done"
+    assert ("gone", "m1") in [(note.event, note.member) for note in made.notes]
+    assert made.now > 30
+
+
+def test_the_record_of_a_round_that_does_not_lead_to_its_checksum_is_divergence():
+    found = fleet("dga", 1)
+    records = found.disk.records()
+    index = next(i for i, r in enumerate(records) if isinstance(r, Round) and r.round == 2)
+    header, payloads = encode(records[index])
+    wrong = bytearray(b"".join(payloads))
+    wrong[3] ^= 1
+    records[index] = decode(header, bytes(wrong))
+    with pytest.raises(Diverged, match="after round 2 of the journal"):
+        found.fresh_hub().restore(found.disk.state, records, 0.0)
+
+
+def test_the_journal_of_another_job_is_refused_with_both():
+    found = fleet("dga", 1)
+    terms = Terms("dga", "displacement", False, 3, 5)
+    other = Hub(terms, Policy(3), Mean(), codecs.Dense(), codecs.Dense())
+    with pytest.raises(ConfigError, match=r"every 2, delay 5.*this one is dga, every 3, delay 5"):
+        other.restore(found.disk.state, [], 0.0)
