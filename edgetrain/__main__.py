@@ -31,9 +31,11 @@ def parser() -> argparse.ArgumentParser:
         doctor,
         hub,
         init,
+        keys,
         member,
         run,
         strategies,
+        sweep,
     )
     from edgetrain.networks import commands
 
@@ -46,10 +48,10 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"edgetrain {__version__}")
     top.add_argument("--debug", action="store_true", help="show where an error came from")
     verbs = top.add_subparsers(dest="command", required=True, metavar="VERB")
-    for module in (compare, run, init, hub, member, strategies, devices):
+    for module in (compare, run, init, hub, member, keys, strategies, devices):
         module.add_parser(verbs)
     commands.add_parser(verbs)
-    for module in (capacity, calibrate, doctor, bench):
+    for module in (sweep, capacity, calibrate, doctor, bench):
         module.add_parser(verbs)
     return top
 

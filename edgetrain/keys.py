@@ -253,16 +253,19 @@ class Keyring:
 
     # -- hubs that this machine knows ---------------------------------------------------------
 
+    def hubs(self) -> dict[str, Public]:
+        """Address -> pinned public key."""
+        where = f"public key in {self.path / 'hubs'}"
+        return {address: read_key(key, where) for address, key in self._lines("hubs", 2)}
+
     def hub(self, address: str) -> Public | None:
         """The pinned key of the hub at an address, or None."""
-        found = [key for known, key in self._lines("hubs", 2) if known == address]
-        return read_key(found[-1], f"public key in {self.path / 'hubs'}") if found else None
+        return self.hubs().get(address)
 
     def pin(self, address: str, key: Public) -> None:
         """Take the hub at an address for genuine only with this key from now on."""
         with self._locked():
-            kept = [(known, k) for known, k in self._lines("hubs", 2) if known != address]
-            lines = [f"{known} {k}\n" for known, k in [*kept, (address, spell(key))]]
+            lines = [f"{a} {spell(k)}\n" for a, k in (self.hubs() | {address: key}).items()]
             self._write("hubs", "".join(lines), 0o644)
 
     # -- files --------------------------------------------------------------------------------
@@ -354,6 +357,37 @@ def read_token(token: str) -> tuple[Public, bytes]:
             "this is no enrolment token", "`edgetrain keys enroll NAME` at the hub prints one"
         )
     return packed[:KEY_BYTES], packed[KEY_BYTES:]
+
+
+def credentials(
+    hub: str,
+    hub_key: str | None = None,
+    chosen: str | Path | None = None,
+    *,
+    insecure: bool = False,
+) -> Credentials | None:
+    """With what to join the hub at an address; None: without encryption.
+
+    `hub_key`: the hub's public key or a file with it; else the one that enrolment pinned. `chosen`:
+    the folder of this machine's keys. Off this machine nothing travels in the clear unless it is
+    said to be `insecure`. Raises ConfigError.
+    """
+    from edgetrain.interfaces import is_local_name
+    from edgetrain.sockets import split_address
+
+    if insecure:
+        return None
+    ring = Keyring(folder(chosen))
+    key = public_key(hub_key) if hub_key else ring.hub(hub)
+    if key is not None:
+        return Credentials(ring.pair(), key)
+    if is_local_name(split_address(hub)[0]) and chosen is None:
+        return None
+    raise ConfigError(
+        f"the key of the hub at {hub} is not known here",
+        "enrol with a token (edgetrain keys enroll --hub … --token …), give its key (--hub-key, "
+        "hub_key=), or, inside a network you trust, --insecure (insecure=True)",
+    )
 
 
 # -- at the hub's door ----------------------------------------------------------------------------

@@ -12,11 +12,13 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
 
+from edgetrain import keys as key_files
 from edgetrain import layout as layouts
 from edgetrain import strategies
 from edgetrain.checksum import Vector, checksum
@@ -41,6 +43,9 @@ def join(
     weight: float = 1.0,
     job: str = "",
     timeout_s: float = 30.0,
+    hub_key: str | None = None,
+    keys: str | Path | None = None,
+    insecure: bool = False,
 ) -> Member:
     """Join the hub at "tcp://host:port" with a model and its optimizer; returns when training
     starts.
@@ -48,11 +53,18 @@ def join(
     The hub decides strategy, every, delay and codec. The model's parameters become views of one
     flat vector and, unless this member is the first, are overwritten with the fleet's. `weight` is
     the number of samples this member holds (fedavg weighs by it); `timeout_s` is how long an
-    unreachable hub is tried. Raises HubUnreachable, NetworkError, Refused, ConfigError.
+    unreachable hub is tried.
+
+    On another machine the hub is joined encrypted, with this machine's `keys` (a folder; None: the
+    usual one) and the hub's public key: the one pinned when this machine was enrolled, or `hub_key`
+    (text, or a file). `insecure` does without. Raises HubUnreachable, NetworkError, Refused,
+    ConfigError.
     """
     route(hub, timeout_s)
+    credentials = key_files.credentials(hub, hub_key, keys, insecure=insecure)
     flat = bind(model, optimizer)
-    return Member(MemberSocket(hub), flat, optimizer, Request("", name, weight, job), timeout_s)
+    socket = MemberSocket(hub, credentials=credentials)
+    return Member(socket, flat, optimizer, Request("", name, weight, job), timeout_s)
 
 
 class Steps(Protocol):

@@ -12,8 +12,9 @@ from edgetrain import codecs, devices, merging, networks, strategies
 from edgetrain.codecs import Codec, Deep, TwoTrips
 from edgetrain.config import Job
 from edgetrain.errors import ConfigError
-from edgetrain.hub import Hub, Policy, Terms
+from edgetrain.hub import BASE_PART_ELEMENTS, Hub, Policy, Terms
 from edgetrain.merge import RoundRule, SliceRule
+from edgetrain.messages import MAX_HEADER_BYTES
 from edgetrain.networks import Fault, Site
 from edgetrain.presence import Presence, parse_absences
 
@@ -59,6 +60,21 @@ def hub_of(job: Job, *, any_job: bool = False) -> Hub:
         codec,
         reply_codec,
     )
+
+
+LARGEST_PART_BYTES = 1 << 30
+"""Of codecs whose parts are as large as the model, which a hub does not know before it listens."""
+
+
+def message_limit(job: Job) -> int:
+    """Bytes of the largest frame that a member of this job has a reason to send. A connection that
+    announces a larger one is closed before anything is allocated for it."""
+    codec = codecs.parse(job.strategy.codec)
+    try:
+        largest = codec.max_bytes(codec.part_elements)
+    except ConfigError:  # it depends on the shapes of the tensors
+        largest = LARGEST_PART_BYTES
+    return max(largest, 4 * BASE_PART_ELEMENTS, MAX_HEADER_BYTES)
 
 
 def _merge_rule(job: Job, strategy: strategies.Strategy) -> SliceRule | RoundRule:

@@ -467,6 +467,17 @@ _UNLIKE = {
     ),
 }
 
+
+def answer(member: MemberSocket, patience_s: float) -> list[bytes] | None:
+    """The next message to a member, or None after so long. Raises as `receive`."""
+    until = time.monotonic() + patience_s
+    while time.monotonic() < until:
+        frames = member.receive(0.1)
+        if frames is not None:
+            return [bytes(frame) for frame in frames]
+    return None
+
+
 # struct tcp_info of Linux: tcpi_rtt (µs) at 68, tcpi_bytes_acked and _received at 120,
 # tcpi_notsent_bytes at 144, tcpi_bytes_sent and _retrans at 200 (Linux 4.19 and newer).
 _RTT, _BYTES, _SENT = struct.Struct("=I"), struct.Struct("=QQ"), struct.Struct("=QQ")

@@ -1,7 +1,8 @@
-"""What all tests share: hypothesis' profile."""
+"""What all tests share: hypothesis' profile, and no keys but their own."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -11,3 +12,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("edgetrain")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_keys(tmp_path_factory):
+    """The keys of whoever runs the tests are not used, and not changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("no-keys")))
+        yield

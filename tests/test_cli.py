@@ -37,8 +37,8 @@ VERBS = dict(verbs(parser()))
 def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
-        "bench", "compare", "devices", "doctor", "hub", "init", "member", "networks", "run",
-        "strategies",
+        "bench", "calibrate", "capacity", "compare", "devices", "doctor", "hub", "init", "keys",
+        "member", "networks", "run", "strategies", "sweep",
     }  # fmt: skip
 
 
@@ -205,7 +205,8 @@ def test_a_member_that_cannot_be(words, says, capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--bind", "tcp://*:5555"], "--insecure"),
+        (["--bind", "tcp://*:5555"], "this machine has no keys (make them with `edgetrain keys in"),
+        (["--keys", "nowhere"], "tcp://localhost:5555 lets other machines in"),
         (["--bind", "tcp://no-such-host.invalid:0"], "cannot be resolved"),
         (["--bind", "tcp://203.0.113.7:0"], "no address of this machine"),
         (["--bind", "tcp://localhost:65536"], "not an address"),

@@ -94,6 +94,15 @@ def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
         parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    """--keys."""
+    parser.add_argument(
+        "--keys",
+        metavar="FOLDER",
+        help="folder of keys (default: ~/.config/edgetrain); see `edgetrain keys`",
+    )
+
+
 def say(text: str) -> None:
     """Print a line at once, whatever stdout is."""
     print(text, flush=True)

@@ -14,7 +14,9 @@ from edgetrain.errors import ConfigError
 _EXAMPLES = """\
 examples:
   edgetrain hub job.toml                                      this machine only
-  edgetrain hub job.toml --bind tcp://eth0:5555 --insecure    members on other machines
+  edgetrain keys init && edgetrain hub job.toml --bind tcp://eth0:5555
+                                                              members on other machines, encrypted
+  edgetrain hub job.toml --bind tcp://eth0:5555 --insecure    whoever reaches the port
   edgetrain hub members=4 strategy=dga --any-job              for loops of your own (edgetrain.join)
 
 The hub needs neither torch nor the task. It prints the address that members are to be given.
@@ -41,8 +43,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="let other machines in although nothing is encrypted or authenticated yet",
+        help="encrypt nothing and let in whoever reaches the port",
     )
+    common.add_keys(parser)
     parser.add_argument(
         "--any-job",
         action="store_true",
@@ -56,29 +59,38 @@ def run(arguments: argparse.Namespace) -> int:
     """Listen, say where, serve until the job is over."""
     job, _ = common.job_of(arguments)
     from edgetrain import interfaces, runs
-    from edgetrain.plans import hub_of
+    from edgetrain.hub import Note
+    from edgetrain.keys import Gate, Keyring, spell
+    from edgetrain.keys import folder as key_folder
+    from edgetrain.plans import hub_of, message_limit
     from edgetrain.recorder import HubRecorder
     from edgetrain.serve import serve
     from edgetrain.sockets import HubSocket, split_address
 
     host, port = split_address(arguments.bind)
     listening = interfaces.listen_on(host, port)
-    if not listening.local and not arguments.insecure:
+    ring = Keyring(key_folder(arguments.keys))
+    closed = not arguments.insecure and (not listening.local or arguments.keys is not None)
+    if closed and not ring.exists:
         raise ConfigError(
-            f"{arguments.bind} lets other machines in, and this version encrypts nothing",
-            "inside a network you trust add --insecure; else use an SSH tunnel or a VPN",
+            f"{arguments.bind} lets other machines in, and this machine has no keys",
+            "make them with `edgetrain keys init`; inside a network you trust --insecure will do",
         )
     hub = hub_of(job, any_job=arguments.any_job)
-    socket = HubSocket(listening.bind)
+    gate = Gate(ring) if closed else None
+    socket = HubSocket(listening.bind, message_limit(job), gate)
     folder = runs.create(arguments.runs, job.name or "hub")
     runs.write_job(folder, job.to_dict())
     runs.write_environment(folder)
     for interface in listening.reachable:
         shown = f"[{interface.address}]" if ":" in interface.address else interface.address
         common.say(f"listening on {interface.name}: members join tcp://{shown}:{socket.port}")
+    if gate is not None:
+        common.say(f"encrypted; its public key is {spell(gate.pair.public)}")
     common.say(f"waiting for {job.fleet.members} members; run folder: {folder}")
     signal.signal(signal.SIGTERM, _interrupt)
     recorder = HubRecorder(folder, time.monotonic, socket.traffic, say=common.say)
+    socket.refusals.tell = lambda line: recorder(Note("refused", "?", line))
     try:
         serve(hub, socket, time.monotonic, recorder)
     finally:

@@ -32,6 +32,15 @@ def add_parser(subparsers: Any) -> None:
     common.add_job(parser)
     parser.add_argument("--hub", required=True, metavar="tcp://HOST:PORT", help="as the hub says")
     parser.add_argument(
+        "--hub-key",
+        metavar="KEY",
+        help="the hub's public key, or a file with it (default: the one known from enrolment)",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="join a hub on another machine without encryption"
+    )
+    common.add_keys(parser)
+    parser.add_argument(
         "--index", required=True, type=int, metavar="N", help="which share of the data, from 0"
     )
     common.add_output(parser, json=False)
@@ -41,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check the way to the hub, then train."""
     job, beside = common.job_of(arguments)
-    from edgetrain import devices, interfaces, runs
+    from edgetrain import devices, interfaces, keys, runs
     from edgetrain.errors import ConfigError
     from edgetrain.metrics import MetricsLog
 
@@ -52,7 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     via = interfaces.route(arguments.hub, timeout_s=10.0)
-    common.say(f"joining {arguments.hub} over {via}")
+    credentials = keys.credentials(
+        arguments.hub, arguments.hub_key, arguments.keys, insecure=arguments.insecure
+    )
+    common.say(f"joining {arguments.hub} over {via}" + (", encrypted" if credentials else ""))
     from edgetrain.train import Place, train
 
     folder = runs.create(arguments.runs, f"{job.name or 'member'}-m{arguments.index}")
@@ -67,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         return MetricsLog(runs.metrics_path(folder), name, time.monotonic, time.monotonic())
 
     try:
-        train(job, Place(arguments.index, device, beside), arguments.hub, open_log)
+        place = Place(arguments.index, device, beside)
+        train(job, place, arguments.hub, open_log, credentials=credentials)
     finally:
         runs.write_summary(folder, runs.summarise(folder))
     common.say("done")

@@ -1,0 +1,164 @@
+"""`edgetrain keys`: who may join a hub here, and as whom this machine joins others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from edgetrain.cli import common
+from edgetrain.errors import ConfigError
+
+_EXAMPLES = """\
+on the hub's machine:
+  edgetrain keys init
+  edgetrain keys enroll pi-3                       prints a token that lets one device in
+  edgetrain hub job.toml --bind tcp://eth0:5555    encrypted; enrols whoever has a token
+on the device:
+  edgetrain keys enroll --hub tcp://192.168.1.5:5555 --token TOKEN
+  edgetrain member job.toml --hub tcp://192.168.1.5:5555 --index 3
+at any time, also while the hub runs:
+  edgetrain keys list
+  edgetrain keys revoke pi-3
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = common.verb(
+        subparsers,
+        "keys",
+        "who may join: init, enroll, list, revoke",
+        "Key pairs of this machine, and the list of devices that a hub here lets in.",
+        _EXAMPLES,
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    init = verbs.add_parser("init", help="make this machine's key pair")
+    init.add_argument("--replace", action="store_true", help="make a new pair in place of the old")
+    init.set_defaults(run=_init)
+    enroll = verbs.add_parser(
+        "enroll",
+        help="let a device in: at the hub NAME prints a token, at the device --hub --token uses it",
+    )
+    enroll.add_argument("name", nargs="?", default="", help="at the hub: what the device is called")
+    enroll.add_argument("--minutes", type=float, default=60.0, help="the token holds (default: 60)")
+    enroll.add_argument("--key", help="at the hub: the device's public key, in place of a token")
+    enroll.add_argument("--hub", metavar="tcp://HOST:PORT", help="at the device: a running hub")
+    enroll.add_argument("--token", help="at the device: what the hub's owner was given ('-': ask)")
+    enroll.set_defaults(run=_enroll)
+    listing = verbs.add_parser("list", help="this machine's public key, devices, open tokens, hubs")
+    listing.set_defaults(run=_list)
+    revoke = verbs.add_parser("revoke", help="let a device in no longer; a running hub drops it")
+    revoke.add_argument("who", metavar="NAME", help="its name, or its public key")
+    revoke.set_defaults(run=_revoke)
+    for each in (init, enroll, listing, revoke):
+        common.add_keys(each)
+        each.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from edgetrain import keys
+    from edgetrain.sockets import new_pair
+
+    ring = keys.Keyring(keys.folder(arguments.keys))
+    pair = ring.init(new_pair, replace=arguments.replace)
+    _answer(
+        arguments,
+        {"public": keys.spell(pair.public), "folder": str(ring.path)},
+        f"made a key pair in {ring.path}; public key:\n{keys.spell(pair.public)}",
+    )
+    return 0
+
+
+def _enroll(arguments: argparse.Namespace) -> int:
+    if arguments.hub:
+        return _enroll_here(arguments)
+    if not arguments.name or arguments.token:
+        raise ConfigError(
+            "who is to be enrolled?",
+            "at the hub: edgetrain keys enroll NAME; "
+            "at the device: edgetrain keys enroll --hub tcp://HOST:PORT --token TOKEN",
+        )
+    return _let_in(arguments)
+
+
+def _let_in(arguments: argparse.Namespace) -> int:
+    """At the hub: a token, or the list itself."""
+    from edgetrain import keys
+    from edgetrain.sockets import new_pair
+
+    ring = keys.Keyring(keys.folder(arguments.keys))
+    if arguments.key:
+        key = keys.public_key(arguments.key)
+        ring.allow(key, arguments.name)
+        said = f"{arguments.name} may join with key {keys.short(key)}…"
+        _answer(arguments, {"name": arguments.name, "key": keys.spell(key)}, said)
+        return 0
+    if not 0 < arguments.minutes <= 60 * 24 * 30:
+        raise ConfigError(f"--minutes {arguments.minutes:g}: allowed are more than 0 to 43200")
+    token = ring.issue(arguments.name, new_pair, time.time(), arguments.minutes)
+    _answer(
+        arguments,
+        {"name": arguments.name, "token": token, "minutes": arguments.minutes},
+        f"{token}\n(lets one device in as {arguments.name}, once, within {arguments.minutes:g} "
+        "minutes, at a hub that runs here; keep it secret until then)",
+    )
+    return 0
+
+
+def _enroll_here(arguments: argparse.Namespace) -> int:
+    """At the device: the exchange with the hub."""
+    import getpass
+
+    from edgetrain import interfaces, keys, sockets
+
+    token = arguments.token
+    if not token:
+        raise ConfigError("--token is missing", "the hub's owner prints one; '-' asks for it")
+    hub, secret = keys.read_token(getpass.getpass("token: ") if token == "-" else token)  # noqa: S105
+    ring = keys.Keyring(keys.folder(arguments.keys))
+    own = ring.pair() if ring.exists else ring.init(sockets.new_pair)
+    interfaces.route(arguments.hub, timeout_s=10.0)
+    with_token = keys.Credentials(sockets.pair_of(secret), hub)
+    member = sockets.MemberSocket(arguments.hub, credentials=with_token)
+    try:
+        member.send([keys.ENROL, own.public])
+        name = keys.enrolled(sockets.answer(member, 10.0))
+    finally:
+        member.close()
+    ring.pin(arguments.hub, hub)
+    said = f"enrolled as {name}; {arguments.hub} is known by its key {keys.short(hub)}…"
+    _answer(arguments, {"name": name, "hub": arguments.hub, "key": keys.spell(hub)}, said)
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from edgetrain import keys
+
+    ring = keys.Keyring(keys.folder(arguments.keys))
+    own = keys.spell(ring.pair().public) if ring.exists else ""
+    members = {name: keys.spell(key) for key, name in ring.members().items()}
+    tokens = [{"name": name, "seconds": round(left)} for name, left in ring.tokens(time.time())]
+    hubs = {address: keys.spell(key) for address, key in ring.hubs().items()}
+    lines = [f"this machine  {own or 'has no keys: edgetrain keys init'}"]
+    lines += [f"may join      {key}  {name}" for name, key in sorted(members.items())]
+    lines += [f"open token    {t['name']}, {t['seconds']} s left" for t in tokens]
+    lines += [f"known hub     {key}  {address}" for address, key in hubs.items()]
+    found = {"public": own, "members": members, "tokens": tokens, "hubs": hubs}
+    _answer(arguments, found | {"folder": str(ring.path)}, "\n".join(lines))
+    return 0
+
+
+def _revoke(arguments: argparse.Namespace) -> int:
+    from edgetrain import keys
+
+    ring = keys.Keyring(keys.folder(arguments.keys))
+    key, name = ring.revoke(arguments.who)
+    said = f"{name} with key {keys.short(key)}… may join no longer"
+    _answer(arguments, {"name": name, "key": keys.spell(key)}, said)
+    return 0
+
+
+def _answer(arguments: argparse.Namespace, found: dict[str, Any], text: str) -> None:
+    common.say(json.dumps(found) if arguments.json else text)

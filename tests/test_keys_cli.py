@@ -1,0 +1,139 @@
+"""`edgetrain keys`, and a hub and members that use what it leaves, as people run them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import edgetrain, hub, running, write_tiny
+
+from edgetrain import keys
+from edgetrain.__main__ import main
+from edgetrain.errors import ConfigError
+from edgetrain.keys import Keyring, credentials, spell
+
+
+def answer(capsys, *words):
+    assert main(["keys", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys, *words):
+    assert main(["keys", *words]) == 2
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    return text
+
+
+def test_a_pair_is_made_once(tmp_path, capsys):
+    made = answer(capsys, "init", "--keys", str(tmp_path))
+    assert Keyring(tmp_path).pair().public == keys.read_key(made["public"])
+    assert "already" in refused(capsys, "init", "--keys", str(tmp_path))
+    again = answer(capsys, "init", "--replace", "--keys", str(tmp_path))
+    assert again["public"] != made["public"]
+
+
+def test_the_list_by_hand(tmp_path, capsys):
+    at = ("--keys", str(tmp_path))
+    key = answer(capsys, "init", *at)["public"]
+    assert answer(capsys, "enroll", "pi-3", "--key", key, *at) == {"name": "pi-3", "key": key}
+    token = answer(capsys, "enroll", "pi-4", "--minutes", "5", *at)["token"]
+    found = answer(capsys, "list", *at)
+    assert found["members"] == {"pi-3": key}
+    assert found["public"] == key
+    ((open_token),) = found["tokens"]
+    assert open_token["name"] == "pi-4"
+    assert 290 <= open_token["seconds"] <= 300
+    assert main(["keys", "list", *at]) == 0
+    text = capsys.readouterr().out
+    assert key in text
+    secret = spell(keys.read_token(token)[1])
+    assert token not in text
+    assert secret not in text
+    assert answer(capsys, "revoke", "pi-3", *at)["key"] == key
+    assert answer(capsys, "list", *at)["members"] == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["enroll"], "who is to be enrolled"),
+        (["enroll", "pi-1"], "this machine has no keys in"),
+        (["enroll", "pi-1", "--minutes", "0"], "--minutes 0: allowed are"),
+        (["enroll", "pi-1", "--key", "x"], "'x' is neither a public key nor a file"),
+        (["enroll", "--hub", "tcp://localhost:1"], "--token is missing"),
+        (["enroll", "--hub", "tcp://localhost:1", "--token", "x"], "this is no enrolment token"),
+        (["revoke", "pi-1"], "no device 'pi-1' on the list"),
+    ],
+)
+def test_what_cannot_be_done_is_said(words, said, tmp_path, capsys):
+    assert said in refused(capsys, *words, "--keys", str(tmp_path))
+
+
+def test_with_what_a_hub_is_joined(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    far, near = "tcp://192.0.2.1:5555", "tcp://localhost:5555"
+    assert credentials(far, insecure=True) is None
+    assert credentials(near) is None
+    with pytest.raises(ConfigError, match=r"the hub at tcp://192\.0\.2\.1:5555 is not known"):
+        credentials(far)
+    with pytest.raises(ConfigError, match="not known"):
+        credentials(near, chosen=tmp_path / "others")
+    ring = Keyring(keys.folder())
+    hub_key = spell(bytes(range(32)))
+    with pytest.raises(ConfigError, match="edgetrain keys init"):
+        credentials(far, hub_key)
+    own = ring.init(lambda: keys.Pair(b"p" * 32, b"s" * 32))
+    assert credentials(far, hub_key) == keys.Credentials(own, bytes(range(32)))
+    ring.pin(near, b"h" * 32)
+    assert credentials(near) == keys.Credentials(own, b"h" * 32)
+
+
+def everything_written(folder: Path) -> str:
+    return "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+
+
+def test_devices_enrol_and_train_encrypted_and_no_secret_is_left_anywhere(tmp_path, capsys):
+    job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 30})
+    ours, theirs, strange = (str(tmp_path / name) for name in ("ours", "theirs", "strange"))
+    answer(capsys, "init", "--keys", ours)
+    answer(capsys, "init", "--keys", strange)
+    tokens = [answer(capsys, "enroll", f"pi-{i}", "--keys", ours)["token"] for i in range(2)]
+    said = []
+    with hub(job, "--keys", ours, cwd=tmp_path) as (serving, address):
+        public = serving.until("public key is").split()[-1]
+
+        def enroll(token, at):
+            return edgetrain("keys", "enroll", "--hub", address, "--token", token, "--keys", at,
+                             cwd=tmp_path)  # fmt: skip
+
+        done = enroll(tokens[0], theirs)
+        assert "enrolled as pi-0" in done.stdout, done.stderr
+        replayed = enroll(tokens[0], strange)
+        assert replayed.returncode == 2
+        assert "does not let this machine's key in" in replayed.stderr
+        serving.until("the enrolment token for 'pi-0' was used before")
+        member = ("member", job, "--hub", address)
+        plain = edgetrain(*member, "--index", "0", cwd=tmp_path)
+        assert "the hub encrypts, and this member was told not to" in plain.stderr
+        wrong = edgetrain(*member, "--index", "0", "--keys", strange, "--hub-key", public,
+                          cwd=tmp_path)  # fmt: skip
+        assert "does not let this machine's key in" in wrong.stderr
+        serving.until("is not on the list")
+        answer(capsys, "enroll", "pi-9", "--key", f"{strange}/key", "--keys", ours)
+        ends = (("--keys", theirs), ("--keys", strange, "--hub-key", public))
+        with (
+            running(*member, "--index", "0", *ends[0], cwd=tmp_path) as one,
+            running(*member, "--index", "1", *ends[1], cwd=tmp_path) as two,
+        ):
+            said += [one, two]
+            assert (one.finish(), two.finish()) == (0, 0), one.said + two.said
+            assert ", encrypted" in one.said
+        assert serving.finish() == 0
+        said.append(serving)
+    secrets = [*tokens, *(spell(keys.read_token(token)[1]) for token in tokens)]
+    secrets += [spell(Keyring(Path(at)).pair().secret) for at in (ours, theirs, strange)]
+    written = everything_written(tmp_path / "runs") + "".join(each.said for each in said)
+    assert "was used before" in written
+    assert not any(secret in written for secret in secrets)
