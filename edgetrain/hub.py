@@ -51,7 +51,13 @@ AUTO_ROUNDS = 3
 after two, four, eight … times as many, when slow start is over and the link may have changed."""
 
 MAX_AHEAD = 1024
-"""Rounds a member may be ahead of the oldest open one, whatever delay it says it has."""
+"""Rounds a member may be ahead of the oldest open one, whatever the delay."""
+
+MAX_IN_FLIGHT = 128
+"""Rounds that an automatic delay may hide, whatever members say they need."""
+
+BEHIND_BYTES = 1 << 28
+"""Replies that may wait for a member that does not take them."""
 
 REMEMBERED = 4096
 """Checksums of base that are kept to compare members against."""
@@ -325,6 +331,8 @@ class Hub:
         self._upload: list[Buffer] = []
         self._uploader: _Peer | None = None
         self._away: dict[str, _Peer] = {}
+        self._longest = 0
+        """The longest delay so far: members still act on it for a while."""
         self._last_beat = float("-inf")
         self._first: list[Effect] = []
 
@@ -705,7 +713,9 @@ class Hub:
     def _next_for(self, peer: _Peer) -> int:
         """The round from which on a member that is not in step takes part: no round that others
         have given to waits for it, and no name gives to a round twice."""
-        ahead = max((p.next_round for p in self._peers.values() if p.present), default=0)
+        ahead = 0
+        if self.started:  # before that nobody has given to anything
+            ahead = max((p.next_round for p in self._peers.values() if p.present), default=0)
         away = self._away.pop(peer.name, peer)
         return max(self.round, ahead, away.next_round)
 
@@ -842,8 +852,8 @@ class Hub:
         parts = -(-self._elements // self._codec.part_elements)
         if not self.started or message.round != peer.next_round:
             return "order", f"round {message.round} came when {peer.next_round} was due"
-        if message.round - self.round > MAX_AHEAD:
-            return "order", f"round {message.round} is {MAX_AHEAD} ahead of {self.round}"
+        if message.round - self.round > (most := self._slack()):
+            return "order", f"round {message.round} is more than {most} ahead of {self.round}"
         if message.applied > self.round:
             return "order", f"{message.applied} replies applied, {self.round} were sent"
         if message.part != len(peer.incoming) or message.parts != parts:
@@ -947,7 +957,7 @@ class Hub:
         names = tuple(name for name, _ in sorted(entry.contributions))
         open_s = now - entry.opened
         effects.append(Closed(round, names, missing, weight, open_s, self.delay, cuts))
-        return effects
+        return effects + self._give_up_behind(sum(memoryview(p).nbytes for p in payloads))
 
     def _leave_out(self, entry: _Round, spoilt: _Spoilt) -> list[Effect]:
         """Drop a spoilt contribution and expel its sender; the round, which may now lack a quorum,
@@ -1061,7 +1071,24 @@ class Hub:
         """With delay = "auto": take what the slowest member would have needed."""
         turns, odd = divmod(self.round + 1, AUTO_ROUNDS)
         if self.terms.delay is None and not odd and turns.bit_count() == 1 and chosen:
-            self.delay = max(contribution.wanted_delay for contribution in chosen)
+            wanted = max(contribution.wanted_delay for contribution in chosen)
+            self.delay = min(wanted, MAX_IN_FLIGHT * self.terms.every)
+            self._longest = max(self._longest, self.delay)
+
+    def _slack(self) -> int:
+        """Rounds that a member may be ahead of the hub, or behind: four times what its delay asks
+        for, because delays change and newcomers begin ahead. What it sends is kept until then."""
+        return min(MAX_AHEAD, 4 * (max(self._longest, self.delay) // self.terms.every + 2))
+
+    def _give_up_behind(self, reply_bytes: int) -> list[Effect]:
+        """Members that take no replies: nothing more is kept for them. They may come back."""
+        most = max(self._slack(), BEHIND_BYTES // max(reply_bytes, 1))
+        effects: list[Effect] = []
+        for peer in list(self._peers.values()):
+            if peer.state in ("training", "late") and self.round - peer.applied > most:
+                reason = f"it has not taken the replies of the last {most} rounds"
+                effects += self._forget(peer, "gone", reason)
+        return effects
 
     # -- going --------------------------------------------------------------------------------
 

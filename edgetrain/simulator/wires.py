@@ -25,8 +25,9 @@ SEND_LIMIT_BYTES = 4 << 20
 HANDSHAKES, HANDSHAKE_BYTES = 3, 64
 """Round trips of TCP's and ZMTP's greetings before the first message, and bytes in each."""
 
-TRAIN_BYTES = 4 * MSS
-"""What leaves at once where the congestion window is the limit."""
+TRAIN_SEGMENTS, COARSE_TRAIN_SEGMENTS, COARSE_FROM = 4, 16, 64
+"""Segments that leave at once where the congestion window is the limit; so many more from so many
+members on, where each costs more time than it tells."""
 
 Frames = Sequence[Buffer]
 
@@ -51,6 +52,7 @@ class _Path:
     """The ways that bytes go, in order: the access link and a site's uplink, or back."""
 
     ways: tuple[Way, ...]
+    train_bytes: int
 
     @property
     def mean_delay(self) -> int:
@@ -62,7 +64,8 @@ class _Path:
 
     @property
     def down(self) -> bool:
-        return any(way.model.down for way in self.ways)
+        """A fault takes the access link away: the first way up, the last way down."""
+        return self.ways[0].model.down or self.ways[-1].model.down
 
     def ack_delay(self, now: int) -> int:
         for way in self.ways:
@@ -85,6 +88,7 @@ class _Stream:
         self._world, self._path, self._back = world, path, back
         self._deliver = deliver
         self._chunk = path.chunk
+        self._ns_per_byte = max(way.ns_per_byte for way in path.ways)
         self.window = Window(congestion, path.mean_delay + back.mean_delay, SEND_LIMIT_BYTES)
         self._backlog: deque[_Message] = deque()
         self._acks: deque[tuple[int, int, int, int]] = deque()
@@ -115,7 +119,7 @@ class _Stream:
                 return
             message = self._backlog[0]
             # Where the window is the limit, acknowledgements come and let go a few at a time.
-            most = self._chunk if room >= message.left else TRAIN_BYTES
+            most = self._chunk if room >= message.left else self._path.train_bytes
             size = min(room, most, message.left)
             message.left -= size
             whole = message.frames if not message.left else None
@@ -135,7 +139,7 @@ class _Stream:
         """A chunk is at the entry of a way. Shared ways are entered in the order of time."""
         way = self._path.ways[stage]
         segments = -(-size // MSS)
-        lost = way.losses.within(size)
+        lost = way.losses.within(size, now)
         rate = way.model.rate
         overflow = rate is not None and rate.full(now)
         arrival = way.model.arrival(now, size + segments * HEADERS, segments)
@@ -149,7 +153,7 @@ class _Stream:
                 lambda: self._through(stage + 1, arrival, sent, size, whole, stall),
             )
             return
-        spread = int(max(size - MSS, 0) * max(w.ns_per_byte for w in self._path.ways))
+        spread = int(max(size - MSS, 0) * self._ns_per_byte)
         acked_at = self._back.ack_delay(arrival)
         if self._acks:  # acknowledgements do not overtake each other
             acked_at = max(acked_at, self._acks[-1][0])
@@ -322,6 +326,8 @@ class SimulatedNetwork:
         self.congestion = congestion
         self.hub = HubWire(world, message_s)
         number = iter(range(seed * 1_000_000, seed * 1_000_000 + 1_000_000, 2))
+        coarse = len(profiles) >= COARSE_FROM
+        self._train_bytes = MSS * (COARSE_TRAIN_SEGMENTS if coarse else TRAIN_SEGMENTS)
         self._access = [self._pair(profile, number) for profile in profiles]
         uplinks = [(site, self._pair(site.uplink, number)) for site in sites]
         self._uplink = {member: pair for site, pair in uplinks for member in site.members}
@@ -340,8 +346,9 @@ class SimulatedNetwork:
         up, down = self._access[member]
         shared = self._uplink.get(member)
         if shared is None:
-            return _Path((up,)), _Path((down,))
-        return _Path((up, shared[0])), _Path((shared[1], down))
+            return _Path((up,), self._train_bytes), _Path((down,), self._train_bytes)
+        ways_up, ways_down = (up, shared[0]), (shared[1], down)
+        return _Path(ways_up, self._train_bytes), _Path(ways_down, self._train_bytes)
 
     def connect(self, member: int) -> MemberWire:
         """A new connection of this member, after the round trips that TCP and ZMTP need."""
