@@ -157,6 +157,24 @@ def test_a_lossy_codec_keeps_members_equal(strategy, codec):
     assert np.abs(found[0][0] - started).max() > 1e-3
 
 
+def test_alone_a_member_that_sends_little_trains_as_without_a_fleet():
+    """What is not sent stays in its parameters; it is given up when training ends."""
+    wires, model, plain = Loopback(), children.model(0), children.model(0)
+    optim, other = children.optimizer("sgd", model), children.optimizer("sgd", plain)
+    codec = {"codec": "topk(0.1) | q2", "reply_codec": "fp32"}
+    with children.HubThread(wires, "dga", 1, every=2, delay=3, **codec).serving():
+        with Member(wires.connect(), bind(model, optim), optim, Request("", "m0")) as member:
+            for step in range(12):
+                for each, steps in ((model, member), (plain, other)):
+                    each.zero_grad()
+                    x, y = children.batch(0, step)
+                    nn.functional.cross_entropy(each(x), y).backward()
+                    steps.step()
+                np.testing.assert_allclose(children.flat(model), children.flat(plain), atol=1e-5)
+            assert np.abs(member.half.base - children.flat(plain)).max() > 1e-3
+        assert children.flat(model).tobytes() == member.half.base.tobytes()
+
+
 def test_a_half_precision_member_and_its_likes_agree_on_the_master():
     models = [children.model(i).to(torch.bfloat16) for i in range(2)]
     found, hub = fleet_of(6, {"model": models[0]}, {"model": models[1]}, every=2)

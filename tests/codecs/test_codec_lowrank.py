@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgetrain.codecs import PowerSGD, Vector, parse
 from edgetrain.codecs.lowrank import orthonormal, product
-from edgetrain.errors import ConfigError
+from edgetrain.errors import BadPayload, ConfigError
 
 LAYOUT = (("w", 0, (12, 7)), ("b", 84, (7,)), ("conv", 91, (6, 3, 2, 2)), ("s", 163, ()))
 ELEMENTS = 164
@@ -127,3 +127,14 @@ def test_a_second_iteration_is_closer() -> None:
         codec = parse(spec).bind(layout)
         errors.append(np.linalg.norm(cases.decode(codec, codec.encode(x), 1200) - x))
     assert errors[1] < errors[0]
+
+
+@pytest.mark.parametrize("spoilt", [b"\0\0\0", bytes(4), b"\0\0\x80\x3f" + bytes(4), bytes(24)])
+def test_zeros_at_the_end_have_one_spelling(spoilt: bytes) -> None:
+    codec = parse("powersgd(1)").bind((("w", 0, (5,)),))
+    out = np.full(5, 7, np.float32)
+    with pytest.raises(BadPayload):
+        codec.decode(spoilt, out)
+    assert (out == 7).all()
+    codec.decode(b"", out)
+    assert not out.any()
