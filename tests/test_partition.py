@@ -124,3 +124,20 @@ def test_batches_that_cannot_be_are_refused_at_once(arguments, says):
 def test_a_bad_seed_of_the_partition_is_refused(seed):
     with pytest.raises(TaskError, match=r"data\.seed"):
         Shards(np.zeros(8, int), "iid", seed)
+
+
+@given(st.integers(1, 40), st.integers(1, 30), st.integers(0, 2**32))
+def test_shared_shards_are_drawn_by_each_member_from_all(members, samples, seed):
+    labels = np.zeros(30, np.int64)
+    shards = partition(f"shared({samples})", labels, members, seed)
+    assert [len(set(shard)) for shard in shards] == [samples] * members
+    assert all(0 <= shard.min() <= shard.max() < 30 for shard in shards)
+    again = partition(f"shared({samples})", labels, members + 3, seed)
+    for one, other in zip(shards, again, strict=False):  # who else there is does not matter
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("spec", ["shared(0)", "shared(31)", "shared(-1)", "shared()"])
+def test_a_shared_partition_out_of_range_is_refused(spec):
+    with pytest.raises(TaskError, match="shared"):
+        partition(spec, np.zeros(30, np.int64), 2, 0)

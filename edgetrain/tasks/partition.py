@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +20,34 @@ ALPHA_RANGE = (1e-3, 1e6)
 _DIRICHLET = re.compile(r"dirichlet\(\s*([0-9.eE+-]+)\s*\)")
 
 
-def parse_partition(spec: str) -> float | None:
-    """The alpha of "dirichlet(0.3)", or None for "iid". Raises TaskError for anything else."""
+_SHARED = re.compile(r"shared\(\s*([0-9]+)\s*\)")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Every member draws so many samples from all, whatever the others draw."""
+
+    samples: int
+
+
+def parse_partition(spec: str) -> float | Shared | None:
+    """The alpha of "dirichlet(0.3)", Shared(64) for "shared(64)", None for "iid".
+
+    Raises TaskError for anything else.
+    """
     if spec == "iid":
         return None
+    if isinstance(spec, str) and (shared := _SHARED.fullmatch(spec)):
+        if not int(shared[1]):
+            raise TaskError(f"partition '{spec}'", "a member needs at least 1 sample")
+        return Shared(int(shared[1]))
     found = _DIRICHLET.fullmatch(spec) if isinstance(spec, str) else None
     try:
         alpha = float(found[1]) if found else None
     except ValueError:
         alpha = None
     if alpha is None:
-        raise TaskError(f"no partition '{spec}'", "known: iid, dirichlet(ALPHA)")
+        raise TaskError(f"no partition '{spec}'", "known: iid, dirichlet(ALPHA), shared(SAMPLES)")
     low, high = ALPHA_RANGE
     if not low <= alpha <= high:
         raise TaskError(
@@ -49,16 +67,20 @@ def partition(
     replacement (Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for
     Federated Visual Classification", 2019); a class that has run out is left out of the mixes of
     those that follow. As there, shards are of one size (here up to one sample, so that none is
-    lost): only the mixes are skewed. Raises TaskError when members would get fewer than `minimum`.
+    lost): only the mixes are skewed. "shared(n)" is the exception: each member draws n samples of
+    its own from all of them (its shard), so that a fleet may be larger than its data; shards then
+    overlap. Raises TaskError when members would get fewer than `minimum`.
     """
     alpha = parse_partition(spec)
     if members < 1:
         raise TaskError(f"a partition over {members} members", "at least 1 is needed")
+    if isinstance(alpha, Shared):
+        return _shared(alpha.samples, len(labels), members, seed)
     if len(labels) // members < minimum:
         raise TaskError(
             f"{len(labels)} samples over {members} members leave one with "
             f"{len(labels) // members}, fewer than {minimum}",
-            f"use at most {len(labels) // max(minimum, 1)} members",
+            f"use at most {len(labels) // max(minimum, 1)} members, or partition = 'shared(64)'",
         )
     rng = np.random.default_rng(seed)
     if alpha is None:
@@ -66,6 +88,15 @@ def partition(
     else:
         shards = _dirichlet(labels, members, alpha, rng)
     return [np.sort(shard) for shard in shards]
+
+
+def _shared(samples: int, there: int, members: int, seed: int) -> list[Indices]:
+    if samples > there:
+        raise TaskError(f"partition 'shared({samples})'", f"there are only {there} samples")
+    return [
+        np.sort(np.random.default_rng([seed, member]).choice(there, samples, replace=False))
+        for member in range(members)
+    ]
 
 
 def _dirichlet(
