@@ -41,10 +41,11 @@ class Losses:
             return 0
         return int(math.log(1 - self._random()) / math.log(1 - self._share))
 
-    def within(self, count: int) -> int:
-        """Lost segments in the next `count` bytes; pieces of segments are carried over."""
+    def within(self, count: int, now: int) -> int:
+        """Lost segments of `count` bytes that enter now; pieces of segments are carried over."""
         if not self._share:
             return 0
+        self._model.pause(now)
         segments, self._carry = divmod(self._carry + count, MSS)
         if not self._independent:
             return sum(self._model.lost() for _ in range(segments))

@@ -16,6 +16,7 @@ from edgetrain.networks import traces
 from edgetrain.networks.profile import Burst, Direction
 
 ETHERNET_BYTES = 14  # what a frame adds to an IP packet, as netem's `rate` counts it
+_FULL_FRAME = 1514
 _NS = 1_000_000_000
 _MS = 1_000_000
 _SHORTEST_PERIOD_NS = 5 * _MS
@@ -24,7 +25,7 @@ _GRID = {"normal": 5, "uniform": 5, "pareto": 13}
 
 
 class GilbertElliott:
-    """Loss in bursts. Called once per packet; True: lost.
+    """Loss in bursts. Called once per packet; True: lost. `rest` lets a burst wear off with time.
 
     The order of sch_netem's loss_gilb_ell: first the state may change, then the packet is drawn.
     """
@@ -44,6 +45,13 @@ class GilbertElliott:
             self._bad = draw() * 100 < burst.enter_percent
         percent = burst.lost_in_bad_percent if self._bad else burst.lost_in_good_percent
         return percent > 0 and draw() * 100 < percent
+
+    def rest(self, packets: int) -> None:
+        """So many packets could have passed and did not: the state that the chain is in by then."""
+        enter, leave = self._burst.enter_percent, self._burst.leave_percent
+        bad = enter / (enter + leave)
+        bad += (self._bad - bad) * (1 - (enter + leave) / 100) ** packets
+        self._bad = self._random() < bad
 
 
 class Bernoulli:
@@ -96,6 +104,12 @@ _PARETO_MEAN = _pareto_moment(1)
 _PARETO_DEVIATION = math.sqrt(_pareto_moment(2) - _PARETO_MEAN**2)
 
 
+def jitter_period_s(way: Direction) -> float:
+    """Time between two draws."""
+    period_ms = way.jitter_period_ms or _GRID[way.distribution] * way.jitter_ms
+    return max(period_ms * _MS, _SHORTEST_PERIOD_NS) / _NS
+
+
 class Jitter:
     """A delay that wanders smoothly: draws on a time grid, straight lines between them.
 
@@ -108,9 +122,7 @@ class Jitter:
     __slots__ = ("_draw", "_keep", "_left", "_mix", "_period", "_right", "_scale", "_slot")
 
     def __init__(self, way: Direction, rng: random.Random) -> None:
-        width = _GRID[way.distribution] * way.jitter_ms
-        self._period = int((way.jitter_period_ms or width) * _MS)
-        self._period = max(self._period, _SHORTEST_PERIOD_NS)
+        self._period = int(jitter_period_s(way) * _NS)
         self._keep = way.jitter_correlation
         self._mix = math.sqrt(1 - self._keep**2)
         # Mean square of f*a + (1-f)*b over f in [0, 1], a and b correlated by `keep`.
@@ -222,17 +234,25 @@ class RateTrace:
         return max(self._time_of(self._next), now)
 
 
+def link_seeds(seed: int, place: int) -> tuple[int, int]:
+    """Of a link's ways up and down: members are places 0, 1, …, sites come behind them."""
+    return seed * 10_000 + 2 * place, seed * 10_000 + 2 * place + 1
+
+
 class LinkModel:
     """One direction of one link, with its state.
 
-    `due` says when a packet arrives that enters now; `lost` draws the loss of one packet and is
-    asked first. `down` and `set_rate` are the handles of faults.
+    `due` says when a packet arrives that enters now; `pause` and, for each packet, `lost` are asked
+    first. `down` and `set_rate` are the handles of faults.
     """
 
     __slots__ = (
+        "_chain",
         "_delay",
         "_jitter",
         "_last",
+        "_packet_ns",
+        "_quiet_since",
         "_random",
         "_reorder",
         "_trace",
@@ -259,9 +279,11 @@ class LinkModel:
         self._reorder = way.reorder_percent / 100
         self._last = 0
         self.rate = _rate(way, start_ns)
-        self.lost = (
-            GilbertElliott(way.burst, rng) if way.burst else Bernoulli(way.loss_percent, rng)
-        )
+        self._chain = GilbertElliott(way.burst, rng) if way.burst else None
+        self.lost = self._chain or Bernoulli(way.loss_percent, rng)
+        rate_mbit = way.mean_rate_mbit
+        self._packet_ns = int(_FULL_FRAME * 8000 / rate_mbit) if rate_mbit else 0
+        self._quiet_since = start_ns
         self.loses = way.mean_loss_percent > 0
         self.passes = way.is_plain  # nothing to do at all, as long as no fault is on
         self.duplicates = way.duplicate_percent / 100
@@ -273,6 +295,19 @@ class LinkModel:
         """Let the link run at this share of its profile's rate; 1 puts it back."""
         if isinstance(self.rate, Rate):
             self.rate.scale(self._way.rate_mbit * factor)
+
+    def pause(self, now: int) -> None:
+        """Before the losses of what enters now: a line that stood still has let a burst wear off.
+
+        A burst is some milliseconds of fading. Stepped by packets alone it would last until the
+        retransmissions of one lost segment, each twice as late as the one before, had got through.
+        """
+        if self._chain is None or not self._packet_ns:
+            return
+        packets = (now - self._quiet_since) // self._packet_ns
+        if packets > 0:
+            self._chain.rest(packets)
+        self._quiet_since = max(self._quiet_since, now)
 
     def duplicated(self) -> bool:
         return self.duplicates > 0 and self._random() < self.duplicates
@@ -308,6 +343,7 @@ class LinkModel:
         """As `due`, without the limit of the queue."""
         rate = self.rate
         left = now if rate is None else rate.depart(now, ip_bytes + packets * ETHERNET_BYTES)
+        self._quiet_since = left
         if self._reorder and self._random() < self._reorder:
             return left
         arrives = left + (self.delay(left) if self._wanders else self._delay)

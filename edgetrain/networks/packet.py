@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import heapq
+import itertools
 import os
 import select
 import sys
@@ -21,7 +22,7 @@ from edgetrain.errors import EdgetrainError
 from edgetrain.networks import fabric, gso, linux
 from edgetrain.networks.faults import Fault, Schedule
 from edgetrain.networks.lateness import Lateness
-from edgetrain.networks.model import LinkModel
+from edgetrain.networks.model import LinkModel, link_seeds
 from edgetrain.networks.profile import Direction
 from edgetrain.networks.ring import Port
 from edgetrain.networks.travel import direction_from_json, faults_from_json
@@ -56,11 +57,12 @@ class Network:
     """Who stands where: the stages between any two hosts. Host 0 is the hub."""
 
     def __init__(self, config: Mapping[str, Any], start: int) -> None:
-        seeds = iter(range(int(config["seed"]) * 10_000, int(config["seed"]) * 10_000 + 10_000))
+        seeds = (link_seeds(int(config["seed"]), place) for place in itertools.count())
 
         def pair(link: Mapping[str, Any]) -> tuple[Stage, Stage]:
             up, down = (direction_from_json(link[way]) for way in ("up", "down"))
-            return Stage(up, next(seeds), start), Stage(down, next(seeds), start)
+            seed_up, seed_down = next(seeds)
+            return Stage(up, seed_up, start), Stage(down, seed_down, start)
 
         self.members = [pair(link) for link in config["links"]]
         self.sites = [pair(site["uplink"]) for site in config["sites"]]
@@ -179,6 +181,7 @@ class Emulator:
             if due is not None:
                 self._push(due, rest, target, packet)
             return
+        stage.model.pause(now)
         for piece, count, headers in self._pieces(stage, packet):
             length = len(piece) - gso.IP + (count - 1) * headers
             due = stage.model.due(now, length, count)
@@ -265,6 +268,8 @@ class Emulator:
         for command in self._parent.commands():
             if command.startswith("start "):
                 self._begin_faults(int(command.split()[1]))
+            elif command == "evict":
+                fabric.end_inhabitants(self.hosts)
             self._parent.answer(self.report())
 
     def report(self) -> dict[str, Any]:

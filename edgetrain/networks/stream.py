@@ -73,7 +73,7 @@ class Pipe:
         """Put a chunk on its way; returns when it is due at the other end."""
         way, size = self.way, len(data)
         segments = -(-size // MSS)
-        lost = way.losses.within(size)
+        lost = way.losses.within(size, now)
         rate = way.model.rate
         overflow = rate is not None and rate.full(now)
         arrival = way.model.arrival(now, size + segments * HEADERS, segments)

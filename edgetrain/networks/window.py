@@ -19,7 +19,8 @@ _CUBIC_C = 0.4
 _RENO_BETA = 0.5
 _HYSTART_LOW = 16 * MSS
 _HYSTART_SPACING = 2_000_000
-_ACK_SPACING = 2_000_000  # receivers gather segments for about this long before they acknowledge
+_HYSTART_SAMPLES = 8
+_GATHER = 1_000_000  # a packet is at most this much of a sender's pacing
 _FRIENDLY = 3 * (1 - _CUBIC_BETA) / (1 + _CUBIC_BETA)  # RFC 9438, 4.3: segments a round trip
 
 ALGORITHMS = ("cubic", "reno")
@@ -111,7 +112,7 @@ class Window:
         if self._acked <= self._recover:
             return
         if self.size < self.threshold:
-            self._hystart(rtt, now, now - spread)
+            self._hystart(count, rtt, now, now - spread)
         if was_limited:
             self._grow(count, now)
 
@@ -135,10 +136,10 @@ class Window:
             return self.size < 2 * self._most_in_flight
         return self._most_in_flight >= self.size - MSS
 
-    def _hystart(self, rtt: int, now: int, first: int) -> None:
+    def _hystart(self, count: int, rtt: int, now: int, first: int) -> None:
         """Leave slow start where a train of acknowledgements is long or the round trip grows."""
         turn = self._round
-        if self._acked >= turn.end_sent:
+        if self._acked > turn.end_sent:
             turn.start = turn.last_ack = first
             turn.end_sent = self._sent
             turn.fastest, turn.samples = rtt, 0
@@ -149,10 +150,24 @@ class Window:
             if now - turn.start > self._least_rtt // 2:
                 self.threshold = self.size
         turn.fastest = min(turn.fastest, rtt)
-        turn.samples += 1 + (now - first) // _ACK_SPACING
+        before, gathered = turn.samples, self._gathered(count, now - first)
+        turn.samples += max(count // gathered, 1)
         margin = min(max(self._least_rtt // 8, 4_000_000), 16_000_000)
-        if turn.samples > 8 and turn.fastest > self._least_rtt + margin:
-            self.threshold = self.size
+        if turn.samples > _HYSTART_SAMPLES and turn.fastest > self._least_rtt + margin:
+            # The ninth sample tells; by then the first eight have opened the window.
+            earlier = max(_HYSTART_SAMPLES - before, 0) * gathered
+            self.threshold = self.size + min(earlier, count)
+
+    def _gathered(self, count: int, spread: int) -> int:
+        """Bytes that are acknowledged together: two segments, or what arrives as one packet.
+
+        Linux makes packets of a millisecond of its pacing, which is twice the window a round trip;
+        a line that is slower cuts them.
+        """
+        burst = 2 * self.size * _GATHER / self.rtt
+        if spread > 0:
+            burst = min(burst, count * _GATHER / spread)
+        return max(int(burst), 2 * MSS)
 
     def _grow(self, count: int, now: int) -> None:
         if self.size < self.threshold:

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain.networks import Burst, Direction
-from edgetrain.networks.check import loss_deviation
+from edgetrain.networks.check import jitter_deviation, loss_deviation
 from edgetrain.networks.lateness import Lateness, limit_ms
-from edgetrain.networks.model import ETHERNET_BYTES, GilbertElliott, LinkModel
+from edgetrain.networks.measure import drawn_ms
+from edgetrain.networks.model import ETHERNET_BYTES, GilbertElliott, LinkModel, link_seeds
 
 MS = 1_000_000
 ARRIVALS = st.lists(
@@ -173,3 +174,60 @@ def test_lateness_percentiles() -> None:
     assert limit_ms(0) == 1
     assert limit_ms(250) == 5
     assert math.isfinite(limit_ms(1e6))
+
+
+LONG_BURSTS = Direction(delay_ms=1, rate_mbit=12.112, burst=Burst(1.0, 1.0))  # 1 ms a packet
+
+
+def lost_after(pause_ms: int, way: Direction = LONG_BURSTS) -> float:
+    """Share of packets lost that enter so long after a lost one."""
+    lost = 0
+    for seed in range(400):
+        model, now = LinkModel(way, seed), 0
+        while not model.lost():
+            now += MS
+            model.arrival(now, 1500)
+            model.pause(now)
+        model.pause(now + pause_ms * MS)
+        lost += model.lost()
+    return lost / 400
+
+
+def test_a_burst_wears_off_with_time() -> None:
+    assert lost_after(0) > 0.95
+    assert lost_after(50) == pytest.approx(0.5 + 0.5 * 0.98**51, abs=0.08)
+    assert lost_after(10_000) == pytest.approx(0.5, abs=0.08)
+
+
+def test_without_a_rate_bursts_are_counted_in_packets() -> None:
+    assert lost_after(10_000, Direction(delay_ms=1, burst=Burst(1.0, 1.0))) > 0.95
+
+
+@given(gap_ms=st.integers(0, 40), seed=st.integers(0, 99))
+@settings(max_examples=15)
+def test_pauses_do_not_change_the_mean_loss(gap_ms: int, seed: int) -> None:
+    way = Direction(delay_ms=1, rate_mbit=12.112, burst=Burst(5.0, 20.0))
+    model, now, lost, count = LinkModel(way, seed), 0, 0, 4000
+    for _ in range(count):
+        now += gap_ms * MS
+        model.pause(now)
+        if model.lost():
+            lost += 1
+        else:
+            model.arrival(now, 1500)
+    assert 100 * lost / count == pytest.approx(20, abs=5 * loss_deviation(way, count))
+
+
+def test_the_deviation_of_jitter_is_off_by_chance_as_much_as_said() -> None:
+    way = Direction(delay_ms=50, jitter_ms=2)
+    seconds, sent = 10, [n * MS for n in range(10_000)]
+    off = [statistics.pstdev(drawn_ms(way, seed, sent)) / 2 - 1 for seed in range(60)]
+    chance = jitter_deviation(way, seconds)
+    assert statistics.pstdev(off) == pytest.approx(chance, rel=0.35)
+    assert abs(statistics.fmean(off)) < 4 * chance / math.sqrt(60)
+
+
+def test_links_have_seeds_of_their_own() -> None:
+    seeds = [seed for place in range(100) for seed in link_seeds(7, place)]
+    assert len(set(seeds)) == 200
+    assert not set(seeds) & set(link_seeds(8, 0))

@@ -104,3 +104,26 @@ def test_cubic_keeps_its_law(loss: float, rtt_ns: int) -> None:
     law = 1.054 * (rtt_ns / 1e9) ** 0.75 / loss**0.75
     expected = max(law, math.sqrt(1.5 / loss))
     assert mean_window("cubic", loss, rtt_ns, 4000) == pytest.approx(expected, rel=0.25)
+
+
+def test_a_round_trip_that_grows_ends_slow_start_at_the_ninth_acknowledgement() -> None:
+    # As `ss -i` tells of Linux: 20 segments, and 2 for each of the first eight of a round.
+    rtt = 45_000_000
+    window = Window("cubic", rtt, 1 << 30)
+    window.sent(10 * MSS, 0)
+    window.acked(10 * MSS, rtt, rtt)
+    window.sent(20 * MSS, rtt)
+    window.acked(20 * MSS, 2 * rtt, rtt + 6_000_000)
+    assert window.threshold == 36 * MSS
+    assert window.size >= 36 * MSS
+
+
+def test_a_round_trip_that_grows_a_little_does_not_end_slow_start() -> None:
+    rtt = 45_000_000
+    window = Window("cubic", rtt, 1 << 30)
+    window.sent(10 * MSS, 0)
+    window.acked(10 * MSS, rtt, rtt)
+    window.sent(20 * MSS, rtt)
+    window.acked(20 * MSS, 2 * rtt, rtt + 5_000_000)
+    assert math.isinf(window.threshold)
+    assert window.size == 40 * MSS
