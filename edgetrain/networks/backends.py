@@ -124,6 +124,10 @@ class Packeted(Emulation):
     def start_faults(self, began_s: float | None = None) -> None:
         self._worker.ask(_start(began_s))
 
+    def evict(self) -> None:
+        """Kill every process that still stands in one of the hosts."""
+        self._worker.ask("evict")
+
     def _congestion(self) -> str:
         return self.plan.congestion
 

@@ -93,7 +93,10 @@ def _add_lab(verbs: Any) -> None:
     parser.add_argument("--shell", type=int, metavar="HOST", help="a shell in a host, 0: the hub")
     parser.add_argument("--backend", choices=("packet", "tc"), default="packet")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: run by each member")
+    # Not "command": that is where the whole command line keeps its verb.
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: run by each member"
+    )
 
 
 def _add_apply(verbs: Any) -> None:
@@ -251,7 +254,7 @@ def _run_lab(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--hosts {arguments.hosts} is out of range", "allowed: 1 or more")
     names = parse_fleet(arguments.network, arguments.hosts)
     profiles = [profile.load(name) for name in names]
-    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    command = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if arguments.shell is not None:
         if not 0 <= arguments.shell <= arguments.hosts:
             raise ConfigError(

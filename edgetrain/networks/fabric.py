@@ -133,8 +133,8 @@ def _learn_nothing() -> None:
 def end_inhabitants(hosts: list[Host]) -> None:
     """Kill every process that still stands in one of these hosts.
 
-    For an emulator whose parent was killed: what ran on its links has lost its network and the
-    process that would have ended it.
+    For an emulator whose parent was killed, and for what a lab's commands have left behind: what
+    runs on these links is about to lose its network, and nobody else would end it.
     """
     spaces = {host.inode for host in hosts}
     for entry in Path("/proc").iterdir():

@@ -75,7 +75,9 @@ def main() -> None:
     )
     while not parent.gone():
         if select.select([parent.fd], [], [], 0.4)[0]:
-            for _ in parent.commands():
+            for command in parent.commands():
+                if command == "evict":
+                    fabric.end_inhabitants(hosts)
                 parent.answer({"lateness": "not measured by the kernel"})
     if parent.died():
         fabric.end_inhabitants(hosts)

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edgetrain.errors import NetworkError
-from edgetrain.networks.emulation import Link, emulate
+from edgetrain.networks.backends import Packeted
+from edgetrain.networks.emulation import Emulation, Link, emulate
 from edgetrain.networks.fabric import address_of
 from edgetrain.networks.namespaces import Namespace
 from edgetrain.networks.profile import Profile
@@ -77,7 +78,7 @@ def run(
     """Run a command in every member's host (and one in the hub's); returns the worst exit status.
 
     The hub's command is a server: it is stopped when the last member's command has ended. With a
-    single member the terminal is its. Ctrl-C ends all of them.
+    single member the terminal is its. Ctrl-C ends all of them, and what they have started.
     """
     with emulate(profiles, backend=backend, seed=seed) as net:
         hosts = len(profiles) + 1
@@ -93,13 +94,23 @@ def run(
         finally:
             for process in (*running, *served):
                 _stop(process)
+            _evict(net)
 
 
 def shell(profiles: Sequence[Profile], host: int, backend: str = "packet", seed: int = 0) -> int:
     """An interactive shell in one host, the other hosts standing idle beside it."""
     with emulate(profiles, backend=backend, seed=seed) as net:
         link = net.hub_link() if host == 0 else net.link(host - 1)
-        return _interactive(link, host, len(profiles) + 1)
+        try:
+            return _interactive(link, host, len(profiles) + 1)
+        finally:
+            _evict(net)
+
+
+def _evict(net: Emulation) -> None:
+    """End what the commands started and did not end, in sessions of its own too."""
+    if isinstance(net, Packeted):
+        net.evict()
 
 
 def _interactive(link: Link, host: int, hosts: int) -> int:

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,10 +30,10 @@ def both(**figures: float) -> Profile:
     return Profile("test", "", Direction(**figures), Direction(**figures))
 
 
-def spaces() -> set[str]:
-    """Network namespaces that any process of this machine stands in or holds open."""
+def spaces(*pids: int) -> set[str]:
+    """Network namespaces that these processes, or any of this machine, stand in or hold open."""
     found = set()
-    for process in Path("/proc").iterdir():
+    for process in [Path("/proc", str(pid)) for pid in pids] or Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             found.add(str((process / "ns/net").readlink()))
             found |= {
@@ -42,6 +42,16 @@ def spaces() -> set[str]:
                 if "net:" in str(fd.readlink())
             }
     return found
+
+
+def made_by(*pids: int) -> set[str]:
+    """Network namespaces of these processes that are not ours: other tests have theirs."""
+    return spaces(*pids) - spaces(os.getpid())
+
+
+def all_gone(made: set[str]) -> bool:
+    """Whether nobody holds these namespaces any more."""
+    return wait_for(lambda: not spaces() & made)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 10) -> bool:
@@ -222,18 +232,9 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def before() -> Iterator[set[str]]:
-    held = spaces()
-    yield held
-    assert wait_for(lambda: spaces() <= held), f"left behind: {spaces() - held}"
-
-
 @carriers
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_nothing_outlives_its_parent(
-    backend: str, number: signal.Signals, before: set[str]
-) -> None:
+def test_nothing_outlives_its_parent(backend: str, number: signal.Signals) -> None:
     victim = subprocess.Popen(
         [sys.executable, "-c", _VICTIM, backend, "wait"],
         stdout=subprocess.PIPE,
@@ -243,6 +244,8 @@ def test_nothing_outlives_its_parent(
     assert victim.stdout is not None
     emulator, member = map(int, victim.stdout.readline().split())
     assert alive(emulator)
+    made = made_by(emulator)
+    assert len(made) == (3 if backend == "packet" else 0)  # hub, member, and between them
     victim.send_signal(number)
     victim.wait()
     assert wait_for(lambda: not alive(emulator))
@@ -250,19 +253,24 @@ def test_nothing_outlives_its_parent(
         assert wait_for(lambda: not alive(member))
     elif alive(member):
         os.kill(member, signal.SIGKILL)
+    assert all_gone(made)
     victim.stdout.close()
 
 
 @carriers
-def test_nothing_is_left_after_success_and_failure(backend: str, before: set[str]) -> None:
+def test_nothing_is_left_after_success_and_failure(backend: str) -> None:
     with emulate([both(delay_ms=1)], backend=backend) as net:
         emulator = net._worker.pid  # type: ignore[attr-defined]
+        made = made_by(emulator)
     assert not alive(emulator)
+    assert all_gone(made)
     failing = emulate([both(delay_ms=1)], backend=backend)
     emulator = failing._worker.pid  # type: ignore[attr-defined]
+    made = made_by(emulator)
     with contextlib.suppress(RuntimeError), failing:
         raise RuntimeError("on purpose")
     assert not alive(emulator)
+    assert all_gone(made)
 
 
 _ORDINARY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")

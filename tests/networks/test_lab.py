@@ -1,0 +1,76 @@
+"""The lab, and jobs on emulated hosts: nothing of them is left, whatever ends them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import Running, running, write_tiny
+from test_emulation import all_gone, made_by, needs_packets, wait_for
+
+pytestmark = needs_packets
+
+# Each command has a child of its own; the member's has left its session too.
+SERVER = "sh -c 'sleep 600 & wait'"
+CLIENT = ("sh", "-c", "setsid sleep 600 & echo standing; wait")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Running]:
+    """A lab of two members and a hub, all of whose commands stand."""
+    words = ("networks", "lab", "--hosts", "2", "--network", "rtt-10ms", "--hub", SERVER, "--")
+    with running(*words, *CLIENT, cwd=tmp_path) as command:
+        for _ in range(2):
+            command.until("standing")
+        assert wait_for(lambda: sleeping(command) == 3)
+        made = made_by(*(each.pid for each in command.started()))
+        assert len(made) == 4
+        yield command
+    assert all_gone(made)
+
+
+def sleeping(command: Running) -> int:
+    """How many of the commands' own children there are."""
+    return sum("sleep" in each.name() for each in command.started())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_commands_end_with_a_lab_that_was_killed(lab: Running, number: signal.Signals) -> None:
+    lab.process.send_signal(number)
+    lab.process.wait()
+    assert not lab.left_behind()
+
+
+def test_ctrl_c_ends_the_commands(lab: Running) -> None:
+    lab.press_ctrl_c()
+    assert lab.finish() == 130
+    assert not lab.left_behind()
+
+
+def test_when_a_command_is_done_its_children_and_the_server_end_too(tmp_path: Path) -> None:
+    words = ("networks", "lab", "--hosts", "1", "--network", "rtt-10ms", "--hub", SERVER, "--")
+    with running(*words, "sh", "-c", "setsid sleep 600 & exit 3", cwd=tmp_path) as command:
+        assert command.finish() == 3
+        assert not command.left_behind()
+
+
+# -- a whole job on emulated hosts -----------------------------------------------------------------
+
+JOB = ("network=rtt-20ms", "backend=packet", "steps=1000000", "pace_s=0.01", "members=2")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_job_on_emulated_hosts_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    with running("run", write_tiny(tmp_path), *JOB, cwd=tmp_path) as command:
+        command.until("step ")
+        made = made_by(*(each.pid for each in command.started()))
+        assert len(made) == 4  # the hub's, two members', the emulator's
+        if number == signal.SIGINT:
+            command.press_ctrl_c()
+        else:
+            command.process.send_signal(number)
+        command.process.wait()
+        assert not command.left_behind()
+    assert all_gone(made)
