@@ -70,6 +70,11 @@ def raise_priority() -> str:
     return "real time"
 
 
+def ordinary_priority() -> None:
+    """Take back `raise_priority` for this thread: who moves bulk data must not hold others up."""
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274, "riscv64": 274, "armv7l": 380}
 
 

@@ -12,11 +12,14 @@ from types import TracebackType
 from typing import Any
 
 from edgetrain.networks.emulation import Emulation, Link
+from edgetrain.networks.model import LinkModel
+from edgetrain.networks.profile import Direction
 from edgetrain.networks.worker import Worker
 
 #: Payload of a full TCP segment (with timestamps) over its bytes on the wire.
 PAYLOAD_SHARE = 1448 / 1514
 _PATIENCE_SECONDS = 180.0
+_UDP_HEADERS = 28
 
 
 class End:
@@ -78,10 +81,11 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class OneWay:
-    """Numbered datagrams in one direction."""
+    """Numbered datagrams in one direction; `sent_ns` are the times of those that arrived."""
 
     sent: int
     arrived: int
+    sent_ns: tuple[int, ...]
     delays_ms: tuple[float, ...]
     in_order: bool
 
@@ -99,14 +103,40 @@ class OneWay:
 
 
 def one_way(bench: Bench, count: int, gap_s: float, size: int = 64) -> OneWay:
-    """Datagrams from the member to the hub, timed at both ends."""
-    bench.client.do("datagrams", count=count, gap_s=gap_s, size=size)
-    seen: list[Any] = []
-    bench.client.do("echoes", count=1, gap_s=0.01)
-    seen = bench.server.do("arrivals")
+    """Datagrams from the first client to the hub, timed at both ends."""
+    return one_ways(bench, bench.clients[:1], count, gap_s, size)[0]
+
+
+def one_ways(
+    bench: Bench, clients: Sequence[End], count: int, gap_s: float, size: int = 64
+) -> list[OneWay]:
+    """The same from several clients at once."""
+    for place, client in enumerate(clients):
+        client.begin("datagrams", count=count, gap_s=gap_s, size=size, first=place * count)
+    for client in clients:
+        client.result()
+    clients[0].do("echoes", count=1, gap_s=0.01)  # what is still under way arrives meanwhile
+    seen: list[list[Any]] = [[] for _ in clients]
+    for arrival in bench.server.do("arrivals"):
+        seen[arrival[0] // count].append(arrival)
+    return [_one_way(count, arrivals) for arrivals in seen]
+
+
+def _one_way(count: int, seen: Sequence[Sequence[int]]) -> OneWay:
     numbers = [number for number, _, _ in seen]
+    sent = tuple(sent for _, sent, _ in seen)
     delays = tuple((arrived - sent) / 1e6 for _, sent, arrived in seen)
-    return OneWay(count, len(seen), delays, numbers == sorted(numbers))
+    return OneWay(count, len(seen), sent, delays, numbers == sorted(numbers))
+
+
+def drawn_ms(way: Direction, seed: int, sent_ns: Sequence[int], size: int = 64) -> list[float]:
+    """What the emulator has drawn as the delay of each of these datagrams, drawn again.
+
+    How far that is from the profile is chance; how far a measurement is from it is error. `seed`
+    is the link's, `sent_ns` the times of the first datagrams that the link has carried.
+    """
+    model = LinkModel(way, seed)
+    return [(model.arrival(at, size + _UDP_HEADERS) - at) / 1e6 for at in sent_ns]
 
 
 def steady_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4) -> float:

@@ -30,6 +30,7 @@ _ONE_WAY = 1 << 31  # in a number: do not answer
 _PROBE_BYTES = 64
 _CHUNK = bytes(1 << 16)
 _now = time.monotonic_ns
+_TIMED, _BULK = ("rtt", "datagrams", "echoes"), ("push", "pull", "messages")
 
 
 def _receive(end: socket.socket, count: int) -> bytes:
@@ -109,6 +110,7 @@ class Server:
         acknowledge it; p: push for n ns; t: take until closed and say when what had come."""
         letter, number = struct.unpack("!cq", _receive(end, 9))
         if letter == b"e":
+            linux.raise_priority()
             for _ in range(number):
                 end.sendall(_receive(end, _PROBE_BYTES))
         elif letter == b"m":
@@ -127,6 +129,7 @@ class Server:
 
     def _listen(self) -> None:
         """Datagrams: kept where they are one way, else sent back with how long we held them."""
+        linux.raise_priority()
         end = self._datagrams
         while True:
             data, arrived, sender = _take_datagram(end)
@@ -207,13 +210,15 @@ class Client:
             end.close()
         return found
 
-    def datagrams(self, count: int, gap_s: float, size: int) -> int:
-        """Send numbered datagrams one way at a steady pace; the server keeps their arrivals."""
+    def datagrams(self, count: int, gap_s: float, size: int, first: int = 0) -> int:
+        """Send datagrams one way at a steady pace, numbered from `first`; the server keeps their
+        arrivals."""
         with _datagram_socket() as end:
             end.connect(self._to)
             began = time.monotonic()
             for number in range(count):
-                end.send(_STAMP.pack(number | _ONE_WAY, _now(), 0).ljust(size, b"\0"))
+                stamp = _STAMP.pack(first + number | _ONE_WAY, _now(), 0)
+                end.send(stamp.ljust(size, b"\0"))
                 ahead = began + (number + 1) * gap_s - time.monotonic()
                 if ahead > 0:
                     time.sleep(ahead)
@@ -249,14 +254,18 @@ def _act(client: Client | None, server: Server | None, command: Mapping[str, Any
     what, values = command["do"], command.get("with", {})
     if what == "arrivals" and server is not None:
         return server.arrivals()
-    if what in ("rtt", "push", "pull", "messages", "datagrams", "echoes") and client is not None:
+    if what in _TIMED and client is not None:
+        linux.raise_priority()
+        return getattr(client, what)(**values)
+    if what in _BULK and client is not None:
+        # In real time, senders at full speed would take the processors from the emulator.
+        linux.ordinary_priority()
         return getattr(client, what)(**values)
     raise ValueError(f"a meter cannot do '{what}'")
 
 
 def main() -> None:
     linux.fine_timers()
-    linux.raise_priority()
     parent = Parent()
     config = parent.config()
     server = client = None
