@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from edgetrain import runs
 from edgetrain.environment import Usage
 from edgetrain.hub import Closed, Note
+from edgetrain.limits import Refusals
+from edgetrain.messages import CODES
 from edgetrain.metrics import MetricsLog
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ class HubRecorder:
 
     `on_start` is told the moment at which training began; `say` gets each event as a line to read.
     What happened before that moment is written when it has come.
+    `earlier_s`: training had gone on for so long when the hub was restored.
     """
 
     def __init__(
@@ -31,14 +34,17 @@ class HubRecorder:
         usage: Usage | None = None,
         on_start: Callable[[float], None] = lambda began: None,
         say: Callable[[str], None] = lambda line: None,
+        earlier_s: float = 0.0,
     ) -> None:
         self._folder = folder
         self._traffic = traffic
         self._on_start = on_start
         self._say = say
         self._clock = clock
+        self._earlier_s = earlier_s
         self._usage = usage or runs.Meter()
         self._early: list[Note] = []
+        self._refusals = Refusals(few=20)
         self._log: MetricsLog | None = None
 
     def __call__(self, effect: Note | Closed) -> None:
@@ -46,6 +52,12 @@ class HubRecorder:
         if isinstance(effect, Closed):
             self._round(effect)
             return
+        if effect.event == "refused":
+            code, _, _ = effect.reason.partition(":")
+            told = self._refusals.shorten(code if code in CODES else "?", effect.reason)
+            if told is None:
+                return
+            effect = Note("refused", effect.member, told)
         self._say(f"{effect.member} {effect.event}: {effect.reason}")
         if self._log is None:
             self._early.append(effect)
@@ -55,7 +67,7 @@ class HubRecorder:
             self._event(self._log, effect)
 
     def _open(self) -> None:
-        began = self._clock()
+        began = self._clock() - self._earlier_s
         self._log = MetricsLog(runs.metrics_path(self._folder), "hub", self._clock, began)
         self._on_start(began)
         for note in self._early:

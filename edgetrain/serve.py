@@ -11,6 +11,7 @@ from typing import Protocol
 from edgetrain.errors import BadMessage
 from edgetrain.hub import Closed, Effect, Hub, Note, Replay, Save, Send, Write, replies_of
 from edgetrain.journal import Journal
+from edgetrain.limits import Rate, Refusals
 from edgetrain.messages import PROTOCOL, Buffer, Message, Refuse, other_protocol, pack, unpack
 from edgetrain.transport import HubTransport
 
@@ -41,6 +42,8 @@ def serve(
     next_tick = clock()
     while not hub.finished and not stop():
         for sender, frames in transport.poll(max(0.0, next_tick - clock())):
+            if driver.too_many(sender):
+                continue
             try:
                 message = unpack(frames)
             except BadMessage as error:
@@ -66,6 +69,9 @@ class _Driver:
         self._hub, self._transport, self._clock = hub, transport, clock
         self._observe, self._journal = observe, journal
         self._garbled = 0
+        self._rate = Rate()
+        self._floods = Refusals()
+        self._floods.tell = lambda line: observe(Note("refused", "?", line))
         if journal is not None:
             hub.tail = journal.tail
 
@@ -112,6 +118,15 @@ class _Driver:
             sent = record.round + 1
         if sent < asked.end:
             self._each(self._hub.unreadable(asked.to, self._clock()))
+
+    def too_many(self, sender: bytes) -> bool:
+        """Whether a sender keeps the hub from the others; what is over the limit is dropped."""
+        if self._rate.allows(sender, self._clock()):
+            return False
+        if self._rate.just_passed(sender):
+            most = self._rate.most
+            self._floods.add("flood", f"more than {most:,} messages a second: the rest is dropped")
+        return True
 
     def garbled(self, sender: bytes, frames: list[Buffer], error: BadMessage) -> None:
         """Bytes that are no message. Anyone can send any number of them: noted one in ten times

@@ -1,0 +1,144 @@
+"""Limits: messages a second, lines about refusals, rounds ahead, replies that nobody takes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from test_merging_hub import ELEMENTS, Room, closed, filled, is_reply_to
+
+from edgetrain import hub as hubs
+from edgetrain import limits, runs
+from edgetrain.codecs import Dense
+from edgetrain.config import parse
+from edgetrain.hub import Hub, Note, Policy, Send, Terms
+from edgetrain.limits import Rate, Refusals
+from edgetrain.merge import Mean
+from edgetrain.messages import Beat, Refuse, pack, unpack
+from edgetrain.plans import LARGEST_PART_BYTES, message_limit
+from edgetrain.recorder import HubRecorder
+from edgetrain.serve import serve
+from edgetrain.transport import Loopback, Traffic
+
+
+def test_a_sender_has_so_many_messages_a_second_and_is_then_forgotten():
+    rate = Rate(most=3)
+    assert [rate.allows(b"a", 0.1 * i) for i in range(5)] == [True] * 3 + [False] * 2
+    assert rate.allows(b"b", 0.6)
+    assert rate.allows(b"a", 1.0)
+    for sender in range(1000):
+        rate.allows(b"%d" % sender, 2.0)
+    rate.allows(b"a", 3.0)
+    assert len(rate._counts) == 1
+
+
+def test_the_first_refusals_are_told_and_then_every_tenfold():
+    found = []
+    refusals = Refusals()
+    refusals.tell = found.append
+    for number in range(1, 2001):
+        refusals.add("key", f"line {number}")
+    refusals.add("token", "another kind")
+    assert found == [
+        "line 1", "line 2", "line 3", "line 10 (10 of this kind so far)",
+        "line 100 (100 of this kind so far)", "line 1000 (1000 of this kind so far)",
+        "another kind",
+    ]  # fmt: skip
+
+
+def test_a_flood_is_dropped_and_told_and_others_are_heard(monkeypatch):
+    monkeypatch.setattr(limits.Rate.__init__, "__defaults__", (50,))
+    wire = Loopback()
+    flood, other = wire.connect(), wire.connect()
+    for _ in range(500):
+        flood.send(pack(Beat()))
+    other.send(pack(Beat()))
+    codec, told = Dense(), []
+    hub = Hub(Terms("local-sgd", "displacement", False, 1, 0), Policy(1), Mean(), codec, codec)
+    turns = itertools.count()
+    serve(hub, wire, lambda: 0.5, told.append, stop=lambda: next(turns) > 3)
+    assert [n.reason for n in told] == ["more than 50 messages a second: the rest is dropped"]
+    answered = sum(1 for _ in iter(lambda: flood.receive(0.0), None))
+    assert answered == 50
+    assert unpack(other.receive(0.0)).code == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("codec", "limit"),
+    [
+        ("fp32", 4 << 20),
+        ("int8", 2_129_920),
+        ("sign", 2 << 20),
+        ("low-rank(4)", LARGEST_PART_BYTES),
+    ],
+)
+def test_no_frame_is_larger_than_the_job_has_use_for(codec, limit):
+    assert message_limit(parse({}, [f"codec={codec}"])) == limit
+
+
+def test_refusals_do_not_fill_a_run_folder(tmp_path):
+    folder = runs.create(tmp_path, "refusals")
+    said = []
+    recorder = HubRecorder(folder, lambda: 0.0, lambda: Traffic(0, 0, 0, 0.0), say=said.append)
+    recorder(Note("started", "hub", "1 member"))
+    for number in range(10_000):
+        recorder(Note("refused", f"x{number}", f"full: all {number} places are taken"))
+        recorder(Note("refused", "?", f"garbage {number}"))
+    recorder.close()
+    assert len(list(runs.read_metrics(folder))) == len(said) == 1 + 2 * (20 + 3)
+
+
+def refusals(effects):
+    return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Refuse)]
+
+
+def test_a_member_cannot_pile_up_rounds_at_the_hub():
+    room = Room(Mean(), "ab")
+    most = room.hub._slack()
+    assert most == 8  # delay 0
+    for round in range(most + 1):
+        assert refusals(room.contribute("a", round, filled(1.0))) == []
+    (refused,) = refusals(room.contribute("a", most + 1, filled(1.0)))[:1]
+    assert (refused.code, refused.reason) == ("order", "round 9 is more than 8 ahead of 0")
+
+
+def test_slack_grows_with_the_delay_and_has_an_end():
+    room = Room(Mean(), "ab")
+    room.hub.delay = 20
+    assert room.hub._slack() == 4 * 22
+    room.hub.delay = 10**9
+    assert room.hub._slack() == hubs.MAX_AHEAD
+
+
+def test_a_member_that_takes_no_replies_is_given_up(monkeypatch):
+    monkeypatch.setattr(hubs, "BEHIND_BYTES", 4 * ELEMENTS * 10)
+    room = Room(Mean(), "ab")
+    now, gone = 0.0, []
+    for round in range(20):
+        room.contribute("a", round, filled(1.0), now)
+        now += 10.0
+        effects = room.hub.tick(now)
+        assert closed(effects)[0].round == round or gone
+        room.known += [e.message.checksum for e in effects if is_reply_to("a", e)]
+        gone += [e for e in effects if isinstance(e, Note) and e.event == "gone"]
+        if gone:
+            break
+    assert round == 10
+    assert (gone[0].member, gone[0].reason) == (
+        "b", "it has not taken the replies of the last 10 rounds",
+    )  # fmt: skip
+    assert closed(room.contribute("a", round + 1, filled(1.0), now))[0].members == ("a",)
+
+
+def test_an_automatic_delay_does_not_grow_without_end_because_one_member_says_so():
+    room = Room(Mean(), "a")
+    room.hub.terms = Terms("dga", "displacement", False, 5, None)
+
+    class Says:
+        wanted_delay = 10**9
+
+    room.hub.round = hubs.AUTO_ROUNDS - 1
+    room.hub._measure_delay([Says()])
+    assert room.hub.delay == hubs.MAX_IN_FLIGHT * 5
+    assert np.isfinite(room.hub.base).all()
