@@ -82,6 +82,8 @@ class RunState:
     late: int
     left_s: float | None
     members: tuple[MemberState, ...]
+    trusted: bool | None = None
+    """Whether the emulated network kept its time; None as long as nobody knows."""
 
     @property
     def done(self) -> float:
@@ -102,6 +104,7 @@ class Watch:
         self.tally = Tally()
         self._follower = Follower(runs.metrics_path(folder))
         self._job: dict[str, Any] = {}
+        self._verdict: bool | None = None
         # (seconds since training began, mean step), for the pace of the last few seconds
         self._pace: list[tuple[float, float]] = []
 
@@ -141,7 +144,18 @@ class Watch:
             late=sum(member.late for member in self.tally.members.values()),
             left_s=self._left_s(),
             members=members,
+            trusted=self._trusted(),
         )
+
+    def _trusted(self) -> bool | None:
+        """The emulator's own word, which is in the summary: read when the run is over."""
+        if self._verdict is None and self._phase() in ("finished", "lost"):
+            try:
+                summary = runs.read_summary(self.folder) or {}
+            except ConfigError:
+                return None
+            self._verdict = (summary.get("emulation") or {}).get("trusted")
+        return self._verdict
 
     def _read_job(self) -> dict[str, Any]:
         try:
@@ -259,6 +273,8 @@ def plain_line(state: RunState) -> str:
         parts.append(f"{state.late} times late")
     if state.left_s is not None:
         parts.append(f"{units.duration(state.left_s)} left")
+    if state.trusted is False:
+        parts.append("untrusted: the emulated network was late")
     return f"{state.name}: " + ", ".join(parts)
 
 
@@ -406,10 +422,14 @@ def _traffic(states: Sequence[RunState | MemberState]) -> list[Column]:
 
 
 def _left(state: RunState) -> str:
+    if state.trusted is False:
+        return "untrusted"
     return units.duration(state.left_s) if state.phase == "running" else state.phase
 
 
 def _phase_style(state: RunState) -> str:
+    if state.trusted is False:
+        return "bold red"
     return {"finished": "green", "running": "", "lost": "bold red"}.get(state.phase, "dim")
 
 

@@ -514,7 +514,8 @@ def _draw_traffic(axes: Axes, history: History) -> None:
 
 
 def draw_latency(rows: Iterable[Mapping[str, Any]], title: str = "") -> Figure:
-    """The figure of `latency_figure`."""
+    """The figure of `latency_figure`. Points not to be trusted are hollow, and explained."""
+    rows = list(rows)
     relative = relative_speed(rows)
     with _styled():
         figure = _figure((9.6, 5.6))
@@ -524,6 +525,7 @@ def draw_latency(rows: Iterable[Mapping[str, Any]], title: str = "") -> Figure:
             colour, dashes = _look(place)
             rtt_ms, speed = zip(*points, strict=True)
             axes.plot(rtt_ms, speed, f"o{dashes}", color=colour, ms=7, clip_on=False, zorder=3)
+        _draw_doubt(figure, axes, relative, rows)
         axes.axhline(1.0, color=_TARGET, lw=1.2, ls=(0, (4, 3)), zorder=1)
         axes.set_xlabel("round trip (milliseconds)")
         axes.set_ylabel("steps per second, relative to 0 ms")
@@ -532,6 +534,28 @@ def draw_latency(rows: Iterable[Mapping[str, Any]], title: str = "") -> Figure:
         axes.set_xlim(0, max(points[-1][0] for points in relative.values()) or 1.0)
         _label_ends(axes, relative)
         return figure
+
+
+def _draw_doubt(
+    figure: Figure,
+    axes: Axes,
+    relative: Mapping[str, list[tuple[float, float]]],
+    rows: Iterable[Mapping[str, Any]],
+) -> None:
+    """Hollow points where a run was not trusted, or a step took longer than its pace."""
+    doubtful = {
+        (row["strategy"], float(row["rtt_ms"]))
+        for row in rows
+        if row.get("trusted") is False or row.get("overrun")
+    }
+    for place, (strategy, points) in enumerate(relative.items()):
+        for rtt_ms, speed in points:
+            if (strategy, rtt_ms) in doubtful:
+                axes.plot([rtt_ms], [speed], "o", color=_look(place)[0], mfc="white",
+                          mew=2, ms=9, clip_on=False, zorder=4)  # fmt: skip
+    if doubtful:
+        text = "hollow: the emulation was late, or members did not keep their pace"
+        figure.supxlabel(text, x=0.012, ha="left", fontsize=11.5, color="#B00020")
 
 
 def relative_speed(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
@@ -584,7 +608,7 @@ def draw_capacity(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
         raise ConfigError("there is no fleet to draw")
     with _styled():
         figure = _figure((12.0, 5.4))
-        _write_heading(figure, _label(title) or "Capacity")
+        _write_heading(figure, _label(title.partition(";")[0]) or "Capacity")
         grid = figure.add_gridspec(1, 2, width_ratios=[1, 1.25])
         _draw_growth(figure.add_subplot(grid[0, 0]), rows)
         _draw_sizes(figure.add_subplot(grid[0, 1]), rows)
@@ -608,6 +632,7 @@ def _draw_sizes(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     parts = [(row["compute_s"], row["wait_s"], 0.0) for row in rows]
     names = [f"{row['members']:,}" for row in rows]
     _draw_stacked(axes, names, parts, ["#000000"] * len(rows))
+    axes.set_ylabel("members")
     for place, row in enumerate(rows):
         text = _label(str(row["bottleneck"]))
         axes.annotate(text, (0, place + 0.45), xytext=(3, 0), textcoords="offset points",
@@ -642,8 +667,13 @@ def draw_sweep(
         final.set_title(f"final {_label(metric)}")
         if units.is_fraction(metric):
             final.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.4g} %")
-        _draw_along(target, axis, _values(lines, "target_seconds"))
-        target.set_title("seconds until the target")
+        reached = _values(lines, "target_seconds")
+        if any(reached.values()):
+            _draw_along(target, axis, reached)
+            target.set_title("seconds until the target")
+        else:
+            _draw_along(target, axis, _values(lines, "wait_s", 1000.0))
+            target.set_title("milliseconds of waiting per step")
         target.set_ylim(bottom=0)
         _draw_along(size, axis, _values(lines, "sent_bytes", 1e-6))
         size.set_title("megabytes that members sent")
@@ -688,9 +718,6 @@ def _draw_along(
         axes.plot(x, y, style, color=colour, label=_label(label) or "all", ms=6)
         for value, (low, high) in ((ranges or {}).get(label) or {}).items():
             axes.plot([at[value]] * 2, [low, high], color=colour, lw=1.2, alpha=0.6)
-    if not any(lines.values()):
-        where = axes.transAxes
-        axes.text(0.5, 0.5, "never reached", transform=where, ha="center", color=_TARGET)
     axes.set_xlabel(_label(_AXIS.get(axis.name, axis.name)))
     if numbers is None:
         axes.set_xticks(places, [_label(value.label) for value in axis.values])
@@ -699,6 +726,13 @@ def _draw_along(
         axes.set_xscale("log")
         axes.set_xticks(places, [value.label for value in axis.values])
         axes.minorticks_off()
+    else:
+        span = (max(places) - min(places)) or 1.0
+        kept = [0]  # of values that lie close together, only some are written
+        for place in range(1, len(places)):
+            if abs(places[place] - places[kept[-1]]) >= 0.06 * span:
+                kept.append(place)
+        axes.set_xticks([places[i] for i in kept], [axis.values[i].label for i in kept])
 
 
 _AXIS = {"rtt": "round trip (milliseconds)", "delay": "delay (steps)", "every": "every (steps)"}

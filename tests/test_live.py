@@ -79,6 +79,22 @@ def test_a_finished_run_is_done(tmp_path: Path) -> None:
     assert (state.phase, state.done, state.left_s) == ("finished", 1.0, None)
 
 
+def test_a_run_whose_network_was_late_is_marked(tmp_path: Path) -> None:
+    late = watched(write_run(tmp_path / "dga", replace(DGA, trusted=False))).state()
+    kept = watched(write_run(tmp_path / "fedavg", FEDAVG)).state()
+    assert (late.trusted, kept.trusted) == (False, True)
+    assert live.plain_line(late).endswith("untrusted: the emulated network was late")
+    assert "untrusted" not in live.plain_line(kept)
+    lines = drawn(live.Frame("", (late, kept), ()), 100, 20)
+    assert [line.rstrip().rpartition(" ")[2] for line in lines[1:3]] == ["untrusted", "finished"]
+
+
+def test_a_run_under_way_is_not_judged(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "dga", replace(DGA, steps=100), upto=50)
+    runs.write_summary(folder, {"emulation": {"trusted": False}})  # of an earlier life
+    assert watched(folder).state().trusted is None
+
+
 def test_a_damaged_job_does_not_stop_the_view(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "dga", Story(steps=20), upto=10)
     (folder / "job.toml").write_text("=")

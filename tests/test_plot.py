@@ -97,6 +97,12 @@ def test_an_untrusted_run_is_marked_and_explained(tmp_path: Path) -> None:
     assert any("* dga: the emulated network was itself late" in text for text in texts)
 
 
+def test_a_single_untrusted_run_is_explained_in_its_picture(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "dga", replace(DGA, trusted=False))
+    texts = check(plot.draw_run(folder))
+    assert any("the emulated network was itself late" in text for text in texts)
+
+
 def test_many_runs_with_long_names_stay_readable(tmp_path: Path) -> None:
     stories = [
         replace(DGA, strategy=f"streaming-diloco-{i}", compute_s=0.05 + 0.01 * i, network="4g")
@@ -204,6 +210,21 @@ def test_speed_is_shown_relative_to_no_latency(tmp_path: Path) -> None:
     assert {"sync, 5 %", "fedavg, 20 %", "dga, 100 %"} <= set(texts)
     path = plot.latency_figure(measured, tmp_path / "latency.png", "8 x raspberry-pi-4b")
     assert size_of(path) == (1440, 840)
+
+
+def test_a_latency_that_is_not_to_be_trusted_is_hollow_and_explained() -> None:
+    measured = rows(sync=[20, 10, 6, 4, 2, 1], dga=[20.0] * 6)
+    assert not any("hollow" in text for text in check(plot.draw_latency(measured)))
+    measured[2] |= {"trusted": False, "overrun": 0}
+    measured[7] |= {"trusted": True, "overrun": 3}
+    figure = plot.draw_latency(measured)
+    assert any(text.startswith("hollow: the emulation was late") for text in check(figure))
+    hollow = [
+        tuple(map(float, line.get_xdata()))
+        for line in figure.axes[0].lines
+        if line.get_markerfacecolor() == "white"
+    ]
+    assert hollow == [(100.0,), (50.0,)]
 
 
 def test_names_at_the_ends_of_near_lines_stay_apart() -> None:
