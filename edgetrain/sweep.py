@@ -98,9 +98,10 @@ def _key(name: str) -> str:
         config.parse({}, [f"{key}="])  # an empty text fits nowhere: only an unknown key matters
     except ConfigError as error:
         if error.message.startswith("no key"):
+            keys = config.keys()
+            known = {full.rpartition(".")[2] for full in keys} | {*SHORT}
             raise ConfigError(
-                f"no axis '{name}': a job has no such key",
-                did_you_mean(name, {*config.keys(), *SHORT}),
+                f"no axis '{name}': a job has no such key", did_you_mean(name, known)
             ) from None
     return key
 
@@ -162,7 +163,10 @@ class Sweep:
     seeds: int = 1
     """Each cell is run so often, with the job's seed and those that follow."""
     how: str = "simulated"
+    name: str = ""
+    """Of its folder."""
     title: str = ""
+    """Of its pictures."""
     beside: Path | None = None
     """The folder of the job file, where a task of the user's own may lie."""
 
@@ -198,6 +202,7 @@ class Sweep:
     def to_dict(self) -> dict[str, Any]:
         """As it is written into its folder."""
         return {
+            "name": self.name,
             "title": self.title,
             "how": self.how,
             "seeds": self.seeds,
@@ -254,7 +259,8 @@ def load(path: Path) -> Sweep:
         if not isinstance(values, list):
             raise ConfigError(f"{path}: axes.{name} = {values!r}", "a list of values is needed")
     found = tuple(axis(name, values) for name, values in axes.items())
-    return Sweep(dict(job), found, seeds, how, str(table.get("title", "")), path.resolve().parent)
+    beside, title = path.resolve().parent, str(table.get("title", ""))
+    return Sweep(dict(job), found, seeds, how, path.stem, title, beside)
 
 
 def resume(folder: Path) -> Sweep:
@@ -270,7 +276,8 @@ def resume(folder: Path) -> Sweep:
         for each in table["grid"]
     )
     beside = Path(table["beside"]) if "beside" in table else None
-    return Sweep(table["job"], axes, table["seeds"], table["how"], table["title"], beside)
+    seeds, how, name, title = (table[key] for key in ("seeds", "how", "name", "title"))
+    return Sweep(table["job"], axes, seeds, how, name, title, beside)
 
 
 def write(folder: Path, sweep: Sweep) -> None:

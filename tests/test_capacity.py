@@ -348,8 +348,10 @@ def event_driven(profile, size, count, gap_s):
 
 @pytest.mark.parametrize("rate_mbit", [0.0, 20.0, 100.0])
 @pytest.mark.parametrize("rtt_ms", [50, 200])
-@pytest.mark.parametrize(("size", "gap_s"), [(19_000, 0.1), (19_000, 1.0), (40_000, 0.3),
-                                             (400_000, 0.5), (400_000, 3.0), (4_000_000, 3.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "gap_s"),
+    [(19_000, 0.1), (19_000, 1.0), (40_000, 0.3), (400_000, 0.5), (400_000, 3.0), (4_000_000, 3.0)],
+)
 def test_a_connection_is_as_fast_as_the_event_driven_one(rate_mbit, rtt_ms, size, gap_s):
     """Slow start, the window of messages in flight, idle restart, the line: in sum."""
     profile = bare(rtt_ms, rate_mbit)

@@ -134,7 +134,7 @@ def _parted(text: str) -> tuple[str, str]:
 
 
 def _name(chosen: Sweep) -> str:
-    return chosen.title or str(chosen.job.get("name") or chosen.job["task"].rpartition(":")[2])
+    return chosen.name or str(chosen.job.get("name") or chosen.job["task"].rpartition(":")[2])
 
 
 def _teller(chosen: Sweep, out: Any) -> Callable[[Progress], None]:
