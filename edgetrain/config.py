@@ -86,6 +86,11 @@ class HubTable:
     deadline_s: float = _ranged(60.0, 0.01, 86_400.0, "then a round closes without the late ones")
     gone_s: float = _ranged(5.0, 0.1, 86_400.0, "a member unreachable for so long is given up")
     beat_s: float = _ranged(1.0, 0.05, 60.0, "the hub says something to everyone this often")
+    outage_s: float = _ranged(600.0, 1.0, 10**7, "members wait so long for a hub that is away")
+    return_s: float = _ranged(60.0, 1.0, 10**7, "a hub that was restored waits so for its members")
+    fsync: str = _said("always", "when the journal reaches the disk: always, round-every N, never")
+    when_full: str = _said("stop", "on a full disk: stop, or 'go on' without the journal")
+    snapshot_every: int = _ranged(0, 0, 10**9, "rounds between snapshots of the base; 0: by size")
     message_s: float = _ranged(0.001, 0.0, 10.0, "simulated: seconds the hub takes for a message")
 
 
@@ -118,7 +123,11 @@ class Job:
             "seed": self.seed,
             "data": data,
             "members": self.fleet.members,
-            "train": dataclasses.asdict(self.train),
+            "train": {
+                key: value
+                for key, value in dataclasses.asdict(self.train).items()
+                if key not in ("threads", "evaluate_every")
+            },
             "strategy": dataclasses.asdict(self.strategy),
         }
         text = json.dumps(agreed, sort_keys=True, separators=(",", ":"))

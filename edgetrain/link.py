@@ -1,4 +1,5 @@
-"""A member's half of the protocol: joining, handing contributions over, waiting for replies.
+"""A member's half of the protocol: joining, handing contributions over, waiting for replies; and
+coming back when the connection or the hub was lost.
 
 It speaks messages over a transport and knows codecs; it knows no model and no strategy. The clock
 is passed in. One thread uses it; only `join` and `replies` wait.
@@ -7,8 +8,10 @@ is passed in. One thread uses it; only `join` and `replies` wait.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 
@@ -31,17 +34,29 @@ from edgetrain.messages import (
     Message,
     Refuse,
     Reply,
+    Resume,
     Start,
     Welcome,
     pack,
     unpack,
 )
-from edgetrain.transport import MemberTransport
+from edgetrain.transport import MemberTransport, Reconnecting
 
 log = logging.getLogger("edgetrain")
 
 SILENT_BEATS = 20
-"""Beats of silence after which a hub that does not answer counts as lost (at least 20 s)."""
+"""Beats of silence after which a hub that does not answer counts as lost (at least 20 s), over a
+transport that cannot connect again."""
+
+QUIET_BEATS = 4
+"""Beats of silence, and round trips, after which the connection is made anew; then twice as many,
+and so on."""
+
+LONGEST_PAUSE_S = 60.0
+"""Between two attempts to connect again."""
+
+OUTAGE_S = 600.0
+"""A hub that members trained with may be away for so long."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +97,18 @@ class Merged:
     """Consecutive pieces of the vector."""
 
 
+@dataclass(frozen=True)
+class CatchUp:
+    """The fleet went on without this member, which takes part again from `round` on."""
+
+    round: int
+    delay: int
+    applied: int
+    checksum: int
+    base: Vector | None
+    """The base after `applied` replies, where those this member missed are gone; else None."""
+
+
 class Link:
     """The connection of one member to its hub.
 
@@ -90,12 +117,31 @@ class Link:
     """
 
     def __init__(
-        self, transport: MemberTransport, clock: Callable[[], float], patience_s: float = 30.0
+        self,
+        transport: MemberTransport,
+        clock: Callable[[], float],
+        patience_s: float = 30.0,
+        outage_s: float = OUTAGE_S,
     ) -> None:
         self._transport = transport
+        # Asked once: what a Protocol holds is found out slowly, and steps are many.
+        self._renewable = transport if isinstance(transport, Reconnecting) else None
         self._clock = clock
         self._silence_s = patience_s
-        self._heard = clock()
+        self._outage_s = outage_s
+        self._heard = self._asked_at = clock()
+        self._beat_s = patience_s / (2 * QUIET_BEATS)
+        self._pauses = 0
+        self._request = Request("")
+        # Its highest bit makes all of one length on the wire, and none of them 0.
+        self._session = int.from_bytes(os.urandom(8), "little") | 1 << 63
+        self._name = ""
+        self._epoch = self._asked_epoch = self._attempt = 0
+        self._returning = False
+        self._kept: dict[int, list[Contribute]] = {}
+        self._next_round = self._applied = self._checksum = 0
+        self._parts: list[Buffer] = []
+        self._catch_up: CatchUp | None = None
         self._received = 0
         self._arrivals: dict[int, _Arrival] = {}
         self._elements = 0
@@ -113,23 +159,23 @@ class Link:
 
         Afterwards `params` is the base. Raises Refused, HubUnreachable.
         """
-        self._elements = params.size
-        self._send(
-            Join(
-                protocol=PROTOCOL,
-                job=request.job,
-                model=request.model,
-                elements=params.size,
-                name=request.name,
-                weight=float(request.weight),
-                checksum=checksum,
-                payload=request.layout,
-            )
+        self._elements, self._request = params.size, request
+        join = Join(
+            protocol=PROTOCOL,
+            job=request.job,
+            model=request.model,
+            elements=params.size,
+            name=request.name,
+            weight=float(request.weight),
+            checksum=checksum,
+            session=self._session,
+            payload=request.layout,
         )
+        self._send(join)
         welcome: Welcome | None = None
         parts = list(base_parts(params.size))
         while True:
-            match self._next():
+            match self._next(lambda: self._send(join)):
                 case Welcome() as welcome:
                     self._settle(welcome, request)
                     if welcome.upload:
@@ -141,9 +187,20 @@ class Link:
                         raise BadMessage(f"base part {base.part} has {received.size} elements")
                     params[here] = received
                 case Start() as start if welcome is not None:
+                    self._applied, self._checksum = start.applied, start.checksum
+                    self._next_round = start.round
                     return welcome, start
-                case Beat():
-                    pass
+                case Beat() as beat:
+                    if welcome is not None and beat.epoch != welcome.epoch:
+                        welcome = None  # the hub has restarted, and asks as if it were the first
+                        self._send(join)
+                case Refuse(code="unknown") if welcome is not None:
+                    welcome = None
+                    self._send(join)
+                case Refuse(code="unknown") if self._pauses or self._name:
+                    pass  # more of what was meant for the hub before
+                case Refuse() as refuse:
+                    self._raise(refuse)
                 case other:
                     raise BadMessage(f"the hub sent {type(other).__name__} before the start")
 
@@ -154,7 +211,10 @@ class Link:
         self._feedback = None
         self._members = welcome.members
         self.memory = Vectors(self._elements)
+        self._name, self._epoch, self._beat_s = welcome.name, welcome.epoch, welcome.beat_s
         self._silence_s = max(20.0, SILENT_BEATS * welcome.beat_s)
+        if self._renewable is not None:
+            self._silence_s = max(self._silence_s, self._outage_s)
         log.info(
             "joined as %s; %s, every %d, %d members",
             welcome.name, welcome.strategy, welcome.every, welcome.members,
@@ -187,21 +247,25 @@ class Link:
         What a lossy codec leaves out goes with a later contribution (`rest_later`); or it is the
         caller's, who gets what the others will read. None: they read all of it, some day.
         """
-        self._submitted = round
+        self._submitted, self._next_round = round, round + 1
+        self._applied, self._checksum = applied, checksum
         payloads, read = self._encoded(contribution, rest_later)
-        for part, payload in enumerate(payloads):
-            self._send(
-                Contribute(
-                    round=round,
-                    part=part,
-                    parts=len(payloads),
-                    weight=weight,
-                    applied=applied,
-                    checksum=checksum,
-                    wanted_delay=wanted_delay,
-                    payload=payload,
-                )
+        self._kept[round] = [
+            Contribute(
+                round=round,
+                part=part,
+                parts=len(payloads),
+                weight=weight,
+                applied=applied,
+                checksum=checksum,
+                wanted_delay=wanted_delay,
+                payload=payload,
             )
+            for part, payload in enumerate(payloads)
+        ]
+        if not self._returning:  # else all that is kept is sent once the hub has answered
+            for message in self._kept[round]:
+                self._send(message)
         return read
 
     def _encoded(
@@ -221,16 +285,21 @@ class Link:
             self.codec.decode(payload, read[here])
         return payloads, read
 
-    def wait(self, round: int) -> Merged:
-        """The reply of a round, waiting for it if it is not here yet.
+    def wait(self, round: int) -> Merged | CatchUp:
+        """The reply of a round, waiting for it if it is not here yet; or what to do instead of
+        applying it. A hub that is away is waited for.
 
-        Raises HubUnreachable after a silence, Refused when the hub says no, BadPayload.
+        Raises HubUnreachable when it has been for too long, Refused when it says no, BadPayload.
         """
         parts = -(-self._elements // self.reply_codec.part_elements)
         while (arrival := self._arrivals.get(round)) is None or arrival.parts < parts:
-            self._take(self._next())
+            if self._catch_up is not None:
+                found, self._catch_up = self._catch_up, None
+                return found
+            self._take(self._next(lambda: self._come_back(self._epoch)))
         del self._arrivals[round]
         head = arrival.head
+        self._applied, self._checksum = round + 1, head.checksum
         pieces = self._decoded(arrival)
         return Merged(round, head.members, head.delay, head.checksum, arrival.at, pieces)
 
@@ -241,12 +310,88 @@ class Link:
         """
         while (frames := self._transport.receive(0.0)) is not None:
             self._take(self._read(frames))
+        if self._renewable is not None:
+            self._mind_silence(lambda: self._come_back(self._epoch))
 
     def _take(self, message: Message) -> None:
-        if isinstance(message, Beat):
-            return
-        if not isinstance(message, Reply):
-            raise BadMessage(f"the hub sent {type(message).__name__} during training")
+        match message:
+            case Beat():
+                asked = self._returning and message.epoch == self._asked_epoch
+                if message.epoch != self._epoch and not asked:
+                    self._come_back(message.epoch)
+            case Refuse(code="unknown"):
+                if not self._returning:
+                    self._come_back(self._epoch)
+            case Refuse():
+                self._raise(message)
+            case Reply():
+                if not self._returning:
+                    self._take_reply(message)
+            case Welcome() if self._attempt:
+                self._epoch = message.epoch if self._returning else self._epoch
+            case Base() if self._attempt:
+                self._parts.append(message.payload)
+            case Start() if self._attempt:
+                if self._returning and message.attempt == self._attempt:
+                    self._back(message)
+                self._parts = []
+            case Welcome() | Base() | Start() if not self._pauses:
+                raise BadMessage(f"the hub sent {type(message).__name__} during training")
+            case Welcome() | Base() | Start():
+                pass  # the answer to a Join that was sent again
+            case _:
+                raise BadMessage(f"the hub sent {type(message).__name__} during training")
+
+    def _come_back(self, epoch: int) -> None:
+        """Say where this member is; until the answer is here nothing else counts."""
+        self._returning, self._asked_epoch = True, epoch
+        self._attempt += 1
+        self._asked_at = self._clock()
+        self._arrivals, self._parts = {}, []
+        log.info("%s comes back after %d replies", self._name, self._applied)
+        self._send(
+            Resume(
+                protocol=PROTOCOL,
+                model=self._request.model,
+                elements=self._elements,
+                name=self._name,
+                session=self._session,
+                applied=self._applied,
+                checksum=self._checksum if self._applied else 0,
+                submitted=self._next_round,
+                oldest=min(self._kept, default=self._next_round),
+                attempt=self._attempt,
+            )
+        )
+
+    def _back(self, start: Start) -> None:
+        """The hub knows this member again: send what it lacks, and note what has changed."""
+        self._returning = False
+        for round in sorted(self._kept):
+            if round >= start.resend:
+                for message in self._kept[round]:
+                    self._send(message)
+        base = None
+        if not start.keep:
+            base = self._whole_base()
+            self._applied, self._checksum = start.applied, start.checksum
+            self._kept = {r: kept for r, kept in self._kept.items() if r >= start.applied}
+        if base is not None or start.round > self._next_round:
+            self._next_round = max(self._next_round, start.round)
+            self._catch_up = CatchUp(start.round, start.delay, start.applied, start.checksum, base)
+
+    def _whole_base(self) -> Vector:
+        here = list(base_parts(self._elements))
+        sizes = [memoryview(part).nbytes for part in self._parts]
+        if sizes != [4 * (part.stop - part.start) for part in here]:
+            raise BadMessage(f"a base of {sizes} bytes for {self._elements} elements")
+        base = self.memory.take()
+        for where, part in zip(here, self._parts, strict=True):
+            base[where] = np.frombuffer(part, np.float32)
+        return base
+
+    def _take_reply(self, message: Reply) -> None:
+        self._kept.pop(message.round, None)  # answered; and its memory is free for the reply
         arrival = self._arrivals.get(message.round)
         if arrival is None:
             arrival = _Arrival(message, self._place_for(message.round))
@@ -293,12 +438,11 @@ class Link:
     def _send(self, message: Message) -> None:
         self._transport.send(pack(message))
 
-    def _next(self) -> Message:
-        """The next message; a refusal and a silence are raised."""
-        while (frames := self._transport.receive(1.0)) is None:
-            received = self._transport.received_bytes()
-            if received != self._received:  # on a slow link one frame can take minutes
-                self._received, self._heard = received, self._clock()
+    def _next(self, ask_again: Callable[[], None]) -> Message:
+        """The next message. After a while of silence the connection is made anew, and the hub is
+        asked again; after a long one HubUnreachable is raised."""
+        while (frames := self._transport.receive(min(1.0, 2 * self._beat_s))) is None:
+            self._mind_silence(ask_again)
             silent_s = self._clock() - self._heard
             if silent_s > self._silence_s:
                 raise HubUnreachable(
@@ -307,11 +451,25 @@ class Link:
                 )
         return self._read(frames)
 
+    def _mind_silence(self, ask_again: Callable[[], None]) -> None:
+        received, now = self._transport.received_bytes(), self._clock()
+        if received != self._received:  # on a slow link one frame can take minutes
+            self._received, self._heard, self._pauses = received, now, 0
+        if self._renewable is None:
+            return
+        patience_s = QUIET_BEATS * (self._beat_s + self._renewable.traffic().round_trip_s)
+        patience_s = min(patience_s * 2**self._pauses, LONGEST_PAUSE_S)
+        if now - max(self._heard, self._asked_at) > patience_s:
+            self._pauses += 1
+            self._asked_at = now
+            self._renewable.reconnect()
+            ask_again()
+
     def _read(self, frames: Sequence[Buffer]) -> Message:
         self._heard = self._clock()
-        message = unpack(frames)
-        if isinstance(message, Refuse):
-            if message.code == "diverged":
-                raise Diverged(message.reason, "stop this run: its replicas are not equal")
-            raise Refused(message.code, f"the hub refused: {message.code}: {message.reason}")
-        return message
+        return unpack(frames)
+
+    def _raise(self, refuse: Refuse) -> NoReturn:
+        if refuse.code == "diverged":
+            raise Diverged(refuse.reason, "stop this run: its replicas are not equal")
+        raise Refused(refuse.code, f"the hub refused: {refuse.code}: {refuse.reason}")

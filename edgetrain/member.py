@@ -24,7 +24,7 @@ from edgetrain import strategies
 from edgetrain.checksum import Vector, checksum
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError
 from edgetrain.interfaces import route
-from edgetrain.link import Link, Request
+from edgetrain.link import OUTAGE_S, CatchUp, Link, Request
 from edgetrain.sockets import MemberSocket
 from edgetrain.strategies import MemberHalf
 from edgetrain.transport import MemberTransport, Traffic
@@ -111,11 +111,12 @@ class Member:
         request: Request,
         timeout_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
+        outage_s: float = OUTAGE_S,
     ) -> None:
         self._transport = transport
         self._optimizer = optimizer
         self._clock = clock
-        self._link = Link(transport, clock, timeout_s)
+        self._link = Link(transport, clock, timeout_s, outage_s)
         self._weight = float(request.weight)
         self.flat = flat
         try:
@@ -178,7 +179,7 @@ class Member:
         computed_s += self._clock() - began
         if self.auto_delay:
             self._step_s.append(computed_s)
-            self._link.poll()
+        self._link.poll()
         if self.flat.is_storage or self._needs_params():
             self.flat.pull_params()
         self._exchange(self.half.after_step)
@@ -290,6 +291,9 @@ class Member:
         began = self._clock()
         merged = self._link.wait(round)
         self.wait_s += self._clock() - began
+        if isinstance(merged, CatchUp):
+            self._catch_up(merged)
+            return
         self._measure(merged.arrived - self._submitted.pop(round, merged.arrived))
         self.half.apply(merged.pieces)
         if merged.checksum and merged.checksum != self.half.checksum:
@@ -299,6 +303,17 @@ class Member:
             )
         if self.auto_delay and not self._drained:
             self.half.delay = merged.delay
+
+    def _catch_up(self, found: CatchUp) -> None:
+        """The fleet went on without this member: take part again where it is now."""
+        if found.base is not None:
+            self.half.rebase(found.base, found.applied)
+            if self.half.checksum != found.checksum:
+                raise Diverged("the base arrived damaged: its checksum differs from the hub's")
+        self.half.skip_to(found.round)
+        self._submitted = {r: at for r, at in self._submitted.items() if r >= self.half.applied}
+        if self.auto_delay and not self._drained:
+            self.half.delay = found.delay
 
     def _measure(self, round_trip_s: float) -> None:
         """How many steps would have hidden the last round trip; the hub takes the fleet's most."""

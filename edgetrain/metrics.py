@@ -23,7 +23,7 @@ from edgetrain.errors import ConfigError, TaskError
 
 Record = dict[str, Any]
 EventName = Literal[
-    "joined", "started", "late", "gone", "left", "refused", "finished", "overrun", "error"
+    "joined", "started", "late", "gone", "back", "left", "refused", "finished", "overrun", "error"
 ]
 
 HUB = "hub"
@@ -511,7 +511,7 @@ class Tally:
             self._of(about).standing, self._of(about).reason = event, reason
 
 
-_STANDINGS = ("joined", "started", "late", "gone", "left", "finished")
+_STANDINGS = ("joined", "started", "late", "gone", "back", "left", "finished")
 _OVER = ("finished", "left")
 
 

@@ -13,6 +13,7 @@ from edgetrain.codecs import Codec, Deep, TwoTrips
 from edgetrain.config import Job
 from edgetrain.errors import ConfigError
 from edgetrain.hub import BASE_PART_ELEMENTS, Hub, Policy, Terms
+from edgetrain.journal import Fsync, Settings
 from edgetrain.merge import RoundRule, SliceRule
 from edgetrain.messages import MAX_HEADER_BYTES
 from edgetrain.networks import Fault, Site
@@ -44,6 +45,7 @@ def hub_of(job: Job, *, any_job: bool = False) -> Hub:
             )
         delay = 0
     codec, reply_codec = _codecs(job, strategy)
+    journal_settings(job)
     return Hub(
         Terms(
             strategy.name,
@@ -54,12 +56,25 @@ def hub_of(job: Job, *, any_job: bool = False) -> Hub:
             "" if any_job else job.digest(),
         ),
         Policy(
-            job.fleet.members, job.hub.quorum, job.hub.deadline_s, job.hub.gone_s, job.hub.beat_s
+            job.fleet.members,
+            job.hub.quorum,
+            job.hub.deadline_s,
+            job.hub.gone_s,
+            job.hub.beat_s,
+            job.hub.return_s,
         ),
         _merge_rule(job, strategy),
         codec,
         reply_codec,
     )
+
+
+def journal_settings(job: Job) -> Settings:
+    """How the job's journal is kept; ConfigError."""
+    if job.hub.when_full not in ("stop", "go on"):
+        raise ConfigError(f"hub.when_full = '{job.hub.when_full}'", "allowed are 'stop', 'go on'")
+    stop = job.hub.when_full == "stop"
+    return Settings(Fsync.parse(job.hub.fsync), stop, job.hub.snapshot_every)
 
 
 LARGEST_PART_BYTES = 1 << 30

@@ -14,8 +14,7 @@ import os
 import socket
 import struct
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,6 +25,7 @@ from zmq.utils.monitor import parse_monitor_message
 from edgetrain.allocator import keep_freed
 from edgetrain.errors import HubUnreachable, NetworkError, Refused
 from edgetrain.keys import Credentials, Gate, Pair
+from edgetrain.limits import Refusals
 from edgetrain.messages import Buffer
 from edgetrain.transport import SILENCE_S, Traffic
 
@@ -106,29 +106,6 @@ def new_pair() -> Pair:
 def pair_of(secret: bytes) -> Pair:
     """The pair that a secret key belongs to."""
     return Pair(z85.decode(zmq.curve_public(z85.encode(secret))), secret)
-
-
-class Refusals:
-    """Tells of those that were turned away: each of the first few, then one in ten times as many.
-
-    By reason, because an address can be had for nothing. The reasons are few, and so is what is
-    kept.
-    """
-
-    FEW = 3
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self.tell: Callable[[str], None] = lambda line: None
-
-    def add(self, kind: str, line: str) -> None:
-        """Somebody was turned away; `kind` is one of a few words."""
-        self._counts[kind] += 1
-        count = self._counts[kind]
-        if count <= self.FEW:
-            self.tell(line)
-        elif count == 10 ** (len(str(count)) - 1):
-            self.tell(f"{line} ({count} of this kind so far)")
 
 
 class _Door:
@@ -371,21 +348,35 @@ class MemberSocket:
         credentials: Credentials | None = None,
     ) -> None:
         self._hub = split_address(address)
-        host, port = self._hub
+        self._max_message_bytes = max_message_bytes
+        self._credentials = credentials
+        self._encrypted = credentials is not None
         self._context = zmq.Context()
+        self._connection: socket.socket | None = None
+        self._past = Traffic(0, 0, 0, 0.0)
+        """Of connections that are gone."""
+        self._open()
+
+    def _open(self) -> None:
+        host, port = self._hub
         self._socket = self._context.socket(zmq.DEALER)
-        _common(self._socket, max_message_bytes)
+        _common(self._socket, self._max_message_bytes)
         self._socket.setsockopt(zmq.ROUTING_ID, b"m" + os.urandom(16))
         self._monitor: zmq.Socket[bytes] | None = None
         self._failed = 0
-        if credentials is not None:
-            self._socket.setsockopt(zmq.CURVE_SERVERKEY, credentials.hub)
-            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, credentials.pair.public)
-            self._socket.setsockopt(zmq.CURVE_SECRETKEY, credentials.pair.secret)
-        self._encrypted = credentials is not None
+        if self._credentials is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._credentials.hub)
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._credentials.pair.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._credentials.pair.secret)
         self._monitor = _watch(self._socket, accepted=True)
         self._socket.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
-        self._connection: socket.socket | None = None
+
+    def reconnect(self) -> None:
+        """Drop the connection and what is queued on it, and make another."""
+        self.traffic()
+        self._forget_connection()
+        self._close_socket(0)
+        self._open()
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Queue a message; it is sent in the background, and once the connection stands."""
@@ -430,23 +421,33 @@ class MemberSocket:
 
     def traffic(self) -> Traffic:
         """Bytes at the socket, as the kernel counts them; zeros before the connection stands."""
+        if self._connection is not None and not _established(self._connection):
+            self._forget_connection()  # libzmq makes another by itself
         if self._connection is None:
             self._connection = _connection_to(self._hub[1])
         if self._connection is None:
-            return Traffic(0, 0, 0, 0.0)
-        info = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        return _traffic(info)
+            return self._past
+        return _sum(self._past, _traffic(_tcp_info(self._connection)))
+
+    def _forget_connection(self) -> None:
+        if self._connection is not None:
+            self._past = _sum(self._past, _traffic(_tcp_info(self._connection)))
+            self._connection.close()
+            self._connection = None
 
     def close(self) -> None:
         """Send what is queued (for a while), then let go; works twice."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        self._close_socket(LINGER_MS)
+        self._context.term()
+
+    def _close_socket(self, linger_ms: int) -> None:
         if self._monitor is not None and not self._socket.closed:
             self._socket.disable_monitor()
             self._monitor.close()
-        self._socket.close()
-        self._context.term()
+        self._socket.close(linger_ms)
 
 
 HANDSHAKES_TRIED = 5
@@ -454,7 +455,8 @@ HANDSHAKES_TRIED = 5
 
 _WRONG_KEY = (
     "the hub breaks off when this machine proves that it knows the hub's key",
-    "is it the hub whose key is pinned? `edgetrain keys list` there prints the right one",
+    "is it the hub whose key is pinned (`edgetrain keys list` there prints it), and was it started "
+    "with its keys?",
 )
 _UNLIKE = {
     False: (
@@ -481,6 +483,23 @@ def answer(member: MemberSocket, patience_s: float) -> list[bytes] | None:
 # struct tcp_info of Linux: tcpi_rtt (µs) at 68, tcpi_bytes_acked and _received at 120,
 # tcpi_notsent_bytes at 144, tcpi_bytes_sent and _retrans at 200 (Linux 4.19 and newer).
 _RTT, _BYTES, _SENT = struct.Struct("=I"), struct.Struct("=QQ"), struct.Struct("=QQ")
+
+
+def _tcp_info(connection: socket.socket) -> bytes:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+
+
+def _established(connection: socket.socket) -> bool:
+    return _tcp_info(connection)[0] == 1  # TCP_ESTABLISHED
+
+
+def _sum(past: Traffic, now: Traffic) -> Traffic:
+    return Traffic(
+        past.sent_bytes + now.sent_bytes,
+        past.received_bytes + now.received_bytes,
+        past.retransmitted_bytes + now.retransmitted_bytes,
+        now.round_trip_s,
+    )
 
 
 def _traffic(info: bytes) -> Traffic:

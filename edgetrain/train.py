@@ -202,7 +202,8 @@ def train(
     local = OneModel(task, model, flat, batches)
     energy = devices.Energy(devices.load(place.device), clock)
     socket = MemberSocket(hub, credentials=credentials)
-    with Member(socket, flat, optimizer, request_of(job, place, task)) as member:
+    request = request_of(job, place, task)
+    with Member(socket, flat, optimizer, request, outage_s=job.hub.outage_s) as member:
         log = open_log(member.name)
         with log:
             Loop(job, place.index, local, member, log, pace, Meter(), energy, clock).run()

@@ -10,7 +10,7 @@ import itertools
 import queue
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from edgetrain.messages import Buffer
 
@@ -64,6 +64,18 @@ class MemberTransport(Protocol):
         """Let go; works twice."""
 
 
+@runtime_checkable
+class Reconnecting(Protocol):
+    """A member's end that can be made anew after a silence."""
+
+    def reconnect(self) -> None:
+        """Let go of the connection and of what is queued on it, and make another, under another
+        name. What `traffic` has counted stays counted."""
+
+    def traffic(self) -> Traffic:
+        """As of MemberTransport."""
+
+
 class Loopback:
     """A hub's end in memory; `connect` makes the members' ends. Safe between threads."""
 
@@ -74,9 +86,12 @@ class Loopback:
 
     def connect(self) -> LoopbackMember:
         """A new member's end."""
+        return LoopbackMember(self, *self._new())
+
+    def _new(self) -> tuple[bytes, queue.Queue[list[Buffer]]]:
         name = b"loopback-%d" % next(self._numbers)
         box = self._members[name] = queue.Queue()
-        return LoopbackMember(self, name, box)
+        return name, box
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """See HubTransport."""
@@ -118,6 +133,11 @@ class LoopbackMember:
             return self._box.get(timeout_s > 0, timeout_s)
         except queue.Empty:
             return None
+
+    def reconnect(self) -> None:
+        """See Reconnecting."""
+        self.close()
+        self._name, self._box = self._hub._new()
 
     def received_bytes(self) -> int:
         """See MemberTransport. Messages in memory are always whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 
@@ -16,9 +17,20 @@ from edgetrain.checksum import checksum
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError, HubUnreachable, Refused
 from edgetrain.link import Link, Request
 from edgetrain.member import Member, bind, join
-from edgetrain.messages import Beat, Contribute, Join, Refuse, Start, Welcome, pack, unpack
+from edgetrain.messages import (
+    Beat,
+    Contribute,
+    Join,
+    Refuse,
+    Reply,
+    Resume,
+    Start,
+    Welcome,
+    pack,
+    unpack,
+)
 from edgetrain.sockets import HubSocket
-from edgetrain.transport import Loopback
+from edgetrain.transport import Loopback, Traffic
 
 
 @pytest.fixture
@@ -258,7 +270,7 @@ class Script:
         if self.said:
             return self.said.pop(0)
         self.now += timeout_s
-        if self.growing > 0:
+        if self.growing > 0 and timeout_s:
             self.growing -= 1
             self.coming += 1
         return None
@@ -331,7 +343,7 @@ def test_a_base_that_arrived_damaged_is_noticed():
 
 @pytest.mark.parametrize(
     ("refuse", "error"),
-    [(Refuse("unknown", "who?"), Refused), (Refuse("diverged", "1 and 2"), Diverged)],
+    [(Refuse("session", "who?"), Refused), (Refuse("diverged", "1 and 2"), Diverged)],
 )
 def test_a_refusal_in_training_is_raised(refuse, error):
     script, make = scripted(welcome(), start(), Beat())
@@ -339,6 +351,66 @@ def test_a_refusal_in_training_is_raised(refuse, error):
     script.said.append(pack(refuse))
     with pytest.raises(error, match=r"who\?|1 and 2"):
         member.step()
+
+
+def test_whoever_is_not_known_any_more_comes_back_and_sends_again_what_was_not_answered():
+    script, make = scripted(welcome(), start())
+    member = make()
+    script.said += [pack(Refuse("unknown", "who?"))] * 2
+    with pytest.raises(HubUnreachable):
+        member.step()
+    *_, resume = script.heard
+    assert (resume.applied, resume.submitted, resume.oldest) == (0, 0, 0)
+    assert resume.session == script.heard[0].session > 0
+    script.said += [
+        pack(Start(0, 1, 0, 0, True, 0, attempt=9)),  # an answer to something else
+        pack(welcome(epoch=3)),
+        pack(Start(0, 1, 0, 0, True, 0, attempt=1)),
+        pack(Reply(0, 0, 1, 1, 0, 0, children.flat(children.model()).tobytes())),
+    ]
+    member._link.wait(0)
+    assert isinstance(script.heard[-1], Contribute)
+    assert script.heard[-1].round == 0
+    assert member._link._epoch == 3
+
+
+class Cut(Script):
+    """A script over a transport that can connect again."""
+
+    def __init__(self, *said):
+        super().__init__(*said)
+        self.reconnected = []
+
+    def reconnect(self):
+        self.reconnected.append(self.now)
+
+    def traffic(self):
+        return Traffic(0, 0, 0, 0.5)
+
+
+def test_after_silence_the_connection_is_made_anew_with_growing_pauses():
+    cut = Cut(welcome(), start())
+    model = children.model()
+    optimizer = children.optimizer("sgd", model)
+    member = Member(cut, bind(model, optimizer), optimizer, Request(""), 30.0, cut.clock, 600.0)
+    with pytest.raises(HubUnreachable, match="silent for 601 s"):
+        member.step()
+    pauses = np.diff([0.0, *cut.reconnected])
+    assert pauses[0] == pytest.approx(4 * 1.5, abs=1.1), "four beats and four round trips"
+    assert all(b >= a for a, b in itertools.pairwise(pauses))
+    assert pauses[-1] == pytest.approx(60, abs=1.1)
+    assert sum(isinstance(m, Resume) for m in cut.heard) == len(cut.reconnected)
+
+
+def test_a_join_that_nobody_answers_is_sent_again_over_another_connection():
+    cut = Cut()
+    model = children.model()
+    optimizer = children.optimizer("sgd", model)
+    with pytest.raises(HubUnreachable, match="silent for"):
+        Member(cut, bind(model, optimizer), optimizer, Request(""), 30.0, cut.clock)
+    joins = [message for message in cut.heard if isinstance(message, Join)]
+    assert len(joins) == 1 + len(cut.reconnected) == 2
+    assert len({join.session for join in joins}) == 1
 
 
 def test_leaving_in_an_error_says_which():

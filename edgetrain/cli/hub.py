@@ -5,11 +5,18 @@ from __future__ import annotations
 import argparse
 import signal
 import time
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from edgetrain import config
 from edgetrain.cli import common
+from edgetrain.config import Job
 from edgetrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgetrain.hub import Hub
+    from edgetrain.journal import Journal
 
 _EXAMPLES = """\
 examples:
@@ -18,6 +25,7 @@ examples:
                                                               members on other machines, encrypted
   edgetrain hub job.toml --bind tcp://eth0:5555 --insecure    whoever reaches the port
   edgetrain hub members=4 strategy=dga --any-job              for loops of your own (edgetrain.join)
+  edgetrain hub --resume runs/20260101-120000-digits          go on after the hub has died
 
 The hub needs neither torch nor the task. It prints the address that members are to be given.
 """
@@ -51,18 +59,34 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="take members whatever job they run, if their models are equal",
     )
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        metavar="FOLDER",
+        help="where every round is written before it is answered (default: in the run folder)",
+    )
+    parser.add_argument(
+        "--no-journal", action="store_true", help="write none: a hub that dies cannot be resumed"
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with the job in this run folder, from its journal; give the same --bind",
+    )
     common.add_output(parser, json=False)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Listen, say where, serve until the job is over."""
-    job, _ = common.job_of(arguments)
+    job = _job_of(arguments)
     from edgetrain import interfaces, runs
     from edgetrain.hub import Note
+    from edgetrain.journal import Journal
     from edgetrain.keys import Gate, Keyring, spell
     from edgetrain.keys import folder as key_folder
-    from edgetrain.plans import hub_of, message_limit
+    from edgetrain.plans import hub_of, journal_settings, message_limit
     from edgetrain.recorder import HubRecorder
     from edgetrain.serve import serve
     from edgetrain.sockets import HubSocket, split_address
@@ -79,9 +103,20 @@ def run(arguments: argparse.Namespace) -> int:
     hub = hub_of(job, any_job=arguments.any_job)
     gate = Gate(ring) if closed else None
     socket = HubSocket(listening.bind, message_limit(job), gate)
-    folder = runs.create(arguments.runs, job.name or "hub")
-    runs.write_job(folder, job.to_dict())
-    runs.write_environment(folder)
+    folder, earlier_s = arguments.resume, 0.0
+    if folder is None:
+        folder = runs.create(arguments.runs, job.name or "hub")
+        runs.write_job(folder, job.to_dict())
+        runs.write_environment(folder)
+    else:
+        earlier_s = max((line["t"] for line in runs.read_metrics(folder)), default=0.0)
+    journal = None
+    if not arguments.no_journal:
+        where = arguments.journal or folder / "journal"
+        journal = Journal(where, journal_settings(job), common.warn)
+        for line in journal.mended:
+            common.say(f"journal: {line}")
+        _restore(hub, journal, arguments.resume is not None)
     for interface in listening.reachable:
         shown = f"[{interface.address}]" if ":" in interface.address else interface.address
         common.say(f"listening on {interface.name}: members join tcp://{shown}:{socket.port}")
@@ -89,16 +124,42 @@ def run(arguments: argparse.Namespace) -> int:
         common.say(f"encrypted; its public key is {spell(gate.pair.public)}")
     common.say(f"waiting for {job.fleet.members} members; run folder: {folder}")
     signal.signal(signal.SIGTERM, _interrupt)
-    recorder = HubRecorder(folder, time.monotonic, socket.traffic, say=common.say)
+    clock = time.monotonic
+    recorder = HubRecorder(folder, clock, socket.traffic, say=common.say, earlier_s=earlier_s)
     socket.refusals.tell = lambda line: recorder(Note("refused", "?", line))
     try:
-        serve(hub, socket, time.monotonic, recorder)
+        serve(hub, socket, clock, recorder, journal=journal)
     finally:
         recorder.close()
         socket.close()
+        if journal is not None:
+            journal.close()
         runs.write_summary(folder, runs.summarise(folder, {"rounds": hub.round}))
     common.say(f"done: {hub.round} rounds")
     return 0
+
+
+def _job_of(arguments: argparse.Namespace) -> Job:
+    if arguments.resume is None:
+        return common.job_of(arguments)[0]
+    if arguments.no_journal:
+        raise ConfigError("--resume goes on from a journal, and --no-journal says there is none")
+    if not (arguments.resume / "job.toml").is_file():
+        raise ConfigError(f"{arguments.resume} is no run folder", "it has no job.toml")
+    return config.load(arguments.resume / "job.toml", arguments.job)
+
+
+def _restore(hub: Hub, journal: Journal, resuming: bool) -> None:
+    if journal.state is not None:
+        if not resuming:
+            raise ConfigError(
+                f"the journal {journal.folder} is of a job that has begun",
+                "go on with --resume RUN, or name another folder",
+            )
+        hub.restore(journal.state, journal.records(), time.monotonic())
+        common.say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or 'nobody'}")
+    elif resuming:
+        common.say("the journal is empty: training had not begun")
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -1,0 +1,105 @@
+"""Processes that are killed: the hub comes back on its port, and the members find it again."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from command_line import edgetrain, running, write_tiny
+
+from edgetrain import runs
+from edgetrain.journal import Journal
+from edgetrain.records import Round
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def journal_of(folder: Path):
+    """(rounds merged, checksum of the base, every (member, round) counted), from the disk."""
+    journal = Journal(folder)
+    state = journal.state
+    rounds = [record for record in journal.records() if isinstance(record, Round)]
+    journal.close()
+    counted = [(c.member, c.meant_for) for record in rounds for c in record.counted]
+    last = rounds[-1].checksum if rounds else dict(state.checksums)[state.round]
+    return state.round + len(rounds), last, counted
+
+
+def hub_folder(cwd: Path) -> Path:
+    (found,) = [run for run in (cwd / "runs").iterdir() if run.name.endswith("hub")]
+    return found
+
+
+def wait_for_rounds(folder: Path, rounds: int) -> None:
+    """Look at the journal's size: reading it would take its lock."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if len(list(runs.read_metrics(folder, "round"))) >= rounds:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"not {rounds} rounds within a minute")
+
+
+def trained(cwd: Path, strategy: str, kills: tuple[int, ...]) -> tuple[int, int]:
+    """A job of two members whose hub is killed after so many rounds; what its journal ends with."""
+    cwd.mkdir()
+    job = write_tiny(
+        cwd,
+        fleet={"members": 2, "pace_s": 0.01},
+        train={"steps": 60},
+        strategy={"name": strategy, **({} if strategy == "sync-sgd" else {"every": 2})},
+        hub={"beat_s": 0.2, "fsync": "never"},
+    )
+    if strategy == "dga":
+        (cwd / job).write_text((cwd / job).read_text().replace("every = 2", "every = 2\ndelay = 6"))
+    address = f"tcp://localhost:{free_port()}"
+    with contextlib.ExitStack() as stack:
+        hub = stack.enter_context(running("hub", job, "--bind", address, cwd=cwd))
+        hub.until("members join")
+        folder = hub_folder(cwd)
+        members = [
+            stack.enter_context(
+                running("member", job, "--hub", address, "--index", str(i), cwd=cwd)
+            )
+            for i in range(2)
+        ]
+        for kill in kills:
+            wait_for_rounds(folder, kill)
+            hub.process.kill()
+            assert hub.finish() == -signal.SIGKILL
+            hub = stack.enter_context(
+                running("hub", "--resume", str(folder), "--bind", address, cwd=cwd)
+            )
+            hub.until("goes on after")
+        assert [member.finish() for member in members] == [0, 0], [m.said for m in members]
+        assert hub.finish() == 0, hub.said
+    rounds, checksum, counted = journal_of(folder / "journal")
+    assert len(counted) == len(set(counted))
+    backs = [e for e in runs.read_metrics(folder, "event") if e["event"] == "back"]
+    assert len(backs) >= 2 * len(kills)
+    return rounds, checksum
+
+
+@pytest.mark.parametrize("strategy", ["dga", "sync-sgd"])
+def test_a_hub_that_is_killed_twice_changes_nothing(strategy, tmp_path):
+    unhurt = trained(tmp_path / "unhurt", strategy, ())
+    assert trained(tmp_path / "hurt", strategy, (5, 12)) == unhurt
+    assert unhurt[0] == (30 if strategy == "dga" else 60)
+
+
+def test_what_cannot_be_resumed_is_said_in_one_line(tmp_path):
+    for words, says in (
+        (("--resume", "nowhere"), "nowhere is no run folder"),
+        (("--resume", "x", "--no-journal"), "says there is none"),
+    ):
+        done = edgetrain("hub", *words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert says in done.stderr
+        assert done.stderr.count("\n") == 1
