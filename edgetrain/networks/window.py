@@ -64,8 +64,8 @@ class Window:
         self._sent = self._acked = 0
         self._recover = 0  # no second cut before this much is acknowledged
         self._last_send = 0
-        self._most_in_flight = 0  # since `_mark` bytes were acknowledged: about a round trip
-        self._mark = 0
+        # What the application made of the window, held until `_used_until` is acknowledged.
+        self._was_full, self._most_in_flight, self._used_until = False, 0, 0
         self._round = _Round()
         self._epoch = 0
         self._origin = self._peak = self._k = self._reno_size = 0.0
@@ -85,9 +85,11 @@ class Window:
         self._last_send = now
         self._sent += count
         self.in_flight += count
-        if self._acked >= self._mark:  # a new round trip: what it uses is counted afresh
-            self._mark, self._most_in_flight = self._sent, 0
-        self._most_in_flight = max(self._most_in_flight, self.in_flight)
+        full = self.in_flight > self.size - MSS
+        fresh = self._acked >= self._used_until
+        if fresh or full or (not self._was_full and self.in_flight > self._most_in_flight):
+            self._was_full, self._most_in_flight = full, self.in_flight
+            self._used_until = self._sent
 
     def _restart(self, now: int) -> None:
         """After an idle timeout the window halves for each one that has passed."""
@@ -119,7 +121,7 @@ class Window:
     def _time(self, rtt: int) -> None:
         """Take in a round trip; its spread falls by a quarter a round trip, and rises at once."""
         error = rtt - self.rtt
-        self.rtt += error // 8
+        self.rtt = max(self.rtt + error // 8, 1)
         if error < 0 and -error > self._deviation // 4:
             error //= 8  # a round trip that gets shorter is no reason to wait longer
         self._deviation += abs(error) - self._deviation // 4
@@ -131,10 +133,10 @@ class Window:
             self._variance_end = self._sent
 
     def _limited(self) -> bool:
-        """A window that the application does not fill does not grow."""
-        if self.size < self.threshold:
-            return self.size < 2 * self._most_in_flight
-        return self._most_in_flight >= self.size - MSS
+        """A window that the application does not fill does not grow (tcp_cwnd_validate)."""
+        if self._was_full:
+            return True
+        return self.size < self.threshold and self.size < 2 * self._most_in_flight
 
     def _hystart(self, count: int, rtt: int, now: int, first: int) -> None:
         """Leave slow start where a train of acknowledgements is long or the round trip grows."""

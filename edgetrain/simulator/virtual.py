@@ -31,7 +31,9 @@ class Process:
         self.over = False
         self._world = world
         self._code = code
+        self._held_until = 0
         self._greenlet = greenlet(self._run, world.loop)
+        self._greenlet.process = self
 
     def _run(self) -> None:
         try:
@@ -44,9 +46,16 @@ class Process:
             self.over = True
 
     def resume(self) -> None:
-        """Go on with it now; comes back when it waits again. From the event loop only."""
-        if not self.over:
+        """Go on with it now, or when it is let go of; comes back when it waits again. From the
+        event loop only."""
+        if self._world.now < self._held_until:
+            self._world.at(self._held_until, self.resume)
+        elif not self.over:
             self._greenlet.switch()
+
+    def hold(self, until: int) -> None:
+        """Do not let it go on before then, whatever it waits for: what SIGSTOP does."""
+        self._held_until = max(self._held_until, until)
 
     def kill(self) -> None:
         """End it where it waits, as SIGKILL would: its `finally` clauses still run, so whoever
@@ -85,7 +94,7 @@ class World:
 
     def sleep(self, seconds: float) -> None:
         """Let the calling process stand still: stands in for time.sleep."""
-        self.at(self.now + round(seconds * SECOND), getcurrent().switch)
+        self.at(self.now + round(seconds * SECOND), getcurrent().process.resume)
         self.loop.switch()
 
     def step(self) -> bool:
@@ -104,7 +113,7 @@ class Mailbox(Generic[T]):
     def __init__(self, world: World) -> None:
         self._world = world
         self._items: deque[T] = deque()
-        self._reader: greenlet | None = None
+        self._reader: Process | None = None
         self._turn = 0
 
     def __len__(self) -> int:
@@ -120,7 +129,7 @@ class Mailbox(Generic[T]):
         """The next item, waiting at most so many virtual seconds for it; None if there was none."""
         if not self._items and timeout_s > 0:
             self._turn += 1
-            turn, self._reader = self._turn, getcurrent()
+            turn, self._reader = self._turn, getcurrent().process
             deadline = self._world.now + round(timeout_s * SECOND)
             self._world.at(deadline, lambda: self._wake(turn))
             self._world.loop.switch()
@@ -132,4 +141,4 @@ class Mailbox(Generic[T]):
         if reader is None or turn != self._turn:
             return
         self._reader = None
-        self._world.at(self._world.now, reader.switch)
+        self._world.at(self._world.now, reader.resume)

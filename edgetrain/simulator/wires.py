@@ -93,6 +93,7 @@ class _Stream:
         self._backlog: deque[_Message] = deque()
         self._acks: deque[tuple[int, int, int, int]] = deque()
         self._last = 0
+        self._opens = 0
         self._waits = False
         self._held: deque[tuple[Frames, int]] = deque()
         self.cut = False
@@ -103,9 +104,17 @@ class _Stream:
         if not self._waits:
             self._pump()
 
+    def wait(self, delay: int) -> None:
+        """Send nothing for so long."""
+        self._opens = self._world.now + delay
+        self._waits = True
+        self._world.at(self._opens, self._pump)
+
     def _pump(self) -> None:
         """Put on the way what the window has room for."""
         now, window, acks = self._world.now, self.window, self._acks
+        if now < self._opens:
+            return
         while acks and acks[0][0] <= now:
             at, count, sent, spread = acks.popleft()
             window.acked(count, at, at - sent, spread)
@@ -195,15 +204,44 @@ class MemberWire:
     """A member's end of its connection: a MemberTransport in virtual time."""
 
     def __init__(self, network: SimulatedNetwork, member: int, name: bytes) -> None:
-        self.name = name
         self.member = member
         self._network = network
         self._inbox: Mailbox[Frames] = Mailbox(network.world)
-        up, down = network.paths(member)
-        world, congestion = network.world, network.congestion
-        hub = network.hub
+        self._before = Traffic(0, 0, 0, 0.0)
+        self._open(name)
+
+    def _open(self, name: bytes) -> None:
+        """A new connection, under this name."""
+        self.name = name
+        up, down = self._network.paths(self.member)
+        world, congestion = self._network.world, self._network.congestion
+        hub = self._network.hub
         self.up = _Stream(world, up, down, congestion, lambda frames: hub.take(name, frames))
         self.down = _Stream(world, down, up, congestion, self._inbox.put)
+        self._network.add(self)
+
+    def reconnect(self) -> None:
+        """See Reconnecting."""
+        self._break()
+        self._network.forget(self.name)
+        self._open(self._network.new_name(self.member))
+        self._greet()
+
+    def hub_is_back(self) -> None:
+        """The hub's machine has started again: ZeroMQ connects anew, under the same name. What was
+        under way is lost."""
+        self._break()
+        self._open(self.name)
+        self._greet()
+
+    def _break(self) -> None:
+        self.up.cut = self.down.cut = True
+        self._before = self.traffic()
+
+    def _greet(self) -> None:
+        """Nothing leaves before the greetings of TCP and ZMTP have gone to and fro."""
+        for stream in (self.up, self.down):
+            stream.wait(HANDSHAKES * self.up.window.rtt)
 
     def send(self, frames: Frames) -> None:
         """See MemberTransport."""
@@ -216,14 +254,15 @@ class MemberWire:
 
     def received_bytes(self) -> int:
         """See MemberTransport."""
-        return self.down.received_bytes
+        return self._before.received_bytes + self.down.received_bytes
 
     def traffic(self) -> Traffic:
         """Bytes at the socket, as MemberSocket counts them."""
+        before = self._before
         return Traffic(
-            self.up.sent_bytes,
-            self.down.received_bytes,
-            self.up.repeated_bytes,
+            before.sent_bytes + self.up.sent_bytes,
+            before.received_bytes + self.down.received_bytes,
+            before.retransmitted_bytes + self.up.repeated_bytes,
             self.up.window.rtt / SECOND,
         )
 
@@ -245,6 +284,9 @@ class HubWire:
     def __init__(self, world: World, message_s: float) -> None:
         self._world = world
         self._message_s = message_s
+        self.down = False
+        self.tap: Callable[[bytes, Frames], None] = lambda sender, frames: None
+        """Called with each message that arrives."""
         self.busy_s = 0.0
         """Seconds that taking messages has cost."""
         self._inbox: Mailbox[tuple[bytes, Frames]] = Mailbox(world)
@@ -256,9 +298,26 @@ class HubWire:
         """A member has connected."""
         self._members[wire.name] = wire
 
+    def forget(self, name: bytes) -> None:
+        """A member has closed its connection."""
+        self._members.pop(name, None)
+
     def take(self, sender: bytes, frames: Frames) -> None:
-        """A message has arrived."""
-        self._inbox.put((sender, frames))
+        """A message has arrived; nobody takes it where the hub is not running."""
+        if not self.down:
+            self.tap(sender, frames)
+            self._inbox.put((sender, frames))
+
+    def crash(self) -> None:
+        """The hub's process is gone, and with it what had arrived and its connections."""
+        self.down = True
+        self._inbox = Mailbox(self._world)
+        self._members.clear()
+        self._dead.clear()
+
+    def restart(self) -> None:
+        """It is there again."""
+        self.down = False
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """See HubTransport; waits in virtual time."""
@@ -352,11 +411,7 @@ class SimulatedNetwork:
 
     def connect(self, member: int) -> MemberWire:
         """A new connection of this member, after the round trips that TCP and ZMTP need."""
-        self._joined += 1
-        name = b"m%d-%d" % (member, self._joined)
-        wire = MemberWire(self, member, name)
-        self._wires[name] = wire
-        self.hub.add(wire)
+        wire = MemberWire(self, member, self.new_name(member))
         up, down = self.paths(member)
         rtt = up.mean_delay + down.mean_delay
         for _ in range(HANDSHAKES):
@@ -366,10 +421,38 @@ class SimulatedNetwork:
             self.world.sleep(rtt / SECOND)
         return wire
 
+    def new_name(self, member: int) -> bytes:
+        """What a new connection of this member is called."""
+        self._joined += 1
+        return b"m%d-%d" % (member, self._joined)
+
+    def add(self, wire: MemberWire) -> None:
+        """A connection has been opened."""
+        self._wires[wire.name] = wire
+        if not self.hub.down:
+            self.hub.add(wire)
+
+    def forget(self, name: bytes) -> None:
+        """A connection has been closed."""
+        self._wires.pop(name, None)
+        self.hub.forget(name)
+
     def lose(self, name: bytes) -> None:
         """A member has lost power."""
         self._wires.pop(name, None)
         self.hub.lose(name)
+
+    def restart_hub(self) -> None:
+        """The hub's machine is up again: everyone's connection is made anew."""
+        self.hub.restart()
+        for wire in list(self._wires.values()):
+            wire.hub_is_back()
+
+    def strike(self, fault: Fault) -> None:
+        """Let something go wrong from now on, for as long as the fault says."""
+        self._change(fault, True)
+        when = self.world.now + round(fault.for_s * SECOND)
+        self.world.at(when, lambda: self._change(fault, False))
 
     def start_faults(self) -> None:
         """Training begins: the clock of the faults' schedule starts."""
