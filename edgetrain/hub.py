@@ -62,6 +62,9 @@ BEHIND_BYTES = 1 << 28
 REMEMBERED = 4096
 """Checksums of base that are kept to compare members against."""
 
+ANY_JOB = "any job"
+"""What a journal says of a hub that takes members whatever job they run."""
+
 AWAY = 4
 """Members that were given up and may come back are remembered: so many times those that may be
 in."""
@@ -466,7 +469,7 @@ class Hub:
         terms, (codec, reply_codec) = self.terms, self._codecs
         return (
             f"{terms.strategy}, every {terms.every}, delay {terms.delay}, {codec.name}, "
-            f"{reply_codec.name}, job {terms.job or 'of any kind'}"
+            f"{reply_codec.name}, {f'job {terms.job}' if terms.job else ANY_JOB}"
         )
 
     def _check_agreed(self, state: State) -> None:

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Listen, say where, serve until the job is over."""
     job = _job_of(arguments)
     from edgetrain import interfaces, runs
-    from edgetrain.hub import Note
+    from edgetrain.hub import ANY_JOB, Note
     from edgetrain.journal import Journal
     from edgetrain.keys import Gate, Keyring, spell
     from edgetrain.keys import folder as key_folder
@@ -116,6 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         journal = Journal(where, journal_settings(job), common.warn)
         for line in journal.mended:
             common.say(f"journal: {line}")
+        if journal.state is not None and journal.state.agreed.endswith(ANY_JOB):
+            hub = hub_of(job, any_job=True)
         _restore(hub, journal, arguments.resume is not None)
     for interface in listening.reachable:
         shown = f"[{interface.address}]" if ":" in interface.address else interface.address

@@ -1,0 +1,283 @@
+"""What a killed hub costs, and what the journal costs while nobody is killed.
+
+    python benchmarks/recovery.py --kills 200    # about 6 minutes
+    python benchmarks/recovery.py --kills 0      # only the journal's price
+
+A hub is a process of its own (`edgetrain hub`), two members are threads here, over ZeroMQ. The
+hub is SIGKILLed at random instants, some of them while members are still coming back, and resumed.
+Then the same steps are run without a kill. Verdicts: the base has the same bits; every contribution
+that was answered is in the journal, once; no answered round is missing after a restart; the seconds
+from the moment the hub listens again until every member is back. The journal's price is a ratio of
+runs that take turns, because the machine is not alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from edgetrain import codecs
+from edgetrain.checksum import checksum
+from edgetrain.hub import Hub, Policy, Terms
+from edgetrain.journal import Fsync, Journal, Settings
+from edgetrain.link import CatchUp, Link, Request
+from edgetrain.merge import Mean
+from edgetrain.records import Round
+from edgetrain.serve import serve
+from edgetrain.sockets import HubSocket, MemberSocket
+from edgetrain.strategies.displacement import Displacement
+
+MEMBERS = 2
+BEAT_S = 0.5
+KEYS = (
+    f"members={MEMBERS}", "strategy=dga", "every=1", "delay=3", f"beat_s={BEAT_S}", "gone_s=30",
+    "snapshot_every=1000000", "deadline_s=600",
+)  # fmt: skip
+
+
+class Trainer:
+    """A member: a contraction towards a point of its own, plus noise drawn from (member, step)."""
+
+    def __init__(self, index: int, elements: int) -> None:
+        self.index = index
+        self.params = np.zeros(elements, np.float32)
+        self.steps = self.answered = 0
+        self.last = 10**9
+        self.answers: list[int] = []
+        self.error: BaseException | None = None
+
+    def run(self, address: str, pace_s: float) -> None:
+        """Train until `last`; leave."""
+        try:
+            self._run(address, pace_s)
+        except BaseException as error:
+            self.error = error
+
+    def _run(self, address: str, pace_s: float) -> None:
+        link = Link(MemberSocket(address), time.monotonic)
+        request = Request("model", f"m{self.index}")
+        welcome, start = link.join(request, self.params, checksum(self.params))
+        half = Displacement(self.params, welcome.every, start.delay, link.memory)
+        half.start(start.applied, start.round)
+        while self.steps < self.last:
+            noise = np.random.default_rng([self.index, self.steps]).standard_normal(
+                self.params.size, np.float32
+            )
+            self.params -= np.float32(0.1) * (self.params - self.index) + np.float32(0.05) * noise
+            self.steps += 1
+            link.poll()
+            self._exchange(link, half, half.after_step())
+            time.sleep(pace_s)
+        self._exchange(link, half, half.finish())
+        link.leave("done")
+
+    def _exchange(self, link: Link, half: Displacement, own: np.ndarray | None) -> None:
+        if own is not None:
+            link.submit(
+                half.round - 1, own, weight=1.0, applied=half.applied, checksum=half.checksum,
+                wanted_delay=0,
+            )  # fmt: skip
+        while (due := half.due()) is not None:
+            found = link.wait(due)
+            if isinstance(found, CatchUp):
+                raise AssertionError("the journal did not have the replies")
+            half.apply(found.pieces)
+            assert found.checksum == half.checksum
+            self.answers.append(due)
+            self.answered = due + 1
+
+
+class HubProcess:
+    """`edgetrain hub`, and when it said what."""
+
+    def __init__(self, cwd: Path, *words: str) -> None:
+        self.said: list[tuple[float, str]] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "edgetrain", "hub", *words],
+            cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append((time.monotonic(), line.strip()))
+
+    def when(self, text: str, count: int = 1, patience_s: float = 60.0) -> float:
+        """When it said so for the `count`-th time."""
+        until = time.monotonic() + patience_s
+        while time.monotonic() < until:
+            found = [at for at, line in list(self.said) if text in line]
+            if len(found) >= count:
+                return found[count - 1]
+            time.sleep(0.002)
+        raise AssertionError(f"the hub did not say '{text}': {self.said[-5:]}")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def read(folder: Path) -> tuple[int, list[tuple[str, int]]]:
+    """Checksum of the base, and all (member, round) that were counted."""
+    journal = Journal(folder / "journal")
+    rounds = [record for record in journal.records() if isinstance(record, Round)]
+    journal.close()
+    return rounds[-1].checksum, [(c.member, c.meant_for) for r in rounds for c in r.counted]
+
+
+def run(
+    cwd: Path, elements: int, steps: int, kills: int, rng: random.Random
+) -> tuple[int, dict[str, object]]:
+    """One run; how many steps it took, and what there is to say."""
+    address = f"tcp://localhost:{free_port()}"
+    hub = HubProcess(cwd, *KEYS, "--any-job", "--bind", address)
+    hub.when("members join")
+    trainers = [Trainer(i, elements) for i in range(MEMBERS)]
+    for trainer in trainers:
+        trainer.last = steps or trainer.last
+    pace_s = 0.004 if kills else 0.0
+    threads = [
+        threading.Thread(target=t.run, args=(address, pace_s), daemon=True) for t in trainers
+    ]
+    for thread in threads:
+        thread.start()
+    hub.when("hub started")
+    (folder,) = (cwd / "runs").iterdir()
+    back: list[float] = []
+    lost = 0
+    for _ in range(kills):
+        time.sleep(rng.uniform(0.0, 0.4))
+        hub.process.send_signal(signal.SIGKILL)
+        hub.process.wait()
+        answered = max(trainer.answered for trainer in trainers)
+        hub = HubProcess(cwd, "--resume", str(folder), "--bind", address)
+        listening = hub.when("members join")
+        goes_on = next(line for _, line in hub.said if "goes on after" in line)
+        lost += max(0, answered - int(goes_on.split()[3]))
+        if rng.random() < 0.8:  # else it is killed while they come back
+            back.append(max(hub.when(f"m{i} back") for i in range(MEMBERS)) - listening)
+    if not steps:
+        last = max(trainer.steps for trainer in trainers) + 100
+        for trainer in trainers:
+            trainer.last = last
+        steps = last
+    for thread in threads:
+        thread.join(120)
+    for trainer in trainers:
+        if trainer.error is not None:
+            raise trainer.error
+    hub.process.wait(60)
+    base, counted = read(folder)
+    answers = {(f"m{t.index}", round) for t in trainers for round in t.answers}
+    return steps, {
+        "base": base,
+        "equal": len({t.params.tobytes() for t in trainers}) == 1,
+        "twice": len(counted) - len(set(counted)),
+        "missing": len(answers - set(counted)),
+        "answered": len(answers),
+        "lost": lost,
+        "back": back,
+    }
+
+
+def price(elements: int, rounds: int, fsync: str | None) -> float:
+    """Median seconds of a round of two members over ZeroMQ, with a journal or without."""
+    codec = codecs.Dense()
+    hub = Hub(Terms("local-sgd", "displacement", False, 1, 0), Policy(2), Mean(), codec, codec)
+    transport = HubSocket("tcp://127.0.0.1:0")
+    closed: list[float] = []
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        journal = Journal(Path(folder), Settings(Fsync.parse(fsync))) if fsync else None
+        serving = threading.Thread(
+            target=serve,
+            args=(hub, transport, time.monotonic, lambda effect: closed.append(time.monotonic())),
+            kwargs={"journal": journal},
+        )
+        serving.start()
+        trainers = [Trainer(i, elements) for i in range(2)]
+        threads = []
+        for trainer in trainers:
+            trainer.last = rounds
+            threads.append(threading.Thread(target=_plain, args=(trainer, transport.address)))
+            threads[-1].start()
+        for thread in [*threads, serving]:
+            thread.join()
+        transport.close()
+        if journal is not None:
+            journal.close()
+    return statistics.median(np.diff(closed[10:-5]))
+
+
+def _plain(trainer: Trainer, address: str) -> None:
+    """Rounds and nothing else."""
+    link = Link(MemberSocket(address), time.monotonic)
+    request = Request("model", f"m{trainer.index}")
+    _, start = link.join(request, trainer.params, checksum(trainer.params))
+    half = Displacement(trainer.params, 1, 0, link.memory)
+    half.start(start.applied, start.round)
+    for _ in range(trainer.last):
+        trainer.params -= np.float32(0.001)
+        trainer._exchange(link, half, half.after_step())
+    link.leave("done")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--elements", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--turns", type=int, default=5, help="of the journal's price; 0: skip it")
+    arguments = parser.parse_args()
+    policies = ("never", "round-every 20", "always")
+    for elements in (10_000, 1_000_000) if arguments.turns else ():
+        bare: list[float] = []
+        ratios: dict[str, list[float]] = {fsync: [] for fsync in policies}
+        for _ in range(arguments.turns):
+            for fsync in policies:
+                bare.append(price(elements, 60, None))
+                ratios[fsync].append(price(elements, 60, fsync) / bare[-1])
+        print(f"{elements:,} floats: {statistics.median(bare) * 1e3:.2f} ms a round;", end=" ")
+        found = [f"{fsync} {statistics.median(ratios[fsync]):.2f}" for fsync in policies]
+        print("with a journal, times that:", ", ".join(found), flush=True)
+    if not arguments.kills:
+        return
+    rng = random.Random(arguments.seed)
+    with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
+        steps, hurt = run(Path(a), arguments.elements, 0, arguments.kills, rng)
+        _, unhurt = run(Path(b), arguments.elements, steps, 0, rng)
+    back = sorted(hurt["back"])
+    within = sum(seconds <= 2 * BEAT_S for seconds in back)
+    verdicts = {
+        "the base has the bits of the run without a kill": hurt["base"] == unhurt["base"],
+        "both members have it": hurt["equal"],
+        "no contribution counts twice": not hurt["twice"],
+        "every contribution that was answered is in the journal": not hurt["missing"],
+        "no answered round was lost in a restart": not hurt["lost"],
+        "members are back within two beats of the hub": within == len(back),
+    }
+    print(f"{arguments.kills} kills in {steps} rounds, {hurt['answered']} contributions answered")
+    for text, holds in verdicts.items():
+        print(f"  {'yes' if holds else 'NO '}  {text}")
+    if back:
+        print(
+            f"back after {statistics.median(back):.3f} s (median), {back[-1]:.3f} s (longest of "
+            f"{len(back)}); a beat is {BEAT_S:g} s; {within} of {len(back)} within two"
+        )
+    sys.exit(not all(verdicts.values()))
+
+
+if __name__ == "__main__":
+    main()
