@@ -1,6 +1,6 @@
 """Where should a DGA member keep what its lossy codec has not sent yet?
 
-    python benchmarks/codecs_residual.py
+    python benchmarks/codecs_residual.py --members 4 --delay 5 --steps 1000 --seeds 3
     python benchmarks/codecs_residual.py --task edgetrain.tasks:char_lm --members 4 \\
         --steps 500 --optimizer adamw --rate 0.002 --seeds 3
 
@@ -8,7 +8,7 @@
 not sent leaves the member's parameters and waits in the residual.
 `in`: the member's parameters keep it. Only what was sent counts as in flight, so the next
 displacement contains the rest by itself.
-Members and hub in one process, with the delay counted in rounds; contributions and replies both go
+`in` is what edgetrain does (docs/decisions/012-residual-in-parameters.md). Members and hub in one process, with the delay counted in rounds; contributions and replies both go
 through the codec, the hub's replies with feedback. Bytes are those of the payloads.
 """
 
