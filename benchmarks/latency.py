@@ -109,6 +109,8 @@ def table_text(rows: list[dict[str, Any]]) -> str:
             mark = "" if cells[rtt]["trusted"] and not cells[rtt]["overrun"] else "*"
             line += f"{f'{steady:.3f}{mark} ({whole:.3f})':>15}"
         lines.append(line)
+    backends = ", ".join(sorted({row["backend"] for row in rows if row["rtt_ms"]}))
+    lines.append(f"network emulated by {backends or 'nobody'}")
     if any(not row["trusted"] or row["overrun"] for row in rows):
         lines.append("* the emulation was late, or members could not keep their pace")
     return "\n".join(lines)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from edgetrain import config
+from edgetrain.cli.compare import DEMO
 from edgetrain.errors import ConfigError, NetworkError
 from edgetrain.networks import Direction, Fault, Profile, Site, emulate, load, probe
 from edgetrain.networks.measure import Bench, line_mbit, one_way
@@ -179,6 +181,14 @@ def test_a_link_travels_by_pickle(backend: str) -> None:
     if link.namespace is not None:
         with pytest.raises(NetworkError, match="has ended"):
             link.enter()
+
+
+def test_the_demonstrations_run_on_packets_where_namespaces_are_allowed() -> None:
+    job = config.load(None, DEMO)
+    assert job.fleet.backend == "auto"
+    chosen = probe.choose(job.fleet.backend, [load(job.fleet.network)])
+    assert chosen.backend == ("packet" if PACKETS else "stream")
+    assert WHY_NOT in chosen.reason
 
 
 @needs_packets
