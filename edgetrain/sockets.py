@@ -348,9 +348,12 @@ class MemberSocket:
         credentials: Credentials | None = None,
     ) -> None:
         self._hub = split_address(address)
+        self._name = b"m" + os.urandom(16)
         self._max_message_bytes = max_message_bytes
         self._credentials = credentials
         self._encrypted = credentials is not None
+        self._proved = False
+        """Whether the hub has proved who it is, on this connection or an earlier one."""
         self._context = zmq.Context()
         self._connection: socket.socket | None = None
         self._past = Traffic(0, 0, 0, 0.0)
@@ -361,7 +364,8 @@ class MemberSocket:
         host, port = self._hub
         self._socket = self._context.socket(zmq.DEALER)
         _common(self._socket, self._max_message_bytes)
-        self._socket.setsockopt(zmq.ROUTING_ID, b"m" + os.urandom(16))
+        # The same over every connection: a hub that was restored knows where to say so.
+        self._socket.setsockopt(zmq.ROUTING_ID, self._name)
         self._monitor: zmq.Socket[bytes] | None = None
         self._failed = 0
         if self._credentials is not None:
@@ -401,7 +405,7 @@ class MemberSocket:
                 return
             match event["event"]:
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    self._failed = 0
+                    self._proved = True
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     raise Refused(
                         "key",
@@ -412,7 +416,9 @@ class MemberSocket:
                     raise HubUnreachable(*_UNLIKE[self._encrypted])
                 case _:
                     self._failed += 1
-                    if self._encrypted and self._failed >= HANDSHAKES_TRIED:
+                    # A hub that was genuine once may be starting again behind a proxy.
+                    lost = self._failed >= HANDSHAKES_TRIED and not self._proved
+                    if self._encrypted and lost:
                         raise HubUnreachable(*_WRONG_KEY)
 
     def received_bytes(self) -> int:
@@ -451,7 +457,7 @@ class MemberSocket:
 
 
 HANDSHAKES_TRIED = 5
-"""After so many in a row that broke off, the key is what is wrong."""
+"""After so many that broke off, and none that did not, the key is what is wrong."""
 
 _WRONG_KEY = (
     "the hub breaks off when this machine proves that it knows the hub's key",

@@ -67,6 +67,16 @@ def test_a_pair_is_written_for_its_owner_only_and_read_back(ring):
     assert ring.init(new_pair, replace=True) != pair
 
 
+def test_what_a_crash_left_behind_opens_no_key_to_others(ring):
+    ring.path.mkdir()
+    draft = ring.path / f".key.{os.getpid()}"
+    draft.touch()
+    draft.chmod(0o666)
+    ring.init(made_up)
+    assert stat.S_IMODE((ring.path / "key").stat().st_mode) == 0o600
+    assert not draft.exists()
+
+
 def test_a_key_that_others_can_read_is_not_used(ring):
     ring.init(made_up)
     (ring.path / "key").chmod(0o640)

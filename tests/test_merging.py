@@ -310,7 +310,10 @@ def test_what_does_not_go_together_is_said():
         assert said == "" if text.startswith("norm") else "fedavg weighs members" in said
     assert why("mean", weighted=True, members=1, codec="topk(0.01)") == ""
     assert "of mostly zeros is zero" in why("median", codec="small(8): fp32; topk(0.01) | q2")
+    assert "of mostly zeros is zero" in why("trimmed-mean(0.2)", codec="dgc(0.01)")
     assert why("multi-krum(2)", codec="topk(0.01)") == ""
+    assert "only a sum of them means anything" in why("norm-clip(2x)", codec="powersgd(4)")
+    assert why("mean", codec="powersgd(4)") == ""
     assert why("krum(3)", members=9) == ""
     assert why("krum(3)", members=8) == "it needs at least 9 members, the job has 8"
     assert why("multi-krum(1, 4)", members=6) == "it needs at least 7 members, the job has 6"

@@ -132,7 +132,12 @@ def why_not(text: str, *, strategy: str, weighted: bool, members: int, codec: st
             f"{strategy} weighs members by what they say they hold, and {row.name} counts each "
             "once: use local-sgd or dga, or norm-clip"
         )
-    if row.name != "mean" and row.elementwise and re.search(r"\b(topk|randk)\b", codec):
+    if row.name != "mean" and "powersgd" in codec:
+        return (
+            f"{codec} adds up the factors of all members, and only a sum of them means anything: "
+            "use another codec"
+        )
+    if row.name != "mean" and row.elementwise and re.search(r"\b(topk|randk|dgc)\b", codec):
         return (
             f"{codec} sends a few elements of each member, and {row.name} of mostly zeros is zero: "
             "use a codec that sends all of them (int8, sign), or multi-krum"
