@@ -8,7 +8,8 @@
 not sent leaves the member's parameters and waits in the residual.
 `in`: the member's parameters keep it. Only what was sent counts as in flight, so the next
 displacement contains the rest by itself.
-`in` is what edgetrain does (docs/decisions/012-residual-in-parameters.md). Members and hub in one process, with the delay counted in rounds; contributions and replies both go
+`in` is what edgetrain does (docs/decisions/012-residual-in-parameters.md).
+Members and hub in one process, with the delay counted in rounds; contributions and replies both go
 through the codec, the hub's replies with feedback. Bytes are those of the payloads.
 """
 
