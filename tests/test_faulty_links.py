@@ -121,6 +121,8 @@ def test_a_link_that_is_down_stops_nobody_else_and_its_member_comes_back(tmp_pat
     summary = runs.read_summary(folder)
     assert (summary["status"], summary["members_lost"]) == ("finished", [])
     assert summary["emulation"]["congestion"] == "reno"
+    assert summary["emulation"]["kernel"]
+    assert sum(summary["emulation"]["late_histogram_ms"].values()) > 100
     assert runs.read_job(folder)["faults"][0]["for_s"] == DOWN_S
 
 
