@@ -210,8 +210,9 @@ def test_all_start_from_the_first_members_parameters():
     }
 
 
-def test_an_automatic_delay_is_agreed_on():
-    found, hub = fleet_of(60, {}, {}, strategy="dga", every=1, delay=None)
+@pytest.mark.parametrize("codec", ["fp32", "topk(0.25) | q2"])
+def test_an_automatic_delay_is_agreed_on(codec):
+    found, hub = fleet_of(60, {}, {}, strategy="dga", every=1, delay=None, codec=codec)
     assert hub.hub.delay > 0
     assert len({params.tobytes() for params, _ in found}) == 1
 
