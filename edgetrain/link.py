@@ -132,6 +132,8 @@ class Link:
         self._heard = self._asked_at = clock()
         self._beat_s = patience_s / (2 * QUIET_BEATS)
         self._pauses = 0
+        self._asked_again = False
+        """A Join was sent twice, and may be answered twice."""
         self._request = Request("")
         # Its highest bit makes all of one length on the wire, and none of them 0.
         self._session = int.from_bytes(os.urandom(8), "little") | 1 << 63
@@ -171,11 +173,16 @@ class Link:
             session=self._session,
             payload=request.layout,
         )
+
+        def ask_again() -> None:
+            self._asked_again = True
+            self._send(join)
+
         self._send(join)
         welcome: Welcome | None = None
         parts = list(base_parts(params.size))
         while True:
-            match self._next(lambda: self._send(join)):
+            match self._next(ask_again):
                 case Welcome() as welcome:
                     self._settle(welcome, request)
                     if welcome.upload:
@@ -192,12 +199,12 @@ class Link:
                     return welcome, start
                 case Beat() as beat:
                     if welcome is not None and beat.epoch != welcome.epoch:
-                        welcome = None  # the hub has restarted, and asks as if it were the first
-                        self._send(join)
+                        welcome = None  # the hub has restarted, and knows nothing of it
+                        ask_again()
                 case Refuse(code="unknown") if welcome is not None:
                     welcome = None
-                    self._send(join)
-                case Refuse(code="unknown") if self._pauses or self._name:
+                    ask_again()
+                case Refuse(code="unknown") if self._asked_again:
                     pass  # more of what was meant for the hub before
                 case Refuse() as refuse:
                     self._raise(refuse)
@@ -335,7 +342,7 @@ class Link:
                 if self._returning and message.attempt == self._attempt:
                     self._back(message)
                 self._parts = []
-            case Welcome() | Base() | Start() if not self._pauses:
+            case Welcome() | Base() | Start() if not self._asked_again:
                 raise BadMessage(f"the hub sent {type(message).__name__} during training")
             case Welcome() | Base() | Start():
                 pass  # the answer to a Join that was sent again
@@ -466,7 +473,7 @@ class Link:
             ask_again()
 
     def _read(self, frames: Sequence[Buffer]) -> Message:
-        self._heard = self._clock()
+        self._heard, self._pauses = self._clock(), 0
         return unpack(frames)
 
     def _raise(self, refuse: Refuse) -> NoReturn:

@@ -69,8 +69,8 @@ class Reconnecting(Protocol):
     """A member's end that can be made anew after a silence."""
 
     def reconnect(self) -> None:
-        """Let go of the connection and of what is queued on it, and make another, under another
-        name. What `traffic` has counted stays counted."""
+        """Let go of the connection and of what is queued on it, and make another. The hub knows it
+        by the same name. What `traffic` has counted stays counted."""
 
     def traffic(self) -> Traffic:
         """As of MemberTransport."""
@@ -86,12 +86,9 @@ class Loopback:
 
     def connect(self) -> LoopbackMember:
         """A new member's end."""
-        return LoopbackMember(self, *self._new())
-
-    def _new(self) -> tuple[bytes, queue.Queue[list[Buffer]]]:
         name = b"loopback-%d" % next(self._numbers)
         box = self._members[name] = queue.Queue()
-        return name, box
+        return LoopbackMember(self, name, box)
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """See HubTransport."""
@@ -136,8 +133,7 @@ class LoopbackMember:
 
     def reconnect(self) -> None:
         """See Reconnecting."""
-        self.close()
-        self._name, self._box = self._hub._new()
+        self._box = self._hub._members[self._name] = queue.Queue()
 
     def received_bytes(self) -> int:
         """See MemberTransport. Messages in memory are always whole."""

@@ -29,6 +29,7 @@ from edgetrain.messages import (
     Leave,
     Refuse,
     Reply,
+    Resume,
     Start,
     Welcome,
     pack,
@@ -681,6 +682,124 @@ def test_a_member_that_comes_back_is_a_newcomer():
     said = desk.join("b", checksum=desk.hub._checksums[1])
     assert the(Start, said["b"]).keep
     assert the(Start, said["b"]).applied == 1
+
+
+def test_a_newcomer_gets_an_empty_reply_to_a_round_that_nobody_can_give_to_any_more():
+    desk = Desk(2)
+    desk.hub.policy = Policy(1)
+    desk.started("a")
+    desk.hub.policy = Policy(2)
+    desk.give("a", 0, np.full(ELEMENTS, 1))
+    desk.hub._peers[b"a"].next_round = 2  # as if it had given to round 1
+    start = the(Start, desk.join("b")["b"])
+    assert (start.applied, start.round) == (1, 2)
+    desk.hub._peers[b"a"].next_round = 1
+    said = desk.give("a", 1, payload=b"x", applied=1, checksum=desk.hub._checksums[1])
+    assert refusal(desk, said, "a")[0] == "payload"
+    reply = the(Reply, said["b"])
+    assert (reply.round, reply.members) == (1, 0)
+    np.testing.assert_array_equal(np.frombuffer(reply.payload, np.float32), 0)
+    assert desk.closed[-1].members == ()
+    assert reply.checksum == checksum(desk.hub.base)
+    desk.give("b", 2, np.full(ELEMENTS, 1), applied=2, checksum=reply.checksum)
+    assert desk.closed[-1].members == ("b",)
+
+
+def test_an_index_is_free_again_when_its_member_has_gone():
+    desk = Desk(2).started()
+    for i in range(5):
+        desk.tell("b", Leave(""))
+        assert the(Welcome, desk.join("b", name=f"b{i}")["b"]).index == 1
+
+
+def test_whoever_started_anew_takes_the_place_of_its_lost_connection():
+    desk = Desk(2, gone_s=50).started()
+    desk.give("b", 0)
+    desk.take(desk.hub.unreachable(b"b", desk.now))
+    start = the(Start, desk.join("z", name="b")["z"])
+    assert start.round == 1, "the one before has given to round 0"
+    assert desk.events() == [("late", "b"), ("gone", "b"), ("joined", "b")]
+    assert desk.hub.present == ["a", "b"]
+
+
+RESUME = {
+    "protocol": PROTOCOL, "model": "model", "elements": ELEMENTS, "name": "b", "session": 7,
+    "applied": 0, "checksum": 0, "submitted": 1, "oldest": 0, "attempt": 1,
+}  # fmt: skip
+
+
+def back(desk, who="z", **other):
+    return desk.tell(who, Resume(**(RESUME | other)))
+
+
+def with_session(**policy):
+    desk = Desk(2, **policy)
+    desk.join("a")
+    desk.join("b", session=7)
+    desk.tell("a", Base(0, 1, raw(ZEROS)))
+    desk.notes.clear()
+    return desk
+
+
+def test_another_connection_takes_over_and_what_came_twice_counts_once():
+    desk = with_session()
+    desk.give("b", 0, np.full(ELEMENTS, 3))
+    said = back(desk)
+    start = the(Start, said["z"])
+    assert (start.round, start.resend, start.keep, start.attempt) == (1, 1, True, 1)
+    assert the(Welcome, said["z"]).name == "b"
+    desk.give("z", 0, np.full(ELEMENTS, 3))
+    said = desk.give("a", 0, np.full(ELEMENTS, 1))
+    assert np.frombuffer(the(Reply, said["z"]).payload, np.float32)[0] == 2
+    assert "b" not in said
+    assert desk.closed[0].members == ("a", "b")
+
+
+def test_who_comes_back_behind_the_fleet_gets_the_base_and_goes_on_with_it():
+    desk = with_session(gone_s=1)
+    desk.take(desk.hub.unreachable(b"b", desk.now))
+    desk.tick(2)
+    for round in range(3):
+        known = {"applied": round, "checksum": desk.hub._checksums[round]}
+        desk.give("a", round, np.full(ELEMENTS, 1), **known)
+    said = back(desk, checksum=checksum(ZEROS))
+    start = the(Start, said["z"])
+    assert (start.applied, start.round, start.keep, start.resend) == (3, 3, False, 0)
+    np.testing.assert_array_equal(np.frombuffer(the(Base, said["z"]).payload, np.float32), 3)
+    desk.give("z", 0, np.full(ELEMENTS, 8))
+    assert desk.notes[-1].reason == "round 0 had closed; counts in 3"
+    known = {"applied": 3, "checksum": desk.hub._checksums[3]}
+    desk.give("z", 3, np.full(ELEMENTS, 1), **known)
+    desk.give("a", 3, np.full(ELEMENTS, 3), **known)
+    assert desk.closed[-1].members == ("a", "b", "b")
+    np.testing.assert_array_equal(desk.hub.base, 3 + 4)
+
+
+NOT_BACK = {
+    "protocol": {"protocol": PROTOCOL + 1},
+    "session": {"session": 8},
+    "model": {"elements": ELEMENTS + 1},
+    "ahead": {"applied": 1},
+    "diverged": {"checksum": 5},
+}
+
+
+@pytest.mark.parametrize("code", NOT_BACK)
+def test_who_cannot_come_back_is_told_why(code):
+    desk = with_session()
+    said = back(desk, **NOT_BACK[code])
+    assert refusal(desk, said, "z")[0] == code
+    assert ("b" in desk.hub.present) == (code == "session"), "a stranger expels nobody"
+
+
+def test_members_that_were_given_up_are_not_remembered_without_end():
+    desk = with_session(gone_s=1)
+    for i in range(30):
+        desk.tell("b", Leave(""))
+        desk.join(f"c{i}", session=100 + i)
+        desk.take(desk.hub.unreachable(f"c{i}".encode(), desk.now))
+        desk.tick(2)
+    assert len(desk.hub._away) == 2 * hub_module.AWAY
 
 
 def test_finished_when_the_last_one_is_gone():
