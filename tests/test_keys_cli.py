@@ -90,8 +90,8 @@ def test_with_what_a_hub_is_joined(tmp_path, monkeypatch):
     assert credentials(near) == keys.Credentials(own, b"h" * 32)
 
 
-def everything_written(folder: Path) -> str:
-    return "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+def everything_written(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
 def test_devices_enrol_and_train_encrypted_and_no_secret_is_left_anywhere(tmp_path, capsys):
@@ -132,8 +132,11 @@ def test_devices_enrol_and_train_encrypted_and_no_secret_is_left_anywhere(tmp_pa
             assert ", encrypted" in one.said
         assert serving.finish() == 0
         said.append(serving)
-    secrets = [*tokens, *(spell(keys.read_token(token)[1]) for token in tokens)]
-    secrets += [spell(Keyring(Path(at)).pair().secret) for at in (ours, theirs, strange)]
-    written = everything_written(tmp_path / "runs") + "".join(each.said for each in said)
-    assert "was used before" in written
-    assert not any(secret in written for secret in secrets)
+    secrets = [keys.read_token(token)[1] for token in tokens]
+    secrets += [Keyring(Path(at)).pair().secret for at in (ours, theirs, strange)]
+    written = everything_written(tmp_path / "runs") + "".join(each.said for each in said).encode()
+    assert b"was used before" in written
+    assert not any(token.encode() in written for token in tokens)
+    for secret in secrets:
+        assert secret not in written
+        assert spell(secret).encode() not in written
