@@ -662,7 +662,7 @@ def draw_sweep(
             label: dict(sweep.relative(line)) for label, line in lines.items()
         })  # fmt: skip
         speed.set_title(f"steps a second of the fleet, {_label(axis.name)} {_label(first)} = 1")
-        speed.set_ylim(bottom=0)
+        _from_zero(speed)
         _draw_along(final, axis, _values(lines, "final"), _ranges(lines))
         final.set_title(f"final {_label(metric)}")
         if units.is_fraction(metric):
@@ -674,12 +674,17 @@ def draw_sweep(
         else:
             _draw_along(target, axis, _values(lines, "wait_s", 1000.0))
             target.set_title("milliseconds of waiting per step")
-        target.set_ylim(bottom=0)
+        _from_zero(target)
         _draw_along(size, axis, _values(lines, "sent_bytes", 1e-6))
         size.set_title("megabytes that members sent")
-        size.set_ylim(bottom=0)
+        _from_zero(size)
         _name_lines(figure, speed, _label(title) or f"along {_label(axis.name)}")
         return figure
+
+
+def _from_zero(axes: Axes) -> None:
+    """The vertical axis from 0 to a little above the highest mark."""
+    axes.set_ylim(0, 1.06 * (axes.dataLim.y1 if axes.dataLim.y1 > 0 else 1.0))
 
 
 Along = dict[str, dict[str, float]]

@@ -276,8 +276,8 @@ def resume(folder: Path) -> Sweep:
         for each in table["grid"]
     )
     beside = Path(table["beside"]) if "beside" in table else None
-    seeds, how, name, title = (table[key] for key in ("seeds", "how", "name", "title"))
-    return Sweep(table["job"], axes, seeds, how, name, title, beside)
+    name, title = str(table.get("name", "")), str(table.get("title", ""))
+    return Sweep(table["job"], axes, table["seeds"], table["how"], name, title, beside)
 
 
 def write(folder: Path, sweep: Sweep) -> None:

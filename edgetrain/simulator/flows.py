@@ -173,7 +173,8 @@ class Streams:
         self._in_flight = np.zeros(len(ways))
         self._window = np.full(len(ways), float(INITIAL_WINDOW))
         # As in networks.window: the first round trip counts half of itself as its deviation.
-        self._patience = np.maximum(2 * round_trip_s, RTO_MIN_S)
+        self._deviation = 2 * round_trip_s
+        self._patience = np.maximum(self._deviation, RTO_MIN_S)
         self._threshold = np.full(len(ways), math.inf)
         self._peak = np.zeros(len(ways))
         self._cut = np.zeros(len(ways))
@@ -249,9 +250,14 @@ class Streams:
                 self._grow(count, flight.acked_at)
                 self._in_flight = self._in_flight - count
                 flight.bytes = flight.bytes - count
-                calmer = (self._patience - RTO_MIN_S) / 4
-                self._patience = self._patience - np.where(count > 0, calmer, 0.0)
+                self._time(count > 0)
         self._flights = [flight for flight in self._flights if flight.bytes.any()]
+
+    def _time(self, where: npt.NDArray[np.bool_]) -> None:
+        """A round trip like those before: the timeout comes down, as in networks.window."""
+        calmer = (self._patience - np.maximum(self._deviation, RTO_MIN_S)) / 4
+        self._patience = self._patience - np.where(where, calmer, 0.0)
+        self._deviation = np.where(where, 0.4 * self._deviation, self._deviation)
 
     def _grow(self, count: Array, now: Array) -> None:
         """A window grows by what is acknowledged, where the sender fills it."""

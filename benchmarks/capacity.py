@@ -1,0 +1,80 @@
+"""The timing-only plan against the simulator: seconds per step of the same jobs.
+
+python benchmarks/capacity.py            the table of docs/simulation.md
+python benchmarks/capacity.py --scaling  seconds that plans of 10 to 100,000 members take
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from edgetrain import config, plans
+from edgetrain.__main__ import parser
+from edgetrain.cli.capacity import question_of
+from edgetrain.config import Job
+from edgetrain.simulator import capacity
+
+BASIS = ("members=8", "pace_s=0.05", "steps=100", "optimizer={ name = 'sgd', lr = 0.2 }")
+JOBS = {
+    "sync-sgd, 200 ms": ("strategy=sync-sgd", "delay=0", "network=wan-200ms"),
+    "fedavg, 500 ms": ("strategy=fedavg", "delay=0", "network=wan-500ms"),
+    "dga, D = 12, 500 ms": ("strategy=dga", "delay=12", "network=wan-500ms"),
+    "dga, D = 20, 200 ms": ("strategy=dga", "delay=20", "network=wan-200ms"),
+    "fedavg, shared uplink": (
+        "strategy=fedavg", "delay=0", "network=ethernet", "fleet.sites=home-fixed: 0-7",
+    ),
+    "fedavg, 4g-medium, loss": ("strategy=fedavg", "delay=0", "network=4g-medium"),
+    "dga, D = 5, wifi, loss": ("strategy=dga", "delay=5", "network=wifi"),
+    "fedavg, int8, 3g": ("strategy=fedavg", "delay=0", "network=3g", "codec=int8"),
+}  # fmt: skip
+FREE = ("--hub-rate", "0", "--merge-rate", "0")
+"""The simulator's hub has no port and merges in no time: only its messages cost."""
+
+
+def planned(job: Job, beside: Path | None = None) -> capacity.Answer:
+    """The plan of a job, over as many rounds as it has."""
+    every = plans.hub_of(job).terms.every
+    words = ["capacity", "--rounds", str(job.train.steps // every), *FREE]
+    return capacity.answer(question_of(job, parser().parse_args(words), beside))
+
+
+def simulated(job: Job, beside: Path | None = None) -> float:
+    """Seconds per step of the simulated job."""
+    from edgetrain import simulate
+
+    with tempfile.TemporaryDirectory() as folder:
+        summary = simulate.run(plans.plan(job, beside), Path(folder))
+    return 1 / float(summary["steps_per_second"])
+
+
+def compare() -> None:
+    """Print the table."""
+    print("| job | simulated | planned | difference |\n|---|---|---|---|")
+    for name, changes in JOBS.items():
+        job = config.load(None, [*BASIS, *changes])
+        step_s, answer = simulated(job), planned(job)
+        apart = 100 * (answer.seconds_per_step / step_s - 1)
+        ours = 1000 * answer.seconds_per_step
+        print(f"| {name} | {1000 * step_s:.1f} ms | {ours:.1f} ms | {apart:+.1f} % |", flush=True)
+
+
+def scaling() -> None:
+    """Print how long a plan takes."""
+    job = config.load(None, ["device=raspberry-pi-4b", "network=wan-200ms", "delay=20"])
+    words = ["capacity", "--parameters", "11e6", "--step-seconds", "0.4", "--shards", "4"]
+    for gateways in ("0", "100"):
+        question = question_of(job, parser().parse_args([*words, "--gateways", gateways]), None)
+        for members in capacity.COUNTS:
+            began = time.perf_counter()
+            capacity.answers(question, [members])
+            print(f"{members:7,} members, {gateways:>3} gateways, 100 rounds: "
+                  f"{time.perf_counter() - began:.2f} s", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--scaling", action="store_true", help="time plans of many sizes")
+    scaling() if arguments.parse_args().scaling else compare()
