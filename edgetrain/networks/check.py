@@ -62,7 +62,8 @@ def _round_trip(profile: Profile, net: Emulation, bench: Bench) -> Finding:
     else:
         found, note = bench.client.do("echoes", count=count, gap_s=0.02), "by the kernel's stamps"
     measured = statistics.median(found) if found else float("nan")
-    chance = math.hypot(*(mean_deviation(way, count * 0.02) for way in (profile.up, profile.down)))
+    spent = count * 0.02
+    chance = math.hypot(*(median_deviation(way, spent) for way in (profile.up, profile.down)))
     allowed = max(0.3, 0.02 * profile.rtt_ms, 3 * chance)
     good = abs(measured - profile.rtt_ms) <= allowed
     if chance:
@@ -81,7 +82,7 @@ def _rates(profile: Profile, net: Emulation, bench: Bench, seconds: float) -> It
         duration = seconds + 12 * profile.rtt_ms / 1000 + 1.0 / way.mean_rate_mbit
         measured = line_mbit(bench.client.do(verb, seconds=duration), skip=0.6)
         target = way.mean_rate_mbit * PAYLOAD_SHARE
-        slow_start = profile.rtt_ms * way.mean_rate_mbit > 20_000
+        slow_start = profile.rtt_ms * way.mean_rate_mbit >= 20_000
         good = abs(measured / target - 1) <= 0.02 or bool(note) or slow_start
         if slow_start and not note:
             note = "the window, not the line, may be the limit"
@@ -120,11 +121,14 @@ def _one_way(profile: Profile, bench: Bench, seconds: float) -> Iterator[Finding
         yield Finding(profile.name, "jitter up", way.jitter_ms, seen.deviation_ms, "ms", good, note)
 
 
-def mean_deviation(way: Direction, seconds: float) -> float:
-    """Standard deviation, in ms, of the mean of a delay that is drawn for so long."""
+def median_deviation(way: Direction, seconds: float) -> float:
+    """Standard deviation, in ms, of the median of a delay that is drawn for so long.
+
+    The draws are wider than the lines between them by sqrt(3/2), a median than a mean by 1.25.
+    """
     if not way.jitter_ms:
         return 0.0
-    return way.jitter_ms / math.sqrt(max(seconds / jitter_period_s(way), 1))
+    return 1.5 * way.jitter_ms / math.sqrt(max(seconds / jitter_period_s(way), 1))
 
 
 def jitter_deviation(way: Direction, seconds: float) -> float:
