@@ -168,7 +168,14 @@ def run(
         goes_on = next(line for _, line in hub.said if "goes on after" in line)
         lost += max(0, answered - int(goes_on.split()[3]))
         if rng.random() < 0.8:  # else it is killed while they come back
-            back.append(max(hub.when(f"m{i} back") for i in range(MEMBERS)) - listening)
+            try:
+                back.append(max(hub.when(f"m{i} back") for i in range(MEMBERS)) - listening)
+            except AssertionError as error:
+                said = [repr(trainer.error) for trainer in trainers]
+                raise AssertionError(f"{error}; members: {said}") from None
+        for trainer in trainers:
+            if trainer.error is not None:
+                raise trainer.error
     if not steps:
         last = max(trainer.steps for trainer in trainers) + 100
         for trainer in trainers:
