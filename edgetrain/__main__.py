@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
         bench,
         calibrate,
         capacity,
+        chaos,
         compare,
         devices,
         doctor,
@@ -51,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     for module in (compare, run, init, hub, member, keys, strategies, devices):
         module.add_parser(verbs)
     commands.add_parser(verbs)
-    for module in (sweep, capacity, calibrate, doctor, bench):
+    for module in (sweep, capacity, calibrate, chaos, doctor, bench):
         module.add_parser(verbs)
     return top
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,24 @@ from typing import Any
 import torch
 
 from edgetrain import devices, networks, runs, train
+from edgetrain.chaos import Happening, Witness
 from edgetrain.emulate import summary_of
-from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.member import Member
+from edgetrain.errors import ConfigError, EdgetrainError, Refused
+from edgetrain.journal import Journal
+from edgetrain.link import Request
+from edgetrain.member import Flat, Member, Steps
+from edgetrain.messages import Buffer, Contribute, unpack
 from edgetrain.metrics import MetricsLog
-from edgetrain.plans import Plan, hub_of
+from edgetrain.networks import Fault
+from edgetrain.plans import Plan, hub_of, journal_settings
 from edgetrain.recorder import HubRecorder
 from edgetrain.serve import serve
 from edgetrain.simulator import local
 from edgetrain.simulator.virtual import SECOND, Process, World
 from edgetrain.simulator.wires import MemberWire, SimulatedNetwork
+
+RETRY_S = 5.0
+"""Pause of a device whose name the hub still has for taken."""
 
 LINES = 64
 """Lines of metrics for each step of the fleet, at most: members share theirs out over steps."""
@@ -86,8 +94,23 @@ class _Computed:
 class Simulation:
     """One run: the world, the network in it, the hub and the members."""
 
-    def __init__(self, planned: Plan, folder: Path, batched: bool | None = None) -> None:
+    def __init__(
+        self,
+        planned: Plan,
+        folder: Path,
+        batched: bool | None = None,
+        journal: Path | None = None,
+        happenings: Sequence[Happening] = (),
+    ) -> None:
+        """`journal` is where the hub keeps its own (None: nowhere), `happenings` what goes wrong
+        besides the job's own faults; to kill the hub needs a journal."""
         self._planned, self._folder, self._job = planned, folder, planned.job
+        self._journal, self._happenings = journal, happenings
+        self.witness = Witness()
+        self.trained: dict[int, Member] = {}
+        """The members, as they are or were last."""
+        self.cut_off: set[int] = set()
+        """Those that have been without power."""
         self._world = World()
         profiles = {name: networks.load(name) for name in set(planned.networks)}
         self._devices = {name: devices.load(name) for name in set(planned.devices)}
@@ -101,11 +124,12 @@ class Simulation:
             faults=planned.faults,
         )
         torch.set_num_threads(planned.job.train.threads)
-        self._task = train.task_of(planned.job, planned.beside)
+        self.task = train.task_of(planned.job, planned.beside)
         self._paces = self._step_seconds()
-        self._gradients = local.choose(self._task, planned.job, batched)
+        self._gradients = local.choose(self.task, planned.job, batched)
         self._logs: list[MetricsLog] = []
         self._began = 0.0
+        self._started = False
         self._recorder = HubRecorder(
             folder,
             self._world.clock,
@@ -114,15 +138,17 @@ class Simulation:
             on_start=self._on_start,
         )
         self._wires: dict[int, MemberWire] = {}
+        if journal is not None:
+            self._network.hub.tap = self._saw
         self._hub = self._world.start("hub", self._serve)
         self._members = [self._boot(index) for index in range(planned.job.fleet.members)]
 
     def _step_seconds(self) -> dict[str, float]:
         """What a step takes on each kind of device of the fleet."""
         torch.manual_seed(self._job.seed)
-        model = self._task.model()
+        model = self.task.model()
         found = {
-            device: train.pace_of(self._job, device, model, self._task)
+            device: train.pace_of(self._job, device, model, self.task)
             for device in sorted(set(self._planned.devices))
         }
         for device, seconds in found.items():
@@ -135,7 +161,12 @@ class Simulation:
 
     def _on_start(self, began: float) -> None:
         self._began = began
-        self._network.start_faults()
+        if not self._started:
+            self._started = True
+            self._network.start_faults()
+            for happening in self._happenings:
+                when = round((began + happening.at_s) * SECOND)
+                self._world.at(when, lambda h=happening: self._let_happen(h))  # type: ignore[misc]
         if not self._planned.presence.is_steady:
             for index in range(len(self._members)):
                 self._await_absence(index, self._planned.presence.of(index))
@@ -148,19 +179,55 @@ class Simulation:
         goes, comes = (round((self._began + seconds) * SECOND) for seconds in times)
 
         def go() -> None:
-            if self._members[index].over:
-                return
-            if index in self._wires:
-                self._wires[index].power_off()
-            self._members[index].kill()
-            self._world.at(comes, come)
-
-        def come() -> None:
-            if not self._hub.over:
-                self._members[index] = self._boot(index)
-                self._await_absence(index, absences)
+            if not self._members[index].over:
+                self._cut_power(index, comes)
+                self._world.at(comes, lambda: self._await_absence(index, absences))
 
         self._world.at(goes, go)
+
+    # -- what goes wrong ---------------------------------------------------------------------------
+
+    def _let_happen(self, happening: Happening) -> None:
+        """Do what a schedule says, if who it strikes is still there."""
+        until = self._world.now + round(happening.for_s * SECOND)
+        index = happening.member
+        match happening.kind:
+            case "hub":
+                self._crash_hub(until)
+            case "power":
+                self._cut_power(index, until)
+            case "pause":
+                self._members[index].hold(until)
+            case "link":
+                self._network.strike(Fault("down", 0.0, happening.for_s, (index,)))
+            case "slow":
+                self._network.strike(Fault("rate", 0.0, happening.for_s, (index,), 0.05))
+
+    def _crash_hub(self, until: int) -> None:
+        if self._hub.over:
+            return
+        self._hub.kill()
+        self._network.hub.crash()
+
+        def again() -> None:
+            self._network.restart_hub()
+            self._hub = self._world.start("hub", self._serve, self._world.now)
+
+        self._world.at(until, again)
+
+    def _cut_power(self, index: int, until: int) -> None:
+        if self._members[index].over:
+            return
+        self.cut_off.add(index)
+        if index in self._wires:
+            self._wires[index].power_off()
+        self._members[index].kill()
+        self._world.at(until, lambda: self._power_on(index))
+
+    def _power_on(self, index: int) -> None:
+        job_over = self._hub.over and not self._network.hub.down
+        if self._members[index].over and not job_over:
+            self._members[index] = self._boot(index)
 
     def _boot(self, index: int) -> Process:
         return self._world.start(f"m{index}", lambda: self._train(index), self._world.now)
@@ -168,16 +235,28 @@ class Simulation:
     # -- what runs in virtual time -----------------------------------------------------------------
 
     def _serve(self) -> None:
+        hub, clock = hub_of(self._job), self._world.clock
+        if self._journal is None:
+            serve(hub, self._network.hub, clock, self._recorder)
+            return
+        journal = Journal(self._journal, journal_settings(self._job))
         try:
-            serve(hub_of(self._job), self._network.hub, self._world.clock, self._recorder)
+            if journal.state is not None:
+                hub.restore(journal.state, journal.records(), clock())
+            serve(hub, self._network.hub, clock, self._recorder, journal=journal)
         finally:
-            self._recorder.close()
+            journal.close()
+
+    def _saw(self, sender: bytes, frames: Sequence[Buffer]) -> None:
+        message = unpack(list(frames))
+        if isinstance(message, Contribute):
+            name = sender.decode().partition("-")[0]
+            self.witness.saw(name, message.round, message.part, message.payload)
 
     def _train(self, index: int) -> None:
         job, world = self._job, self._world
         device = self._planned.devices[index]
         place = train.Place(index, device, self._planned.beside)
-        wire = self._wires[index] = self._network.connect(index)
         flat, optimizer, work = self._gradients.member(index)
         pace = train.Pace(
             devices.StepTimes(self._devices[device], self._paces[device], job.seed, index),
@@ -185,8 +264,9 @@ class Simulation:
             world.sleep,
         )
         energy = devices.Energy(self._devices[device], world.clock, Path("/nonexistent"))
-        request = train.request_of(job, place, self._task)
-        with Member(wire, flat, optimizer, request, clock=world.clock) as member:
+        request = train.request_of(job, place, self.task)
+        with self._joined(index, flat, optimizer, request) as member:
+            self.trained[index] = member
             began = world.clock()
             usage = _Computed(lambda: world.clock() - began - member.wait_s)
             with self._log(member.name) as log:
@@ -194,6 +274,18 @@ class Simulation:
                     job, index, work, member, log, pace, usage, energy, world.clock,
                     max(1, job.fleet.members // LINES),
                 ).run()  # fmt: skip
+
+    def _joined(self, index: int, flat: Flat, optimizer: Steps, request: Request) -> Member:
+        """A member that has joined. One that the hub still takes for there, after a loss of power
+        that nobody noticed, tries again, as a device's service does."""
+        while True:
+            wire = self._wires[index] = self._network.connect(index)
+            try:
+                return Member(wire, flat, optimizer, request, clock=self._world.clock)
+            except Refused as refused:
+                if refused.code != "name":
+                    raise
+            self._world.sleep(RETRY_S)
 
     @contextlib.contextmanager
     def _log(self, name: str) -> Iterator[MetricsLog]:
@@ -206,11 +298,18 @@ class Simulation:
 
     # -- driving it --------------------------------------------------------------------------------
 
-    def run(self, watch: Callable[[], None], poll_s: float, clock: Callable[[], float]) -> None:
-        """Until every process is over, or nothing can happen any more."""
+    def run(
+        self,
+        watch: Callable[[], None],
+        poll_s: float,
+        clock: Callable[[], float],
+        most_s: float = float("inf"),
+    ) -> None:
+        """Until every process is over, nothing can happen any more, or `most_s` virtual seconds
+        have passed."""
         step, looked = self._world.step, clock()
         turns = 0
-        while step():
+        while self._world.now < most_s * SECOND and step():
             turns += 1
             if turns & 63 or clock() - looked < poll_s:
                 continue
@@ -248,6 +347,11 @@ class Simulation:
             )
         return "finished"
 
+    @property
+    def seconds(self) -> float:
+        """Virtual seconds of training so far."""
+        return self._world.clock() - self._began
+
     def report(self) -> dict[str, Any]:
         """What belongs in the run folder in place of the emulation's report."""
         return {
@@ -264,6 +368,7 @@ class Simulation:
         """End what still runs, without a word to anyone."""
         for process in (*self._members, self._hub):
             process.kill()
+        self._recorder.close()
         for log in self._logs:
             log.close()
         self._gradients.close()

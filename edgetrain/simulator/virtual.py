@@ -130,7 +130,8 @@ class Mailbox(Generic[T]):
         if not self._items and timeout_s > 0:
             self._turn += 1
             turn, self._reader = self._turn, getcurrent().process
-            deadline = self._world.now + round(timeout_s * SECOND)
+            # At least a tick: who waits for less than that would never see it pass.
+            deadline = self._world.now + max(round(timeout_s * SECOND), 1)
             self._world.at(deadline, lambda: self._wake(turn))
             self._world.loop.switch()
         return self._items.popleft() if self._items else None

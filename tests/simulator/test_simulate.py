@@ -39,8 +39,8 @@ def test_a_simulated_run_ends_with_the_bits_of_an_emulated_one(tmp_path, strateg
     assert len(bases(emulated)) == 1
     assert bases(folder) == bases(emulated)
     assert virtual["final"] == real["final"]
-    # What is still under way of the first base when a member begins to count is not the same.
-    assert virtual["sent_bytes"] == pytest.approx(real["sent_bytes"], rel=0.05)
+    # A busy machine makes real members send again, and count what is left of the first base.
+    assert virtual["sent_bytes"] <= 1.01 * real["sent_bytes"]
     assert virtual["seconds"] > 1.0  # of which the test took none
 
 

@@ -131,3 +131,33 @@ def test_a_killed_process_ends_where_it_waits_and_runs_its_finally():
     assert victim.error is None
     victim.kill()
     assert world.now == 10 * SECOND  # its alarm still rings, for nobody
+
+
+def test_a_wait_of_less_than_a_tick_passes():
+    world, seen = World(), []
+    box: Mailbox[int] = Mailbox(world)
+
+    def read():
+        began = world.now
+        while world.now == began:
+            box.get(3e-10)
+        seen.append(world.now - began)
+
+    world.start("reader", read)
+    for _ in range(10):
+        world.step()
+    assert seen == [1]
+
+
+def test_a_process_that_is_held_goes_on_when_it_is_let_go():
+    world, seen = World(), []
+
+    def process():
+        for _ in range(3):
+            world.sleep(1.0)
+            seen.append(world.clock())
+
+    held = world.start("p", process)
+    world.at(SECOND + SECOND // 2, lambda: held.hold(5 * SECOND))
+    ran(world)
+    assert seen == [1.0, 5.0, 6.0]

@@ -1,0 +1,163 @@
+"""Chaos: schedules by seed, verdicts that can fail, and fleets in which nothing is lost."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from command_line import write_tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgetrain import chaos, config, plans, trial
+from edgetrain.__main__ import main
+from edgetrain.chaos import Happening, Witness, judge
+from edgetrain.checksum import checksum
+from edgetrain.errors import ConfigError
+from edgetrain.merge import Mean
+from edgetrain.records import Counted, Round
+
+INITIAL = np.arange(3, dtype=np.float32)
+GIVEN = {
+    (member, round): np.full(3, 1 + index + 10 * round, np.float32)
+    for index, member in enumerate(("m0", "m1"))
+    for round in range(2)
+}
+
+
+@given(st.integers(0, 2**40), st.integers(1, 9), st.integers(0, 30))
+def test_a_schedule_is_drawn_by_its_seed(seed, members, count):
+    drawn = chaos.draw(seed, members, 50.0, count)
+    assert drawn == chaos.draw(seed, members, 50.0, count)
+    assert len(drawn) == count
+    assert list(drawn) == sorted(drawn, key=lambda happening: happening.at_s)
+    for happening in drawn:
+        assert 0 <= happening.at_s <= 50
+        assert 0 < happening.for_s <= chaos.LONGEST_S[happening.kind]
+        assert 0 <= happening.member < members
+
+
+def records(*, reply=None, counted=None):
+    """Two rounds of two members, merged by the mean."""
+    found = []
+    for round in range(2):
+        mean = (GIVEN["m0", round] + GIVEN["m1", round]) / np.float32(2)
+        names = (counted or {}).get(round, [("m0", round), ("m1", round)])
+        found.append(
+            Round(
+                round, tuple(Counted(m, r, 1.0) for m, r in names), 0, 0, 0,
+                ((reply or {}).get(round, mean).tobytes(),),
+            )
+        )  # fmt: skip
+    return found
+
+
+def verdict(journal, *, ended=None, steady=("m0", "m1"), submitted=None, twice=None):
+    witness = Witness()
+    for (member, round), vector in GIVEN.items():
+        witness.saw(member, round, 0, vector.tobytes())
+        witness.saw(member, round, 0, (twice or {}).get((member, round), vector).tobytes())
+    base = INITIAL + np.float32(1.5) + np.float32(11.5)
+    good = f"{checksum(base):016x}"
+    return judge(
+        journal, witness, Mean(), INITIAL, ended or {"m0": good, "m1": good}, steady,
+        submitted or {"m0": 2, "m1": 2},
+    )  # fmt: skip
+
+
+def test_a_clean_journal_breaks_no_law():
+    assert verdict(records()) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (
+            lambda: verdict(records(counted={1: [("m0", 1), ("m1", 1), ("m1", 0)]})),
+            "m1 counts 2 times in round 0",
+        ),
+        (
+            lambda: verdict(records(counted={1: [("m0", 1)]}), steady=["m1"]),
+            r"m1 was there all the time, and its rounds \[1\] are lost",
+        ),
+        (
+            lambda: verdict(records(reply={1: np.zeros(3, np.float32)})),
+            "round 1: merged again, its reply is another",
+        ),
+        (lambda: verdict(records(counted={1: [("m7", 1)]})), "round 1 counts what nobody gave"),
+        (lambda: verdict(records(), ended={"m1": "0" * 16}), "m1 ended with base 0000"),
+        (lambda: verdict(records()[:1]), "m0 ended with base"),
+        (
+            lambda: verdict(records(), twice={("m1", 0): np.zeros(3, np.float32)}),
+            "m1 sent round 0 twice, differently",
+        ),
+    ],
+)
+def test_each_law_can_be_seen_to_break(found, says):
+    import re
+
+    broken = found()
+    assert any(re.search(says, law) for law in broken), broken
+
+
+def fleet(folder, **strategy):
+    job = write_tiny(
+        folder,
+        fleet={"members": 4, "pace_s": 0.1, "network": "wan-50ms"},
+        train={"steps": 120},
+        strategy={"name": "dga", "every": 5, "delay": 5} | strategy,
+        hub={"fsync": "never"},
+    )
+    return plans.plan(config.load(folder / job), folder)
+
+
+def test_without_power_cuts_the_model_is_what_it_is_without_faults(tmp_path):
+    """Hubs that crash, links that go, processes that stand still: the same contributions."""
+    planned = fleet(tmp_path)
+    calm = trial.run(planned, 0, (), 15.0)
+    assert calm.broken == ()
+    assert calm.rounds == 24
+    happenings = (
+        Happening(0.3, "hub", 0.2),
+        Happening(2.0, "link", 1.5, 1),
+        Happening(3.0, "pause", 2.5, 2),
+        Happening(5.0, "hub", 4.0),
+        Happening(9.5, "slow", 2.0, 0),
+        Happening(9.6, "hub", 0.05),
+    )
+    wild = trial.run(planned, 0, happenings, calm.seconds)
+    assert wild.broken == ()
+    assert wild.rounds == calm.rounds
+    assert wild.seconds > calm.seconds
+
+
+@pytest.mark.parametrize("strategy", [{"name": "dga"}, {"name": "fedavg", "delay": 0}])
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_schedules_break_no_law(tmp_path, strategy, seed):
+    planned = fleet(tmp_path, **strategy)
+    outcome = trial.run(planned, seed, chaos.draw(seed, 4, 13.0, 6), 15.0)
+    assert outcome.broken == (), [str(happening) for happening in outcome.happenings]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"name": "sync-sgd", "every": 1, "delay": 0}, "cannot join"),
+        ({"codec": "int8"}, "leave it at fp32"),
+        ({"merge": "krum(1)"}, "leave it at 'mean'"),
+    ],
+)
+def test_a_job_that_cannot_be_judged_is_refused(words, says):
+    with pytest.raises(ConfigError, match=says):
+        trial.merge_rule(config.parse({"fleet": {"members": 5}, "strategy": words}))
+
+
+def test_the_command_gives_a_verdict(capsys):
+    words = ["chaos", "--schedules", "2", "--json", "steps=40", "--kinds", "hub,link"]
+    assert main([*words, "--seed", "3"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["schedules"] == 2
+    assert report["broken"] == []
+    assert main(["chaos", "--kinds", "hubs"]) == 2
+    assert "did you mean 'hub'" in capsys.readouterr().err
