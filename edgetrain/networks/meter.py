@@ -30,7 +30,7 @@ _ONE_WAY = 1 << 31  # in a number: do not answer
 _PROBE_BYTES = 64
 _CHUNK = bytes(1 << 16)
 _now = time.monotonic_ns
-_TIMED, _BULK = ("rtt", "datagrams", "echoes"), ("push", "pull", "messages")
+_VERBS = ("rtt", "push", "pull", "messages", "datagrams", "echoes")
 
 
 def _receive(end: socket.socket, count: int) -> bytes:
@@ -107,10 +107,14 @@ class Server:
 
     def _command(self, end: socket.socket) -> None:
         """One request: a letter and a number. e: echo n probes; m: take a message of n bytes and
-        acknowledge it; p: push for n ns; t: take until closed and say when what had come."""
+        acknowledge it; p: push for n ns; t: take until closed and say when what had come,
+        in ordinary time if n is 1."""
         letter, number = struct.unpack("!cq", _receive(end, 9))
-        if letter == b"e":
+        if letter == b"t" and number:
+            linux.ordinary_priority()
+        else:
             linux.raise_priority()
+        if letter == b"e":
             for _ in range(number):
                 end.sendall(_receive(end, _PROBE_BYTES))
         elif letter == b"m":
@@ -172,10 +176,16 @@ class Client:
                 time.sleep(gap_s)
         return found
 
-    def push(self, seconds: float) -> list[tuple[int, int]]:
-        """Send for so long; what had arrived at the server, when."""
+    def push(self, seconds: float, greedy: bool = False) -> list[tuple[int, int]]:
+        """Send for so long; what had arrived at the server, when.
+
+        `greedy`: what is sent is limited by the processors. In real time, both ends would take them
+        from the emulator.
+        """
+        if greedy:
+            linux.ordinary_priority()
         with self._connect() as end:
-            end.sendall(struct.pack("!cq", b"t", 0))
+            end.sendall(struct.pack("!cq", b"t", greedy))
             stop = _now() + int(seconds * 1e9)
             while _now() < stop:
                 end.sendall(_CHUNK)
@@ -254,12 +264,8 @@ def _act(client: Client | None, server: Server | None, command: Mapping[str, Any
     what, values = command["do"], command.get("with", {})
     if what == "arrivals" and server is not None:
         return server.arrivals()
-    if what in _TIMED and client is not None:
+    if what in _VERBS and client is not None:
         linux.raise_priority()
-        return getattr(client, what)(**values)
-    if what in _BULK and client is not None:
-        # In real time, senders at full speed would take the processors from the emulator.
-        linux.ordinary_priority()
         return getattr(client, what)(**values)
     raise ValueError(f"a meter cannot do '{what}'")
 
