@@ -168,6 +168,17 @@ def test_shards_share_the_hubs_work():
     )
 
 
+def test_a_port_sends_one_rounds_replies_after_those_of_the_last():
+    """With a delay nobody waits at first; the port is the limit all the same."""
+    asked = question(10, "none", delay=40, step_s=0.001, hubs=Hubs(rate_mbit=10), rounds=60)
+    exchange = dataclasses.replace(asked.exchange, ratio=50.0, reply_ratio=1.0)
+    found = answer(dataclasses.replace(asked, exchange=exchange))
+    size = reply(1000, FP32).bytes
+    line_s = (size + -(-size // 1448) * 66) * 8e-7
+    assert found.seconds == pytest.approx(60 * 10 * line_s, rel=0.02)
+    assert found.bottleneck.startswith("hub's port, sending")
+
+
 def test_gateways_take_the_load_off_the_hub():
     slow = Hubs(rate_mbit=100, gateway_rate_mbit=100)
     flat = answer(question(100, "none", delay=0, elements=100_000, hubs=slow))
@@ -443,33 +454,34 @@ def test_a_measured_ratio_stands_in_for_the_most():
 SIMULATED = {
     "sync-sgd, 200 ms": ("strategy=sync-sgd", "delay=0", "network=wan-200ms"),
     "fedavg, 500 ms": ("strategy=fedavg", "delay=0", "network=wan-500ms"),
-    "dga, short delay, 500 ms": ("strategy=dga", "delay=4", "network=wan-500ms"),
-    "dga, auto, 200 ms": ("strategy=dga", "delay=auto", "network=wan-200ms"),
-    "fedavg, uplink": ("strategy=fedavg", "delay=0", "network=ethernet",
-                       "fleet.sites=home-fixed: 0-3"),
+    "dga, 500 ms": ("strategy=dga", "delay=12", "network=wan-500ms"),
+    "fedavg, uplink": (
+        "strategy=fedavg", "delay=0", "network=ethernet", "fleet.sites=home-fixed: 0-7",
+    ),
     "fedavg, loss": ("strategy=fedavg", "delay=0", "network=4g-medium"),
 }  # fmt: skip
+"""As in benchmarks/capacity.py."""
 
 
 @pytest.mark.parametrize("name", SIMULATED)
 def test_a_plan_agrees_with_the_event_driven_simulation(name, tmp_path):
-    """Seconds per step, within 7 % (12 % with loss, whose draws are few here); the bytes too."""
+    """Seconds per step, within 7 % (20 % with loss, whose draws are few here); the bytes too."""
     pytest.importorskip("greenlet")
     from edgetrain import config, plans, simulate
     from edgetrain.__main__ import parser
     from edgetrain.cli.capacity import question_of
 
-    words = ("members=4", "pace_s=0.05", "steps=60", "evaluate_every=60")
+    words = ("members=8", "pace_s=0.05", "steps=100", "optimizer={ name = 'sgd', lr = 0.2 }")
     job = config.load(None, [*words, *SIMULATED[name]])
     folder = tmp_path / "run"
     folder.mkdir()
     summary = simulate.run(plans.plan(job), folder)
-    rounds = 60 // summary["every"]
+    rounds = 100 // summary["every"]
     words = ["capacity", "--rounds", str(rounds), "--hub-rate", "0", "--merge-rate", "0"]
     found = answer(question_of(job, parser().parse_args(words), None))
-    tolerance = 0.12 if "loss" in name else 0.07
+    tolerance = 0.20 if "loss" in name else 0.07
     assert 1 / summary["steps_per_second"] == pytest.approx(found.seconds_per_step, rel=tolerance)
-    assert summary["sent_bytes"] == pytest.approx(4 * found.member_sent_bytes, rel=0.03)
+    assert summary["sent_bytes"] == pytest.approx(8 * found.member_sent_bytes, rel=0.03)
 
 
 # -- the command ----------------------------------------------------------------------------------
@@ -480,9 +492,10 @@ def test_the_command_says_what_the_fleet_waits_for(tmp_path, monkeypatch, capsys
 
     monkeypatch.chdir(tmp_path)
     words = ["--parameters", "11e6", "--step-seconds", "0.4", "--members", "50", "--rounds", "20"]
-    assert main(["capacity", *words, "network=4g-good", "strategy=fedavg"]) == 0
+    words += ["--hub-rate", "0", "--merge-rate", "0"]
+    assert main(["capacity", *words, "network=wan-200ms", "delay=20"]) == 0
     said = capsys.readouterr().out
-    assert "50 members (raspberry-pi-4b, 400 ms a step, 4g-good)" in said
+    assert "50 members (raspberry-pi-4b, 400 ms a step, wan-200ms)" in said
     assert "44.0 MB up" in said
     assert "bottleneck      members' uplinks:" in said
     assert "100,000" in said
