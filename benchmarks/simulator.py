@@ -3,9 +3,9 @@
     python benchmarks/simulator.py                        10, 100, 1,000 and 10,000 members
     python benchmarks/simulator.py --members 1000
 
-Every member takes `--rounds` rounds of `--every` local steps (fedavg, plain SGD) behind a 4G link of its
-own; evaluations and metrics included. The last column is the time of a member's round, which stays the
-same where time grows linearly. Seconds are this machine's; what the fleet would have taken is virtual.
+Every member takes `--rounds` rounds of `--every` local steps (fedavg, plain SGD) behind a 4G link of
+its own; evaluations and metrics included. The time of a member's round stays the same where time
+grows linearly. Seconds are this machine's; what the fleet would have taken is virtual.
 """
 
 from __future__ import annotations

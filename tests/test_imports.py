@@ -15,7 +15,15 @@ import edgetrain
 PACKAGE = Path(edgetrain.__file__).parent
 HEAVY = ("torch", "zmq", "numpy", "matplotlib", "rich", "sklearn")
 
-TORCH = {"member.py", "vector.py", "train.py", "emulate.py", "simulate.py", "simulator/local.py"}
+TORCH = {
+    "member.py",
+    "vector.py",
+    "train.py",
+    "emulate.py",
+    "simulate.py",
+    "simulator/local.py",
+    "trial.py",
+}
 """Modules outside the tasks that may import torch, at whatever place."""
 TORCH_INSIDE_FUNCTIONS = {"devices/cost.py", "environment.py", "devices/profile.py"}
 LAZY_ONLY = ("matplotlib", "rich", "sklearn")
