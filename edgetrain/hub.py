@@ -353,6 +353,10 @@ class Hub:
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         """One message from a peer; `sender` is how the transport knows it."""
+        first, self._first = self._first, []
+        return first + self._handle(sender, message, now)
+
+    def _handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         if isinstance(message, Join):
             return self._join(sender, message)
         if isinstance(message, Resume):

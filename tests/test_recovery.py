@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from edgetrain import codecs
 from edgetrain.errors import ConfigError, Diverged
-from edgetrain.hub import Hub, Policy, Terms
+from edgetrain.hub import Hub, Policy, Send, Terms, Write
 from edgetrain.merge import Mean
-from edgetrain.records import Round, decode, encode
+from edgetrain.messages import Beat
+from edgetrain.records import Restarted, Round, decode, encode
 
 STRATEGIES = ("sync-sgd", "local-sgd", "fedavg", "dga")
 
@@ -172,3 +173,13 @@ def test_the_journal_of_another_job_is_refused_with_both():
     other = Hub(terms, Policy(3), Mean(), codecs.Dense(), codecs.Dense())
     with pytest.raises(ConfigError, match=r"every 2, delay 5.*this one is dga, every 3, delay 5"):
         other.restore(found.disk.state, [], 0.0)
+
+
+def test_a_restored_hub_writes_its_epoch_before_anyone_hears_of_it():
+    found = fleet("dga", 1)
+    again = found.fresh_hub()
+    again.restore(found.disk.state, found.disk.records()[:5], 0.0)
+    effects = again.handle(b"member-0", Beat(), 0.0)
+    assert effects[0] == Write(Restarted(1))
+    assert Send(b"member-0", Beat(1)) in effects[1:]
+    assert Write(Restarted(1)) not in again.tick(0.0)
