@@ -180,7 +180,7 @@ class Member:
         if self.auto_delay:
             self._step_s.append(computed_s)
         self._link.poll()
-        if self.flat.is_storage or self._needs_params():
+        if self.flat.is_storage or not self.half.quiet_steps():
             self.flat.pull_params()
         self._exchange(self.half.after_step)
         self._step_began = self._clock()
@@ -250,11 +250,6 @@ class Member:
             self.close()
         else:
             self.abandon(f"{type(error).__name__}: {error}")
-
-    def _needs_params(self) -> bool:
-        """Whether the strategy is about to look at `params`, which a mirror has to be pulled
-        for."""
-        return (self.steps % self.half.every) == 0 or self.half.delay > 0
 
     def _exchange(self, contribution_of: Callable[[], Vector | None]) -> None:
         began, waited = self._clock(), self.wait_s

@@ -144,10 +144,11 @@ def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
 class Local(Protocol):
     """The work of one member between exchanges: its gradients, and how good a model is."""
 
-    def backward(self) -> Callable[[], float]:
+    def backward(self, ahead: int = 0) -> Callable[[], float]:
         """Fill the member's gradient with that of its next batch.
 
-        What is returned gives the batch's loss; the gradient need not be there before it is called.
+        What is returned gives the batch's loss. The gradient need not be there before it is called
+        or pulled; and nobody looks at the parameters before `ahead` more steps have been taken.
         """
 
     def evaluate(self) -> dict[str, float]:
@@ -166,7 +167,7 @@ class OneModel:
     ) -> None:
         self._task, self._model, self._flat, self._batches = task, model, flat, batches
 
-    def backward(self) -> Callable[[], float]:
+    def backward(self, ahead: int = 0) -> Callable[[], float]:
         """See Local."""
         loss = self._task.loss(self._model, next(self._batches))
         self._flat.zero_grad()
@@ -261,9 +262,8 @@ class Loop:
                 self._evaluate()  # while a paced device would still be computing
                 if not self._pace.is_set:
                     ended += self._clock() - began
-            loss_of = self._local.backward()
+            loss_of = self._local.backward(min(half.quiet_steps(), self._steps - step))
             self._pace.hold(began)
-            loss = loss_of()
             waited, exchanged = self._member.wait_s, self._member.exchange_s
             self._member.step()
             if step == self._steps:
@@ -273,7 +273,7 @@ class Loop:
             overhead_s = self._member.exchange_s - exchanged
             compute_s = now - ended - wait_s - overhead_s
             self._pace.settle(compute_s)
-            self._record(step, loss, wait_s, compute_s, overhead_s)
+            self._record(step, loss_of, wait_s, compute_s, overhead_s)
             ended = now
         self._finish()
 
@@ -289,10 +289,18 @@ class Loop:
             )
         # Equal on all members, and in every run of a job whose result no timing can change.
         base = self._member.half.checksum
-        self._log.event("finished", f"{self._steps} steps, base {base:016x}")
+        if self._member.steps:
+            self._log.event("finished", f"{self._steps} steps, base {base:016x}")
+        else:  # it came when others were already waiting for their last replies
+            self._log.event("finished", "no steps were left")
 
     def _record(
-        self, step: int, loss: float, wait_s: float, compute_s: float, overhead_s: float
+        self,
+        step: int,
+        loss_of: Callable[[], float],
+        wait_s: float,
+        compute_s: float,
+        overhead_s: float,
     ) -> None:
         sums = self._seconds
         sums[0] += wait_s
@@ -305,7 +313,7 @@ class Loop:
         self._log.step(
             step=step,
             round=self._member.half.round,
-            loss=loss,
+            loss=loss_of(),
             wait_s=sums[0],
             compute_s=sums[1],
             overhead_s=sums[2],

@@ -67,7 +67,7 @@ def _judged(planned: Plan, simulation: Simulation, folder: Path, rule: SliceRule
     ended = {
         event["member"]: event["reason"].rpartition("base ")[2]
         for event in events
-        if event["event"] == "finished"
+        if event["event"] == "finished" and "base " in event["reason"]
     }
     steady = [f"m{i}" for i in range(planned.job.fleet.members) if i not in simulation.cut_off]
     submitted = {member.name: member.half.round for member in simulation.trained.values()}

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
@@ -100,7 +102,7 @@ class _OwnRandomness:
         self._inner = inner
         self._state = torch.get_rng_state()
 
-    def backward(self) -> Callable[[], float]:
+    def backward(self, ahead: int = 0) -> Callable[[], float]:
         """See Local."""
         torch.set_rng_state(self._state)
         loss_of = self._inner.backward()
@@ -227,18 +229,30 @@ class _Stacked:
 
 
 class Row:
-    """One member's model: a row of the matrix. Its vectors are views of it."""
+    """One member's model: a row of the matrix. Its vectors are views of it, and are what they
+    should be once `pull_params` or `pull_gradient` has waited for whoever works on them."""
 
-    is_storage = True
+    is_storage = False
 
     def __init__(self, params: Vector, gradient: Vector, like: FlatModel) -> None:
         self.params, self.gradient = params, gradient
         self.elements, self.description, self.layout = like.elements, like.description, like.layout
 
+        self.pending: Callable[[], object] | None = None
+        """Waits for what was asked for."""
+
     def pull_params(self) -> None:
+        """See Flat."""
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            pending()
+
+    pull_gradient = pull_params
+
+    def push_params(self) -> None:
         """See Flat: nothing to do."""
 
-    push_params = pull_gradient = push_gradient = pull_params
+    push_gradient = push_params
 
 
 class _Block:
@@ -256,28 +270,29 @@ class _Block:
     ) -> None:
         self._stacked, self._rows, self._optimizer = stacked, rows, optimizer
         self._params, self._grads = matrix
-        self._steps_too, self._pool = steps_too, pool
+        self.steps_too, self._pool = steps_too, pool
         self._asked: list[int] = []
-        self._draws: list[Any] = []
-        self._answer: Future[list[float]] | None = None
-        self._last: Future[list[float]] | None = None
+        self._draws: list[list[Any]] = []
+        self._answer: Future[list[list[float]]] | None = None
+        self._last: Future[list[list[float]]] | None = None
 
-    def ask(self, row: int, draw: Any) -> Callable[[], float]:
-        """Ask for the next gradient of a row; what is returned waits for it, and gives the loss."""
+    def ask(self, row: int, draws: list[Any]) -> Callable[[], list[float]]:
+        """Ask for the next steps of a row, one for each draw (gradients alone where the optimizer
+        has to wait); what is returned waits for them, and gives the losses."""
         if self._answer is None:
             self._answer = Future()
         answer, place = self._answer, len(self._asked)
         self._asked.append(row)
-        self._draws.append(draw)
+        self._draws.append(draws)
         if len(self._asked) == len(self._rows):
             self._begin()
 
-        def loss() -> float:
+        def losses() -> list[float]:
             if self._answer is answer:
                 self._begin()
             return answer.result()[place]
 
-        return loss
+        return losses
 
     def _begin(self) -> None:
         """Hand what was asked for to a worker."""
@@ -296,7 +311,17 @@ class _Block:
 
         self._pool.submit(work)
 
-    def _take(self, asked: list[int], draws: list[Any]) -> list[float]:
+    def _take(self, asked: list[int], draws: list[list[Any]]) -> list[list[float]]:
+        losses: list[list[float]] = [[] for _ in asked]
+        for turn in range(max(map(len, draws))):
+            here = [place for place, own in enumerate(draws) if len(own) > turn]
+            found = self._once([asked[p] for p in here], [draws[p][turn] for p in here])
+            for place, loss in zip(here, found, strict=True):
+                losses[place].append(loss)
+        return losses
+
+    def _once(self, asked: list[int], draws: list[Any]) -> list[float]:
+        """One step of these rows."""
         first, count = asked[0], len(asked)
         if asked == list(range(first, first + count)):
             here = slice(first, first + count)
@@ -306,7 +331,7 @@ class _Block:
             grads = torch.empty(count, self._params.shape[1])
             losses = self._stacked.backward(self._params[chosen], grads, draws)
             self._grads[chosen] = grads
-        if self._steps_too:
+        if self.steps_too:
             self.step(asked)
         return losses
 
@@ -323,6 +348,8 @@ class _Block:
 
     def renew(self, row: int, initial: Tensor) -> None:
         """A fresh member in a row: first parameters, no optimizer state."""
+        if row in self._asked:  # by a member that has lost power meanwhile
+            self._begin()
         if self._last is not None:
             self._last.exception()
         self._optimizer.state.pop(self._rows[row], None)
@@ -350,18 +377,29 @@ class _RowWork:
         block: _Block,
         row: int,
         draws: Iterator[Any],
+        flat: Row,
         evaluate: Callable[[], dict[str, float]],
     ) -> None:
         self._block, self._row, self._draws = block, row, draws
-        self._evaluate = evaluate
+        self._flat, self._evaluate = flat, evaluate
+        self._answers: deque[Callable[[], float]] = deque()
 
-    def backward(self) -> Callable[[], float]:
-        """See Local."""
-        return self._block.ask(self._row, next(self._draws))
+    def backward(self, ahead: int = 0) -> Callable[[], float]:
+        """See Local. All steps that nobody looks between are asked for at once."""
+        if not self._answers:
+            count = ahead + 1 if self._block.steps_too else 1
+            losses = self._block.ask(self._row, [next(self._draws) for _ in range(count)])
+            self._flat.pending = losses
+            self._answers.extend(functools.partial(_item, losses, i) for i in range(count))
+        return self._answers.popleft()
 
     def evaluate(self) -> dict[str, float]:
         """See Local."""
         return self._evaluate()
+
+
+def _item(losses: Callable[[], list[float]], place: int) -> float:
+    return losses()[place]
 
 
 class Rows:
@@ -415,7 +453,7 @@ class Rows:
         flat = Row(params, gradient, self._flat)
         job = self._job
         draws = self._data.draws(index, job.fleet.members, job.train.batch, job.seed)
-        work = _RowWork(block, row, draws, lambda: self._evaluate(params))
+        work = _RowWork(block, row, draws, flat, lambda: self._evaluate(params))
         return flat, _RowOptimizer(block, row, self._steps_too), work
 
     def _evaluate(self, params: Vector) -> dict[str, float]:

@@ -54,6 +54,9 @@ class MemberHalf(Protocol):
     def after_step(self) -> Vector | None:
         """After the optimizer's step: a displacement at the end of a round, or None."""
 
+    def quiet_steps(self) -> int:
+        """How many steps from now on neither submit nor wait."""
+
     def finish(self) -> Vector | None:
         """After the last step: what was not submitted yet. From now on every round is due."""
 

@@ -109,6 +109,14 @@ class Displacement:
         self._local_steps += 1
         return self._submit() if self._local_steps == self.every else None
 
+    def quiet_steps(self) -> int:
+        """How many steps from now neither submit nor wait: `params` is not looked at after them."""
+        quiet = self.every - self._local_steps - 1
+        if self._flights:
+            oldest = self._flights[0]
+            quiet = min(quiet, oldest.step + self.delay - self._steps - 1)
+        return max(quiet, 0)
+
     def finish(self) -> Vector | None:
         """Training is over: the unsent local progress, if any; from now on every round is due."""
         self.delay = 0

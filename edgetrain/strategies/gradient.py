@@ -67,6 +67,10 @@ class Gradient:
         """Nothing is left to send once the optimizer has stepped."""
         return None
 
+    def quiet_steps(self) -> int:
+        """Every step is looked at."""
+        return 0
+
     def finish(self) -> Vector | None:
         """Nothing is left to send at the end either."""
         self.checksum = checksum(self.params)
