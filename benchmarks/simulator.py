@@ -3,7 +3,7 @@
     python benchmarks/simulator.py                        10, 100, 1,000 and 10,000 members
     python benchmarks/simulator.py --members 1000
 
-Every member takes `--rounds` rounds of `--every` local steps (fedavg, plain SGD) behind a 4G link of
+Every member takes `--rounds` rounds of `--every` local steps (fedavg, plain SGD) behind a link of
 its own; evaluations and metrics included. The time of a member's round stays the same where time
 grows linearly. Seconds are this machine's; what the fleet would have taken is virtual.
 """
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=100_000, help="members times rounds, at most")
     parser.add_argument("--every", type=int, default=5, help="local steps in a round")
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--network", default="4g-good")
+    parser.add_argument("--network", default="wan-200ms")
     parser.add_argument("--message-s", type=float, default=0.0002)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
