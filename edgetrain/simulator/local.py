@@ -90,7 +90,6 @@ class OneByOne:
         batches = self._task.batches(index, job.fleet.members, job.train.batch, job.seed)
         return flat, optimizer, _OwnRandomness(OneModel(self._task, model, flat, batches))
 
-
     def close(self) -> None:
         """See Gradients."""
 
