@@ -185,6 +185,13 @@ class Member:
         self._exchange(self.half.after_step)
         self._step_began = self._clock()
 
+    def skip(self, steps: int) -> None:
+        """So many steps have been taken elsewhere (a simulation takes them for many members at
+        once), between which the strategy has nothing to do: no more than `half.quiet_steps()`."""
+        for _ in range(steps):
+            self.half.after_step()
+        self.steps += steps
+
     def drain(self) -> None:
         """Hand over what is left and wait for every reply: the model then is the fleet's model.
 

@@ -104,10 +104,13 @@ class Pace:
         """What the step under way takes."""
         return self._lasts
 
-    def hold(self, began: float) -> None:
-        """Sleep until the step that began then has lasted long enough."""
+    def hold(self, began: float, steps: int = 1) -> None:
+        """Sleep until the step (or so many in a row) that began then has lasted long enough."""
         if not self.is_set:
             return
+        for _ in range(steps - 1):
+            self._step += 1
+            self._lasts += self._seconds(self._step)
         spent = self._clock() - began
         if spent > self._lasts:
             self.overruns += 1
@@ -144,6 +147,9 @@ def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
 class Local(Protocol):
     """The work of one member between exchanges: its gradients, and how good a model is."""
 
+    takes_many: bool
+    """Whether steps that nobody looks between are taken in one go, optimizer and all."""
+
     def backward(self, ahead: int = 0) -> Callable[[], float]:
         """Fill the member's gradient with that of its next batch.
 
@@ -157,6 +163,8 @@ class Local(Protocol):
 
 class OneModel:
     """The usual `Local`: a torch model and its batches, one after the other."""
+
+    takes_many = False
 
     def __init__(
         self,
@@ -256,16 +264,25 @@ class Loop:
         self._evaluate()
         ended = self._clock()
         half = self._member.half
-        for step in range(min(half.round * half.every, self._steps) + 1, self._steps + 1):
+        many = self._local.takes_many and not self._evaluate_every
+        step = min(half.round * half.every, self._steps)
+        while step < self._steps:
+            step += 1
             began = self._clock()
             if self._evaluate_every and step > 1 and (step - 1) % self._evaluate_every == 0:
                 self._evaluate()  # while a paced device would still be computing
                 if not self._pace.is_set:
                     ended += self._clock() - began
-            loss_of = self._local.backward(min(half.quiet_steps(), self._steps - step))
-            self._pace.hold(began)
+            ahead = min(half.quiet_steps(), self._steps - step)
+            loss_of = self._local.backward(ahead)
+            quiet = ahead if many else 0
+            for _ in range(quiet):
+                loss_of = self._local.backward()
+            self._pace.hold(began, 1 + quiet)
             waited, exchanged = self._member.wait_s, self._member.exchange_s
+            self._member.skip(quiet)
             self._member.step()
+            step += quiet
             if step == self._steps:
                 self._member.drain()
             now = self._clock()
@@ -273,6 +290,7 @@ class Loop:
             overhead_s = self._member.exchange_s - exchanged
             compute_s = now - ended - wait_s - overhead_s
             self._pace.settle(compute_s)
+            self._unrecorded += 1 + quiet
             self._record(step, loss_of, wait_s, compute_s, overhead_s)
             ended = now
         self._finish()
@@ -306,7 +324,6 @@ class Loop:
         sums[0] += wait_s
         sums[1] += compute_s
         sums[2] += overhead_s
-        self._unrecorded += 1
         if self._unrecorded < self._record_every and step < self._steps:
             return
         traffic = self._member.traffic()

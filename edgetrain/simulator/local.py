@@ -30,7 +30,7 @@ from edgetrain.tasks import Task
 from edgetrain.train import Local, OneModel, optimizer_for
 from edgetrain.vector import FlatModel
 
-BLOCK = 64
+BLOCK = 256
 """Rows that are taken together."""
 
 BATCHED_FROM = 32
@@ -96,6 +96,8 @@ class OneByOne:
 
 class _OwnRandomness:
     """A member's work with torch's generator in the state in which that member left it."""
+
+    takes_many = False
 
     def __init__(self, inner: Local) -> None:
         self._inner = inner
@@ -370,6 +372,8 @@ class _RowOptimizer:
 
 class _RowWork:
     """The work of one row."""
+
+    takes_many = True
 
     def __init__(
         self,

@@ -62,12 +62,12 @@ def test_members_may_ask_in_any_order_and_not_all_at_once():
 
 
 def test_the_bits_do_not_depend_on_the_cores(monkeypatch):
-    asked = job("strategy=fedavg", "members=70", "batch=2")
+    asked = job("strategy=fedavg", "members=260", "batch=1", "data.partition=shared(4)")
     task = train.task_of(asked)
     found = []
     for cores in (1, 4):
         monkeypatch.setattr(os, "cpu_count", lambda c=cores: c)
-        found.append(stepped(local.Rows(task, asked), 70, 3)[0])
+        found.append(stepped(local.Rows(task, asked), 260, 3)[0])
     assert found[0].tobytes() == found[1].tobytes()
 
 
