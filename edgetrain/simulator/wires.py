@@ -178,9 +178,12 @@ class _Stream:
     def _arrive(self, frames: Frames, size: int) -> None:
         if self.cut:
             return
-        if self._path.down:  # on its way when the link went down: goes on when it is up again
+        if self._held or self._path.down:  # goes on when the link is up again, in its turn
             self._held.append((frames, size))
-            return
+        else:
+            self._hand_over(frames, size)
+
+    def _hand_over(self, frames: Frames, size: int) -> None:
         self.received_bytes += size
         self._deliver(frames)
 
@@ -195,8 +198,7 @@ class _Stream:
 
     def _go_on(self) -> None:
         while self._held and not self._path.down:
-            frames, size = self._held.popleft()
-            self._arrive(frames, size)
+            self._hand_over(*self._held.popleft())
         self._pump()
 
 

@@ -143,6 +143,27 @@ def test_a_link_that_is_down_holds_what_was_sent_until_tcp_tries_again():
     assert 2.1 < at[b"during"] < 2.1 + 2.0
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    faults=st.lists(
+        st.builds(
+            Fault,
+            kind=st.sampled_from(["down", "rate"]),
+            at_s=st.floats(0, 1),
+            for_s=st.floats(0.001, 1),
+            members=st.sampled_from([(0,), ()]),
+            share=st.just(0.1),
+        ),
+        max_size=3,
+    ),
+    times=st.lists(st.floats(0, 2), min_size=2, max_size=12),
+)
+def test_faults_change_no_order(faults, times):
+    messages = [(0, at, [b"%d" % number]) for number, at in enumerate(sorted(times))]
+    arrived, _, _ = sent([both_ways(delay_ms=30.0, rate_mbit=1.0)], messages, faults=faults)
+    assert [frames for _, _, frames in arrived] == [frames for _, _, frames in messages]
+
+
 def test_a_device_without_power_is_given_up_when_tcp_gives_up():
     world = World()
     links = SimulatedNetwork(world, [both_ways(delay_ms=10.0)])
