@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgetrain.networks import Burst, Direction, Fault, Profile, Site
@@ -158,6 +158,7 @@ def test_a_link_that_is_down_holds_what_was_sent_until_tcp_tries_again():
     ),
     times=st.lists(st.floats(0, 2), min_size=2, max_size=12),
 )
+@example([Fault("down", 0.10, 0.10, (0,))], [0.09, 0.15, 0.21])  # under way, queued, just after
 def test_faults_change_no_order(faults, times):
     messages = [(0, at, [b"%d" % number]) for number, at in enumerate(sorted(times))]
     arrived, _, _ = sent([both_ways(delay_ms=30.0, rate_mbit=1.0)], messages, faults=faults)
