@@ -469,16 +469,19 @@ INLINE i64 sample_body(const float *restrict r, const float *restrict g, i64 gro
         i64 at = chunk_of(group, stride, seed) * CHUNK;
         i64 later = group + 8 * skip < groups ? group + 8 * skip : group;
         i64 ahead = chunk_of(later, stride, seed) * CHUNK;
-        u32 b[CHUNK], top = 0;
+        u32 b[CHUNK];
         for (int j = 0; j < CHUNK; j += 16) {
             __builtin_prefetch(r + ahead + j);
             if (g) __builtin_prefetch(g + ahead + j);
         }
         if (g) for (int j = 0; j < CHUNK; j++) b[j] = bits_of(r[at + j] + g[at + j]) & ABS_BITS;
         else for (int j = 0; j < CHUNK; j++) b[j] = bits_of(r[at + j]) & ABS_BITS;
-        for (int j = 0; j < CHUNK; j++) top = b[j] > top ? b[j] : top;
-        if (top < bound) continue;
-        for (int j = 0; j < CHUNK; j++) { out[count] = b[j]; count += b[j] >= bound; }
+        for (int j = 0; j < CHUNK; j += 8) { /* eight at a time: most hold nothing */
+            u32 top = 0;
+            for (int k = 0; k < 8; k++) top = b[j + k] > top ? b[j + k] : top;
+            if (top < bound) continue;
+            for (int k = 0; k < 8; k++) { out[count] = b[j + k]; count += b[j + k] >= bound; }
+        }
     }
     return count;
 }
