@@ -6,6 +6,7 @@ of the result. What the bytes mean stands in docs/codecs.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -29,6 +30,8 @@ from edgetrain.codecs.kernels import (
 )
 
 Integers: TypeAlias = npt.NDArray[np.int64]
+Gaps: TypeAlias = npt.NDArray[np.signedinteger[Any]]
+"""Gaps in columns of GAP_BLOCK, or a number for each column: the longer axis is the inner one."""
 
 TILE = 2**18
 MAGNITUDE_BITS = np.uint32(0x7FFFFFFF)
@@ -82,27 +85,30 @@ class Fallback:
 
     def threshold_of(self, r: Vector, g: Vector | None, rank: int) -> tuple[int, int]:
         total = r if g is None else r + g
-        magnitudes = total.view(np.uint32) & MAGNITUDE_BITS
-        bits = np.partition(magnitudes, total.size - rank)[total.size - rank]
+        magnitudes = _largest(total.view(np.uint32) & MAGNITUDE_BITS, rank)
+        bits = np.partition(magnitudes, magnitudes.size - rank)[magnitudes.size - rank]
         return int(bits), int(np.count_nonzero(magnitudes >= bits))
 
     def select(
         self, r: Vector, g: Vector | None, bound: int, zero: bool, room: int = 0
     ) -> tuple[Indices, Vector, int]:
-        magnitudes, keep = np.empty(TILE, np.uint32), np.empty(TILE, np.bool_)
-        found: list[tuple[npt.NDArray[Any], Vector]] = []
+        magnitudes, keep = np.empty(TILE, np.int32), np.empty(TILE, np.bool_)
+        found: list[tuple[Indices, Vector]] = []
         for start, tile in _tiles(r):
             if g is not None:
                 tile += g[start : start + tile.size]
-            np.bitwise_and(tile.view(np.uint32), MAGNITUDE_BITS, out=magnitudes[: tile.size])
-            np.greater_equal(magnitudes[: tile.size], np.uint32(bound), out=keep[: tile.size])
-            here = np.flatnonzero(keep[: tile.size])
-            found.append((here + start, tile[here]))
+            # All below 2^31: signed comparison is the one that processors have.
+            np.bitwise_and(
+                tile.view(np.int32), np.int32(MAGNITUDE_BITS), out=magnitudes[: tile.size]
+            )
+            np.greater(magnitudes[: tile.size], np.int32(bound - 1), out=keep[: tile.size])
+            here = keep[: tile.size].nonzero()[0]
+            found.append((here.astype(np.uint32) + np.uint32(start), tile.take(here)))
             if zero:
                 tile[here] = 0
-        positions = [p for p, _ in found] or [np.empty(0, np.int64)]
+        positions = [p for p, _ in found] or [np.empty(0, np.uint32)]
         values = [v for _, v in found] or [np.empty(0, np.float32)]
-        return np.concatenate(positions).astype(np.uint32), np.concatenate(values), r.size
+        return np.concatenate(positions), np.concatenate(values), r.size
 
     def trim(
         self, r: Vector | None, positions: Indices, values: Vector, bound: int, wanted: int
@@ -116,35 +122,36 @@ class Fallback:
         return positions[keep], values[keep]
 
     def gaps_encode(self, positions: Indices, elements: int) -> Bytes:
-        gaps = _steps(positions.astype(np.int32 if elements < 2**31 else np.int64), -1) - 1
-        whole, blocks = elements.bit_length(), -(-gaps.size // GAP_BLOCK)
-        padded = np.zeros(blocks * GAP_BLOCK, gaps.dtype)
-        padded[: gaps.size] = gaps
-        table = padded.reshape(blocks, GAP_BLOCK)
-        parameters = _best_parameters(table, gaps.size, whole)
-        moved = _steps(parameters, first_parameter(gaps.size, elements))
-        rice = parameters.astype(gaps.dtype)[:, None]
+        here = positions.view(np.int32) if elements < 2**30 else positions.astype(np.int64)
+        count, whole, blocks = here.size, elements.bit_length(), -(-here.size // GAP_BLOCK)
+        padded = np.zeros(blocks * GAP_BLOCK, here.dtype)
+        padded[0] = here[0]
+        np.subtract(here[1:], here[:-1], out=padded[1:count])
+        padded[1:count] -= 1
+        table = np.ascontiguousarray(padded.reshape(blocks, GAP_BLOCK).T)
+        rice = _best_parameters(table, count, whole)
+        moved = _steps(rice, first_parameter(count, elements))
         quotients = table >> rice
         escaped = quotients >= ESCAPE if int(quotients.max()) >= ESCAPE else None
         if escaped is not None:
             np.minimum(quotients, ESCAPE, out=quotients)
         numbers = np.empty((blocks, 1 + GAP_BLOCK), np.int32)
         numbers[:, 0] = np.where(moved >= 0, 2 * moved, -2 * moved - 1)
-        numbers[:, 1:] = quotients
+        numbers[:, 1:] = quotients.T
         numbers += 1
-        ends = np.cumsum(numbers.reshape(-1)[: gaps.size + blocks], dtype=np.int64)
-        unary = np.zeros(int(ends[-1]), np.uint8)
-        unary[ends - 1] = 1
-        stream = np.packbits(unary, bitorder="little")
+        ends = np.cumsum(numbers.reshape(-1)[: count + blocks], dtype=np.intp)
+        unary = np.zeros(int(ends[-1]) + 1, np.bool_)
+        unary[ends] = True
+        stream = np.packbits(unary[1:], bitorder="little")
         low = table & ((1 << rice) - 1)
-        if escaped is None and int(parameters.max()) <= 8:
-            packed = _pack_rows(low, parameters, gaps.size)
+        if escaped is None and int(rice.max()) <= 8:
+            packed = _pack_columns(low, rice, count)
         else:
             widths = np.broadcast_to(rice.astype(np.uint8), table.shape)
             if escaped is not None:
                 low = np.where(escaped, table, low)
                 widths = np.where(escaped, np.uint8(whole), widths)
-            packed = _pack_low(low.reshape(-1)[: gaps.size], widths.reshape(-1)[: gaps.size])
+            packed = _pack_low(low.T.reshape(-1)[:count], widths.T.reshape(-1)[:count])
         head = np.frombuffer(wire.put_varint(stream.size), np.uint8)
         return np.concatenate([head, stream, packed])
 
@@ -211,9 +218,10 @@ class Fallback:
             np.copyto(sent, base + mean * point, where=above)
         signs, flat = np.signbit(values), level.reshape(-1)[:count]
         signed = sent.reshape(-1)[:count]
-        np.negative(signed, out=signed, where=signs)
+        # Or, not a negation where the mask says so: that goes element by element.
+        signed.view(np.uint32)[:] |= values.view(np.uint32) & ~MAGNITUDE_BITS
         planes = [np.packbits(signs, bitorder="little")]
-        planes += [np.packbits(flat >> p & 1, bitorder="little") for p in range(bits - 1)]
+        planes += [np.packbits(flat & (1 << p), bitorder="little") for p in range(bits - 1)]
         head = np.array([base], "<f4").view(np.uint8)
         return np.concatenate([head, stored.view(np.uint8), *planes]), signed
 
@@ -478,28 +486,43 @@ def _from_bf16(stored: npt.NDArray[np.uint16]) -> Vector:
     return np.where(np.isnan(values), np.copysign(np.float32(np.nan), values), values)
 
 
-def _best_parameters(gaps: npt.NDArray[np.signedinteger[Any]], count: int, whole: int) -> Integers:
-    """For each row the cheapest of three Rice parameters around the mean bit length."""
-    blocks = gaps.shape[0]
-    sizes = np.full(blocks, GAP_BLOCK)
+def _largest(magnitudes: Indices, rank: int) -> Indices:
+    """Those among which are the `rank` largest and their equals: most are left out unranked."""
+    some = magnitudes[::16]
+    safe = rank // 16 + 8 * math.isqrt(rank // 16 + 1) + 16
+    if 4 * safe > some.size:
+        return magnitudes
+    bound = np.partition(some, some.size - safe)[some.size - safe]
+    found = magnitudes[(magnitudes >= bound).nonzero()[0]]
+    return found if found.size >= rank else magnitudes
+
+
+def _best_parameters(gaps: Gaps, count: int, whole: int) -> Gaps:
+    """For each column the cheapest of three Rice parameters around the mean bit length.
+
+    No sum is above the sum of all gaps, so none leaves their dtype.
+    """
+    blocks, kind = gaps.shape[1], gaps.dtype.type
+    sizes = np.full(blocks, GAP_BLOCK, kind)
     sizes[-1] = count - (blocks - 1) * GAP_BLOCK
-    exponents = (gaps.astype(np.float32).view(np.int32) >> 23) - 126
-    lengths = np.maximum(exponents, 0, out=exponents).sum(axis=1, dtype=np.int64)
+    exponents = gaps.astype(np.float32).view(np.int32) >> 23
+    exponents -= 126
+    lengths = np.maximum(exponents, 0, out=exponents).sum(axis=0, dtype=kind)
     centre = (10 * lengths + 3 * sizes) // (10 * sizes)
-    top = gaps.max(axis=1)
-    best = np.zeros(blocks, np.int64)
-    best_cost = np.full(blocks, np.iinfo(np.int64).max)
+    top = gaps.max(axis=0)
+    best: Gaps = centre
+    best_cost = np.full(blocks, np.iinfo(kind).max, kind)
     for offset in (-1, 0, 1):
-        rice = np.clip(centre + offset, 0, MAX_RICE)
-        quotients = gaps >> rice.astype(gaps.dtype)[:, None]
-        cost = sizes * (1 + rice) + quotients.sum(axis=1, dtype=np.int64)
-        rows = np.flatnonzero(top >> rice >= ESCAPE)
-        if rows.size:
-            over = np.maximum(quotients[rows] - (ESCAPE - 1), 0)
-            escaped = np.count_nonzero(over, axis=1)
-            cost[rows] += escaped * (whole - rice[rows] + 1) - over.sum(axis=1, dtype=np.int64)
+        rice = np.clip(centre + kind(offset), kind(0), kind(MAX_RICE))
+        quotients = gaps >> rice
+        cost = sizes * (1 + rice) + quotients.sum(axis=0, dtype=kind)
+        where = np.flatnonzero(top >> rice >= ESCAPE)
+        if where.size:
+            over = np.maximum(quotients[:, where] - kind(ESCAPE - 1), 0)
+            escaped = np.count_nonzero(over, axis=0).astype(kind)
+            cost[where] += escaped * (whole - rice[where] + 1) - over.sum(axis=0, dtype=kind)
         better = cost < best_cost
-        best[better], best_cost[better] = rice[better], cost[better]
+        best, best_cost = np.where(better, rice, best), np.where(better, cost, best_cost)
     return best
 
 
@@ -513,15 +536,18 @@ def _pack_low(values: npt.NDArray[np.signedinteger[Any]], widths: npt.NDArray[np
     return np.packbits(bits[wanted], bitorder="little")
 
 
-def _pack_rows(table: npt.NDArray[np.signedinteger[Any]], rice: Integers, count: int) -> Bytes:
-    """The same where each row has one width of at most 8: eight values fill whole bytes."""
-    eights = table.reshape(-1, 8).astype(np.uint64)
-    widths = np.repeat(rice, GAP_BLOCK // 8).astype(np.uint64)
-    words = eights[:, 0].copy()
-    for j in range(1, 8):
-        words |= eights[:, j] << (widths * np.uint64(j))
-    octets = words.view(np.uint8).reshape(-1, 8)
-    stream = octets[np.arange(8) < widths.astype(np.int64)[:, None]]
+def _pack_columns(low: Gaps, rice: Gaps, count: int) -> Bytes:
+    """The same where each column has one width of at most 8: eight values fill whole bytes."""
+    width = rice.astype(np.uint16)
+    two = low.astype(np.uint16)
+    two = two[0::2] | two[1::2] << width
+    four = two[0::2].astype(np.uint32)
+    four |= two[1::2].astype(np.uint32) << (2 * width).astype(np.uint32)
+    eight = four[0::2].astype(np.uint64)
+    eight |= four[1::2].astype(np.uint64) << (4 * width).astype(np.uint64)
+    octets = np.ascontiguousarray(eight.T).view(np.uint8).reshape(-1, 8)
+    widths = np.repeat(rice.astype(np.uint8), GAP_BLOCK // 8)
+    stream = octets[np.arange(8, dtype=np.uint8) < widths[:, None]]
     last = count - (rice.size - 1) * GAP_BLOCK
     bits = GAP_BLOCK * int(rice[:-1].sum()) + last * int(rice[-1])
     return stream[: -(-bits // 8)]
