@@ -42,9 +42,9 @@ from edgetrain.records import (
     Record,
     Restarted,
     Round,
-    Seat,
     State,
 )
+from edgetrain.roster import Peer, Roster
 
 AUTO_ROUNDS = 3
 """With an automatic delay: after so many synchronous rounds the fleet agrees on one, and again
@@ -165,57 +165,9 @@ class Replay:
 Effect = Send | Note | Closed | Write | Save | Replay
 
 
-@dataclass
-class _Peer:
-    name: str
-    sender: bytes
-    index: int
-    weight: float
-    checksum: int
-    session: int = 0
-    state: str = "waiting"
-    """waiting (for the start), training, late, gone, left."""
-    first_round: int = 0
-    """Rounds from this one on wait for it."""
-    next_round: int = 0
-    """The round its next contribution is meant for."""
-    merged: int = 0
-    """What it gave to rounds before this one has been merged."""
-    skips_to: int = 0
-    """It was told to go on with this round, whatever it gives before."""
-    returning: bool = False
-    """The hub has restarted and has not heard of it since."""
-    resumed: bool = False
-    """It has come back at least once: what it repeats is not wrong."""
-    applied: int = 0
-    """Replies it had applied when it last said so."""
-    incoming: list[Buffer] = field(default_factory=list)
-    unreachable_since: float | None = None
-
-    @property
-    def present(self) -> bool:
-        return self.state in ("waiting", "training", "late")
-
-    def seat(self) -> Seat:
-        """What the journal keeps of it."""
-        return Seat(
-            self.name, self.sender, self.session, self.index, self.weight, self.first_round,
-            self.merged,
-        )  # fmt: skip
-
-
-def _peer_of(seat: Seat) -> _Peer:
-    """A member that is not heard of yet, as the journal knows it."""
-    peer = _Peer(seat.name, seat.address, seat.index, seat.weight, 0, seat.session, "training")
-    peer.first_round, peer.next_round = seat.first_round, max(seat.next_round, seat.first_round)
-    peer.merged, peer.returning = seat.next_round, True
-    peer.applied = max(0, seat.next_round - 1)
-    return peer
-
-
 @dataclass(frozen=True)
 class _Contribution:
-    peer: _Peer
+    peer: Peer
     weight: float
     wanted_delay: int
     payloads: tuple[Buffer, ...]
@@ -327,13 +279,13 @@ class Hub:
         self._elements = 0
         self._memory = Vectors(0)
         self._early = _Early()
-        self._peers: dict[bytes, _Peer] = {}
+        self._peers = Roster()
         self._rounds: dict[int, _Round] = {}
         self._checksums: dict[int, int] = {}
         self._layout = b""
         self._upload: list[Buffer] = []
-        self._uploader: _Peer | None = None
-        self._away: dict[str, _Peer] = {}
+        self._uploader: Peer | None = None
+        self._away: dict[str, Peer] = {}
         self._longest = 0
         """The longest delay so far: members still act on it for a while."""
         self._last_beat = float("-inf")
@@ -344,12 +296,12 @@ class Hub:
     @property
     def finished(self) -> bool:
         """Everyone who trained has left or is gone."""
-        return self.started and not any(peer.present for peer in self._peers.values())
+        return self.started and not self._peers
 
     @property
     def present(self) -> list[str]:
         """The names of the members that are in, sorted."""
-        return sorted(peer.name for peer in self._peers.values() if peer.present)
+        return self._peers.names
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         """One message from a peer; `sender` is how the transport knows it."""
@@ -362,7 +314,7 @@ class Hub:
         if isinstance(message, Resume):
             return self._resume(sender, message, now)
         peer = self._peers.get(sender)
-        if peer is None or not peer.present:
+        if peer is None:
             return [_refuse(sender, "unknown", "the hub does not know this member: join again")]
         if peer.returning and not isinstance(message, Leave):
             # Meant for the hub that died, and perhaps only the rest of it.
@@ -386,7 +338,7 @@ class Hub:
     def unreachable(self, sender: bytes, now: float) -> list[Effect]:
         """The transport could not deliver to this peer: its connection is gone, for now."""
         peer = self._peers.get(sender)
-        if peer is None or not peer.present or peer.unreachable_since is not None:
+        if peer is None or peer.unreachable_since is not None:
             return []
         peer.unreachable_since = now
         return [Note("late", peer.name, "its connection is gone")]
@@ -394,21 +346,17 @@ class Hub:
     def tick(self, now: float) -> list[Effect]:
         """To be called a few times per beat: beats, members that stay away, deadlines."""
         effects, self._first = self._first, []
-        for peer in list(self._peers.values()):
+        for peer in list(self._peers):
             since = peer.unreachable_since
             patience_s = self.policy.return_s if peer.returning else self.policy.gone_s
-            if peer.present and since is not None and now - since >= patience_s:
+            if since is not None and now - since >= patience_s:
                 effects += self._remove(peer, "gone", f"unreachable for {patience_s:g} s", now)
         effects += self._close_rounds(now)
         due = now - self._last_beat >= self.policy.beat_s
         if due:
             self._last_beat = now
         beat = Beat(self.epoch)
-        effects += [
-            Send(peer.sender, beat)
-            for peer in self._peers.values()
-            if peer.present and (due or peer.returning)
-        ]
+        effects += [Send(peer.sender, beat) for peer in self._peers if due or peer.returning]
         return effects
 
     # -- what survives it ---------------------------------------------------------------------
@@ -424,7 +372,7 @@ class Hub:
             self.epoch,
             self.round,
             self.delay,
-            tuple(peer.seat() for peer in self._peers.values() if peer.present),
+            tuple(peer.seat() for peer in self._peers),
             tuple(peer.seat() for peer in self._away.values()),
             tuple(self._checksums.items()),
             self.base,
@@ -434,7 +382,7 @@ class Hub:
     @property
     def needed(self) -> int:
         """The oldest round whose reply a member may still ask the journal for."""
-        peers = [*self._peers.values(), *self._away.values()]
+        peers = [*self._peers, *self._away.values()]
         return min((peer.applied for peer in peers), default=self.round)
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
@@ -455,12 +403,13 @@ class Hub:
         self.base = None if state.base is None else state.base.copy()
         self.round, self.delay, self.epoch = state.round, state.delay, state.epoch
         self._checksums = dict(state.checksums)
-        self._away = {seat.name: _peer_of(seat) for seat in state.away}
-        seats = {seat.name: _peer_of(seat) for seat in state.seats}
+        self._away = {seat.name: Peer.of(seat) for seat in state.away}
+        seats = {seat.name: Peer.of(seat) for seat in state.seats}
         for record in records:
             self._relive(record, seats)
-        self._peers = {peer.sender: peer for peer in seats.values()}
+        self._peers = Roster()
         for peer in seats.values():
+            self._peers.add(peer)
             peer.unreachable_since = now
         self.epoch += 1
         self.started = True
@@ -483,12 +432,12 @@ class Hub:
                 "resume with the job file that lies beside the journal",
             )
 
-    def _relive(self, record: Record, seats: dict[str, _Peer]) -> None:
+    def _relive(self, record: Record, seats: dict[str, Peer]) -> None:
         match record:
             case Round() if record.round >= self.round:
                 self._relive_round(record, {**self._away, **seats})
             case Entered():
-                peer = _peer_of(record.seat)
+                peer = Peer.of(record.seat)
                 seats[peer.name] = peer
                 self._away.pop(peer.name, None)
             case Departed():
@@ -498,7 +447,7 @@ class Hub:
             case Restarted():
                 self.epoch = record.epoch
 
-    def _relive_round(self, record: Round, peers: dict[str, _Peer]) -> None:
+    def _relive_round(self, record: Round, peers: dict[str, Peer]) -> None:
         for counted in record.counted:
             if (peer := peers.get(counted.member)) is not None:
                 peer.merged = counted.meant_for + 1
@@ -525,7 +474,7 @@ class Hub:
     def _merged_again(self, record: Round) -> Vector:
         """What became of these contributions: the same again."""
         chosen = [
-            _Contribution(_Peer(counted.member, b"", 0, 1.0, 0), counted.weight, 0, payloads)
+            _Contribution(Peer(counted.member, b"", 0, 1.0, 0), counted.weight, 0, payloads)
             for counted, payloads in zip(record.counted, record.inputs, strict=True)
         ]
         return self._merged(chosen)[1]
@@ -539,23 +488,25 @@ class Hub:
     # -- joining ------------------------------------------------------------------------------
 
     def _join(self, sender: bytes, join: Join) -> list[Effect]:
-        mine = self._by_session(join.session)
+        mine = self._peers.in_session(join.session)
         if mine is not None and mine.merged == 0 and join.protocol == PROTOCOL:
             return self._join_again(mine, sender, join)
         refusal = self._why_not(sender, join)
         if refusal is not None:
             return self._turned_away(sender, join, *refusal)
         effects: list[Effect] = []
-        for old in [p for p in self._peers.values() if p.name == join.name]:
+        old = self._peers.named(join.name)
+        if old is not None:
             effects += self._forget(old, "gone", "started anew")
         if not self._elements:
             problem = self._take_model(join)
             if problem is not None:
                 return [*effects, *self._turned_away(sender, join, "layout", problem)]
-        name = join.name or self._free_name()
+        name = join.name or self._peers.free_name()
         weight = join.weight if self.terms.weighted else 1.0
-        peer = _Peer(name, sender, self._free_index(), weight, join.checksum, join.session)
-        self._peers[sender] = peer
+        index = self._peers.free_index()
+        peer = Peer(name, sender, index, weight, join.checksum, join.session)
+        self._peers.add(peer)
         if self._uploader is None and not self.started:
             self._uploader = peer
         effects.append(Send(sender, self._welcome(peer)))
@@ -564,7 +515,7 @@ class Hub:
             return effects + self._admit(peer)
         return effects + self._start_if_ready()
 
-    def _join_again(self, peer: _Peer, sender: bytes, join: Join) -> list[Effect]:
+    def _join_again(self, peer: Peer, sender: bytes, join: Join) -> list[Effect]:
         """It was let in, and has not heard so: a connection or the hub was lost meanwhile."""
         if self.started and self.base is None:
             return [_refuse(sender, "started", "the parameters to start from are gone: start anew")]
@@ -575,16 +526,13 @@ class Hub:
         effects: list[Effect] = [Send(sender, self._welcome(peer))]
         return effects + (self._admit(peer) if self.started else self._start_if_ready())
 
-    def _by_session(self, session: int) -> _Peer | None:
-        here = self._peers.values()
-        return next((peer for peer in here if session and peer.session == session), None)
-
-    def _move(self, peer: _Peer, sender: bytes) -> None:
+    def _move(self, peer: Peer, sender: bytes) -> None:
         """The member has another connection; what it had begun to send it sends again."""
-        self._peers.pop(peer.sender, None)
+        if self._peers.get(peer.sender) is peer:
+            self._peers.remove(peer)
         peer.sender, peer.incoming, peer.unreachable_since = sender, [], None
         peer.returning = False
-        self._peers[sender] = peer
+        self._peers.add(peer)
 
     def _turned_away(self, sender: bytes, join: Join, code: str, reason: str) -> list[Effect]:
         return [
@@ -610,7 +558,6 @@ class Hub:
 
     def _why_not(self, sender: bytes, join: Join) -> tuple[str, str] | None:
         """The first rule that keeps this member out, with both values."""
-        present = [peer for peer in self._peers.values() if peer.present]
         if join.protocol != PROTOCOL:
             return "protocol", f"the hub speaks version {PROTOCOL}, the member {join.protocol}"
         if self.terms.job and join.job and join.job != self.terms.job:
@@ -630,27 +577,18 @@ class Hub:
                 f"{self.terms.strategy} is at round {self.round}, and the optimizer's state is "
                 "only in the members: use a displacement strategy (dga, fedavg) to join late"
             )
-        there = [
-            peer.name
-            for peer in present
-            if sender == peer.sender or (join.name == peer.name and peer.unreachable_since is None)
-        ]
-        if there:
-            return "name", f"a member named '{there[0]}' is there already"
-        others = [peer for peer in present if peer.name != join.name]
-        if len(others) >= self.policy.members:
+        namesake = self._peers.named(join.name)
+        there = self._peers.get(sender)
+        if there is None and namesake is not None and namesake.unreachable_since is None:
+            there = namesake
+        if there is not None:
+            return "name", f"a member named '{there.name}' is there already"
+        others = len(self._peers) - (namesake is not None)
+        if others >= self.policy.members:
             return "full", f"all {self.policy.members} places are taken"
         return None
 
-    def _free_index(self) -> int:
-        taken = {peer.index for peer in self._peers.values()}
-        return next(index for index in range(len(taken) + 1) if index not in taken)
-
-    def _free_name(self) -> str:
-        taken = {peer.name for peer in self._peers.values() if peer.present}
-        return next(name for i in range(len(taken) + 1) if (name := f"m{i}") not in taken)
-
-    def _welcome(self, peer: _Peer) -> Welcome:
+    def _welcome(self, peer: Peer) -> Welcome:
         terms = self.terms
         return Welcome(
             name=peer.name,
@@ -666,7 +604,7 @@ class Hub:
             epoch=self.epoch,
         )
 
-    def _take_base(self, peer: _Peer, message: Base, now: float) -> list[Effect]:
+    def _take_base(self, peer: Peer, message: Base, now: float) -> list[Effect]:
         parts = list(base_parts(self._elements))
         if peer is not self._uploader or self.started or message.part != len(self._upload):
             return self._expel(peer, "order", f"base part {message.part} was not asked for", now)
@@ -691,16 +629,15 @@ class Hub:
         self.base, self._upload = base, []
         self._checksums[0] = combine(tile_sum(base[tile]) for tile in tiles(base.size))
         effects: list[Effect] = [Note("started", "hub", f"{self.policy.members} members")]
-        for peer in self._peers.values():
-            if peer.present:
-                effects += self._admit(peer)
+        for peer in self._peers:
+            effects += self._admit(peer)
         self.started = True
         effects.insert(0, Save(self.state()))
         if self.terms.contributes == "gradient":
             self.base = None
         return effects
 
-    def _admit(self, peer: _Peer) -> list[Effect]:
+    def _admit(self, peer: Peer) -> list[Effect]:
         """Send a waiting member the base it lacks, and let it train from the next round on."""
         assert self.base is not None
         if peer.state == "waiting" or peer.first_round < self.round:
@@ -717,16 +654,16 @@ class Hub:
         start = Start(self.round, peer.first_round, self.delay, checksum, keep)
         return [*effects, Send(peer.sender, start)]
 
-    def _next_for(self, peer: _Peer) -> int:
+    def _next_for(self, peer: Peer) -> int:
         """The round from which on a member that is not in step takes part: no round that others
         have given to waits for it, and no name gives to a round twice."""
         ahead = 0
         if self.started:  # before that nobody has given to anything
-            ahead = max((p.next_round for p in self._peers.values() if p.present), default=0)
+            ahead = max((p.next_round for p in self._peers), default=0)
         away = self._away.pop(peer.name, peer)
         return max(self.round, ahead, away.next_round)
 
-    def _send_base(self, peer: _Peer) -> list[Effect]:
+    def _send_base(self, peer: Peer) -> list[Effect]:
         assert self.base is not None
         snapshot = self.base if self.round == 0 else self.base.copy()
         parts = list(base_parts(self._elements))
@@ -739,7 +676,7 @@ class Hub:
 
     def _resume(self, sender: bytes, message: Resume, now: float) -> list[Effect]:
         """A member that trained before goes on where it was, or from the base as it is now."""
-        peer = self._by_session(message.session) or self._away.get(message.name)
+        peer = self._peers.in_session(message.session) or self._away.get(message.name)
         refusal = self._why_not_back(peer, message)
         if refusal is not None or peer is None:
             code, reason = refusal or ("session", "no such session")
@@ -775,7 +712,7 @@ class Hub:
         """Whether the replies after so many can still be sent."""
         return applied == self.round or (self.tail is not None and self.tail <= applied)
 
-    def _why_not_back(self, peer: _Peer | None, message: Resume) -> tuple[str, str] | None:
+    def _why_not_back(self, peer: Peer | None, message: Resume) -> tuple[str, str] | None:
         """The first rule that keeps a member from going on where it was."""
         if message.protocol != PROTOCOL:
             return "protocol", f"the hub speaks version {PROTOCOL}, the member {message.protocol}"
@@ -788,7 +725,7 @@ class Hub:
                 f"the job's model is {self._model[:12]} with {self._elements:,} parameters, "
                 f"the member's {message.model[:12]} with {message.elements:,}"
             )
-        if not peer.present and len(self.present) >= self.policy.members:
+        if not peer.present and len(self._peers) >= self.policy.members:
             return "full", f"all {self.policy.members} places are taken"
         if message.applied > self.round:
             return "ahead", (
@@ -818,7 +755,7 @@ class Hub:
 
     # -- rounds -------------------------------------------------------------------------------
 
-    def _take_part(self, peer: _Peer, message: Contribute, now: float) -> list[Effect]:
+    def _take_part(self, peer: Peer, message: Contribute, now: float) -> list[Effect]:
         if peer.resumed and message.round < peer.next_round:
             return []  # it is here already, and counts once
         if message.round == peer.skips_to > peer.next_round:
@@ -855,7 +792,7 @@ class Hub:
             return effects
         return effects + self._close_rounds(now)
 
-    def _what_is_wrong(self, peer: _Peer, message: Contribute) -> tuple[str, str] | None:
+    def _what_is_wrong(self, peer: Peer, message: Contribute) -> tuple[str, str] | None:
         parts = -(-self._elements // self._codec.part_elements)
         if not self.started or message.round != peer.next_round:
             return "order", f"round {message.round} came when {peer.next_round} was due"
@@ -884,7 +821,7 @@ class Hub:
         """Members that a round waits for."""
         return {
             peer.name
-            for peer in self._peers.values()
+            for peer in self._peers
             if peer.state in ("training", "late")
             and max(peer.first_round, peer.next_round) <= round
         }
@@ -908,8 +845,7 @@ class Hub:
         entry = self._rounds.get(self.round)
         if entry is not None or not self.started:
             return entry
-        there = [peer for peer in self._peers.values() if peer.present]
-        forsaken = there and all(peer.next_round > self.round for peer in there)
+        forsaken = self._peers and all(peer.next_round > self.round for peer in self._peers)
         return _Round(now) if forsaken else None
 
     def _close(self, entry: _Round, missing: tuple[str, ...], now: float) -> list[Effect]:
@@ -921,7 +857,7 @@ class Hub:
         except _Spoilt as spoilt:
             return self._leave_out(entry, spoilt)
         self._rounds.pop(self.round, None)
-        for peer in self._peers.values():
+        for peer in self._peers:
             if peer.name in missing and peer.state == "training":
                 peer.state = "late"
                 effects.append(
@@ -957,7 +893,7 @@ class Hub:
         effects += [
             Send(peer.sender, reply)
             for reply in replies
-            for peer in self._peers.values()
+            for peer in self._peers
             if peer.state in ("training", "late")
         ]
         weight = sum(c.weight for c in chosen)
@@ -991,7 +927,7 @@ class Hub:
             return
         entry = self._rounds.get(self.round, _Round(0.0))
         chosen = []
-        for peer in sorted(self._peers.values(), key=lambda peer: peer.name):
+        for peer in sorted(self._peers, key=lambda peer: peer.name):
             whole = entry.contributions.get((peer.name, self.round))
             payloads = whole.payloads if whole else tuple(peer.incoming)
             if len(payloads) <= part or (whole is None and peer.next_round != self.round):
@@ -1091,7 +1027,7 @@ class Hub:
         """Members that take no replies: nothing more is kept for them. They may come back."""
         most = max(self._slack(), BEHIND_BYTES // max(reply_bytes, 1))
         effects: list[Effect] = []
-        for peer in list(self._peers.values()):
+        for peer in list(self._peers):
             if peer.state in ("training", "late") and self.round - peer.applied > most:
                 reason = f"it has not taken the replies of the last {most} rounds"
                 effects += self._forget(peer, "gone", reason)
@@ -1099,35 +1035,35 @@ class Hub:
 
     # -- going --------------------------------------------------------------------------------
 
-    def _heard(self, peer: _Peer) -> list[Effect]:
+    def _heard(self, peer: Peer) -> list[Effect]:
         peer.unreachable_since = None
         if peer.state == "late":
             peer.state = "training"
         return []
 
-    def _leave(self, peer: _Peer, reason: str, now: float) -> list[Effect]:
+    def _leave(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         return self._remove(peer, "left", reason, now)
 
-    def _expel(self, peer: _Peer, code: str, reason: str, now: float) -> list[Effect]:
+    def _expel(self, peer: Peer, code: str, reason: str, now: float) -> list[Effect]:
         """Refuse a member that broke a rule; what it gave to open rounds so far still counts."""
         effects: list[Effect] = [_refuse(peer.sender, code, reason)]
         return effects + self._remove(peer, "refused", f"{code}: {reason}", now)
 
-    def _remove(self, peer: _Peer, event: Event, reason: str, now: float) -> list[Effect]:
+    def _remove(self, peer: Peer, event: Event, reason: str, now: float) -> list[Effect]:
         return self._forget(peer, event, reason) + self._close_rounds(now)
 
-    def _forget(self, peer: _Peer, event: Event, reason: str) -> list[Effect]:
+    def _forget(self, peer: Peer, event: Event, reason: str) -> list[Effect]:
         peer.state = "left" if event == "left" else "gone"
         peer.incoming = []
         effects: list[Effect] = [Note(event, peer.name, reason)]
-        del self._peers[peer.sender]
+        self._peers.remove(peer)
         if not self.started:
             return effects + self._replace_uploader(peer)
         if event == "gone":
             self._remember(peer)
         return [Write(Departed(peer.name, event != "gone")), *effects]
 
-    def _remember(self, peer: _Peer) -> None:
+    def _remember(self, peer: Peer) -> None:
         """Of a member that may come back: its place in the rounds, and no payloads."""
         peer.returning = False
         self._away.pop(peer.name, None)
@@ -1135,12 +1071,12 @@ class Hub:
         while len(self._away) > AWAY * self.policy.members:
             del self._away[next(iter(self._away))]
 
-    def _replace_uploader(self, peer: _Peer) -> list[Effect]:
+    def _replace_uploader(self, peer: Peer) -> list[Effect]:
         """The member whose parameters everyone was to start from is gone: ask the next one."""
         if peer is not self._uploader:
             return []
         self._upload = []
-        self._uploader = next(iter(self._peers.values()), None)
+        self._uploader = next(iter(self._peers), None)
         if self._uploader is None:
             self._model, self._elements = "", 0
             return []

@@ -103,7 +103,7 @@ def books(hub):
         "checksums": known,
         "members": {
             peer.name: (peer.merged, peer.session, peer.index, peer.weight, peer.sender)
-            for peer in hub._peers.values()
+            for peer in hub._peers
         },
         "unsent": {name: array.tobytes() for name, array in hub._replies.state().items()},
     }
