@@ -257,6 +257,11 @@ _FIELDS = {
     cls: tuple(f for f in dataclasses.fields(cls) if "check" in f.metadata)
     for cls in KINDS.values()
 }
+# Every message of a run goes through these: names and checks are looked up once.
+_NAMES = {cls: tuple(f.name for f in fields) for cls, fields in _FIELDS.items()}
+_CHECKS: dict[type[Message], tuple[Check, ...]] = {
+    cls: tuple(f.metadata["check"] for f in fields) for cls, fields in _FIELDS.items()
+}
 _CARRIES = {
     cls: any("payload" in f.metadata for f in dataclasses.fields(cls)) for cls in KINDS.values()
 }
@@ -268,11 +273,8 @@ def pack(message: Message) -> list[Buffer]:
     Raises BadMessage when a field is out of range: a bad value is stopped where it enters.
     """
     cls = type(message)
-    values = []
-    for spec in _FIELDS[cls]:
-        value = getattr(message, spec.name)
-        _check(cls, spec, value)
-        values.append(value)
+    values = [getattr(message, name) for name in _NAMES[cls]]
+    _check(cls, values)
     frames: list[Buffer] = [cls.kind, msgpack.packb(values)]
     if _CARRIES[cls]:
         frames.append(message.payload)  # type: ignore[union-attr]
@@ -301,12 +303,11 @@ def unpack(frames: Sequence[Buffer]) -> Message:
         values = msgpack.unpackb(header, use_list=True, max_array_len=64, max_map_len=0)
     except Exception as error:  # msgpack raises half a dozen unrelated types on bad bytes
         raise BadMessage(f"{cls.__name__}: the header is not msgpack: {error}") from None
-    specs = _FIELDS[cls]
-    if not isinstance(values, list) or len(values) != len(specs):
-        raise BadMessage(f"{cls.__name__}: the header is not an array of {len(specs)} fields")
-    for spec, value in zip(specs, values, strict=True):
-        _check(cls, spec, value)
-    arguments = dict(zip((spec.name for spec in specs), values, strict=True))
+    names = _NAMES[cls]
+    if not isinstance(values, list) or len(values) != len(names):
+        raise BadMessage(f"{cls.__name__}: the header is not an array of {len(names)} fields")
+    _check(cls, values)
+    arguments = dict(zip(names, values, strict=True))
     if _CARRIES[cls]:
         arguments["payload"] = frames[2]
     return cls(**arguments)
@@ -329,9 +330,13 @@ def other_protocol(frames: Sequence[Buffer]) -> int | None:
     return values[0] if 0 <= values[0] <= 1 << 16 and values[0] != PROTOCOL else None
 
 
-def _check(cls: type[Message], spec: dataclasses.Field[Any], value: Any) -> None:
-    if not spec.metadata["check"](value):
-        allowed = spec.metadata["allowed"]
-        # A list may be nested deeper than Python can print.
-        shown = f"a {type(value).__name__}" if isinstance(value, list) else repr(str(value)[:60])
-        raise BadMessage(f"{cls.__name__}.{spec.name} = {shown}: allowed is {allowed}")
+def _check(cls: type[Message], values: Sequence[Any]) -> None:
+    """BadMessage for the first value that its field does not allow."""
+    for number, (check, value) in enumerate(zip(_CHECKS[cls], values, strict=True)):
+        if not check(value):
+            spec = _FIELDS[cls][number]
+            allowed = spec.metadata["allowed"]
+            # A list may be nested deeper than Python can print.
+            nested = isinstance(value, list)
+            shown = f"a {type(value).__name__}" if nested else repr(str(value)[:60])
+            raise BadMessage(f"{cls.__name__}.{spec.name} = {shown}: allowed is {allowed}")

@@ -273,18 +273,19 @@ class _Block:
         self._params, self._grads = matrix
         self.steps_too, self._pool = steps_too, pool
         self._asked: list[int] = []
-        self._draws: list[list[Any]] = []
+        self._work: list[tuple[Iterator[Any], int]] = []
         self._answer: Future[list[list[float]]] | None = None
         self._last: Future[list[list[float]]] | None = None
 
-    def ask(self, row: int, draws: list[Any]) -> Callable[[], list[float]]:
-        """Ask for the next steps of a row, one for each draw (gradients alone where the optimizer
-        has to wait); what is returned waits for them, and gives the losses."""
+    def ask(self, row: int, draws: Iterator[Any], count: int) -> Callable[[], list[float]]:
+        """Ask for the next `count` steps of a row (gradients alone where the optimizer has to
+        wait); what is returned waits for them, and gives the losses. The worker draws: until it
+        has, nobody else may."""
         if self._answer is None:
             self._answer = Future()
         answer, place = self._answer, len(self._asked)
         self._asked.append(row)
-        self._draws.append(draws)
+        self._work.append((draws, count))
         if len(self._asked) == len(self._rows):
             self._begin()
 
@@ -297,26 +298,26 @@ class _Block:
 
     def _begin(self) -> None:
         """Hand what was asked for to a worker."""
-        answer, asked, draws = self._answer, self._asked, self._draws
+        answer, asked, work = self._answer, self._asked, self._work
         assert answer is not None
-        self._answer, self._asked, self._draws = None, [], []
+        self._answer, self._asked, self._work = None, [], []
         before, self._last = self._last, answer
 
-        def work() -> None:
+        def take() -> None:
             try:
                 if before is not None:  # the same matrix and module: one after the other
                     before.exception()
-                answer.set_result(self._take(asked, draws))
+                answer.set_result(self._take(asked, work))
             except BaseException as error:
                 answer.set_exception(error)
 
-        self._pool.submit(work)
+        self._pool.submit(take)
 
-    def _take(self, asked: list[int], draws: list[list[Any]]) -> list[list[float]]:
+    def _take(self, asked: list[int], work: list[tuple[Iterator[Any], int]]) -> list[list[float]]:
         losses: list[list[float]] = [[] for _ in asked]
-        for turn in range(max(map(len, draws))):
-            here = [place for place, own in enumerate(draws) if len(own) > turn]
-            found = self._once([asked[p] for p in here], [draws[p][turn] for p in here])
+        for turn in range(max(count for _, count in work)):
+            here = [place for place, (_, count) in enumerate(work) if count > turn]
+            found = self._once([asked[p] for p in here], [next(work[p][0]) for p in here])
             for place, loss in zip(here, found, strict=True):
                 losses[place].append(loss)
         return losses
@@ -391,7 +392,7 @@ class _RowWork:
         """See Local. All steps that nobody looks between are asked for at once."""
         if not self._answers:
             count = ahead + 1 if self._block.steps_too else 1
-            losses = self._block.ask(self._row, [next(self._draws) for _ in range(count)])
+            losses = self._block.ask(self._row, self._draws, count)
             self._flat.pending = losses
             self._answers.extend(functools.partial(_item, losses, i) for i in range(count))
         return self._answers.popleft()

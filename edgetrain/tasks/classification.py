@@ -159,7 +159,7 @@ class Shift:
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """See Augment: [count, 2], rows and columns."""
         by = rng.integers(0, 2 * self._most + 1, (2, count))
-        by[:, rng.random(count) >= self._share] = self._most
+        np.copyto(by, self._most, where=rng.random(count) >= self._share)
         return by.T
 
     def apply(self, pixels: Pixels, drawn: NDArray[np.int64]) -> Pixels:
