@@ -288,7 +288,8 @@ class Hub:
         self._away: dict[str, Peer] = {}
         self._longest = 0
         """The longest delay so far: members still act on it for a while."""
-        self._last_beat = float("-inf")
+        self._told = float("-inf")
+        """When everyone was last sent a beat, or a reply: that says as well that the hub lives."""
         self._first: list[Effect] = []
 
     # -- what a driver calls ------------------------------------------------------------------
@@ -352,9 +353,9 @@ class Hub:
             if since is not None and now - since >= patience_s:
                 effects += self._remove(peer, "gone", f"unreachable for {patience_s:g} s", now)
         effects += self._close_rounds(now)
-        due = now - self._last_beat >= self.policy.beat_s
+        due = now - self._told >= self.policy.beat_s
         if due:
-            self._last_beat = now
+            self._told = now
         beat = Beat(self.epoch)
         effects += [Send(peer.sender, beat) for peer in self._peers if due or peer.returning]
         return effects
@@ -868,6 +869,7 @@ class Hub:
         round, before = self.round, self._checksums.get(self.round, 0)
         checksum = self._advance(merged, payloads)
         self._settle_round(round, checksum)
+        self._told = now
         for name, meant_for in sorted(entry.contributions):
             entry.contributions[name, meant_for].peer.merged = meant_for + 1
         effects.append(

@@ -642,6 +642,16 @@ def test_beats_go_to_everyone_once_a_beat():
     assert desk.tick(0.5) == {"a": [Beat()], "b": [Beat()]}
 
 
+def test_a_reply_is_as_good_as_a_beat():
+    desk = Desk(2, beat_s=1.0).started()
+    desk.tick(1.0)
+    desk.now += 0.9
+    desk.give("a", 0)
+    assert {type(said[0]) for said in desk.give("b", 0).values()} == {Reply}
+    assert desk.tick(0.9) == {}
+    assert desk.tick(0.1) == {"a": [Beat()], "b": [Beat()]}
+
+
 def test_a_newcomer_starts_from_the_present_base_at_the_next_round():
     desk = Desk(3)
     desk.hub.policy = Policy(2)
