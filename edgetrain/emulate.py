@@ -81,7 +81,7 @@ def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str)
     delay = 0
     for record in runs.read_metrics(folder, "round"):
         delay = record.get("delay", 0)
-    sources = {devices.joules_source(device) for device in planned.devices}
+    sources = {devices.joules_source(device) for device in set(planned.devices)}
     return {
         "name": planned.job.name,
         "task": planned.name,

@@ -40,6 +40,9 @@ RETRY_S = 5.0
 LINES = 64
 """Lines of metrics for each step of the fleet, at most: members share theirs out over steps."""
 
+LOOK_S = 1e-4
+"""Between two looks at what members have logged there is so much time for each of them."""
+
 COLLECT = 50_000, 50, 1000
 """Python's thresholds for garbage collection while members live: they are hundreds of thousands of
 objects that stay, and looking through them again and again took a third of the loop's time."""
@@ -112,6 +115,7 @@ class Simulation:
         besides the job's own faults; to kill the hub needs a journal."""
         self._planned, self._folder, self._job = planned, folder, planned.job
         self._journal, self._happenings = journal, happenings
+        self._digest = planned.job.digest()
         self.witness = Witness()
         self.trained: dict[int, Member] = {}
         """The members, as they are or were last."""
@@ -270,7 +274,7 @@ class Simulation:
             world.sleep,
         )
         energy = devices.Energy(self._devices[device], world.clock, Path("/nonexistent"))
-        request = train.request_of(job, place, self.task)
+        request = train.request_of(job, place, self.task, self._digest)
         with self._joined(index, flat, optimizer, request) as member:
             self.trained[index] = member
             began = world.clock()
@@ -313,6 +317,8 @@ class Simulation:
     ) -> None:
         """Until every process is over, nothing can happen any more, or `most_s` virtual seconds
         have passed."""
+        # A look at the files of a large fleet takes a while: not more than a hundredth of the time.
+        poll_s = max(poll_s, len(self._members) * LOOK_S)
         step, looked = self._world.step, clock()
         turns = 0
         while self._world.now < most_s * SECOND and step():

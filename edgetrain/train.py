@@ -218,10 +218,10 @@ def train(
             Loop(job, place.index, local, member, log, pace, Meter(), energy, clock).run()
 
 
-def request_of(job: Job, place: Place, task: Task) -> Request:
-    """What a member of this job says of itself."""
+def request_of(job: Job, place: Place, task: Task, digest: str | None = None) -> Request:
+    """What a member of this job says of itself; `digest` is the job's, where it is known."""
     samples = task.samples(place.index, job.fleet.members)
-    return Request("", place.name, float(samples), job.digest())
+    return Request("", place.name, float(samples), digest or job.digest())
 
 
 class Loop:
