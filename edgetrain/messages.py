@@ -18,11 +18,14 @@ import msgpack
 
 from edgetrain.errors import BadMessage
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Goes up when a hub and a member of different versions would misunderstand each other."""
 
 MAX_HEADER_BYTES = 4096
 MAX_ELEMENTS = 1 << 40
+
+MAX_BLOCK_ROUNDS = 1 << 10
+"""Rounds whose masks are set up in one go."""
 
 Buffer = bytes | bytearray | memoryview
 """What a frame is made of. Arrays travel as `memoryview(array)`, without a copy."""
@@ -113,6 +116,10 @@ class Welcome:
     """Whether this member's parameters become the base everyone starts from."""
     epoch: int = _integer(0, 1 << 32, default=0)
     """How often the hub was restored from its journal: another one in a beat, and it has been."""
+    threshold: int = _integer(0, 1 << 20, default=0)
+    """Contributions are masked, and so many members can unmask a round's sum; 0: they are not."""
+    span: float = _number(1e-9, 1e15, default=1.0)
+    """Masked: elements of weighted contributions are sent within [-span, span]."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,7 @@ CODES = {
     "size": "a payload is larger than the codec allows for this model",
     "payload": "a payload cannot be decoded",
     "diverged": "the checksum of base differs: replicas are no longer equal",
+    "masks": "what was said about masks does not fit, or came when it was not asked for",
     "ended": "the job is over",
 }
 """Every reason for a refusal."""
@@ -246,11 +254,84 @@ class Leave:
     reason: str = _text(256)
 
 
-Message = Join | Welcome | Refuse | Base | Start | Resume | Contribute | Reply | Beat | Leave
+@dataclass(frozen=True)
+class Rekey:
+    """hub -> member: make keys for a block of rounds, whose contributions will be masked."""
+
+    kind: ClassVar[bytes] = b"K"
+    block: int = _integer(0, _U63)
+    """The hub's epoch in the upper half, so that none comes twice."""
+    first: int = _integer(0, _U63)
+    rounds: int = _integer(1, MAX_BLOCK_ROUNDS)
+
+
+@dataclass(frozen=True)
+class Advertise:
+    """member -> hub: my public keys for a block, to be passed on to the others in it."""
+
+    kind: ClassVar[bytes] = b"P"
+    block: int = _integer(0, _U63)
+    payload: Buffer = _payload()  # noqa: RUF009
+
+
+@dataclass(frozen=True)
+class Roster:
+    """hub -> member: the public keys of all who are in a block, in the order of their places."""
+
+    kind: ClassVar[bytes] = b"O"
+    block: int = _integer(0, _U63)
+    place: int = _integer(0, 1 << 16)
+    """The receiver's."""
+    members: int = _integer(1, 1 << 16)
+    unit: float = _number(1e-9, 1e15)
+    """The largest weight among them: contributions are scaled by weight / unit."""
+    payload: Buffer = _payload()  # noqa: RUF009
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Either way: shares of a block's secrets, encrypted from member to member. To the hub those
+    for all others, from the hub those of all others."""
+
+    kind: ClassVar[bytes] = b"X"
+    block: int = _integer(0, _U63)
+    payload: Buffer = _payload()  # noqa: RUF009
+
+
+@dataclass(frozen=True)
+class Unmask:
+    """hub -> member: the contributions of these places were added up. Asks for a share of the own
+    mask of each of them, and of the key of each that is missing."""
+
+    kind: ClassVar[bytes] = b"U"
+    block: int = _integer(0, _U63)
+    round: int = _integer(0, _U63)
+    payload: Buffer = _payload()  # noqa: RUF009
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """member -> hub: these shares."""
+
+    kind: ClassVar[bytes] = b"V"
+    block: int = _integer(0, _U63)
+    round: int = _integer(0, _U63)
+    payload: Buffer = _payload()  # noqa: RUF009
+
+
+Masking = Rekey | Advertise | Roster | Shares | Unmask | Reveal
+"""What is said only where contributions are masked."""
+
+Message = (
+    Join | Welcome | Refuse | Base | Start | Resume | Contribute | Reply | Beat | Leave | Masking
+)
 
 KINDS: dict[bytes, type[Message]] = {
     cls.kind: cls
-    for cls in (Join, Welcome, Refuse, Base, Start, Resume, Contribute, Reply, Beat, Leave)
+    for cls in (
+        Join, Welcome, Refuse, Base, Start, Resume, Contribute, Reply, Beat, Leave,
+        Rekey, Advertise, Roster, Shares, Unmask, Reveal,
+    )
 }  # fmt: skip
 
 _FIELDS = {
