@@ -31,6 +31,10 @@ def _said(default: str, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc})
 
 
+def _switch(default: bool, doc: str) -> Any:
+    return field(default=default, metadata={"doc": doc})
+
+
 def _sgd() -> dict[str, Any]:
     return {"name": "sgd", "lr": 0.05, "momentum": 0.9}
 
@@ -76,6 +80,9 @@ class StrategyTable:
     codec: str = _said("fp32", "how contributions are encoded")
     reply_codec: str = _said("", "how replies are encoded; '': like contributions")
     merge: str = _said("mean", "how contributions become one; see `edgetrain strategies`")
+    secure: bool = _switch(False, "mask contributions, so that the hub learns only their sum")
+    threshold: int = _ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
+    span: float = _ranged(8.0, 2**-20, 2**20, "secure: elements are sent within [-span, span]")
 
 
 @dataclass(frozen=True)

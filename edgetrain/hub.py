@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -22,16 +22,20 @@ from edgetrain.errors import BadMessage, BadPayload, ConfigError, Diverged
 from edgetrain.merge import RoundRule, SliceRule
 from edgetrain.messages import (
     PROTOCOL,
+    Advertise,
     Base,
     Beat,
     Buffer,
     Contribute,
     Join,
     Leave,
+    Masking,
     Message,
     Refuse,
     Reply,
     Resume,
+    Reveal,
+    Shares,
     Start,
     Welcome,
 )
@@ -45,6 +49,10 @@ from edgetrain.records import (
     State,
 )
 from edgetrain.roster import Peer, Roster
+from edgetrain.secure.rounds import MaskedRounds, Situation
+
+if TYPE_CHECKING:
+    from edgetrain.secure.hub import Aggregator, Outgoing, Sum
 
 AUTO_ROUNDS = 3
 """With an automatic delay: after so many synchronous rounds the fleet agrees on one, and again
@@ -249,7 +257,8 @@ class Hub:
 
     `merge` closes the slices, `codec` reads contributions, `reply_codec` writes replies. Codecs
     that look at tensors are bound to the layout that the first member tells. What a lossy reply
-    leaves out is kept here, and goes into later ones.
+    leaves out is kept here, and goes into later ones. With `masks` contributions cannot be read,
+    and only their sums are ever known.
     """
 
     def __init__(
@@ -259,6 +268,7 @@ class Hub:
         merge: SliceRule | RoundRule,
         codec: Codec,
         reply_codec: Codec,
+        masks: Aggregator | None = None,
     ) -> None:
         self.terms = terms
         self.policy = policy
@@ -272,6 +282,9 @@ class Hub:
         self.tail: int | None = None
         """The first round from which on the journal has every reply; the driver keeps it."""
         self._merge = merge
+        self._masks: MaskedRounds | None = None
+        if masks is not None:
+            self._masks = MaskedRounds(masks, policy.quorum, policy.deadline_s)
         self._codecs = codec, reply_codec
         self._codec, self._reply_codec = self._codecs
         self._replies = Feedback(reply_codec, 0)
@@ -311,7 +324,7 @@ class Hub:
 
     def _handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         if isinstance(message, Join):
-            return self._join(sender, message)
+            return self._join(sender, message, now)
         if isinstance(message, Resume):
             return self._resume(sender, message, now)
         peer = self._peers.get(sender)
@@ -330,6 +343,8 @@ class Hub:
                 effects += self._leave(peer, message.reason, now)
             case Beat():
                 pass
+            case Advertise() | Shares() | Reveal() if self._masks is not None:
+                effects += self._take_masking(self._masks, peer, message, now)
             case _:
                 effects += self._expel(
                     peer, "order", f"{type(message).__name__} is for members", now
@@ -414,6 +429,8 @@ class Hub:
             peer.unreachable_since = now
         self.epoch += 1
         self.started = True
+        if self._masks is not None:
+            self._masks.settle(self._elements, self.epoch)
         self._first = [
             Write(Restarted(self.epoch)),
             Note("started", "hub", f"goes on after {self.round} rounds"),
@@ -423,7 +440,8 @@ class Hub:
         terms, (codec, reply_codec) = self.terms, self._codecs
         return (
             f"{terms.strategy}, every {terms.every}, delay {terms.delay}, {codec.name}, "
-            f"{reply_codec.name}, {f'job {terms.job}' if terms.job else ANY_JOB}"
+            f"{reply_codec.name}, {'masked, ' if self._masks else ''}"
+            f"{f'job {terms.job}' if terms.job else ANY_JOB}"
         )
 
     def _check_agreed(self, state: State) -> None:
@@ -473,7 +491,10 @@ class Hub:
         self.delay = record.delay
 
     def _merged_again(self, record: Round) -> Vector:
-        """What became of these contributions: the same again."""
+        """What became of these contributions: the same again. Masked ones are there as their mean,
+        which is all that was ever known."""
+        if self._masks is not None:
+            return np.frombuffer(record.inputs[0][0], np.float32)
         chosen = [
             _Contribution(Peer(counted.member, b"", 0, 1.0, 0), counted.weight, 0, payloads)
             for counted, payloads in zip(record.counted, record.inputs, strict=True)
@@ -488,10 +509,10 @@ class Hub:
 
     # -- joining ------------------------------------------------------------------------------
 
-    def _join(self, sender: bytes, join: Join) -> list[Effect]:
+    def _join(self, sender: bytes, join: Join, now: float) -> list[Effect]:
         mine = self._peers.in_session(join.session)
         if mine is not None and mine.merged == 0 and join.protocol == PROTOCOL:
-            return self._join_again(mine, sender, join)
+            return self._join_again(mine, sender, join, now)
         refusal = self._why_not(sender, join)
         if refusal is not None:
             return self._turned_away(sender, join, *refusal)
@@ -499,6 +520,8 @@ class Hub:
         old = self._peers.named(join.name)
         if old is not None:
             effects += self._forget(old, "gone", "started anew")
+        if self._masks is not None:
+            self._masks.forget(join.name)
         if not self._elements:
             problem = self._take_model(join)
             if problem is not None:
@@ -514,9 +537,9 @@ class Hub:
         effects.append(Note("joined", name, f"{len(self._peers)} of {self.policy.members}"))
         if self.started:
             return effects + self._admit(peer)
-        return effects + self._start_if_ready()
+        return effects + self._start_if_ready(now)
 
-    def _join_again(self, peer: Peer, sender: bytes, join: Join) -> list[Effect]:
+    def _join_again(self, peer: Peer, sender: bytes, join: Join, now: float) -> list[Effect]:
         """It was let in, and has not heard so: a connection or the hub was lost meanwhile."""
         if self.started and self.base is None:
             return [_refuse(sender, "started", "the parameters to start from are gone: start anew")]
@@ -525,7 +548,7 @@ class Hub:
         if peer is self._uploader:
             self._upload = []
         effects: list[Effect] = [Send(sender, self._welcome(peer))]
-        return effects + (self._admit(peer) if self.started else self._start_if_ready())
+        return effects + (self._admit(peer) if self.started else self._start_if_ready(now))
 
     def _move(self, peer: Peer, sender: bytes) -> None:
         """The member has another connection; what it had begun to send it sends again."""
@@ -603,6 +626,8 @@ class Hub:
             beat_s=self.policy.beat_s,
             upload=peer is self._uploader and not self.started,
             epoch=self.epoch,
+            threshold=self._masks.agreement.threshold if self._masks else 0,
+            span=self._masks.agreement.span if self._masks else 1.0,
         )
 
     def _take_base(self, peer: Peer, message: Base, now: float) -> list[Effect]:
@@ -616,9 +641,9 @@ class Hub:
                 peer, "size", f"part {message.part} of the base has {size} bytes", now
             )
         self._upload.append(message.payload)
-        return self._start_if_ready()
+        return self._start_if_ready(now)
 
-    def _start_if_ready(self) -> list[Effect]:
+    def _start_if_ready(self, now: float) -> list[Effect]:
         parts = list(base_parts(self._elements))
         if len(self._peers) < self.policy.members or len(self._upload) < len(parts):
             return []
@@ -636,6 +661,9 @@ class Hub:
         effects.insert(0, Save(self.state()))
         if self.terms.contributes == "gradient":
             self.base = None
+        if self._masks is not None:
+            self._masks.settle(self._elements, self.epoch)
+            effects += self._close_masked(self._masks, now)
         return effects
 
     def _admit(self, peer: Peer) -> list[Effect]:
@@ -661,6 +689,8 @@ class Hub:
         ahead = 0
         if self.started:  # before that nobody has given to anything
             ahead = max((p.next_round for p in self._peers), default=0)
+        if self.started and self._masks is not None:
+            ahead = max(ahead, self._masks.next_first)
         away = self._away.pop(peer.name, peer)
         return max(self.round, ahead, away.next_round)
 
@@ -705,6 +735,8 @@ class Hub:
         effects.append(Send(sender, start))
         if peer.applied < self.round:
             effects.append(Replay(sender, peer.applied, self.round))
+        if self._masks is not None:
+            effects += self._to_members(self._masks.again(peer.name))
         missed = self.round - message.applied
         effects.append(Note("back", peer.name, f"it missed {missed} replies" if missed else ""))
         return effects + self._close_rounds(now)
@@ -761,37 +793,44 @@ class Hub:
             return []  # it is here already, and counts once
         if message.round == peer.skips_to > peer.next_round:
             peer.next_round = peer.skips_to
+        if self._masks is not None and self._masks.skips(peer, message.round, self.round):
+            peer.next_round = message.round
         problem = self._what_is_wrong(peer, message)
         if problem is not None:
             return self._expel(peer, *problem, now)
         peer.applied = message.applied
         peer.incoming.append(message.payload)
         if len(peer.incoming) < message.parts:
-            if message.round == self.round:
+            if message.round == self.round and self._masks is None:
                 self._merge_early(message.part)
             return []
+        payloads, peer.incoming = tuple(peer.incoming), []
         contribution = _Contribution(
-            peer,
-            peer.weight,
-            message.wanted_delay,
-            tuple(peer.incoming),
+            peer, peer.weight, message.wanted_delay, payloads if self._masks is None else ()
         )
-        peer.incoming = []
         peer.next_round += 1
         effects: list[Effect] = []
         meant_for = message.round
-        if meant_for < self.round and not self._merge.keeps_late:
+        if self._is_dropped(meant_for):
             return [Note("late", peer.name, f"round {meant_for} had closed; its part is dropped")]
         if meant_for < self.round:
             effects.append(
                 Note("late", peer.name, f"round {meant_for} had closed; counts in {self.round}")
             )
+        if self._masks is not None:
+            self._masks.add(peer.name, meant_for, payloads)
         entry = self._rounds.setdefault(max(meant_for, self.round), _Round(now))
         entry.contributions[peer.name, meant_for] = contribution
         entry.lacks -= 1
         if entry.lacks > 0 and now - entry.opened < self.policy.deadline_s:
             return effects
         return effects + self._close_rounds(now)
+
+    def _is_dropped(self, round: int) -> bool:
+        """Whether a contribution to this round has come too late for any."""
+        if self._masks is not None:
+            return self._masks.is_too_late(round, self.round)
+        return round < self.round and not self._merge.keeps_late
 
     def _what_is_wrong(self, peer: Peer, message: Contribute) -> tuple[str, str] | None:
         parts = -(-self._elements // self._codec.part_elements)
@@ -806,6 +845,10 @@ class Hub:
         start = message.part * self._codec.part_elements
         elements = min(self._codec.part_elements, self._elements - start)
         size, most = memoryview(message.payload).nbytes, self._codec.max_bytes(elements)
+        if self._masks is not None and message.round >= self.round:
+            problem = self._masks.why_not(peer, message.round, size, most)
+            if problem is not None:
+                return problem
         if size > most:
             return "size", f"{size} bytes for {elements} elements, {self._codec.name} needs {most}"
         if message.applied <= self.round - REMEMBERED:
@@ -829,6 +872,8 @@ class Hub:
 
     def _close_rounds(self, now: float) -> list[Effect]:
         """Close the oldest open rounds as long as they are whole, or overdue with a quorum."""
+        if self._masks is not None:
+            return self._close_masked(self._masks, now)
         effects: list[Effect] = []
         while (entry := self._open_round(now)) is not None:
             there = {name for name, meant_for in entry.contributions if meant_for == self.round}
@@ -849,12 +894,17 @@ class Hub:
         forsaken = self._peers and all(peer.next_round > self.round for peer in self._peers)
         return _Round(now) if forsaken else None
 
-    def _close(self, entry: _Round, missing: tuple[str, ...], now: float) -> list[Effect]:
+    def _close(
+        self, entry: _Round, missing: tuple[str, ...], now: float, end: Sum | None = None
+    ) -> list[Effect]:
+        """Merge a round and answer it. `end`: what became of one whose contributions are masked."""
         effects: list[Effect] = []
         chosen = [entry.contributions[key] for key in sorted(entry.contributions)]
         given = chosen
         try:
-            chosen, merged, cuts = self._merged(chosen)
+            chosen, merged, cuts = (
+                self._merged(chosen) if end is None else self._summed(chosen, end)
+            )
         except _Spoilt as spoilt:
             return self._leave_out(entry, spoilt)
         self._rounds.pop(self.round, None)
@@ -870,6 +920,8 @@ class Hub:
         checksum = self._advance(merged, payloads)
         self._settle_round(round, checksum)
         self._told = now
+        if self._masks is not None:
+            self._masks.done(round)
         for name, meant_for in sorted(entry.contributions):
             entry.contributions[name, meant_for].peer.merged = meant_for + 1
         effects.append(
@@ -879,12 +931,13 @@ class Hub:
                     tuple(
                         Counted(*key, c.weight)
                         for key, c in sorted(entry.contributions.items(), key=lambda item: item[0])
+                        if chosen
                     ),
                     self.delay,
                     before,
                     checksum,
                     tuple(payloads),
-                    () if self._replies.lossless else tuple(c.payloads for c in given),
+                    self._inputs(given, merged, end),
                 )
             )
         )
@@ -899,7 +952,7 @@ class Hub:
             if peer.state in ("training", "late")
         ]
         weight = sum(c.weight for c in chosen)
-        names = tuple(name for name, _ in sorted(entry.contributions))
+        names = tuple(name for name, _ in sorted(entry.contributions)) if chosen else ()
         open_s = now - entry.opened
         effects.append(Closed(round, names, missing, weight, open_s, self.delay, cuts))
         return effects + self._give_up_behind(sum(memoryview(p).nbytes for p in payloads))
@@ -1023,7 +1076,8 @@ class Hub:
     def _slack(self) -> int:
         """Rounds that a member may be ahead of the hub, or behind: four times what its delay asks
         for, because delays change and newcomers begin ahead. What it sends is kept until then."""
-        return min(MAX_AHEAD, 4 * (max(self._longest, self.delay) // self.terms.every + 2))
+        most = min(MAX_AHEAD, 4 * (max(self._longest, self.delay) // self.terms.every + 2))
+        return most if self._masks is None else most + self._masks.reach(self.round)
 
     def _give_up_behind(self, reply_bytes: int) -> list[Effect]:
         """Members that take no replies: nothing more is kept for them. They may come back."""
@@ -1034,6 +1088,65 @@ class Hub:
                 reason = f"it has not taken the replies of the last {most} rounds"
                 effects += self._forget(peer, "gone", reason)
         return effects
+
+    # -- masked contributions: what `secure.rounds` says is done ------------------------------
+
+    def _situation(self) -> Situation:
+        given = {
+            round: (entry.opened, {name for name, _ in entry.contributions})
+            for round, entry in self._rounds.items()
+        }
+        in_flight = self.delay // self.terms.every + 1
+        return Situation(self.round, in_flight, self._peers, given, self._expected)
+
+    def _to_members(self, outgoing: Outgoing) -> list[Effect]:
+        """Messages to members by name; those that are not there are sent it when they are back."""
+        found = [(self._peers.named(name), said) for name, said in outgoing]
+        return [Send(peer.sender, said) for peer, said in found if peer is not None]
+
+    def _take_masking(
+        self, masked: MaskedRounds, peer: Peer, message: Masking, now: float
+    ) -> list[Effect]:
+        try:
+            masked.take(peer.name, message)
+        except BadMessage as error:
+            return self._expel(peer, "masks", str(error), now)
+        return self._close_rounds(now)
+
+    def _close_masked(self, masked: MaskedRounds, now: float) -> list[Effect]:
+        """Answer rounds in their order, as their sums become known."""
+        effects: list[Effect] = []
+        while self.started:
+            situation = self._situation()
+            outgoing, remarks = masked.advance(situation, now)
+            effects += self._to_members(outgoing)
+            effects += [Note("late", "hub", remark) for remark in remarks]
+            end = masked.end_of(self.round, now)
+            if end is None:
+                break
+            if end.reason:
+                effects.append(Note("late", "hub", f"round {self.round} is given up: {end.reason}"))
+            missing = tuple(sorted(masked.lacking(situation, self.round)))
+            effects += self._close(self._rounds.get(self.round, _Round(now)), missing, now, end)
+        return effects
+
+    def _summed(
+        self, chosen: list[_Contribution], end: Sum
+    ) -> tuple[list[_Contribution], Vector, tuple[tuple[str, float, str], ...]]:
+        """As `_merged`, of contributions that nobody but their senders can read."""
+        merged = self._memory.take()
+        merged[:] = 0 if end.vector is None else end.vector
+        if end.vector is None:
+            return [], merged, (("hub", 1.0, end.reason),)
+        return chosen, merged, ()
+
+    def _inputs(
+        self, given: Sequence[_Contribution], merged: Vector, end: Sum | None
+    ) -> tuple[tuple[Buffer, ...], ...]:
+        """What the journal needs beside the replies, where those leave something out."""
+        if self._replies.lossless:
+            return ()
+        return tuple(c.payloads for c in given) if end is None else ((merged.data.cast("B"),),)
 
     # -- going --------------------------------------------------------------------------------
 

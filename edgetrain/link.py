@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NoReturn
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from edgetrain.buffers import Vectors
 from edgetrain.checksum import Vector
 from edgetrain.codecs import Codec, Feedback
 from edgetrain.codecs.base import check_length
-from edgetrain.errors import BadMessage, Diverged, HubUnreachable, Refused
+from edgetrain.errors import BadMessage, ConfigError, Diverged, HubUnreachable, Refused
 from edgetrain.hub import base_parts, parts_of
 from edgetrain.messages import (
     PROTOCOL,
@@ -31,16 +31,25 @@ from edgetrain.messages import (
     Contribute,
     Join,
     Leave,
+    Masking,
     Message,
     Refuse,
+    Rekey,
     Reply,
     Resume,
+    Roster,
+    Shares,
     Start,
+    Unmask,
     Welcome,
     pack,
     unpack,
 )
+from edgetrain.secure import Agreement
 from edgetrain.transport import MemberTransport, Reconnecting
+
+if TYPE_CHECKING:
+    from edgetrain.secure.member import Masker
 
 log = logging.getLogger("edgetrain")
 
@@ -69,6 +78,9 @@ class Request:
     job: str = ""
     layout: bytes = b""
     """What `model` is the digest of; without it no codec that looks at tensors can be used."""
+    secure: bool | Agreement = False
+    """Contribute only where nobody can read it: by this agreement, or (True) by any whose
+    threshold is more than half of the members. Else as the hub says."""
 
 
 @dataclass
@@ -81,6 +93,16 @@ class _Arrival:
     at: float = 0.0
     parts: int = 0
     payloads: list[Buffer] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A contribution that waits for its masks."""
+
+    vector: Vector
+    weight: float
+    head: Contribute
+    """What is to be said with it; its payload is empty."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +163,9 @@ class Link:
         self._epoch = self._asked_epoch = self._attempt = 0
         self._returning = False
         self._kept: dict[int, list[Contribute]] = {}
+        self._masker: Masker | None = None
+        self._pending: dict[int, _Pending] = {}
+        self._told_of_cut = False
         self._next_round = self._applied = self._checksum = 0
         self._parts: list[Buffer] = []
         self._catch_up: CatchUp | None = None
@@ -218,6 +243,7 @@ class Link:
         self._feedback = None
         self._members = welcome.members
         self.memory = Vectors(self._elements)
+        self._masker = _masker_of(welcome, request, self._elements)
         self._name, self._epoch, self._beat_s = welcome.name, welcome.epoch, welcome.beat_s
         self._silence_s = max(20.0, SILENT_BEATS * welcome.beat_s)
         if self._renewable is not None:
@@ -256,6 +282,11 @@ class Link:
         """
         self._submitted, self._next_round = round, round + 1
         self._applied, self._checksum = applied, checksum
+        if self._masker is not None:
+            head = Contribute(round, 0, 1, weight, applied, checksum, wanted_delay, b"")
+            self._pending[round] = _Pending(contribution, weight, head)
+            self._send_masked(self._masker)
+            return None
         payloads, read = self._encoded(contribution, rest_later)
         self._kept[round] = [
             Contribute(
@@ -274,6 +305,49 @@ class Link:
             for message in self._kept[round]:
                 self._send(message)
         return read
+
+    def _send_masked(self, masker: Masker) -> None:
+        """Mask and send what waits for it, in round order, as far as there are masks."""
+        from edgetrain.secure.member import parts
+
+        for round in sorted(self._pending):
+            state = masker.state(round)
+            if self._returning or state == "soon":
+                return
+            waiting = self._pending.pop(round)
+            if state == "out":
+                log.info("%s has no part in round %d: its keys came too late", self._name, round)
+                continue
+            masked = self.memory.take().view(np.uint32)
+            masker.mask(round, waiting.vector, waiting.weight, masked)
+            if masker.cut and not self._told_of_cut:
+                self._told_of_cut = True
+                log.warning(
+                    "%s: contributions have elements beyond the range of strategy.span, which are "
+                    "cut: raise it, or clip gradients", self._name,
+                )  # fmt: skip
+            payloads = parts(masked, self.codec.part_elements)
+            self._kept[round] = [
+                replace(waiting.head, part=part, parts=len(payloads), payload=payload)
+                for part, payload in enumerate(payloads)
+            ]
+            for message in self._kept[round]:
+                self._send(message)
+
+    def _take_masking(self, masker: Masker, message: Masking) -> None:
+        answer = masker.take(message)
+        if answer is not None and not self._returning:
+            self._send(answer)
+        self._send_masked(masker)
+
+    def _mind_epoch(self, epoch: int) -> bool:
+        """Whether the hub was restored: what was masked for the one before can be unmasked by
+        nobody, and is given up."""
+        if self._masker is None or epoch <= self._masker.epoch:
+            return False
+        self._masker.restart(epoch)
+        self._kept = {}
+        return True
 
     def _encoded(
         self, contribution: Vector, rest_later: bool
@@ -336,6 +410,10 @@ class Link:
                     self._take_reply(message)
             case Welcome() if self._attempt:
                 self._epoch = message.epoch if self._returning else self._epoch
+                if self._mind_epoch(message.epoch):
+                    self._come_back(message.epoch)
+            case Rekey() | Roster() | Shares() | Unmask() if self._masker is not None:
+                self._take_masking(self._masker, message)
             case Base() if self._attempt:
                 self._parts.append(message.payload)
             case Start() if self._attempt:
@@ -352,6 +430,7 @@ class Link:
     def _come_back(self, epoch: int) -> None:
         """Say where this member is; until the answer is here nothing else counts."""
         self._returning, self._asked_epoch = True, epoch
+        self._mind_epoch(epoch)
         self._attempt += 1
         self._asked_at = self._clock()
         self._arrivals, self._parts = {}, []
@@ -366,7 +445,7 @@ class Link:
                 applied=self._applied,
                 checksum=self._checksum if self._applied else 0,
                 submitted=self._next_round,
-                oldest=min(self._kept, default=self._next_round),
+                oldest=min((*self._kept, *self._pending), default=self._next_round),
                 attempt=self._attempt,
             )
         )
@@ -383,9 +462,12 @@ class Link:
             base = self._whole_base()
             self._applied, self._checksum = start.applied, start.checksum
             self._kept = {r: kept for r, kept in self._kept.items() if r >= start.applied}
+            self._pending = {r: p for r, p in self._pending.items() if r >= start.applied}
         if base is not None or start.round > self._next_round:
             self._next_round = max(self._next_round, start.round)
             self._catch_up = CatchUp(start.round, start.delay, start.applied, start.checksum, base)
+        if self._masker is not None:
+            self._send_masked(self._masker)
 
     def _whole_base(self) -> Vector:
         here = list(base_parts(self._elements))
@@ -399,6 +481,9 @@ class Link:
 
     def _take_reply(self, message: Reply) -> None:
         self._kept.pop(message.round, None)  # answered; and its memory is free for the reply
+        if self._masker is not None:
+            self._pending.pop(message.round, None)
+            self._masker.forget(message.round + 1)
         arrival = self._arrivals.get(message.round)
         if arrival is None:
             arrival = _Arrival(message, self._place_for(message.round))
@@ -480,3 +565,34 @@ class Link:
         if refuse.code == "diverged":
             raise Diverged(refuse.reason, "stop this run: its replicas are not equal")
         raise Refused(refuse.code, f"the hub refused: {refuse.code}: {refuse.reason}")
+
+
+def _masker_of(welcome: Welcome, request: Request, elements: int) -> Masker | None:
+    """What masks this member's contributions, if the hub says so; Refused where it has to and does
+    not, or not as agreed."""
+    agreed = Agreement(welcome.members, welcome.threshold, welcome.span)
+    wanted = request.secure
+    if isinstance(wanted, Agreement) and wanted != agreed:
+        found = "not masked" if not welcome.threshold else f"masked with {agreed}"
+        raise Refused(
+            "masks", f"contributions to this hub are {found}, this job's are masked with {wanted}",
+            "the hub has to run the same job file",
+        )  # fmt: skip
+    if wanted is True and 2 * welcome.threshold <= welcome.members:
+        raise Refused(
+            "masks",
+            f"the hub's threshold is {welcome.threshold} of {welcome.members} members",
+            "start it with strategy.secure=true, or join without secure",
+        )
+    if not welcome.threshold:
+        return None
+    if not np.isfinite(welcome.span) or welcome.threshold > welcome.members:
+        raise ConfigError(f"the hub wants masks by {agreed}, which cannot be")
+    from edgetrain.secure import require
+
+    require()
+    from edgetrain.secure.member import Masker
+
+    masker = Masker(agreed, elements)
+    masker.epoch = welcome.epoch
+    return masker

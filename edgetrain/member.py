@@ -46,6 +46,7 @@ def join(
     hub_key: str | None = None,
     keys: str | Path | None = None,
     insecure: bool = False,
+    secure: bool = False,
 ) -> Member:
     """Join the hub at "tcp://host:port" with a model and its optimizer; returns when training
     starts.
@@ -57,14 +58,15 @@ def join(
 
     On another machine the hub is joined encrypted, with this machine's `keys` (a folder; None: the
     usual one) and the hub's public key: the one pinned when this machine was enrolled, or `hub_key`
-    (text, or a file). `insecure` does without. Raises HubUnreachable, NetworkError, Refused,
-    ConfigError.
+    (text, or a file). `insecure` does without. `secure`: join only a hub that sees no more of
+    contributions than their sum (docs/secure-aggregation.md). Raises HubUnreachable, NetworkError,
+    Refused, ConfigError.
     """
     route(hub, timeout_s)
     credentials = key_files.credentials(hub, hub_key, keys, insecure=insecure)
     flat = bind(model, optimizer)
     socket = MemberSocket(hub, credentials=credentials)
-    return Member(socket, flat, optimizer, Request("", name, weight, job), timeout_s)
+    return Member(socket, flat, optimizer, Request("", name, weight, job, secure=secure), timeout_s)
 
 
 class Steps(Protocol):
@@ -127,6 +129,7 @@ class Member:
                     request.weight,
                     request.job,
                     self.flat.description,
+                    request.secure,
                 ),
                 self.flat.params,
                 checksum(self.flat.params),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edgetrain import codecs, devices, merging, networks, strategies
+from edgetrain import codecs, devices, merging, networks, secure, strategies
 from edgetrain.codecs import Codec, Deep, TwoTrips
 from edgetrain.config import Job
 from edgetrain.errors import ConfigError
@@ -18,6 +19,9 @@ from edgetrain.merge import RoundRule, SliceRule
 from edgetrain.messages import MAX_HEADER_BYTES
 from edgetrain.networks import Fault, Site
 from edgetrain.presence import Presence, parse_absences
+
+if TYPE_CHECKING:
+    from edgetrain.secure.hub import Aggregator
 
 
 def hub_of(job: Job, *, any_job: bool = False) -> Hub:
@@ -45,6 +49,7 @@ def hub_of(job: Job, *, any_job: bool = False) -> Hub:
             )
         delay = 0
     codec, reply_codec = _codecs(job, strategy)
+    masks = _masks(job)
     journal_settings(job)
     return Hub(
         Terms(
@@ -66,7 +71,49 @@ def hub_of(job: Job, *, any_job: bool = False) -> Hub:
         _merge_rule(job, strategy),
         codec,
         reply_codec,
+        masks,
     )
+
+
+def agreement_of(job: Job) -> secure.Agreement | None:
+    """How the job's contributions are masked; None: they are not. ConfigError."""
+    table, members = job.strategy, job.fleet.members
+    if not table.secure:
+        if table.threshold:
+            raise ConfigError(
+                f"strategy.threshold = {table.threshold} is for masked contributions",
+                "say strategy.secure=true, or leave it out",
+            )
+        return None
+    threshold = table.threshold or secure.default_threshold(members)
+    refused = secure.why_not(members, threshold)
+    if refused:
+        raise ConfigError(f"strategy.secure = true: {refused}")
+    return secure.Agreement(members, threshold, table.span)
+
+
+def _masks(job: Job) -> Aggregator | None:
+    """What adds up masked contributions; ConfigError for what would have to read them."""
+    agreement = agreement_of(job)
+    if agreement is None:
+        return None
+    if codecs.parse(job.strategy.codec).name != "fp32":
+        raise ConfigError(
+            f"strategy.codec = '{job.strategy.codec}' and strategy.secure: masked numbers are as "
+            "random as noise, and only whole vectors of fixed point numbers can be added under "
+            "masks",
+            "leave codec out (32 bits an element are sent), and compress replies with reply_codec",
+        )
+    if merging.find(job.strategy.merge).name != "mean":
+        raise ConfigError(
+            f"strategy.merge = '{job.strategy.merge}' and strategy.secure: the rule compares the "
+            "contributions of single members, and the hub sees only their sum",
+            "choose merge = 'mean', or do without secure",
+        )
+    secure.require()
+    from edgetrain.secure.hub import Aggregator
+
+    return Aggregator(agreement)
 
 
 def journal_settings(job: Job) -> Settings:

@@ -22,6 +22,7 @@ from edgetrain.keys import Credentials
 from edgetrain.link import Request
 from edgetrain.member import Member, bind
 from edgetrain.metrics import MetricsLog
+from edgetrain.plans import agreement_of
 from edgetrain.runs import Meter
 from edgetrain.sockets import MemberSocket
 from edgetrain.tasks import Task, load_task
@@ -221,7 +222,12 @@ def train(
 def request_of(job: Job, place: Place, task: Task, digest: str | None = None) -> Request:
     """What a member of this job says of itself; `digest` is the job's, where it is known."""
     samples = task.samples(place.index, job.fleet.members)
+<<<<<<< HEAD
     return Request("", place.name, float(samples), digest or job.digest())
+=======
+    agreed = agreement_of(job)
+    return Request("", place.name, float(samples), job.digest(), secure=agreed or False)
+>>>>>>> 0c6c66d (Let a job mask contributions, so that its hub learns only their sum)
 
 
 class Loop:

@@ -26,6 +26,12 @@ MOST_TIMES = 20.0
 
 def merge_rule(job: Job) -> SliceRule:
     """The rule that a verdict merges again with; ConfigError for a job that cannot be judged so."""
+    if job.strategy.secure:
+        raise ConfigError(
+            "chaos with strategy.secure: its verdict merges contributions again, and nobody can "
+            "read these",
+            "leave secure out",
+        )
     rule = strategies.find(job.strategy.name).merge_rule(job.strategy.merge)
     if strategies.find(job.strategy.name).contributes != "displacement":
         raise ConfigError(

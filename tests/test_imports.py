@@ -13,7 +13,7 @@ import pytest
 import edgetrain
 
 PACKAGE = Path(edgetrain.__file__).parent
-HEAVY = ("torch", "zmq", "numpy", "matplotlib", "rich", "sklearn")
+HEAVY = ("torch", "zmq", "numpy", "matplotlib", "rich", "sklearn", "cryptography", "Crypto")
 
 TORCH = {
     "member.py",
@@ -27,6 +27,9 @@ TORCH = {
 """Modules outside the tasks that may import torch, at whatever place."""
 TORCH_INSIDE_FUNCTIONS = {"devices/cost.py", "environment.py", "devices/profile.py"}
 LAZY_ONLY = ("matplotlib", "rich", "sklearn")
+CRYPTOGRAPHY = ("cryptography", "Crypto")
+PRIMITIVES = "secure/primitives.py"
+"""The one module that imports them. Nothing loads it before a job is secure."""
 
 
 def loaded_by(*code: str) -> list[str]:
@@ -41,7 +44,7 @@ def loaded_by(*code: str) -> list[str]:
 
 
 LIGHT = ["errors", "catalog", "config", "messages", "networks", "devices", "strategies",
-         "interfaces", "keys", "merging", "transport", "units", "runs", "cli",
+         "interfaces", "keys", "merging", "secure", "transport", "units", "runs", "cli",
          "__main__"]  # fmt: skip
 
 
@@ -93,6 +96,13 @@ def test_a_hub_needs_no_torch():
     assert "torch" not in loaded
 
 
+def test_cryptography_is_loaded_for_secure_jobs_only():
+    plain = "from edgetrain import config, plans\nplans.hub_of(config.parse({}, {}))"
+    assert not set(CRYPTOGRAPHY) & set(loaded_by(plain, "import edgetrain.link"))
+    secure = plain.replace("{}, {}", "{}, ['secure=true']")
+    assert set(loaded_by(secure)) >= set(CRYPTOGRAPHY)
+
+
 def modules():
     return [(path.relative_to(PACKAGE).as_posix(), path) for path in sorted(PACKAGE.rglob("*.py"))]
 
@@ -130,10 +140,23 @@ def test_a_module_imports_only_what_it_may(name, path):
         assert not found.get("torch")
     for lazy in LAZY_ONLY:
         assert not found.get(lazy), f"{lazy} is imported inside functions"
+    for package in CRYPTOGRAPHY:
+        assert package not in found or name == PRIMITIVES
     assert "pickle" not in found
 
 
-PURE = ["messages.py", "merge.py", "hub.py", "strategies/displacement.py", "strategies/gradient.py"]
+PURE = [
+    "messages.py",
+    "merge.py",
+    "hub.py",
+    "secure/fixed.py",
+    "secure/forms.py",
+    "secure/hub.py",
+    "secure/member.py",
+    "secure/primitives.py",
+    "strategies/displacement.py",
+    "strategies/gradient.py",
+]
 
 
 @pytest.mark.parametrize("name", PURE)

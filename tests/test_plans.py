@@ -27,6 +27,48 @@ def test_codecs_that_do_not_go_with_the_job_are_refused_with_the_way_out(overrid
 
 
 @pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["codec=topk(0.01)"], ["'topk(0.01)'", "whole vectors", "compress replies"]),
+        (["codec=bf16"], ["'bf16'", "leave codec out"]),
+        (["merge=median"], ["'median'", "only their sum", "merge = 'mean'"]),
+        (["members=1"], ["1 members: allowed are 2 to 64"]),
+        (["members=65"], ["65 members", "gateways"]),
+        (["members=10", "threshold=5"], ["threshold = 5: allowed are 6 to 10"]),
+        (["members=10", "threshold=11"], ["threshold = 11: allowed are 6 to 10"]),
+        (["secure=false", "threshold=3"], ["threshold = 3", "strategy.secure=true"]),
+    ],
+    ids=lambda value: value[-1] if value[0].count("=") else "",
+)
+def test_what_masks_do_not_go_with_is_refused_with_the_way_out(overrides, said):
+    with pytest.raises(ConfigError) as caught:
+        plans.hub_of(config.load(None, ["secure=true", *overrides]))
+    assert all(words in str(caught.value) for words in said), str(caught.value)
+
+
+def test_masks_without_their_packages_name_what_to_install(monkeypatch):
+    from importlib import util
+
+    real = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: (name != "Crypto" and real(name)) or None)
+    with pytest.raises(ConfigError, match=r"edgetrain\[private\]"):
+        plans.hub_of(config.load(None, ["secure=true"]))
+
+
+def test_a_verdict_over_masked_contributions_is_refused():
+    from edgetrain import trial
+
+    with pytest.raises(ConfigError, match="leave secure out"):
+        trial.merge_rule(config.load(None, ["secure=true"]))
+
+
+def test_what_a_secure_job_agrees_on():
+    agreed = plans.agreement_of(config.load(None, ["secure=true", "members=10", "span=2"]))
+    assert (agreed.members, agreed.threshold, agreed.span) == (10, 7, 2.0)
+    assert plans.agreement_of(config.load(None)) is None
+
+
+@pytest.mark.parametrize(
     ("overrides", "codec", "reply_codec"),
     [
         ([], "fp32", "fp32"),

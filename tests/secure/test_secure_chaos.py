@@ -1,0 +1,184 @@
+"""Masked jobs in virtual time, through what goes wrong: the real hub, links and halves.
+
+Members show here what nobody else sees, what they masked; with it each reply in the journal is made
+again, from integers that anyone can add.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edgetrain import chaos, config, plans, runs, strategies
+from edgetrain.chaos import Happening
+from edgetrain.checksum import checksum
+from edgetrain.journal import Journal
+from edgetrain.link import Link
+from edgetrain.secure.fixed import FixedPoint
+from edgetrain.secure.member import Masker
+from edgetrain.simulate import Simulation
+from edgetrain.vector import FlatModel
+
+BASIS = (
+    "fleet.members=5", "pace_s=0.1", "network=wan-50ms", "batch=2", "delay=5", "secure=true",
+    "optimizer={ name = 'sgd', lr = 0.05 }", "evaluate_every=1000000", "fsync=never",
+)  # fmt: skip
+
+
+@dataclass
+class Confided:
+    """What members have masked: (member, round) -> the integers, and how much they count."""
+
+    given: dict[tuple[str, int], tuple[np.ndarray, float]] = field(default_factory=dict)
+    masked: set[tuple[int, int]] = field(default_factory=set)
+    keep: list[Masker] = field(default_factory=list)
+
+
+@pytest.fixture
+def confided(monkeypatch):
+    found = Confided()
+    submit, mask = Link.submit, Masker.mask
+
+    def tell_submit(self, *arguments, **named):
+        if self._masker is not None:
+            self._masker.owner = self._name
+        return submit(self, *arguments, **named)
+
+    def tell_mask(self, round, vector, weight, out):
+        share = min(1.0, weight / self._covering(round).unit)
+        words = np.empty(vector.size, np.uint32)
+        self._fixed.encode(vector, words, share)
+        assert (id(self), round) not in found.masked, "masked twice by one member"
+        found.masked.add((id(self), round))  # who lost power may do it again: its round is new
+        found.keep.append(self)
+        found.given[self.owner, round] = words, share
+        mask(self, round, vector, weight, out)
+
+    monkeypatch.setattr(Link, "submit", tell_submit)
+    monkeypatch.setattr(Masker, "mask", tell_mask)
+    return found
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run, and what is left of it."""
+
+    simulation: Simulation
+    rounds: list
+    events: list
+    bases: dict[str, str]
+
+
+def run(folder: Path, happenings=(), *overrides: str) -> Ended:
+    job = config.load(None, [*BASIS, *overrides])
+    planned = plans.plan(job)
+    simulation = Simulation(planned, folder, False, folder / "journal", happenings)
+    try:
+        simulation.run(lambda: None, 1.0, time.monotonic, 2000.0)
+        simulation.verdict()
+    finally:
+        simulation.close()
+    events = list(runs.read_metrics(folder, "event"))
+    bases = {
+        event["member"]: event["reason"].rpartition("base ")[2]
+        for event in events
+        if event["event"] == "finished" and "base " in event["reason"]
+    }
+    with contextlib.closing(Journal(folder / "journal")) as journal:
+        rounds = [
+            (r.round, [(c.member, c.meant_for) for c in r.counted], b"".join(map(bytes, r.reply)))
+            for r in journal.replies(0)
+        ]
+    return Ended(simulation, rounds, events, bases)
+
+
+def broken_laws(
+    ended: Ended, confided: Confided, members: int, gradient: bool = False
+) -> list[str]:
+    """What of the laws does not hold; `chaos.judge` for contributions that only their sum is known
+    of."""
+    broken = [f"{e.get('about')}: {e['reason']}" for e in ended.events if e["event"] == "error"]
+    torch.manual_seed(0)
+    base = FlatModel(ended.simulation.task.model()).params.copy()
+    fixed, counted = FixedPoint(8.0, members), set()
+    for round, keys, reply in ended.rounds:
+        merged, total, weight = np.zeros_like(base), np.zeros(base.size, np.uint32), 0.0
+        for key in keys:
+            if key in counted or key[1] != round:
+                broken.append(f"{key} counts in round {round}")
+            counted.add(key)
+            words, share = confided.given[key]
+            total += words
+            weight += share
+        if keys:
+            fixed.decode(total, weight, merged)
+        if merged.tobytes() != reply:
+            broken.append(f"the reply of round {round} is not the sum of {keys}")
+        base += merged
+    if not gradient:
+        wanted = f"{checksum(base):016x}"
+        broken += [
+            f"{m} ended with {b}, not {wanted}" for m, b in ended.bases.items() if b != wanted
+        ]
+    elif len(set(ended.bases.values())) != 1:
+        broken.append("bases differ")
+    steady = {f"m{i}" for i in range(members)} - {f"m{i}" for i in ended.simulation.cut_off}
+    return broken + [f"{name} did not come to the end" for name in steady - set(ended.bases)]
+
+
+@pytest.mark.parametrize("strategy", ["dga", "fedavg", "sync-sgd"])
+def test_without_faults_every_round_is_the_sum_of_all(strategy, confided, tmp_path):
+    steps = 12 if strategy == "sync-sgd" else 100
+    other = [] if strategies.find(strategy).delays else ["delay=auto"]
+    ended = run(tmp_path, (), f"strategy={strategy}", f"steps={steps}", *other)
+    assert not broken_laws(ended, confided, 5, gradient=strategy == "sync-sgd")
+    assert len(ended.rounds) == (12 if strategy == "sync-sgd" else 20)
+    assert all(len(keys) == 5 for _, keys, _ in ended.rounds)
+
+
+def test_setting_up_a_block_keeps_no_round_waiting(confided, tmp_path):
+    """Blocks are 16 rounds; a member in the middle of them sees the time of one round trip more
+    than without masks, and no more at the ends of blocks."""
+    ended = run(tmp_path, (), "steps=200", "delay=20", "network=wan-200ms")
+    assert not broken_laws(ended, confided, 5)
+    waits = [s["wait_s"] for s in runs.read_metrics(tmp_path, "step") if s["member"] == "m0"]
+    assert max(waits[20:-1]) < 0.01
+
+
+@pytest.mark.parametrize("seed", [0, 2, 5, 7, 9, 114])
+def test_whatever_goes_wrong_replies_are_sums_and_replicas_are_equal(seed, confided, tmp_path):
+    drawn = chaos.draw(seed, 5, 20.0, 5)
+    ended = run(tmp_path, drawn, "steps=200")
+    assert not broken_laws(ended, confided, 5), [str(each) for each in drawn]
+
+
+def test_a_hub_that_is_restored_gives_up_what_was_under_way_and_goes_on(confided, tmp_path):
+    ended = run(tmp_path, (Happening(8.0, "hub", 1.0),), "steps=200")
+    assert not broken_laws(ended, confided, 5)
+    empty = [round for round, keys, _ in ended.rounds if not keys]
+    assert 1 <= len(empty) <= 4
+    assert len(ended.rounds) == 40
+    assert sorted(ended.bases) == [f"m{i}" for i in range(5)]
+
+
+def test_too_few_members_learn_nothing_together_and_the_job_ends_all_the_same(confided, tmp_path):
+    gone = tuple(Happening(6.0, "power", 1000.0, member) for member in (1, 3))
+    ended = run(tmp_path, gone, "steps=150", "deadline_s=5")
+    assert not broken_laws(ended, confided, 5)
+    assert not ended.rounds[-1][1]
+    said = [e["reason"] for e in ended.events if "given up" in e["reason"]]
+    assert any("of at least 4 members" in line for line in said), said
+
+
+@pytest.mark.parametrize("seed", [303, 306, 308])
+def test_short_deadlines_and_long_delays(seed, confided, tmp_path):
+    """Rounds close without members that stand still; those learn it, and leave the rounds out."""
+    drawn = chaos.draw(seed, 5, 20.0, 7)
+    ended = run(tmp_path, drawn, "steps=200", "delay=40", "every=2", "deadline_s=3")
+    assert not broken_laws(ended, confided, 5), [str(each) for each in drawn]
