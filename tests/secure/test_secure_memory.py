@@ -1,0 +1,159 @@
+"""What a hub's process holds: its memory and its journal are searched for what members gave.
+
+The hub is a process as `edgetrain hub` starts it; the members are in this one, which keeps every
+contribution. One member holds its contribution back, so that those of the others are at the hub and
+the round is open: without masks they are found there, which shows that the search can find.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from children import in_threads
+from command_line import running, write_tiny
+
+from edgetrain import config, plans
+from edgetrain.checksum import checksum
+from edgetrain.link import Link, Request
+from edgetrain.messages import Start
+from edgetrain.secure import Agreement
+from edgetrain.secure.fixed import FixedPoint
+from edgetrain.sockets import MemberSocket
+
+MEMBERS, ELEMENTS, ROUNDS = 3, 5000, 3
+NEEDLE = 32
+"""Bytes in a row that are looked for, at several places of a vector."""
+
+
+def memory_of(pid: int) -> Iterator[bytes]:
+    """All that a process can read and write, region by region."""
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for line in maps:
+            where, rights = line.split()[:2]
+            if not rights.startswith("rw") or "[v" in line:
+                continue
+            start, end = (int(part, 16) for part in where.split("-"))
+            try:
+                memory.seek(start)
+                yield memory.read(end - start)
+            except OSError:  # a guard page
+                continue
+
+
+def needles(vector: np.ndarray, share: float) -> list[bytes]:
+    """A contribution as it may lie there: its floats, and their encoding, at a few places."""
+    words = np.empty(vector.size, np.uint32)
+    FixedPoint(8.0, MEMBERS).encode(vector, words, share)
+    forms = [vector.tobytes(), (vector * np.float32(share)).tobytes(), words.tobytes()]
+    places = [4 * at for at in (0, 1013, 2500, ELEMENTS - NEEDLE // 4)]
+    return [form[place : place + NEEDLE] for form in forms for place in places]
+
+
+class Searched:
+    """What was found of which member, and where."""
+
+    def __init__(self, given: dict[tuple[int, int], list[bytes]]) -> None:
+        self._given = given
+        self.found: set[tuple[str, int, int]] = set()
+
+    def look(self, where: str, data: bytes) -> None:
+        for (member, round), wanted in self._given.items():
+            if any(needle in data for needle in wanted):
+                self.found.add((where, member, round))
+
+    def look_at(self, pid: int, folder: Path) -> None:
+        for region in memory_of(pid):
+            self.look("memory", region)
+        for path in (folder / "journal").iterdir():
+            self.look("journal", path.read_bytes())
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def pump(links: list[Link], until: Callable[[Counter[str]], bool], seconds: float = 60.0) -> None:
+    """Let the members take in and answer what comes, until something holds of how many messages of
+    each kind have come."""
+    end = time.monotonic() + seconds
+    heard: Counter[str] = Counter()
+    while not until(heard):
+        assert time.monotonic() < end, "it did not come to that"
+        for link in links:
+            while (frames := link._transport.receive(0.002)) is not None:
+                message = link._read(frames)
+                heard[type(message).__name__] += 1
+                link._take(message)
+
+
+def settle(links: list[Link]) -> None:
+    """Until what was sent has been taken in: the hub beats only between messages."""
+    pump(links, lambda heard: heard["Beat"] >= 4 * len(links))
+
+
+def join_all(links: list[Link], agreed: Agreement | Literal[False]) -> list[Start]:
+    """All members join and train; equal parameters, so that none are sent."""
+
+    def join(i: int) -> Start:
+        zeros = np.zeros(ELEMENTS, np.float32)
+        request = Request("model", f"m{i}", float(i + 1), secure=agreed)
+        return links[i].join(request, zeros, checksum(zeros))[1]
+
+    return in_threads(*[lambda i=i: join(i) for i in range(len(links))])
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("strategy", ["dga", "fedavg"])
+def test_no_single_contribution_is_in_the_memory_or_journal_of_a_hub(strategy, secure, tmp_path):
+    table = {"name": strategy, "every": 1, "reply_codec": "bf16", "secure": secure}
+    job = write_tiny(
+        tmp_path, fleet={"members": MEMBERS}, strategy=table, hub={"beat_s": 0.05, "fsync": "never"}
+    )
+    address = f"tcp://127.0.0.1:{free_port()}"
+    with running("hub", job, "--bind", address, "--any-job", cwd=tmp_path) as hub:
+        hub.until("waiting for")
+        (folder,) = (tmp_path / "runs").iterdir()
+        agreed = plans.agreement_of(config.load(tmp_path / job)) or False
+        links = [Link(MemberSocket(address), time.monotonic) for _ in range(MEMBERS)]
+        started = join_all(links, agreed)
+        given: dict[tuple[int, int], list[bytes]] = {}
+        generator = np.random.default_rng(7)
+        searched = Searched(given)
+
+        def submit(member: int, round: int) -> None:
+            vector = generator.standard_normal(ELEMENTS).astype(np.float32)
+            share = (member + 1) / MEMBERS if strategy == "fedavg" else 1.0
+            given[member, round] = needles(vector, share)
+            weight, start = float(member + 1) if strategy == "fedavg" else 1.0, started[member]
+            links[member].submit(
+                round, vector, weight=weight, applied=0, checksum=start.checksum, wanted_delay=0
+            )
+
+        for round in range(ROUNDS):
+            held_back = round % MEMBERS
+            for member in range(MEMBERS):
+                if member != held_back:
+                    submit(member, round)
+            pump(links, lambda heard: not any(link._pending for link in links))
+            settle(links)
+            searched.look_at(hub.process.pid, folder)
+            submit(held_back, round)
+            pump(links, lambda heard, r=round: all(r in link._arrivals for link in links))
+        searched.look_at(hub.process.pid, folder)
+        for link in links:
+            link.leave("done")
+        hub.finish()
+    assert len(given) == MEMBERS * ROUNDS
+    if secure:
+        assert not searched.found
+    else:
+        places = {(where, member) for where, member, _ in searched.found}
+        assert places == {(w, m) for w in ("memory", "journal") for m in range(MEMBERS)}
