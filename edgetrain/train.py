@@ -222,12 +222,8 @@ def train(
 def request_of(job: Job, place: Place, task: Task, digest: str | None = None) -> Request:
     """What a member of this job says of itself; `digest` is the job's, where it is known."""
     samples = task.samples(place.index, job.fleet.members)
-<<<<<<< HEAD
-    return Request("", place.name, float(samples), digest or job.digest())
-=======
     agreed = agreement_of(job)
-    return Request("", place.name, float(samples), job.digest(), secure=agreed or False)
->>>>>>> 0c6c66d (Let a job mask contributions, so that its hub learns only their sum)
+    return Request("", place.name, float(samples), digest or job.digest(), secure=agreed or False)
 
 
 class Loop:
