@@ -26,6 +26,9 @@ Layout: TypeAlias = Sequence[tuple[str, int, tuple[int, ...]]]
 DENSE_PART_ELEMENTS = 2**20
 """4 MB of float32: large enough for a link, small enough to overlap sending with decoding."""
 
+TILE = 2**14
+"""Elements that are scaled at a time."""
+
 
 @runtime_checkable
 class Codec(Protocol):
@@ -33,7 +36,8 @@ class Codec(Protocol):
 
     A payload travels in parts; part i covers elements [i * part_elements, (i + 1) * part_elements)
     of the vector, the last one what is left. A decoder believes nothing that it reads: it raises
-    BadPayload before it allocates or writes anything.
+    BadPayload before it writes anything, and takes no more memory than the part itself has, and a
+    fixed amount of at most half a megabyte.
     """
 
     @property
@@ -94,8 +98,20 @@ class BaseCodec:
         """The payload of one part on its own."""
         raise NotImplementedError
 
-    def decode(self, payload: Buffer, out: Vector) -> None:
+    def check(self, payload: Buffer, elements: int) -> None:
+        """BadPayload unless `apply` can decode it into that many elements. Takes fixed memory."""
         raise NotImplementedError
+
+    def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
+        """out = decoded, or out += weight * decoded, of what `check` let pass. Takes fixed memory.
+
+        What either takes does not grow with the vector, so a codec can decode for another one.
+        """
+        raise NotImplementedError
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        self.check(payload, out.size)
+        self.apply(payload, None, out)
 
     def max_bytes(self, elements: int) -> int:
         raise NotImplementedError
@@ -111,18 +127,16 @@ class BaseCodec:
         return payloads
 
     def add(self, payload: Buffer, weight: float, out: Vector) -> None:
-        scratch = np.empty(out.size, np.float32)
-        self.decode(payload, scratch)
-        scratch *= np.float32(weight)
-        out += scratch
+        self.check(payload, out.size)
+        self.apply(payload, weight, out)
 
     def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
-        total = out.copy()
+        for payload in payloads:
+            self.check(payload, out.size)
         for payload, weight in zip(payloads, weights, strict=True):
-            self.add(payload, weight, total)
-        out[:] = total
+            self.apply(payload, weight, out)
 
-    def bind(self, layout: Layout) -> Codec:
+    def bind(self, layout: Layout) -> BaseCodec:
         return self
 
     def parts(self, vector: Vector) -> list[Vector]:
@@ -138,6 +152,13 @@ class BaseCodec:
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+
+def add_scaled(values: Vector, weight: float, out: Vector) -> None:
+    """out += weight * values, in a scratch that stays in cache."""
+    for start in range(0, out.size, TILE):
+        here = slice(start, start + TILE)
+        out[here] += np.float32(weight) * values[here]
 
 
 def zeros(elements: int) -> Vector:

@@ -6,10 +6,8 @@ The loops are in `kernels`; what the bytes mean is in docs/codecs.md.
 
 from __future__ import annotations
 
-import numpy as np
-
 from edgetrain.codecs import kernels
-from edgetrain.codecs.base import Vector
+from edgetrain.codecs.base import Buffer, Vector, as_bytes
 from edgetrain.codecs.fixed import FixedSize
 from edgetrain.codecs.kernels import LEVEL_BLOCK, SIGN_BLOCK, Blocks
 from edgetrain.errors import ConfigError
@@ -33,8 +31,19 @@ class Blockwise(FixedSize):
     def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
         kernels.current().blocks_encode(r, g, self.code, seed, out)
 
-    def read(self, payload: kernels.Bytes, out: Vector, weight: float | None) -> None:
-        kernels.current().blocks_decode(payload, self.code, out, weight)
+    def check(self, payload: Buffer, elements: int) -> None:
+        super().check(payload, elements)
+        kernels.current().blocks_check(as_bytes(payload), elements, self.code)
+
+    def read(
+        self,
+        payload: kernels.Bytes,
+        elements: int,
+        first: int,
+        out: Vector,
+        weight: float | None,
+    ) -> None:
+        kernels.current().blocks_read(payload, elements, first, self.code, out, weight)
 
     def max_bytes(self, elements: int) -> int:
         return self.code.scale_bytes(elements) + self.code.code_bytes(elements)
@@ -76,8 +85,19 @@ class Sign(FixedSize):
     def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
         kernels.current().signs_encode(r, g, out)
 
-    def read(self, payload: kernels.Bytes, out: Vector, weight: float | None) -> None:
-        kernels.current().signs_decode(payload, out, weight)
+    def check(self, payload: Buffer, elements: int) -> None:
+        super().check(payload, elements)
+        kernels.current().signs_check(as_bytes(payload), elements)
+
+    def read(
+        self,
+        payload: kernels.Bytes,
+        elements: int,
+        first: int,
+        out: Vector,
+        weight: float | None,
+    ) -> None:
+        kernels.current().signs_read(payload, elements, first, out, weight)
 
     def max_bytes(self, elements: int) -> int:
         return 4 * -(-elements // SIGN_BLOCK) + -(-elements // 8)
@@ -101,13 +121,19 @@ class Planes(FixedSize):
     def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
         kernels.current().planes_encode(r, g, self.bits, out)
 
-    def read(self, payload: kernels.Bytes, out: Vector, weight: float | None) -> None:
-        values = kernels.current().levels_decode(payload, out.size, self.bits)[0]
-        if weight is None:
-            out[:] = values
-        else:
-            values *= np.float32(weight)
-            out += values
+    def check(self, payload: Buffer, elements: int) -> None:
+        super().check(payload, elements)
+        kernels.current().levels_check(as_bytes(payload), elements, self.bits)
+
+    def read(
+        self,
+        payload: kernels.Bytes,
+        elements: int,
+        first: int,
+        out: Vector,
+        weight: float | None,
+    ) -> None:
+        kernels.current().levels_read(payload, elements, first, self.bits, out, weight)
 
     def max_bytes(self, elements: int) -> int:
         return 4 + 2 * -(-elements // LEVEL_BLOCK) + self.bits * -(-elements // 8)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from edgetrain.codecs import kernels
-from edgetrain.codecs.base import BaseCodec, Buffer, Vector, check_length, check_vector
-from edgetrain.codecs.fixed import FixedSize
+from edgetrain.codecs.base import Buffer, Vector, add_scaled, check_vector
+from edgetrain.codecs.fixed import FixedSize, Ranged
 
 
-class Dense(BaseCodec):
+class Dense(Ranged):
     """fp32: the vector's own bytes. Lossless; encoding copies nothing.
 
     Wire: 4 bytes an element, IEEE 754 binary32, little-endian.
@@ -31,22 +31,24 @@ class Dense(BaseCodec):
         residual[:] = 0
         return self.encode(total)
 
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        out[:] = self._view(payload, out)
-
-    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
-        values = self._view(payload, out)
-        if weight == 1:
+    def read(
+        self,
+        payload: kernels.Bytes,
+        elements: int,
+        first: int,
+        out: Vector,
+        weight: float | None,
+    ) -> None:
+        values = np.frombuffer(payload, "<f4", out.size, 4 * first)
+        if weight is None:
+            out[:] = values
+        elif weight == 1:
             out += values
         else:
-            out += values * np.float32(weight)
+            add_scaled(values, weight, out)
 
     def max_bytes(self, elements: int) -> int:
         return 4 * elements
-
-    def _view(self, payload: Buffer, out: Vector) -> Vector:
-        check_length(self.name, len(payload), 4 * out.size)
-        return np.frombuffer(payload, "<f4")
 
 
 class Half(FixedSize):
@@ -61,8 +63,16 @@ class Half(FixedSize):
     def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
         kernels.current().halves_encode(r, g, self._brain, out)
 
-    def read(self, payload: kernels.Bytes, out: Vector, weight: float | None) -> None:
-        kernels.current().halves_decode(payload, self._brain, out, weight)
+    def read(
+        self,
+        payload: kernels.Bytes,
+        elements: int,
+        first: int,
+        out: Vector,
+        weight: float | None,
+    ) -> None:
+        here = payload[2 * first : 2 * (first + out.size)]
+        kernels.current().halves_decode(here, self._brain, out, weight)
 
     def max_bytes(self, elements: int) -> int:
         return 2 * elements

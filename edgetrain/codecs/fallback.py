@@ -17,6 +17,7 @@ from edgetrain.codecs import wire
 from edgetrain.codecs.base import Vector
 from edgetrain.codecs.kernels import (
     CHUNK,
+    ENTRIES,
     ESCAPE,
     GAP_BLOCK,
     LEVEL_BLOCK,
@@ -34,6 +35,12 @@ Gaps: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 """Gaps in columns of GAP_BLOCK, or a number for each column: the longer axis is the inner one."""
 
 TILE = 2**18
+DECODED = 2**13
+"""Elements that are decoded at a time: what NumPy takes for each is many times its own size."""
+BLOCKS_DECODED = 2**15
+"""The same for codecs that take little for each."""
+UNARY_BYTES = 1024
+"""Of a unary stream, unpacked at a time."""
 MAGNITUDE_BITS = np.uint32(0x7FFFFFFF)
 _LIMIT_BITS = int(np.float32(LIMIT).view(np.uint32))
 _TINY = np.float32(TINY)
@@ -63,10 +70,108 @@ _EDGES = [
 ]
 
 
+class _Gaps:
+    """See `kernels.Gaps`."""
+
+    def __init__(self, payload: Bytes, count: int, elements: int, step: int = ENTRIES) -> None:
+        """`step` entries come at a time, with some 60 bytes for each."""
+        if not 0 < count <= elements:
+            raise wire.bad(wire.COUNT)
+        unary_bytes, at = wire.get_varint(payload, 0)
+        self._low_at = at + unary_bytes
+        if self._low_at > payload.size:
+            raise wire.bad(wire.TRUNCATED)
+        if 8 * unary_bytes < count:
+            raise wire.bad(wire.COUNT)
+        self._unary, self._low = payload[at : self._low_at], payload[self._low_at :]
+        self._left, self._elements, self._step = count, elements, step
+        self._rice = first_parameter(count, elements)
+        self._ones: Integers = np.empty(0, np.int64)  # places of ones that were not taken yet
+        self._seen = 0  # bytes of the unary stream
+        self._before = -1  # the place of the last one that was taken
+        self._used = 0  # low bits
+        self._next = 0  # the first position that the next gap may lead to
+
+    def take(self) -> Indices:
+        count = min(self._left, self._step)
+        rice, quotients = self._numbers(count, -(-count // GAP_BLOCK))
+        top, whole = int(quotients.max()), self._elements.bit_length()
+        if top > ESCAPE:
+            raise wire.bad(wire.QUOTIENT)
+        escaped = quotients == ESCAPE if top == ESCAPE else None
+        widths = rice if escaped is None else np.where(escaped, rice.dtype.type(whole), rice)
+        gaps, used = _unpack_low(self._low[self._used >> 3 :], widths, self._used & 7)
+        self._used += used
+        if escaped is not None:
+            if np.any(escaped & (gaps >> rice < ESCAPE)):
+                raise wire.bad(wire.QUOTIENT)
+            quotients[escaped] = 0
+        quotients <<= rice
+        gaps |= quotients
+        # A gap is below 2^35, so no sum wraps.
+        positions = np.cumsum(gaps, dtype=np.int64)
+        positions += np.arange(self._next, self._next + count)
+        self._next = int(positions[-1]) + 1
+        if self._next > self._elements:
+            raise wire.bad(wire.INDEX)
+        self._left -= count
+        return positions.astype(np.uint32)
+
+    def finish(self) -> int:
+        last, bit = divmod(self._before, 8)
+        if last + 1 != self._unary.size or self._unary[-1] >> bit > 1:
+            raise wire.bad(wire.PADDING)
+        last, bit = divmod(self._used, 8)
+        if bit and self._low[last] >> bit:
+            raise wire.bad(wire.PADDING)
+        return self._low_at + last + (bit > 0)
+
+    def _numbers(self, count: int, blocks: int) -> tuple[Gaps, Gaps]:
+        """(Rice parameter, quotient) of each of the next gaps. Raises BadPayload."""
+        ones = self._look_ahead(count + blocks)
+        numbers = np.zeros(blocks * (1 + GAP_BLOCK), np.int64)
+        numbers[: ones.size] = _steps(ones, self._before) - 1
+        self._before = int(ones[-1])
+        table = numbers.reshape(blocks, 1 + GAP_BLOCK)
+        zigzag = table[:, 0]
+        if int(zigzag.max()) > 2 * MAX_RICE:
+            raise wire.bad(wire.PARAMETER)
+        moved = np.where(zigzag & 1, -(zigzag + 1) // 2, zigzag // 2)
+        parameters = np.cumsum(moved) + self._rice
+        if int(parameters.min()) < 0 or int(parameters.max()) > MAX_RICE:
+            raise wire.bad(wire.PARAMETER)
+        self._rice = int(parameters[-1])
+        # In 32 bits are the eight that a number may begin in, and all that a valid one has.
+        narrow = max(int(parameters.max()), self._elements.bit_length()) <= 24
+        kind: Any = np.int32 if narrow and int(table.max()) <= ESCAPE + 2 * MAX_RICE else np.int64
+        rice: Gaps = np.repeat(parameters, GAP_BLOCK)[:count].astype(kind)
+        quotients: Gaps = table[:, 1:].astype(kind).reshape(-1)[:count]
+        return rice, quotients
+
+    def _look_ahead(self, wanted: int) -> Integers:
+        """The places of that many ones, which are taken. Raises BadPayload."""
+        found, have = [self._ones], self._ones.size
+        while have < wanted and self._seen < self._unary.size:
+            octets = self._unary[self._seen : self._seen + UNARY_BYTES]
+            ones = np.flatnonzero(np.unpackbits(octets, bitorder="little"))
+            ones += 8 * self._seen
+            found.append(ones)
+            have += ones.size
+            self._seen += octets.size
+        if have < wanted:
+            raise wire.bad(wire.COUNT)
+        together: Integers = np.concatenate(found)
+        self._ones = together[wanted:].copy()
+        return together[:wanted]
+
+
 class Fallback:
     """See `kernels.Kernels` for what each does."""
 
     name = "numpy"
+
+    def few(self, elements: int) -> int:
+        return max(elements // 4, ENTRIES)
 
     def stream_add(self, r: Vector, g: Vector) -> None:
         np.add(r, g, out=r)
@@ -156,43 +261,17 @@ class Fallback:
         return np.concatenate([head, stream, packed])
 
     def gaps_decode(self, payload: Bytes, count: int, elements: int) -> tuple[Indices, int]:
-        if not 0 < count <= elements:
-            raise wire.bad(wire.COUNT)
-        unary_bytes, at = wire.get_varint(payload, 0)
-        low_at = at + unary_bytes
-        if low_at > payload.size:
-            raise wire.bad(wire.TRUNCATED)
-        blocks = -(-count // GAP_BLOCK)
-        ones = np.flatnonzero(np.unpackbits(payload[at:low_at], bitorder="little"))
-        if ones.size < count + blocks:
-            raise wire.bad(wire.COUNT)
-        if ones.size > count + blocks or int(ones[-1]) // 8 + 1 != unary_bytes:
-            raise wire.bad(wire.PADDING)
-        numbers = np.zeros(blocks * (1 + GAP_BLOCK), np.int64)
-        numbers[: ones.size] = _steps(ones, -1) - 1
-        table = numbers.reshape(blocks, 1 + GAP_BLOCK)
-        zigzag = table[:, 0]
-        if int(zigzag.max()) > 2 * MAX_RICE:
-            raise wire.bad(wire.PARAMETER)
-        moved = np.where(zigzag & 1, -(zigzag + 1) // 2, zigzag // 2)
-        parameters = np.cumsum(moved) + first_parameter(count, elements)
-        if int(parameters.min()) < 0 or int(parameters.max()) > MAX_RICE:
-            raise wire.bad(wire.PARAMETER)
-        quotients = table[:, 1:].reshape(-1)[:count]
-        if int(quotients.max()) > ESCAPE:
-            raise wire.bad(wire.QUOTIENT)
-        rice = np.repeat(parameters, GAP_BLOCK)[:count]
-        escaped = quotients == ESCAPE
-        widths = np.where(escaped, elements.bit_length(), rice)
-        low, low_bytes = _unpack_low(payload[low_at:], widths)
-        if np.any(escaped & (low >> rice < ESCAPE)):
-            raise wire.bad(wire.QUOTIENT)
-        gaps = np.where(escaped, low, (quotients << rice) | low)
-        positions = np.cumsum(gaps + 1) - 1
-        # A gap is below 2^35 and there are fewer than 2^28 of them in any payload, so no sum wraps.
-        if int(positions[-1]) >= elements:
-            raise wire.bad(wire.INDEX)
-        return positions.astype(np.uint32), low_at + low_bytes
+        step = max(elements // 32 // GAP_BLOCK * GAP_BLOCK, ENTRIES)
+        reader = _Gaps(payload, count, elements, step)
+        if count <= step:
+            return reader.take(), reader.finish()
+        positions = np.empty(count, np.uint32)
+        for start in range(0, count, step):
+            positions[start : start + step] = reader.take()
+        return positions, reader.finish()
+
+    def gaps(self, payload: Bytes, count: int, elements: int) -> _Gaps:
+        return _Gaps(payload, count, elements)
 
     def levels_encode(self, values: Vector, anchor: float, bits: int) -> tuple[Bytes, Vector]:
         count, base = values.size, np.float32(anchor)
@@ -225,34 +304,53 @@ class Fallback:
         head = np.array([base], "<f4").view(np.uint8)
         return np.concatenate([head, stored.view(np.uint8), *planes]), signed
 
-    def levels_decode(self, payload: Bytes, count: int, bits: int) -> tuple[Vector, int]:
+    def levels_check(self, payload: Bytes, count: int, bits: int) -> int:
         blocks, plane = -(-count // LEVEL_BLOCK), -(-count // 8)
         used = 4 + 2 * blocks + bits * plane
         if payload.size < used:
             raise wire.bad(wire.TRUNCATED)
-        anchor = payload[:4].copy().view("<f4")
-        if int(anchor.view(np.uint32)[0]) >= _LIMIT_BITS:
+        if int(payload[:4].copy().view("<u4")[0]) >= _LIMIT_BITS:
             raise wire.bad(wire.MAGNITUDE)
-        planes = payload[4 + 2 * blocks : used].reshape(bits, plane)
-        if count % 8 and np.any(planes[:, -1] >> (count % 8)):
+        if count % 8 and np.any(
+            payload[used - plane * bits : used][plane - 1 :: plane] >> count % 8
+        ):
             raise wire.bad(wire.PADDING)
-        mean = _from_bf16(payload[4 : 4 + 2 * blocks].copy().view("<u2"))
-        if np.any(mean.view(np.uint32) >= _LIMIT_BITS):
+        if np.any(payload[4 : 4 + 2 * blocks].view("<u2") >= _LIMIT_BITS >> 16):
             raise wire.bad(wire.MAGNITUDE)
-        flags = np.unpackbits(planes, axis=1, count=count, bitorder="little")
-        level = np.zeros(blocks * LEVEL_BLOCK, np.intp)
-        for p in range(bits - 1):
-            level[:count] |= flags[1 + p].astype(np.intp) << p
-        points = anchor[0] + mean[:, None] * _POINTS[bits - 1]
-        table = level.reshape(blocks, LEVEL_BLOCK)
-        values = np.take_along_axis(points, table, axis=1).reshape(-1)[:count]
-        return np.where(flags[0], -values, values), used
+        return used
+
+    def levels_read(
+        self, payload: Bytes, count: int, first: int, bits: int, out: Vector, weight: float | None
+    ) -> None:
+        blocks, plane = -(-count // LEVEL_BLOCK), -(-count // 8)
+        anchor = payload[:4].copy().view("<f4")[0]
+        planes = payload[4 + 2 * blocks :][: bits * plane].reshape(bits, plane)
+        for start, y in _tiles(out, DECODED):
+            block, octet = (first + start) // LEVEL_BLOCK, (first + start) // 8
+            rows = -(-y.size // LEVEL_BLOCK)
+            stored = payload[4 + 2 * block :][: 2 * rows].copy().view("<u2")
+            flags = np.unpackbits(
+                planes[:, octet : octet + -(-y.size // 8)], axis=1, count=y.size, bitorder="little"
+            )
+            level = np.zeros(rows * LEVEL_BLOCK, np.intp)
+            for p in range(bits - 1):
+                level[: y.size] |= flags[1 + p].astype(np.intp) << p
+            points = anchor + _from_bf16(stored)[:, None] * _POINTS[bits - 1]
+            table = level.reshape(rows, LEVEL_BLOCK)
+            values = np.take_along_axis(points, table, axis=1).reshape(-1)[: y.size]
+            _apply(np.where(flags[0], -values, values), y, weight)
 
     def settle(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
         r[positions.astype(np.intp)] = values - sent
 
-    def scatter(self, r: Vector, positions: Indices, values: Vector) -> None:
-        r[positions.astype(np.intp)] = values
+    def scatter(self, r: Vector, positions: Indices, values: Vector, weight: float | None) -> None:
+        for start in range(0, positions.size, DECODED):
+            here = slice(start, start + DECODED)
+            where = positions[here].astype(np.intp)  # NumPy is slower with any other index
+            if weight is None:
+                r[where] = values[here]
+            else:
+                r[where] += np.float32(weight) * values[here]
 
     def sparse_encode(
         self, r: Vector | None, positions: Indices, values: Vector, elements: int, bits: int
@@ -281,26 +379,57 @@ class Fallback:
         positions, used = self.gaps_decode(payload[at:], count, elements)
         at += used
         if bits == 32:
-            values, used = raw_values(payload[at:], count), 4 * count
+            used = 4 * count
+            check_raw(payload[at:], count)
+            values = payload[at : at + used].copy().view("<f4")
         else:
-            values, used = self.levels_decode(payload[at:], count, bits)
+            used, values = self.levels_check(payload[at:], count, bits), np.empty(count, np.float32)
+            self.levels_read(payload[at:], count, 0, bits, values, None)
         if at + used != payload.size:
             raise wire.bad(wire.TRAILING)
         return positions, values
 
+    def sparse_check(self, payload: Bytes, elements: int, bits: int) -> None:
+        count, at = sparse_count(payload, elements)
+        if count == 0:
+            return
+        reader = _Gaps(payload[at:], count, elements)
+        for _ in range(0, count, ENTRIES):
+            reader.take()
+        at += reader.finish()
+        if bits == 32:
+            check_raw(payload[at:], count)
+            at += 4 * count
+        else:
+            at += self.levels_check(payload[at:], count, bits)
+        if at != payload.size:
+            raise wire.bad(wire.TRAILING)
+
+    def sparse_apply(self, payload: Bytes, bits: int, out: Vector, weight: float | None) -> None:
+        count, at = sparse_count(payload, out.size)
+        if count == 0:
+            return
+        reader = _Gaps(payload[at:], count, out.size)
+        planes = 4 + 2 * -(-count // LEVEL_BLOCK) + bits * -(-count // 8)
+        coded = payload[payload.size - (4 * count if bits == 32 else planes) :]
+        values = np.empty(min(count, ENTRIES), np.float32)
+        for first in range(0, count, ENTRIES):
+            here = values[: count - first]
+            if bits == 32:
+                here[:] = coded[4 * first :][: 4 * here.size].copy().view("<f4")
+            else:
+                self.levels_read(coded, count, first, bits, here, None)
+            self.scatter(out, reader.take(), here, weight)
+
     def sparse_add(
         self, payloads: Sequence[Bytes], weights: Sequence[float], bits: int, out: Vector
-    ) -> None:
-        counts = [sparse_count(payload, out.size)[0] for payload in payloads]
-        decoded = []
-        for payload in payloads:
-            entries = self.sparse_decode(payload, out.size, bits)
-            if sum(counts) <= 2 * out.size:  # dense messages are decoded again, one at a time
-                decoded.append(entries)
-        for i, weight in enumerate(weights):
-            entries = decoded[i] if decoded else self.sparse_decode(payloads[i], out.size, bits)
-            where = entries[0].astype(np.intp)  # NumPy is slower with any other index
-            out[where] += np.float32(weight) * entries[1]
+    ) -> bool:
+        if sum(sparse_count(payload, out.size)[0] for payload in payloads) > self.few(out.size):
+            return False
+        decoded = [self.sparse_decode(payload, out.size, bits) for payload in payloads]
+        for entries, weight in zip(decoded, weights, strict=True):
+            self.scatter(out, *entries, weight)
+        return True
 
     def blocks_encode(
         self, r: Vector, g: Vector | None, code: Blocks, noise: int, out: Bytes
@@ -317,23 +446,32 @@ class Fallback:
             scale_at += 4 * scale.size
             code_at += part.size
 
-    def blocks_decode(
-        self, payload: Bytes, code: Blocks, out: Vector, weight: float | None
+    def blocks_check(self, payload: Bytes, elements: int, code: Blocks) -> None:
+        codes_at = code.scale_bytes(elements)
+        _check_scales(payload[:codes_at])
+        for start, shape in _shapes(elements, code.block, BLOCKS_DECODED):
+            at = codes_at + code.code_bytes(start)
+            used = shape[0] * code.code_bytes(shape[1])
+            _check_codes(payload[at : at + used], shape, code)
+
+    def blocks_read(
+        self,
+        payload: Bytes,
+        elements: int,
+        first: int,
+        code: Blocks,
+        out: Vector,
+        weight: float | None,
     ) -> None:
-        scales = _scales(payload[: code.scale_bytes(out.size)])
-        codes = payload[code.scale_bytes(out.size) :]
-        # Two rounds over the tiles: nothing is written before all of it is known to be good.
-        for write in (False, True):
-            at = 0
-            for start, y in _tables(out, code.block):
-                used = y.shape[0] * code.code_bytes(y.shape[1])
-                if write:
-                    level = _unpack(codes[at : at + used], y.shape, code.width)
-                    scale = scales[start // code.block :][: y.shape[0]]
-                    _apply(scale[:, None] * level.astype(np.float32), y, weight)
-                else:
-                    _check_codes(codes[at : at + used], y.shape, code)
-                at += used
+        for start, y in _tables(out, code.block, BLOCKS_DECODED):
+            at = code.scale_bytes(elements) + code.code_bytes(first + start)
+            used = y.shape[0] * code.code_bytes(y.shape[1])
+            level = _unpack(payload[at : at + used], y.shape, code.width)
+            scale = _scales(payload, (first + start) // code.block, y.shape[0])
+            if weight is None:
+                np.multiply(scale, level, out=y)
+            else:
+                _apply(scale * level, y, weight)
 
     def signs_encode(self, r: Vector, g: Vector | None, out: Bytes) -> None:
         bits = out[4 * -(-r.size // SIGN_BLOCK) :]
@@ -350,15 +488,20 @@ class Fallback:
             if g is not None:
                 x -= np.copysign(scale[:, None], x)
 
-    def signs_decode(self, payload: Bytes, out: Vector, weight: float | None) -> None:
-        blocks = -(-out.size // SIGN_BLOCK)
-        scales = _scales(payload[: 4 * blocks])
-        bits = payload[4 * blocks :]
-        if out.size % 8 and bits[-1] >> (out.size % 8):
+    def signs_check(self, payload: Bytes, elements: int) -> None:
+        blocks = -(-elements // SIGN_BLOCK)
+        _check_scales(payload[: 4 * blocks])
+        if elements % 8 and payload[-1] >> (elements % 8):
             raise wire.bad(wire.PADDING)
-        for start, y in _tables(out, SIGN_BLOCK):
-            flags = np.unpackbits(bits[start // 8 :], count=y.size, bitorder="little")
-            scale = scales[start // SIGN_BLOCK :][: y.shape[0], None]
+
+    def signs_read(
+        self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
+    ) -> None:
+        bits = payload[4 * -(-elements // SIGN_BLOCK) :]
+        for start, y in _tables(out, SIGN_BLOCK, BLOCKS_DECODED):
+            octets = bits[(first + start) // 8 :][: -(-y.size // 8)]
+            flags = np.unpackbits(octets, count=y.size, bitorder="little")
+            scale = _scales(payload, (first + start) // SIGN_BLOCK, y.shape[0])
             _apply(np.where(flags.reshape(y.shape), -scale, scale), y, weight)
 
     def planes_encode(self, r: Vector, g: Vector | None, bits: int, out: Bytes) -> None:
@@ -380,7 +523,7 @@ class Fallback:
 
     def halves_decode(self, payload: Bytes, brain: bool, out: Vector, weight: float | None) -> None:
         halves = np.frombuffer(payload, "<u2")
-        for start, y in _tiles(out):
+        for start, y in _tiles(out, BLOCKS_DECODED):
             here = halves[start : start + y.size]
             _apply(_from_bf16(here) if brain else _from_half(here), y, weight)
 
@@ -432,14 +575,14 @@ def sparse_count(payload: Bytes, elements: int) -> tuple[int, int]:
     return count, at
 
 
-def raw_values(payload: Bytes, count: int) -> Vector:
-    """`count` float32 from the start of a payload. Raises BadPayload."""
+def check_raw(payload: Bytes, count: int) -> None:
+    """BadPayload unless it begins with `count` float32 below 2^100 in magnitude."""
     if payload.size < 4 * count:
         raise wire.bad(wire.TRUNCATED)
-    values = payload[: 4 * count].copy().view("<f4")
-    if np.any((values.view(np.uint32) & MAGNITUDE_BITS) >= _LIMIT_BITS):
-        raise wire.bad(wire.MAGNITUDE)
-    return values
+    words = payload[: 4 * count].view("<u4")
+    for start in range(0, count, DECODED):
+        if np.any((words[start : start + DECODED] & MAGNITUDE_BITS) >= _LIMIT_BITS):
+            raise wire.bad(wire.MAGNITUDE)
 
 
 def _steps(
@@ -452,19 +595,25 @@ def _steps(
     return steps
 
 
-def _tiles(vector: Vector) -> Iterator[tuple[int, Vector]]:
-    for start in range(0, vector.size, TILE):
-        yield start, vector[start : start + TILE]
+def _tiles(vector: Vector, tile: int = TILE) -> Iterator[tuple[int, Vector]]:
+    for start in range(0, vector.size, tile):
+        yield start, vector[start : start + tile]
 
 
-def _tables(vector: Vector, block: int) -> Iterator[tuple[int, Vector]]:
-    """(start, view of whole blocks as rows), then the incomplete last block as one row."""
-    step = max(1, TILE // block) * block
-    whole = vector.size // block * block
+def _shapes(elements: int, block: int, tile: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(start, shape) of whole blocks as rows, then of the incomplete last block as one row."""
+    step = max(1, tile // block) * block
+    whole = elements // block * block
     for start in range(0, whole, step):
-        yield start, vector[start : min(start + step, whole)].reshape(-1, block)
-    if whole < vector.size:
-        yield whole, vector[whole:].reshape(1, -1)
+        yield start, ((min(start + step, whole) - start) // block, block)
+    if whole < elements:
+        yield whole, (1, elements - whole)
+
+
+def _tables(vector: Vector, block: int, tile: int = TILE) -> Iterator[tuple[int, Vector]]:
+    """(start, view of that shape)."""
+    for start, shape in _shapes(vector.size, block, tile):
+        yield start, vector[start : start + shape[0] * shape[1]].reshape(shape)
 
 
 def _fold(table: Vector) -> Vector:
@@ -553,30 +702,41 @@ def _pack_columns(low: Gaps, rice: Gaps, count: int) -> Bytes:
     return stream[: -(-bits // 8)]
 
 
-def _unpack_low(stream: Bytes, widths: Integers) -> tuple[Integers, int]:
-    """(values, bytes read). Raises BadPayload."""
-    ends = np.cumsum(widths)
-    total = int(ends[-1])
-    used = -(-total // 8)
+def _unpack_low(stream: Bytes, widths: Gaps, skip: int) -> tuple[Gaps, int]:
+    """(numbers of these widths, lowest bit first, the bits they take) behind `skip` bits.
+
+    In the type of the widths, which are below 25 where it has 32 bits. Raises BadPayload.
+    """
+    kind = widths.dtype.type
+    starts = np.cumsum(widths, dtype=np.int64)
+    bits = int(starts[-1])
+    used = -(-(skip + bits) // 8)
     if used > stream.size:
         raise wire.bad(wire.TRUNCATED)
-    if total % 8 and stream[used - 1] >> (total % 8):
-        raise wire.bad(wire.PADDING)
-    padded = np.zeros(used + 5, np.int64)
+    padded = np.zeros(used + 5, kind)
     padded[:used] = stream[:used]
-    starts = ends - widths
-    at, shift = starts >> 3, starts & 7
-    values = padded[at]
-    for i in range(1, 5):
-        values |= padded[at + i] << (8 * i)
-    return values >> shift & ((1 << widths) - 1), used
+    starts += skip
+    starts -= widths
+    shift = starts.astype(kind)
+    shift &= kind(7)
+    starts >>= 3
+    values: Gaps = padded[starts]
+    for i in range(1, 4 if kind is np.int32 else 5):
+        starts += 1
+        values |= padded[starts] << kind(8 * i)
+    values >>= shift
+    values &= (kind(1) << widths) - kind(1)
+    return values, bits
 
 
-def _scales(stream: Bytes) -> Vector:
-    scales = stream.copy().view("<f4")
-    if np.any(scales.view(np.uint32) >= _LIMIT_BITS):
+def _check_scales(stream: Bytes) -> None:
+    if np.any(stream.view("<u4") >= _LIMIT_BITS):
         raise wire.bad(wire.MAGNITUDE)
-    return scales
+
+
+def _scales(payload: Bytes, first: int, rows: int) -> Vector:
+    """[rows, 1] of the scales that a payload begins with."""
+    return payload[4 * first : 4 * (first + rows)].copy().view("<f4")[:, None]
 
 
 def _apply(decoded: Vector, out: Vector, weight: float | None) -> None:
@@ -624,10 +784,10 @@ def _pack(level: npt.NDArray[np.int32], width: int) -> Bytes:
     return fives.reshape(-1)
 
 
-def _unpack(codes: Bytes, shape: tuple[int, ...], width: int) -> npt.NDArray[np.int16]:
+def _unpack(codes: Bytes, shape: tuple[int, ...], width: int) -> npt.NDArray[np.signedinteger[Any]]:
     rows, m = shape
     if width == 8:
-        return codes.view(np.int8).reshape(rows, m).astype(np.int16)
+        return codes.view(np.int8).reshape(rows, m)
     if width == 4:
         pairs = codes.reshape(rows, -1)
         nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(rows, -1)
@@ -647,5 +807,6 @@ def _check_codes(codes: Bytes, shape: tuple[int, ...], code: Blocks) -> None:
         return
     if code.width == 4 and m % 2 and np.any(codes.reshape(rows, -1)[:, -1] >> 4):
         raise wire.bad(wire.PADDING)
-    if np.any(np.abs(_unpack(codes, shape, code.width)) > code.levels):
+    level = _unpack(codes, shape, code.width)
+    if int(level.max()) > code.levels or int(level.min()) < -code.levels:
         raise wire.bad(wire.CODE)

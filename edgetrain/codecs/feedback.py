@@ -13,7 +13,6 @@ import numpy as np
 
 from edgetrain.codecs import kernels
 from edgetrain.codecs.base import (
-    BaseCodec,
     Buffer,
     Codec,
     Layout,
@@ -21,6 +20,7 @@ from edgetrain.codecs.base import (
     check_vector,
     zeros,
 )
+from edgetrain.codecs.fixed import Ranged
 from edgetrain.codecs.kernels import LIMIT
 from edgetrain.codecs.sparse import TopK
 from edgetrain.errors import ConfigError
@@ -116,7 +116,7 @@ class Deep(TopK):
         momentum: float = 0.9,
         warmup: int = 0,
         clip: float = 0.0,
-        values: BaseCodec | None = None,
+        values: Ranged | None = None,
     ) -> None:
         """As DeepGradient; `clip` 0: none."""
         super().__init__(density, values)

@@ -25,7 +25,26 @@ def content_seed(r: Vector, g: Vector | None) -> int:
     return zlib.crc32(sample.tobytes())
 
 
-class FixedSize(BaseCodec):
+class Ranged(BaseCodec):
+    """A dense codec whose payload, `max_bytes` long, can be read from any block on."""
+
+    def check(self, payload: Buffer, elements: int) -> None:
+        check_length(self.name, len(payload), self.max_bytes(elements))
+
+    def read(
+        self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
+    ) -> None:
+        """out = the elements from `first` on, or += weight * these, of what was checked.
+
+        `first` is a multiple of `kernels.ENTRIES`, or anything where there are no blocks.
+        """
+        raise NotImplementedError
+
+    def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
+        self.read(as_bytes(payload), out.size, 0, out, weight)
+
+
+class FixedSize(Ranged):
     """Writes its parts into one buffer. A codec says how long (`max_bytes`), writes and reads."""
 
     stochastic = False
@@ -47,18 +66,6 @@ class FixedSize(BaseCodec):
     def write(self, r: Vector, g: Vector | None, seed: int, out: Bytes) -> None:
         """One part to `out`. With g: r += g first, and r -= decoded after."""
         raise NotImplementedError
-
-    def read(self, payload: Bytes, out: Vector, weight: float | None) -> None:
-        """One part, of the right length: out = decoded, or out += weight * decoded."""
-        raise NotImplementedError
-
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        check_length(self.name, len(payload), self.max_bytes(out.size))
-        self.read(as_bytes(payload), out, None)
-
-    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
-        check_length(self.name, len(payload), self.max_bytes(out.size))
-        self.read(as_bytes(payload), out, weight)
 
     def _encode(self, r: Vector, g: Vector | None) -> list[Buffer]:
         step = self.part_elements

@@ -819,32 +819,60 @@ AVX2 static void fast_gaps_avx2(const u32 *restrict place, int r, const u8 *rest
 #define fast_gaps_neon fast_gaps
 #endif
 
-/* Bytes read, or a negative number. idx, with room for count, is ascending and below elements. */
-INLINE i64 gaps_decode_body(const u8 *restrict in, i64 length, i64 count, i64 elements,
-                            u32 *restrict idx, unpacker *unpack)
+/* Positions that are read some at a time, so that nobody needs room for all of them. */
+typedef struct {
+    ones stream;
+    const u8 *in, *low, *end;
+    i64 count, elements, taken; /* entries; taken is a multiple of GAP_BLOCK until the last are */
+    i64 used;                   /* low bits */
+    u64 next;                   /* the first position that the next gap may lead to */
+    u32 before;                 /* the place of the last one bit */
+    int r;
+} gaps;
+
+i64 gaps_size(void) { return sizeof(gaps); }
+
+/* 0 or a negative number. Nothing behind `in` may move until the last position is taken. */
+i64 gaps_begin(gaps *restrict s, const u8 *in, i64 length, i64 count, i64 elements)
 {
     if (count <= 0 || count > elements) return BAD_COUNT;
-    const u8 *end = in + length;
-    const int whole = bit_length((u32)elements);
-    u32 unary_bytes, before = 0xffffffffu; /* the place before the first bit */
+    u32 unary_bytes;
     i64 head = get_varint(in, length, &unary_bytes);
     if (head < 0) return head;
     if ((i64)unary_bytes > length - head) return BAD_TRUNCATED;
     if (8 * (i64)unary_bytes < count || unary_bytes >= 1u << 29) return BAD_COUNT;
-    const u8 *low = in + head + unary_bytes;
-    ones stream;
-    stream.stream = in + head;
-    stream.end = end;
-    stream.bits = 8 * (i64)unary_bytes;
-    stream.seen = stream.first = stream.count = 0;
-    i64 used = 0;
-    int r = first_parameter(count, elements);
-    u64 next = 0;
+    s->in = in;
+    s->low = in + head + unary_bytes;
+    s->end = s->stream.end = in + length;
+    s->stream.stream = in + head;
+    s->stream.bits = 8 * (i64)unary_bytes;
+    s->stream.seen = s->stream.first = s->stream.count = 0;
+    s->count = count;
+    s->elements = elements;
+    s->taken = s->used = 0;
+    s->next = 0;
+    s->before = 0xffffffffu; /* the place before the first bit */
+    s->r = first_parameter(count, elements);
+    return 0;
+}
+
+/* The next `wanted` positions (or those that are left) to idx: whole blocks, but for the last ones.
+ * They are ascending and below elements. How many, or a negative number. */
+INLINE i64 gaps_next_body(gaps *restrict s, i64 wanted, u32 *restrict idx, unpacker *unpack)
+{
+    const i64 count = s->count - s->taken < wanted ? s->count - s->taken : wanted;
+    const int whole = bit_length((u32)s->elements);
+    const u8 *low = s->low, *end = s->end;
+    ones *stream = &s->stream;
+    i64 used = s->used;
+    int r = s->r;
+    u64 next = s->next;
+    u32 before = s->before;
     for (i64 start = 0; start < count; start += GAP_BLOCK) {
         int m = (int)(count - start < GAP_BLOCK ? count - start : GAP_BLOCK);
-        if (stream.count < 1 + m) look_ahead(&stream);
-        if (stream.count < 1 + m) return BAD_COUNT;
-        const u32 *place = stream.place + stream.first;
+        if (stream->count < 1 + m) look_ahead(stream);
+        if (stream->count < 1 + m) return BAD_COUNT;
+        const u32 *place = stream->place + stream->first;
         u32 zigzag = place[0] - before - 1, top = 0;
         if (zigzag > 2 * MAX_RICE) return BAD_PARAMETER;
         r += zigzag & 1 ? -(int)(zigzag + 1) / 2 : (int)zigzag / 2;
@@ -860,19 +888,40 @@ INLINE i64 gaps_decode_body(const u8 *restrict in, i64 length, i64 count, i64 el
             used = slow_gaps(place, m, r, whole, low, end, used, &next, idx + start);
             if (used < 0) return used;
         }
-        if (next > (u64)elements) return BAD_INDEX;
+        if (next > (u64)s->elements) return BAD_INDEX;
         before = place[m];
-        stream.first += 1 + m;
-        stream.count -= 1 + m;
+        stream->first += 1 + m;
+        stream->count -= 1 + m;
     }
-    if (stream.count || stream.seen < stream.bits || (i64)(before >> 3) + 1 != (i64)unary_bytes)
-        return BAD_PADDING;
-    if (used & 7 && low[used >> 3] >> (used & 7)) return BAD_PADDING;
-    return low + ((used + 7) >> 3) - in;
+    s->taken += count;
+    s->used = used;
+    s->r = r;
+    s->next = next;
+    s->before = before;
+    return count;
 }
-FAMILY_VARIANTS(gaps_decode, fast_gaps, (const u8 *restrict in, i64 length, i64 count, i64 elements,
-                                         u32 *restrict idx),
-                in, length, count, elements, idx)
+FAMILY_VARIANTS(gaps_next, fast_gaps, (gaps *restrict s, i64 wanted, u32 *restrict idx),
+                s, wanted, idx)
+
+/* Bytes read, once all positions are taken, or a negative number. */
+i64 gaps_end(const gaps *s)
+{
+    const ones *stream = &s->stream;
+    i64 unary_bytes = stream->bits >> 3, used = s->used;
+    if (stream->count || stream->seen < stream->bits || (i64)(s->before >> 3) + 1 != unary_bytes)
+        return BAD_PADDING;
+    if (used & 7 && s->low[used >> 3] >> (used & 7)) return BAD_PADDING;
+    return s->low + ((used + 7) >> 3) - s->in;
+}
+
+/* All of them. Bytes read, or a negative number. idx has room for count. */
+i64 gaps_decode(const u8 *restrict in, i64 length, i64 count, i64 elements, u32 *restrict idx)
+{
+    gaps state;
+    i64 result = gaps_begin(&state, in, length, count, elements);
+    if (result == 0) result = gaps_next(&state, count, idx);
+    return result < 0 ? result : gaps_end(&state);
+}
 
 /* ---- kept values: sign and level planes --------------------------------------------------------
  * f32 anchor; a bf16 mean excess over the anchor for every 128 values; a plane of signs; bits - 1
@@ -1055,56 +1104,70 @@ FAMILY_VARIANTS(planes_drain, pack_signs, (float *restrict r, const float *restr
                                            int bits, u8 *restrict out),
                 r, g, n, bits, out)
 
-/* Bytes read, or a negative number. val gets weight * value. */
-INLINE i64 levels_decode_body(const u8 *restrict in, i64 length, i64 count, int bits, float weight,
-                              float *restrict val)
+/* Bytes that `count` values take, if an encoder can have written them; or a negative number. */
+i64 levels_check(const u8 *in, i64 length, i64 count, int bits)
+{
+    i64 blocks = (count + LEVEL_BLOCK - 1) / LEVEL_BLOCK, plane = (count + 7) / 8;
+    i64 bytes = 4 + 2 * blocks + bits * plane;
+    if (length < bytes) return BAD_TRUNCATED;
+    if (bits_of(load_float(in)) >= LIMIT_BITS) return BAD_MAGNITUDE; /* a negative one too */
+    if (count & 7)
+        for (int p = 0; p < bits; p++)
+            if (in[4 + 2 * blocks + (p + 1) * plane - 1] >> (count & 7)) return BAD_PADDING;
+    u32 bad = 0;
+    for (i64 b = 0; b < blocks; b++) {
+        u16 stored;
+        memcpy(&stored, in + 4 + 2 * b, 2);
+        bad |= (u32)stored << 16 >= LIMIT_BITS;
+    }
+    return bad ? BAD_MAGNITUDE : bytes;
+}
+
+/* Values first .. stop, times the weight, of `count` that have been checked: val = that, or += that.
+ * `first` is a multiple of LEVEL_BLOCK. */
+INLINE i64 levels_read_body(const u8 *restrict in, i64 count, i64 first, i64 stop, int bits, int add,
+                            float weight, float *restrict val)
 {
     const int levels = 1 << (bits - 1);
     const float *at = level_at[bits - 1];
     i64 blocks = (count + LEVEL_BLOCK - 1) / LEVEL_BLOCK, plane = (count + 7) / 8;
-    i64 bytes = 4 + 2 * blocks + bits * plane;
-    if (length < bytes) return BAD_TRUNCATED;
-    const u8 *excesses = in + 4, *signs = excesses + 2 * blocks, *end = in + bytes;
+    const u8 *excesses = in + 4, *signs = excesses + 2 * blocks, *end = signs + bits * plane;
     float anchor = load_float(in);
-    if (bits_of(anchor) >= LIMIT_BITS) return BAD_MAGNITUDE; /* a negative one too */
-    if (count & 7)
-        for (int p = 0; p < bits; p++)
-            if (signs[(p + 1) * plane - 1] >> (count & 7)) return BAD_PADDING;
-    for (i64 b = 0; b < blocks; b++) {
-        i64 start = b * LEVEL_BLOCK, stop = start + LEVEL_BLOCK < count ? start + LEVEL_BLOCK : count;
+    for (i64 start = first; start < stop; start += LEVEL_BLOCK) {
+        i64 last = start + LEVEL_BLOCK < stop ? start + LEVEL_BLOCK : stop;
         float point[16];
         u16 stored;
-        memcpy(&stored, excesses + 2 * b, 2);
-        if ((u32)stored << 16 >= LIMIT_BITS) return BAD_MAGNITUDE;
+        memcpy(&stored, excesses + 2 * (start / LEVEL_BLOCK), 2);
         float mean = float_of((u32)stored << 16);
         for (int j = 0; j < levels; j++) {
             float x = weight * (anchor + mean * at[j]);
             point[2 * j] = x;
             point[2 * j + 1] = -x;
         }
-        for (i64 i = start; i < stop; i += 64) {
+        for (i64 i = start; i < last; i += 64) {
             u64 word[4];
-            int m = (int)(stop - i < 64 ? stop - i : 64);
+            int m = (int)(last - i < 64 ? last - i : 64);
+            float *out = val + (i - first);
             for (int p = 0; p < bits; p++) word[p] = load64(signs + p * plane + i / 8, end);
             for (int j = 0; j < m; j++) {
                 u64 code = word[0] >> j & 1;
                 for (int p = 1; p < bits; p++) code |= (word[p] >> j & 1) << p;
-                val[i + j] = point[code];
+                out[j] = add ? out[j] + point[code] : point[code];
             }
         }
     }
-    return bytes;
+    return 0;
 }
-#define LEVELS_DECODE(in, length, count, bits, weight, val) \
-    (bits == 2 ? levels_decode_body(in, length, count, 2, weight, val) \
-     : bits == 1 ? levels_decode_body(in, length, count, 1, weight, val) \
-     : bits == 3 ? levels_decode_body(in, length, count, 3, weight, val) \
-                 : levels_decode_body(in, length, count, 4, weight, val))
+#define LEVELS_READ(bits, add) levels_read_body(in, count, first, stop, bits, add, weight, val)
 
-i64 levels_decode(const u8 *restrict in, i64 length, i64 count, int bits, float weight,
-                  float *restrict val)
+i64 levels_read(const u8 *restrict in, i64 count, i64 first, i64 stop, int bits, int add,
+                float weight, float *restrict val)
 {
-    return LEVELS_DECODE(in, length, count, bits, weight, val);
+    if (add)
+        return bits == 2 ? LEVELS_READ(2, 1) : bits == 1 ? LEVELS_READ(1, 1)
+               : bits == 3 ? LEVELS_READ(3, 1) : LEVELS_READ(4, 1);
+    return bits == 2 ? LEVELS_READ(2, 0) : bits == 1 ? LEVELS_READ(1, 0)
+           : bits == 3 ? LEVELS_READ(3, 0) : LEVELS_READ(4, 0);
 }
 
 /* ---- sparse parts ------------------------------------------------------------------------------- */
@@ -1177,8 +1240,9 @@ i64 sparse_decode(const u8 *restrict in, i64 length, i64 elements, int bits, flo
         }
         read = 4 * count;
     } else {
-        read = levels_decode(in + at, length - at, count, bits, weight, val);
+        read = levels_check(in + at, length - at, count, bits);
         if (read < 0) return read;
+        levels_read(in + at, count, 0, count, bits, 0, weight, val);
     }
     return at + read == length ? count : BAD_TRAILING;
 }
@@ -1188,6 +1252,63 @@ i64 scatter(float *restrict r, const u32 *restrict idx, const float *restrict va
 {
     for (i64 i = 0; i < count; i++) r[idx[i]] = val[i];
     return 0;
+}
+
+/* r[idx] += weight * val. */
+i64 scatter_add(float *restrict r, const u32 *restrict idx, const float *restrict val, i64 count,
+                float weight)
+{
+    for (i64 i = 0; i < count; i++) r[idx[i]] += weight * val[i];
+    return 0;
+}
+
+enum { ENTRIES = 2048 }; /* that are decoded at a time where there is no room for all */
+
+INLINE i64 raw_check(const u8 *in, i64 length, i64 count)
+{
+    if (length < 4 * count) return BAD_TRUNCATED;
+    for (i64 i = 0; i < count; i++)
+        if ((bits_of(load_float(in + 4 * i)) & ABS_BITS) >= LIMIT_BITS) return BAD_MAGNITUDE;
+    return 4 * count;
+}
+
+/* Whether `sparse_decode` could read this. The count, or a negative number. */
+i64 sparse_check(const u8 *in, i64 length, i64 elements, int bits)
+{
+    gaps state;
+    u32 idx[ENTRIES];
+    i64 at = 0, read, count = sparse_count(in, length, elements, &at);
+    if (count <= 0) return count;
+    read = gaps_begin(&state, in + at, length - at, count, elements);
+    for (i64 i = 0; i < count && read >= 0; i += ENTRIES) read = gaps_next(&state, ENTRIES, idx);
+    if (read >= 0) read = gaps_end(&state);
+    if (read < 0) return read;
+    at += read;
+    if (bits == 32) read = raw_check(in + at, length - at, count);
+    else read = levels_check(in + at, length - at, count, bits);
+    if (read < 0) return read;
+    return at + read == length ? count : BAD_TRAILING;
+}
+
+/* y[idx] = val, or += weight * val, of a payload that has been checked, in no memory but this. */
+i64 sparse_apply(const u8 *in, i64 length, i64 elements, int bits, int add, float weight, float *y)
+{
+    gaps state;
+    u32 idx[ENTRIES];
+    float val[ENTRIES];
+    i64 at = 0, count = sparse_count(in, length, elements, &at);
+    if (count <= 0) return count;
+    i64 values = (count + LEVEL_BLOCK - 1) / LEVEL_BLOCK * 2 + 4 + bits * ((count + 7) / 8);
+    const u8 *from = in + length - (bits == 32 ? 4 * count : values);
+    gaps_begin(&state, in + at, length - at, count, elements);
+    for (i64 i = 0; i < count; i += ENTRIES) {
+        i64 m = gaps_next(&state, ENTRIES, idx);
+        if (bits == 32) for (i64 j = 0; j < m; j++) val[j] = weight * load_float(from + 4 * (i + j));
+        else levels_read(from, count, i, i + m, bits, 0, weight, val);
+        if (add) for (i64 j = 0; j < m; j++) y[idx[j]] += val[j];
+        else for (i64 j = 0; j < m; j++) y[idx[j]] = val[j];
+    }
+    return count;
 }
 
 /* The entries of each of many messages, summed up: message j has start[j] .. start[j + 1]. */

@@ -38,6 +38,9 @@ LIMIT = 2.0**100
 TINY = 2.0**-100
 """A block of values that are all below this is sent as zeros."""
 
+ENTRIES = 4096
+"""Entries that are decoded at a time where there is no room for all; a multiple of every block."""
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -68,10 +71,30 @@ class Blocks:
         return {8: m, 4: (m + 1) // 2, 5: (m + 4) // 5}[self.width]
 
 
+class Gaps(Protocol):
+    """Ascending positions in block Rice code, some at a time, in memory for ENTRIES of them."""
+
+    def take(self) -> Indices:
+        """The next ENTRIES positions, or those that are left; valid until the next call.
+
+        Raises BadPayload.
+        """
+
+    def finish(self) -> int:
+        """Bytes read, once all positions have been taken. Raises BadPayload."""
+
+
 class Kernels(Protocol):
     """The inner loops. Arrays are flat, contiguous, and only written where it is said."""
 
     name: str
+
+    def few(self, elements: int) -> int:
+        """Entries of a part of that many elements for which `sparse_decode` has enough memory.
+
+        With what it takes meanwhile they fill no more than the part itself, or, in a small one,
+        some 32 KiB.
+        """
 
     def stream_add(self, r: Vector, g: Vector) -> None:
         """r += g: twelve bytes an element, the yardstick of the benchmarks."""
@@ -112,17 +135,28 @@ class Kernels(Protocol):
     def gaps_decode(self, payload: Bytes, count: int, elements: int) -> tuple[Indices, int]:
         """(positions, bytes read). Raises BadPayload."""
 
+    def gaps(self, payload: Bytes, count: int, elements: int) -> Gaps:
+        """The same, some at a time. Raises BadPayload."""
+
     def levels_encode(self, values: Vector, anchor: float, bits: int) -> tuple[Bytes, Vector]:
         """(bytes, what they decode to): sign and level planes. Raises EdgetrainError."""
 
-    def levels_decode(self, payload: Bytes, count: int, bits: int) -> tuple[Vector, int]:
-        """(values, bytes read). Raises BadPayload."""
+    def levels_check(self, payload: Bytes, count: int, bits: int) -> int:
+        """Bytes that so many values take at the start of a payload. Raises BadPayload."""
+
+    def levels_read(
+        self, payload: Bytes, count: int, first: int, bits: int, out: Vector, weight: float | None
+    ) -> None:
+        """out = the values from `first` on, or += weight * these, of `count` that were checked.
+
+        `first` is a multiple of LEVEL_BLOCK.
+        """
 
     def settle(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
         """r[positions] = values - sent."""
 
-    def scatter(self, r: Vector, positions: Indices, values: Vector) -> None:
-        """r[positions] = values."""
+    def scatter(self, r: Vector, positions: Indices, values: Vector, weight: float | None) -> None:
+        """r[positions] = values, or += weight * values."""
 
     def sparse_encode(
         self, r: Vector | None, positions: Indices, values: Vector, elements: int, bits: int
@@ -133,14 +167,20 @@ class Kernels(Protocol):
         """
 
     def sparse_decode(self, payload: Bytes, elements: int, bits: int) -> tuple[Indices, Vector]:
-        """(positions, values) of such a payload. Raises BadPayload."""
+        """(positions, values) of such a payload, 8 bytes an entry. Raises BadPayload."""
+
+    def sparse_check(self, payload: Bytes, elements: int, bits: int) -> None:
+        """Raises BadPayload where `sparse_decode` would, in memory for ENTRIES."""
+
+    def sparse_apply(self, payload: Bytes, bits: int, out: Vector, weight: float | None) -> None:
+        """out[positions] = values, or += weight * values, of what was checked, in such memory."""
 
     def sparse_add(
         self, payloads: Sequence[Bytes], weights: Sequence[float], bits: int, out: Vector
-    ) -> None:
-        """out += weight * decoded of each such payload, in order.
+    ) -> bool:
+        """out += weight * decoded of each such payload, in order, where entries are `few`.
 
-        Raises BadPayload, before `out` is touched.
+        False where they are not: then nothing was done. Raises BadPayload, before `out` is touched.
         """
 
     def blocks_encode(
@@ -151,10 +191,22 @@ class Kernels(Protocol):
         Raises EdgetrainError.
         """
 
-    def blocks_decode(
-        self, payload: Bytes, code: Blocks, out: Vector, weight: float | None
+    def blocks_check(self, payload: Bytes, elements: int, code: Blocks) -> None:
+        """Raises BadPayload for what no encoder writes. The length is right."""
+
+    def blocks_read(
+        self,
+        payload: Bytes,
+        elements: int,
+        first: int,
+        code: Blocks,
+        out: Vector,
+        weight: float | None,
     ) -> None:
-        """out = decoded, or out += weight * decoded. Raises BadPayload. The length is right."""
+        """out = decoded from element `first` on, or += weight * that; it has been checked.
+
+        `first` is a multiple of the block.
+        """
 
     def signs_encode(self, r: Vector, g: Vector | None, out: Bytes) -> None:
         """Scales and sign bits of r to `out`. With g: r += g first, r -= decoded after.
@@ -162,8 +214,16 @@ class Kernels(Protocol):
         Raises EdgetrainError.
         """
 
-    def signs_decode(self, payload: Bytes, out: Vector, weight: float | None) -> None:
-        """out = decoded, or out += weight * decoded. Raises BadPayload. The length is right."""
+    def signs_check(self, payload: Bytes, elements: int) -> None:
+        """Raises BadPayload for what no encoder writes. The length is right."""
+
+    def signs_read(
+        self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
+    ) -> None:
+        """out = decoded from element `first` on, or += weight * that; it has been checked.
+
+        `first` is a multiple of SIGN_BLOCK.
+        """
 
     def planes_encode(self, r: Vector, g: Vector | None, bits: int, out: Bytes) -> None:
         """`levels_encode` of r against zero to `out`. With g: r += g first, r -= decoded after.

@@ -15,18 +15,20 @@ import numpy.typing as npt
 
 from edgetrain.codecs import wire
 from edgetrain.codecs.base import (
+    TILE,
     BaseCodec,
     Buffer,
-    Codec,
     Layout,
     Vector,
+    add_scaled,
     as_bytes,
     check_vector,
     zeros,
 )
 from edgetrain.codecs.dense import Dense
 from edgetrain.codecs.fallback import hash32
-from edgetrain.codecs.kernels import LIMIT
+from edgetrain.codecs.fixed import Ranged
+from edgetrain.codecs.kernels import LIMIT, Bytes
 from edgetrain.codecs.rules import Unbound, check_layout
 from edgetrain.errors import ConfigError
 
@@ -99,7 +101,7 @@ class LowRank(Unbound):
     Not PowerSGD proper, which averages P before Q is computed (Vogels 2019): see `PowerSGD`.
     """
 
-    def __init__(self, rank: int, values: BaseCodec | None = None, iterations: int = 1) -> None:
+    def __init__(self, rank: int, values: Ranged | None = None, iterations: int = 1) -> None:
         if not 1 <= rank <= 64 or not 1 <= iterations <= 8:
             raise ConfigError(
                 f"low-rank takes a rank of 1 to 64 and 1 to 8 iterations, not {rank}, {iterations}"
@@ -116,8 +118,52 @@ class LowRank(Unbound):
         tail = "" if self.values.name == "fp32" else f" | {self.values.name}"
         self.name = f"low-rank({options}){tail}"
 
-    def bind(self, layout: Layout) -> Codec:
+    def bind(self, layout: Layout) -> BaseCodec:
         return BoundLowRank(self, plan(layout, self.rank))
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The numbers of a checked payload, read a few at a time. FACTOR_CODECS have no blocks."""
+
+    codec: Ranged
+    payload: Bytes
+    count: int
+
+    def read(self, first: int, out: Vector, weight: float | None = None) -> None:
+        self.codec.read(self.payload, self.count, first, out, weight)
+
+    def largest(self, start: int, stop: int) -> float:
+        """The largest magnitude among these; NaN if there is one, 0 if there are none."""
+        top = np.float32(0)
+        for first in range(start, stop, TILE):
+            values = np.empty(min(stop - first, TILE), np.float32)
+            self.read(first, values)
+            top = np.maximum(top, np.abs(values).max())
+        return float(top)
+
+    def multiply(self, matrix: Matrix, at: int, weight: float | None, out: Vector) -> None:
+        """out [rows, columns] = P Q^T, or += weight * that, P being at `at` and Q behind it."""
+        wide = min(matrix.columns, 2048, 2 * TILE // matrix.rank)
+        high = min(matrix.rows, 2 * TILE // wide)
+        lefts = np.empty((matrix.rank, high), np.float32)
+        rights = np.empty((matrix.rank, wide), np.float32)
+        for column in range(0, matrix.columns, wide):
+            q = rights[:, : matrix.columns - column]
+            for j in range(matrix.rank):
+                self.read(at + matrix.sizes[0] + j * matrix.columns + column, q[j])
+            for row in range(0, matrix.rows, high):
+                p = lefts[:, : matrix.rows - row]
+                for j in range(matrix.rank):
+                    self.read(at + j * matrix.rows + row, p[j])
+                here = out[row : row + high, column : column + wide]
+                if weight is None:
+                    product(p, q, here)
+                else:
+                    tile = np.empty(here.shape, np.float32)
+                    product(p, q, tile)
+                    tile *= np.float32(weight)
+                    here += tile
 
 
 class BoundLowRank(BaseCodec):
@@ -145,27 +191,28 @@ class BoundLowRank(BaseCodec):
         pieces += [vector[start:stop] for start, stop in self._plan.rest]
         return [self._codec.values.encode_part(np.concatenate(pieces))]
 
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        self._check_size(out.size)
-        numbers = np.empty(self._numbers, np.float32)
-        self._codec.values.decode(payload, numbers)
-        sides = []
-        at = 0
+    def check(self, payload: Buffer, elements: int) -> None:
+        self._check_size(elements)
+        values, at = self._codec.values, 0
+        values.check(payload, self._numbers)
+        numbers = _Numbers(values, as_bytes(payload), self._numbers)
         for matrix in self._plan.matrices:
             left, right = matrix.sizes
-            p = numbers[at : at + left].reshape(matrix.rank, matrix.rows)
-            q = numbers[at + left : at + left + right].reshape(matrix.rank, matrix.columns)
+            p, q = numbers.largest(at, at + left), numbers.largest(at + left, at + left + right)
             # Written so that a NaN is refused too.
-            if not matrix.rank * float(np.abs(p).max()) * float(np.abs(q).max()) < 2 * LIMIT**1.1:
+            if not matrix.rank * p * q < 2 * LIMIT**1.1:
                 raise wire.bad(wire.MAGNITUDE)
-            sides.append((p, q))
             at += left + right
-        if not np.all(np.abs(numbers[at:]) < 2 * LIMIT):
+        if not numbers.largest(at, self._numbers) < 2 * LIMIT:
             raise wire.bad(wire.MAGNITUDE)
-        for matrix, (p, q) in zip(self._plan.matrices, sides, strict=True):
-            product(p, q, matrix.view(out))
+
+    def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
+        numbers, at = _Numbers(self._codec.values, as_bytes(payload), self._numbers), 0
+        for matrix in self._plan.matrices:
+            numbers.multiply(matrix, at, weight, matrix.view(out))
+            at += sum(matrix.sizes)
         for start, stop in self._plan.rest:
-            out[start:stop] = numbers[at : at + stop - start]
+            numbers.read(at, out[start:stop], weight)
             at += stop - start
 
     def max_bytes(self, elements: int) -> int:
@@ -203,7 +250,7 @@ class TwoTrips(Unbound):
         self.rank = rank
         self.name = f"powersgd({rank})"
 
-    def bind(self, layout: Layout) -> Codec:
+    def bind(self, layout: Layout) -> BaseCodec:
         return BoundTwoTrips(self, layout)
 
 
@@ -236,25 +283,23 @@ class BoundTwoTrips(BaseCodec):
         residual[:] = 0
         return self.encode(total)
 
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        values = self._values(payload, out.size)
-        out[: values.size] = values
-        out[values.size :] = 0
-
-    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
-        values = self._values(payload, out.size)
-        out[: values.size] += np.float32(weight) * values
-
-    def max_bytes(self, elements: int) -> int:
-        return 4 * elements
-
-    def _values(self, payload: Buffer, elements: int) -> Vector:
+    def check(self, payload: Buffer, elements: int) -> None:
         content = as_bytes(payload)
         if content.size % 4 or content.size > 4 * elements:
             raise wire.bad(wire.COUNT)
         if content.size and not content[-4:].any():
             raise wire.bad(wire.TRAILING)
-        return np.frombuffer(payload, "<f4")
+
+    def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
+        values = np.frombuffer(payload, "<f4")
+        if weight is None:
+            out[: values.size] = values
+            out[values.size :] = 0
+        else:
+            add_scaled(values, weight, out[: values.size])
+
+    def max_bytes(self, elements: int) -> int:
+        return 4 * elements
 
 
 class PowerSGD:

@@ -16,7 +16,15 @@ import numpy as np
 
 from edgetrain.codecs import compiler, wire
 from edgetrain.codecs.base import Vector
-from edgetrain.codecs.kernels import CHUNK, LEVEL_BLOCK, SIGN_BLOCK, Blocks, Bytes, Indices
+from edgetrain.codecs.kernels import (
+    CHUNK,
+    ENTRIES,
+    LEVEL_BLOCK,
+    SIGN_BLOCK,
+    Blocks,
+    Bytes,
+    Indices,
+)
 
 INSTRUCTION_SETS = ["portable", "avx2", "avx512", "neon"]
 
@@ -40,14 +48,22 @@ _SIGNATURES: dict[str, list[Any]] = {
     "threshold_of": [_P, _P, _I, _I, _P, _P],
     "trim": [_P, _P, _P, _I, _U, _I],
     "gaps_encode": [_P, _I, _I, _P, _P],
+    "gaps_size": [],
+    "gaps_begin": [_P, _P, _I, _I, _I],
+    "gaps_next": [_P, _I, _P],
+    "gaps_end": [_P],
     "gaps_decode": [_P, _I, _I, _I, _P],
     "levels_encode": [_P, _I, _F, _N, _P, _P],
-    "levels_decode": [_P, _I, _I, _N, _F, _P],
+    "levels_check": [_P, _I, _I, _N],
+    "levels_read": [_P, _I, _I, _I, _N, _N, _F, _P],
     "settle": [_P, _P, _P, _P, _I],
     "scatter": [_P, _P, _P, _I],
+    "scatter_add": [_P, _P, _P, _I, _F],
     "sparse_encode": [_P, _P, _P, _I, _I, _N, _P, _P],
     "sparse_count": [_P, _I, _I, _P],
     "sparse_decode": [_P, _I, _I, _N, _F, _P, _P],
+    "sparse_check": [_P, _I, _I, _N],
+    "sparse_apply": [_P, _I, _I, _N, _N, _F, _P],
     "sparse_counts": [_P, _P, _I, _I, _P],
     "sparse_decode_many": [_P, _P, _P, _I, _I, _N, _P, _P, _P],
     "scatter_tiles": [_P, _I, _P, _P, _P, _P, _I, _I],
@@ -99,7 +115,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _at(array: np.ndarray[Any, Any] | None) -> int | None:
-    return None if array is None else int(array.__array_interface__["data"][0])
+    return None if array is None else int(array.ctypes.data)
 
 
 def _checked(result: int) -> int:
@@ -149,6 +165,23 @@ class _Messages:
         return _at(self._addresses), _at(self._lengths), self._addresses.size
 
 
+class _Gaps:
+    """See `kernels.Gaps`. What kernels.c remembers, which points into the payload, is an array."""
+
+    def __init__(self, library: ctypes.CDLL, payload: Bytes, count: int, elements: int) -> None:
+        self._c, self._payload = library, payload
+        self._state = np.empty(-(-library.gaps_size() // 8), np.uint64)
+        self._positions = np.empty(min(count, ENTRIES), np.uint32)
+        self._where, self._to = _at(self._state), _at(self._positions)
+        _checked(library.gaps_begin(self._where, _at(payload), payload.size, count, elements))
+
+    def take(self) -> Indices:
+        return self._positions[: _checked(self._c.gaps_next(self._where, ENTRIES, self._to))]
+
+    def finish(self) -> int:
+        return _checked(self._c.gaps_end(self._where))
+
+
 class Native:
     """See `kernels.Kernels` for what each does."""
 
@@ -161,6 +194,9 @@ class Native:
         self.instructions = known[library.kernels_use(index)]
         self._c = library
         self._scratch = _Scratch()
+
+    def few(self, elements: int) -> int:
+        return max(elements // 2, ENTRIES)
 
     def stream_add(self, r: Vector, g: Vector) -> None:
         self._c.stream_add(_at(r), _at(g), r.size)
@@ -218,16 +254,27 @@ class Native:
         _encoded(self._c.levels_encode(_at(values), values.size, anchor, bits, _at(out), _at(sent)))
         return out, sent
 
-    def levels_decode(self, payload: Bytes, count: int, bits: int) -> tuple[Vector, int]:
-        values = np.empty(count, np.float32)
-        used = self._c.levels_decode(_at(payload), payload.size, count, bits, 1.0, _at(values))
-        return values, _checked(used)
+    def gaps(self, payload: Bytes, count: int, elements: int) -> _Gaps:
+        return _Gaps(self._c, payload, count, elements)
+
+    def levels_check(self, payload: Bytes, count: int, bits: int) -> int:
+        return _checked(self._c.levels_check(_at(payload), payload.size, count, bits))
+
+    def levels_read(
+        self, payload: Bytes, count: int, first: int, bits: int, out: Vector, weight: float | None
+    ) -> None:
+        how = (bits, 0, 1.0) if weight is None else (bits, 1, weight)
+        self._c.levels_read(_at(payload), count, first, first + out.size, *how, _at(out))
 
     def settle(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
         self._c.settle(_at(r), _at(positions), _at(values), _at(sent), positions.size)
 
-    def scatter(self, r: Vector, positions: Indices, values: Vector) -> None:
-        self._c.scatter(_at(r), _at(positions), _at(values), positions.size)
+    def scatter(self, r: Vector, positions: Indices, values: Vector, weight: float | None) -> None:
+        arrays = (_at(r), _at(positions), _at(values), positions.size)
+        if weight is None:
+            self._c.scatter(*arrays)
+        else:
+            self._c.scatter_add(*arrays, weight)
 
     def sparse_encode(
         self, r: Vector | None, positions: Indices, values: Vector, elements: int, bits: int
@@ -253,38 +300,32 @@ class Native:
         )
         return positions, values
 
+    def sparse_check(self, payload: Bytes, elements: int, bits: int) -> None:
+        _checked(self._c.sparse_check(_at(payload), payload.size, elements, bits))
+
+    def sparse_apply(self, payload: Bytes, bits: int, out: Vector, weight: float | None) -> None:
+        how = (bits, 0, 1.0) if weight is None else (bits, 1, weight)
+        self._c.sparse_apply(_at(payload), payload.size, out.size, *how, _at(out))
+
     def sparse_add(
         self, payloads: Sequence[Bytes], weights: Sequence[float], bits: int, out: Vector
-    ) -> None:
+    ) -> bool:
         messages = _Messages(payloads, weights)
-        count = _checked(self._c.sparse_counts(*messages.where, out.size, _at(messages.start)))
-        if count <= 2 * out.size:
-            self._add(messages, count, bits, out, apply=True)
-            return
-        # Dense messages: decode each twice rather than hold more than a few parts' worth.
-        for apply in (False, True):
-            for payload, weight in zip(payloads, weights, strict=True):
-                one = _Messages([payload], [weight])
-                count = self._c.sparse_counts(*one.where, out.size, _at(one.start))
-                self._add(one, count, bits, out, apply)
-
-    def _add(self, messages: _Messages, count: int, bits: int, out: Vector, apply: bool) -> None:
-        """Decode all, then add all where `apply` says so."""
+        payload_at, lengths, number = messages.where
+        start, cursor = _at(messages.start), _at(messages.cursor)
+        count = _checked(self._c.sparse_counts(payload_at, lengths, number, out.size, start))
+        if count > self.few(out.size):
+            return False
         _, positions = self._scratch.take("positions", count, np.uint32)
         _, values = self._scratch.take("values", count, np.float32)
-        payloads, lengths, number = messages.where
-        start = _at(messages.start)
         _checked(
             self._c.sparse_decode_many(
-                payloads, lengths, _at(messages.weights), number, out.size, bits, start,
+                payload_at, lengths, _at(messages.weights), number, out.size, bits, start,
                 positions, values,
             )
         )  # fmt: skip
-        if apply:
-            cursor = _at(messages.cursor)
-            self._c.scatter_tiles(
-                _at(out), out.size, positions, values, start, cursor, number, TILE
-            )
+        self._c.scatter_tiles(_at(out), out.size, positions, values, start, cursor, number, TILE)
+        return True
 
     def blocks_encode(
         self, r: Vector, g: Vector | None, code: Blocks, noise: int, out: Bytes
@@ -293,13 +334,24 @@ class Native:
         codes_at = at + code.scale_bytes(r.size)
         _encoded(self._c.blocks_encode(_at(r), _at(g), r.size, *shape, at, codes_at))
 
-    def blocks_decode(
-        self, payload: Bytes, code: Blocks, out: Vector, weight: float | None
+    def blocks_check(self, payload: Bytes, elements: int, code: Blocks) -> None:
+        at = _at(payload) or 0
+        codes_at = at + code.scale_bytes(elements)
+        _checked(self._c.blocks_check(at, codes_at, elements, code.levels, code.width))
+
+    def blocks_read(
+        self,
+        payload: Bytes,
+        elements: int,
+        first: int,
+        code: Blocks,
+        out: Vector,
+        weight: float | None,
     ) -> None:
         at = _at(payload) or 0
-        source = (at, at + code.scale_bytes(out.size), out.size)
-        _checked(self._c.blocks_check(*source, code.levels, code.width))
-        self._c.blocks_decode(*source, code.width, weight is not None, weight or 0.0, _at(out))
+        codes_at = at + code.scale_bytes(elements) + code.code_bytes(first)
+        how = (code.width, weight is not None, weight or 0.0)
+        self._c.blocks_decode(at + code.scale_bytes(first), codes_at, out.size, *how, _at(out))
 
     def signs_encode(self, r: Vector, g: Vector | None, out: Bytes) -> None:
         at = _at(out) or 0
@@ -309,11 +361,17 @@ class Native:
         else:
             _encoded(self._c.signs_drain(_at(r), _at(g), r.size, at, bits_at))
 
-    def signs_decode(self, payload: Bytes, out: Vector, weight: float | None) -> None:
+    def signs_check(self, payload: Bytes, elements: int) -> None:
         at = _at(payload) or 0
-        source = (at, at + 4 * -(-out.size // SIGN_BLOCK), out.size)
-        _checked(self._c.signs_check(*source))
-        self._c.signs_decode(*source, weight is not None, weight or 0.0, _at(out))
+        _checked(self._c.signs_check(at, at + 4 * -(-elements // SIGN_BLOCK), elements))
+
+    def signs_read(
+        self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
+    ) -> None:
+        at = _at(payload) or 0
+        bits_at = at + 4 * -(-elements // SIGN_BLOCK) + first // 8
+        how = (weight is not None, weight or 0.0)
+        self._c.signs_decode(at + 4 * (first // SIGN_BLOCK), bits_at, out.size, *how, _at(out))
 
     def planes_encode(self, r: Vector, g: Vector | None, bits: int, out: Bytes) -> None:
         if g is not None:

@@ -54,7 +54,7 @@ class Rule:
 class Piece:
     """Some elements of the vector, as [start, stop) ranges in order, and their bound codec."""
 
-    codec: Codec
+    codec: BaseCodec
     ranges: tuple[tuple[int, int], ...]
 
     @property
@@ -65,7 +65,11 @@ class Piece:
         """The piece's elements: a view where they lie together, else a copy."""
         if len(self.ranges) == 1:
             return vector[slice(*self.ranges[0])]
-        return np.concatenate([vector[start:stop] for start, stop in self.ranges])
+        values, at = np.empty(self.elements, np.float32), 0
+        for start, stop in self.ranges:
+            values[at : at + stop - start] = vector[start:stop]
+            at += stop - start
+        return values
 
     def put(self, values: Vector, vector: Vector) -> None:
         """Write the piece's elements back into their places."""
@@ -75,6 +79,16 @@ class Piece:
         for start, stop in self.ranges:
             vector[start:stop] = values[at : at + stop - start]
             at += stop - start
+
+    def some(self, first: int, elements: int) -> Piece:
+        """That many of its elements, from `first` on."""
+        ranges, at = [], 0
+        for start, stop in self.ranges:
+            begin, end = max(at, first), min(at + stop - start, first + elements)
+            if begin < end:
+                ranges.append((start + begin - at, start + end - at))
+            at += stop - start
+        return Piece(self.codec, tuple(ranges))
 
 
 class Unbound(BaseCodec):
@@ -88,7 +102,7 @@ class Unbound(BaseCodec):
     def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
         raise self._unbound()
 
-    def decode(self, payload: Buffer, out: Vector) -> None:
+    def check(self, payload: Buffer, elements: int) -> None:
         raise self._unbound()
 
     def max_bytes(self, elements: int) -> int:
@@ -121,7 +135,7 @@ class Rules(Unbound):
         self.rules = rules
         self.name = "; ".join(rule.name for rule in rules)
 
-    def bind(self, layout: Layout) -> Codec:
+    def bind(self, layout: Layout) -> BaseCodec:
         check_layout(layout)
         taken: list[list[tuple[str, int, tuple[int, ...]]]] = [[] for _ in self.rules]
         for name, start, shape in layout:
@@ -144,7 +158,7 @@ class PerTensor(Unbound):
         self.name = name
         self.codec = codec
 
-    def bind(self, layout: Layout) -> Codec:
+    def bind(self, layout: Layout) -> BaseCodec:
         check_layout(layout)
         tensors = [tensor for tensor in layout if math.prod(tensor[2])]
         return Pieces(self.name, tuple(_piece(self.codec, [tensor]) for tensor in tensors))
@@ -170,15 +184,21 @@ class Pieces(BaseCodec):
         self._check(vector)
         return [_joined(self._drain(piece, residual, vector) for piece in self.pieces)]
 
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        out[:] = self._decoded(payload, out.size)
+    def check(self, payload: Buffer, elements: int) -> None:
+        self._check_size(elements)
+        for part, payload_of_part in self._split(payload):
+            part.codec.check(payload_of_part, part.elements)
 
-    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
-        out += np.float32(weight) * self._decoded(payload, out.size)
+    def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
+        """A piece that does not lie together is decoded aside; it is smaller than the vector."""
+        for part, payload_of_part in self._split(payload):
+            values = part.take(out)
+            part.codec.apply(payload_of_part, weight, values)
+            part.put(values, out)
 
     def max_bytes(self, elements: int) -> int:
         self._check_size(elements)
-        return sum(size for _, _, _, size in self._parts())
+        return sum(most for _, most in self._parts())
 
     def _drain(self, piece: Piece, residual: Vector, vector: Vector) -> list[Buffer]:
         mine = piece.take(residual)
@@ -186,34 +206,25 @@ class Pieces(BaseCodec):
         piece.put(mine, residual)
         return payloads
 
-    def _parts(self) -> Iterator[tuple[Piece, int, int, int]]:
-        """(piece, first element in the piece, elements, most bytes) of each part of each piece."""
+    def _parts(self) -> Iterator[tuple[Piece, int]]:
+        """(the piece's part, most bytes) of each part of each piece."""
         for piece in self.pieces:
             step = piece.codec.part_elements
             for start in range(0, piece.elements, step):
-                elements = min(step, piece.elements - start)
-                yield piece, start, elements, 5 + piece.codec.max_bytes(elements)
+                part = piece if piece.elements <= step else piece.some(start, step)
+                yield part, 5 + piece.codec.max_bytes(part.elements)
 
-    def _decoded(self, payload: Buffer, elements: int) -> Vector:
-        self._check_size(elements)
+    def _split(self, payload: Buffer) -> Iterator[tuple[Piece, Buffer]]:
+        """(the piece's part, its payload) in order. Raises BadPayload."""
         content, at = as_bytes(payload), 0
-        spans = []
-        for piece, start, count, most in self._parts():
+        for part, most in self._parts():
             size, at = wire.get_varint(content, at)
             if size > min(most, content.size - at):
                 raise wire.bad(wire.TRUNCATED)
-            spans.append((piece, start, count, content[at : at + size]))
+            yield part, content[at : at + size].data
             at += size
         if at != content.size:
             raise wire.bad(wire.TRAILING)
-        result = np.empty(elements, np.float32)
-        for piece in self.pieces:
-            values = np.empty(piece.elements, np.float32)
-            for owner, start, count, part in spans:
-                if owner is piece:
-                    piece.codec.decode(part.data, values[start : start + count])
-            piece.put(values, result)
-        return result
 
     def _check(self, vector: Vector) -> None:
         check_vector(vector)

@@ -23,8 +23,8 @@ from edgetrain.codecs.base import (
 from edgetrain.codecs.blocks import Planes
 from edgetrain.codecs.dense import Dense
 from edgetrain.codecs.fallback import hash32, sparse_count
-from edgetrain.codecs.fixed import content_seed
-from edgetrain.codecs.kernels import CHUNK, LIMIT, Bytes, Indices
+from edgetrain.codecs.fixed import Ranged, content_seed
+from edgetrain.codecs.kernels import CHUNK, ENTRIES, LIMIT, Bytes, Indices
 from edgetrain.errors import BadPayload, ConfigError
 
 SAMPLED_HITS = 1500
@@ -53,14 +53,14 @@ def part_for(density: float) -> int:
     return 1 << min(max(round(math.log2(16384 / density)), 18), 22)
 
 
-def _room(values: BaseCodec, count: int) -> int:
+def _room(values: Ranged, count: int) -> int:
     return values.max_bytes(count) if count else 0
 
 
 class Values:
     """How kept values travel: as planes or raw, which the kernels do, or by any dense codec."""
 
-    def __init__(self, codec: BaseCodec) -> None:
+    def __init__(self, codec: Ranged) -> None:
         self.codec = codec
         self.fused_bits = (
             codec.bits
@@ -69,6 +69,9 @@ class Values:
             if isinstance(codec, Dense)
             else None
         )
+        # Planes end a small factor above the limit of their scales, whatever these are.
+        self._limit = LIMIT if isinstance(codec, Dense) else 2 * LIMIT
+        self._any = isinstance(codec, Planes)
 
     def encode(self, values: Vector) -> tuple[Buffer, Vector]:
         """(payload, what it decodes to). Raises EdgetrainError for what is not finite."""
@@ -79,12 +82,29 @@ class Values:
         self.codec.decode(payload, sent)
         return payload, sent
 
+    def check(self, payload: Bytes, count: int) -> None:
+        """BadPayload unless it holds that many values and nothing else."""
+        self.codec.check(payload.data, count)
+        for first in range(0, 0 if self._any else count, ENTRIES):
+            self._check(self.read(payload, count, first))
+
     def decode(self, payload: Bytes, count: int) -> Vector:
         """The values of a payload that holds nothing else. Raises BadPayload."""
+        self.codec.check(payload.data, count)
         values = np.empty(count, np.float32)
-        self.codec.decode(payload.data, values)
-        if not np.all(np.abs(values) < 2 * LIMIT):
+        self.codec.read(payload, count, 0, values, None)
+        for first in range(0, 0 if self._any else count, 4 * ENTRIES):
+            self._check(values[first : first + 4 * ENTRIES])
+        return values
+
+    def _check(self, values: Vector) -> None:
+        if not np.all(np.abs(values) < self._limit):
             raise wire.bad(wire.MAGNITUDE)
+
+    def read(self, payload: Bytes, count: int, first: int) -> Vector:
+        """ENTRIES values from `first` on, or those that are left, of what was checked."""
+        values = np.empty(min(count - first, ENTRIES), np.float32)
+        self.codec.read(payload, count, first, values, None)
         return values
 
 
@@ -98,9 +118,7 @@ class TopK(BaseCodec):
     bound of `values`. See also Aji 2017, Stich 2018 (contraction with feedback).
     """
 
-    def __init__(
-        self, density: float, values: BaseCodec | None = None, exact: bool = False
-    ) -> None:
+    def __init__(self, density: float, values: Ranged | None = None, exact: bool = False) -> None:
         """`values` codes what is kept; fp32 by default. Any fixed-size dense codec will do."""
         self.density = check_density("topk", density)
         self.exact = exact
@@ -131,27 +149,62 @@ class TopK(BaseCodec):
         """How many elements of a vector of that length are kept."""
         return min(elements, max(1, round(self.density * elements)))
 
+    def check(self, payload: Buffer, elements: int) -> None:
+        self._check_size(len(payload), elements)
+        content, run, bits = as_bytes(payload), kernels.current(), self.values.fused_bits
+        if bits:
+            run.sparse_check(content, elements, bits)
+            return
+        count, at = sparse_count(content, elements)
+        if count:
+            gaps = run.gaps(content[at:], count, elements)
+            for _ in range(0, count, ENTRIES):
+                gaps.take()
+            self.values.check(content[at + gaps.finish() :], count)
+
+    def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
+        content, run, bits = as_bytes(payload), kernels.current(), self.values.fused_bits
+        if weight is None:
+            out[:] = 0
+        if bits:
+            run.sparse_apply(content, bits, out, weight)
+            return
+        count, at = sparse_count(content, out.size)
+        if count:
+            gaps = run.gaps(content[at:], count, out.size)
+            values = content[content.size - self.values.codec.max_bytes(count) :]
+            for first in range(0, count, ENTRIES):
+                run.scatter(out, gaps.take(), self.values.read(values, count, first), weight)
+
     def decode(self, payload: Buffer, out: Vector) -> None:
+        self._check_size(len(payload), out.size)
+        if sparse_count(as_bytes(payload), out.size)[0] > kernels.current().few(out.size):
+            super().decode(payload, out)
+            return
         positions, values = self.entries(payload, out.size)
         out[:] = 0
-        kernels.current().scatter(out, positions, values)
+        kernels.current().scatter(out, positions, values, None)
 
     def add(self, payload: Buffer, weight: float, out: Vector) -> None:
         self.add_many([payload], [weight], out)
 
     def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
+        """Few entries are decoded once and kept until all are known to be good, many twice."""
+        for payload in payloads:
+            self._check_size(len(payload), out.size)
+        contents, run = [as_bytes(p) for p in payloads], kernels.current()
         bits = self.values.fused_bits
-        if bits:
-            for payload in payloads:
-                self._check_size(len(payload), out.size)
-            kernels.current().sparse_add([as_bytes(p) for p in payloads], weights, bits, out)
+        if bits and run.sparse_add(contents, weights, bits, out):
+            return
+        if bits or sum(sparse_count(c, out.size)[0] for c in contents) > run.few(out.size):
+            super().add_many(payloads, weights, out)
             return
         decoded = [self.entries(payload, out.size) for payload in payloads]
-        for (positions, values), weight in zip(decoded, weights, strict=True):
-            out[positions] += np.float32(weight) * values
+        for entries, weight in zip(decoded, weights, strict=True):
+            run.scatter(out, *entries, weight)
 
     def entries(self, payload: Buffer, elements: int) -> tuple[Indices, Vector]:
-        """(positions, values) of a part's payload. Raises BadPayload."""
+        """(positions, values) of a part's payload, 8 bytes an entry. Raises BadPayload."""
         self._check_size(len(payload), elements)
         content, bits = as_bytes(payload), self.values.fused_bits
         if bits:
@@ -254,7 +307,7 @@ def _largest(
         if values.size >= wanted or bound <= 1:
             break
         if zero:
-            run.scatter(r, positions, values)
+            run.scatter(r, positions, values, None)
     if values.size > wanted:
         bound = run.threshold_of(values, None, wanted)[0]
         return run.trim(r if zero else None, positions, values, bound, wanted)
@@ -295,7 +348,7 @@ class RandK(BaseCodec):
     2016, Stich 2018.
     """
 
-    def __init__(self, density: float, values: BaseCodec | None = None) -> None:
+    def __init__(self, density: float, values: Ranged | None = None) -> None:
         self.density = check_density("randk", density)
         self.values = Values(values or Dense())
         self.part_elements = part_for(density)
@@ -311,29 +364,25 @@ class RandK(BaseCodec):
         residual += vector
         return self._encode(residual, settle=True)
 
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        positions, values = self.entries(payload, out.size)
-        out[:] = 0
-        kernels.current().scatter(out, positions, values)
-
-    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
-        self.add_many([payload], [weight], out)
-
-    def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
-        decoded = [self.entries(payload, out.size) for payload in payloads]
-        for (positions, values), weight in zip(decoded, weights, strict=True):
-            out[positions] += np.float32(weight) * values
-
-    def entries(self, payload: Buffer, elements: int) -> tuple[Indices, Vector]:
-        """(positions, values) of a part's payload. Raises BadPayload."""
+    def check(self, payload: Buffer, elements: int) -> None:
         content = as_bytes(payload)
         if content.size < 5 or content.size > self.max_bytes(elements):
             raise BadPayload(f"{self.name}: {content.size} bytes for {elements} elements")
         count, at = wire.get_varint(content, 4)
         if not 0 < count <= elements or content.size - at != _room(self.values.codec, count):
             raise wire.bad(wire.COUNT)
-        values = self.values.decode(content[at:], count)
-        return strata(elements, count, int(content[:4].copy().view("<u4")[0])), values
+        self.values.check(content[at:], count)
+
+    def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
+        content = as_bytes(payload)
+        seed = int(content[:4].copy().view("<u4")[0])
+        count, at = wire.get_varint(content, 4)
+        if weight is None:
+            out[:] = 0
+        for first in range(0, count, ENTRIES):
+            values = self.values.read(content[at:], count, first)
+            positions = strata(out.size, count, seed, first, first + values.size)
+            kernels.current().scatter(out, positions, values, weight)
 
     def max_bytes(self, elements: int) -> int:
         return 9 + _room(self.values.codec, elements)
@@ -344,7 +393,7 @@ class RandK(BaseCodec):
         for i, part in enumerate(self.parts(r)):
             count = min(part.size, max(1, round(self.density * part.size)))
             here = (seed + i) % 2**32
-            positions = strata(part.size, count, here)
+            positions = strata(part.size, count, here, 0, count)
             values = part[positions]
             coded, sent = self.values.encode(values)
             if settle:
@@ -353,13 +402,13 @@ class RandK(BaseCodec):
         return payloads
 
 
-def strata(elements: int, count: int, seed: int) -> Indices:
-    """One position in each of `count` strata of 0..elements.
+def strata(elements: int, count: int, seed: int, first: int, stop: int) -> Indices:
+    """One position in each of the strata first .. stop, of `count` of 0..elements.
 
     Stratum j is [j * elements // count, (j + 1) * elements // count); integers only, so that it is
     the same on every machine.
     """
-    edges = np.arange(count + 1, dtype=np.uint64) * np.uint64(elements) // np.uint64(count)
+    edges = np.arange(first, stop + 1, dtype=np.uint64) * np.uint64(elements) // np.uint64(count)
     sizes = edges[1:] - edges[:-1]
-    draws = hash32(np.arange(count, dtype=np.uint32) ^ np.uint32(seed)).astype(np.uint64)
+    draws = hash32(np.arange(first, stop, dtype=np.uint32) ^ np.uint32(seed)).astype(np.uint64)
     return (edges[:-1] + (draws * sizes >> np.uint64(32))).astype(np.uint32)

@@ -15,6 +15,7 @@ from edgetrain.codecs import blocks
 from edgetrain.codecs.base import BaseCodec, Codec
 from edgetrain.codecs.dense import BFloat, Dense, Half
 from edgetrain.codecs.feedback import Deep
+from edgetrain.codecs.fixed import Ranged
 from edgetrain.codecs.lowrank import LowRank, TwoTrips
 from edgetrain.codecs.rules import PerTensor, Rule, Rules
 from edgetrain.codecs.sparse import RandK, TopK
@@ -43,7 +44,7 @@ NAMES = {
 
 _STAGE = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:\(([^()]*)\))?\s*\Z")
 
-_PLAIN: dict[str, Callable[[], BaseCodec]] = {
+_PLAIN: dict[str, Callable[[], Ranged]] = {
     "fp32": Dense,
     "dense": Dense,
     "fp16": Half,
@@ -119,7 +120,7 @@ def _chain(text: str) -> BaseCodec:
     return _plain(name, arguments)
 
 
-def _values(text: str) -> BaseCodec:
+def _values(text: str) -> Ranged:
     name, arguments = _stage(text)
     if name in _CHAINED:
         raise ConfigError(
@@ -128,7 +129,7 @@ def _values(text: str) -> BaseCodec:
     return _plain(name, arguments)
 
 
-def _plain(name: str, arguments: list[str]) -> BaseCodec:
+def _plain(name: str, arguments: list[str]) -> Ranged:
     if name == "qsgd":
         return blocks.qsgd(_whole(name, arguments or ["7"], 1, 127))
     if name not in _PLAIN:
@@ -138,7 +139,7 @@ def _plain(name: str, arguments: list[str]) -> BaseCodec:
     return _PLAIN[name]()
 
 
-def _first(name: str, arguments: list[str], values: BaseCodec | None) -> BaseCodec:
+def _first(name: str, arguments: list[str], values: Ranged | None) -> BaseCodec:
     numbers = [a for a in arguments if not a[:1].isalpha()]
     flags = [a for a in arguments if a[:1].isalpha()]
     if name == "low-rank":
@@ -163,7 +164,7 @@ def _first(name: str, arguments: list[str], values: BaseCodec | None) -> BaseCod
     return PerTensor(codec.name.replace(")", ", tensor)", 1), codec)
 
 
-def _deep(numbers: list[str], values: BaseCodec | None) -> Deep:
+def _deep(numbers: list[str], values: Ranged | None) -> Deep:
     if len(numbers) > 4:
         raise ConfigError(f"dgc takes 1 to 4 numbers, not {len(numbers)}", NAMES["dgc"])
     density = _density("dgc", numbers[:1])

@@ -138,6 +138,25 @@ int main(int argc, char **argv)
                 | differs("residual", record, r, 4 * n[0], want[1])
                 | differs("sum", record, in[2].data, 4 * n[0], want[2]);
             break;
+        case 11: { /* in[0]: payload. n: count, elements, where the positions begin, their bytes */
+            gaps state;
+            out[0] = room(4 * n[0]);
+            result = gaps_begin(&state, in[0].data + n[2], (i64)in[0].size - n[2], n[0], n[1]);
+            for (i64 at = 0; result >= 0 && at < n[0]; at += result)
+                result = gaps_next(&state, 96, (u32 *)out[0].data + at);
+            bad = result < 0 || gaps_end(&state) != n[3]
+                || differs("positions", record, out[0].data, 4 * n[0], want[0]);
+            break;
+        }
+        case 12: /* in[0]: planes. n: count, bits */
+            out[0] = room(4 * n[0]);
+            for (i64 at = 0; at < n[0]; at++) ((float *)out[0].data)[at] = 1.0f;
+            bad = levels_check(in[0].data, (i64)in[0].size, n[0], (int)n[1]) != (i64)in[0].size;
+            for (i64 at = 0; at < n[0]; at += 256)
+                levels_read(in[0].data, n[0], at, at + 256 < n[0] ? at + 256 : n[0], (int)n[1], 1,
+                            f[0], (float *)out[0].data + at);
+            bad |= differs("values", record, out[0].data, 4 * n[0], want[0]);
+            break;
         default:
             return 2;
         }

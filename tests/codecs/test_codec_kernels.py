@@ -127,6 +127,43 @@ def test_positions(gaps: list[int], room: int) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("count", [1, 4096, 4097, 9000])
+def test_positions_come_some_at_a_time(count: int) -> None:
+    rng = np.random.default_rng(count)
+    gaps = np.where(rng.random(count) < 0.01, 5000, rng.integers(0, 9, count))
+    positions = (np.cumsum(gaps + 1) - 1).astype(np.uint32)
+    elements = int(positions[-1]) + 1
+
+    def run(chosen: kernels.Kernels) -> list:
+        coded = chosen.gaps_encode(positions, elements)
+        reader = chosen.gaps(np.concatenate([coded, coded]), count, elements)
+        taken = [reader.take().copy() for _ in range(0, count, kernels.ENTRIES)]
+        assert np.array_equal(np.concatenate(taken), positions)
+        assert reader.finish() == coded.size
+        return [coded]
+
+    assert_same_on_all(run)
+
+
+@pytest.mark.parametrize("spec", [s for s in cases.DENSE if "powersgd" not in s])
+@pytest.mark.parametrize("weight", [None, 0.3])
+def test_any_range_can_be_read(spec: str, weight: float | None) -> None:
+    codec, x = parse(spec), cases.make("clusters", 10_007, 1)
+    payload = np.frombuffer(bytes(codec.encode(x)[0]), np.uint8)
+
+    def run(_: object) -> list:
+        whole, pieces = cases.make("normal", x.size, 2), cases.make("normal", x.size, 2)
+        codec.apply(payload.data, weight, whole)  # type: ignore[attr-defined]
+        for first in range(0, x.size, kernels.ENTRIES):
+            here = pieces[first : first + kernels.ENTRIES]
+            codec.read(payload, x.size, first, here, weight)  # type: ignore[attr-defined]
+        assert pieces.tobytes() == whole.tobytes()
+        return [whole]
+
+    assert_same_on_all(run)
+
+
+@compiled
 @SOME
 @given(x=cases.vectors, seed=st.integers(0, 2**32 - 1))
 def test_blocks_and_signs(x: Vector, seed: int) -> None:
@@ -142,15 +179,17 @@ def test_blocks_and_signs(x: Vector, seed: int) -> None:
                 out = np.zeros(code.scale_bytes(x.size) + code.code_bytes(x.size), np.uint8)
                 chosen.blocks_encode(r, add, code, seed, out)
                 y = np.empty_like(x)
-                chosen.blocks_decode(out, code, y, None)
+                chosen.blocks_check(out, x.size, code)
+                chosen.blocks_read(out, x.size, 0, code, y, None)
                 found += [out, r, y.copy()]
-                chosen.blocks_decode(out, code, y, 0.7)
+                chosen.blocks_read(out, x.size, 0, code, y, 0.7)
                 found.append(y)
             r = x.copy()
             out = np.zeros(4 * -(-x.size // 512) + -(-x.size // 8), np.uint8)
             chosen.signs_encode(r, add, out)
             found += [out, r]
-            chosen.signs_decode(out, r, -0.1)
+            chosen.signs_check(out, x.size)
+            chosen.signs_read(out, x.size, 0, r, -0.1)
             for brain in (False, True):
                 r, out = 1e3 * x, np.zeros(2 * x.size, np.uint8)
                 chosen.halves_encode(r, add, brain, out)

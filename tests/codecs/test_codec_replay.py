@@ -11,7 +11,7 @@ import codec_cases as cases
 import numpy as np
 import pytest
 
-from edgetrain.codecs import compiler, kernels
+from edgetrain.codecs import compiler, kernels, wire
 from edgetrain.codecs.fallback import Fallback
 from edgetrain.codecs.kernels import Blocks
 from edgetrain.errors import BadPayload
@@ -78,6 +78,19 @@ class Recorder:
             scaled = values * np.float32(0.3)
             ints = [elements, bits, positions.size, 1]
             self.record(3, ints, [content], [positions, scaled], (0.3, 0))
+            if positions.size:
+                self.some_at_a_time(content, positions, elements, bits)
+
+    def some_at_a_time(self, content, positions, elements: int, bits: int) -> None:  # type: ignore[no-untyped-def]
+        at = len(wire.put_varint(positions.size))
+        used = self.run.gaps_decode(content[at:], positions.size, elements)[1]
+        ints = [positions.size, elements, at, used]
+        self.record(11, ints, [content], [positions])
+        if bits < 32:
+            total = np.ones(positions.size, np.float32)
+            self.run.levels_read(content[at + used :], total.size, 0, bits, total, 0.7)
+            ints = [total.size, bits]
+            self.record(12, ints, [content[at + used :]], [total], (0.7, 0))
 
     def dense(self, x, g) -> None:  # type: ignore[no-untyped-def]
         for add in (None, g):
@@ -88,7 +101,7 @@ class Recorder:
                 ints = [x.size, code.levels, code.width, int(code.stochastic), 99, scales]
                 self.record(4, ints, [x, add], [out, r])
                 total = g.copy()
-                self.run.blocks_decode(out, code, total, 0.7)
+                self.run.blocks_read(out, x.size, 0, code, total, 0.7)
                 ints = [x.size, code.levels, code.width, 1, 1, scales]
                 self.record(5, ints, [g, None, out], [total], (0.7, 0))
             r, scales = x.copy(), 4 * -(-x.size // 512)
@@ -97,7 +110,7 @@ class Recorder:
             self.record(6, [x.size, scales], [x, add], [out, r])
             for weight in (None, -0.2):
                 total = g.copy()
-                self.run.signs_decode(out, total, weight)
+                self.run.signs_read(out, x.size, 0, total, weight)
                 add_flag = int(weight is not None)
                 self.record(
                     7, [x.size, scales, add_flag], [g, None, out], [total], (weight or 0, 0)
