@@ -16,9 +16,12 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgetrain.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from edgetrain.checkpoint import Sparing
 
 Plain = bool | int | float | str | list[Any] | dict[str, Any]
 
@@ -102,6 +105,21 @@ class HubTable:
 
 
 @dataclass(frozen=True)
+class CheckpointTable:
+    """How sparingly a member writes its checkpoint, where it is told to keep one."""
+
+    every_s: float = _ranged(600.0, 0.0, 1e9, "seconds between two checkpoints of a member")
+    share: float = _ranged(0.02, 1e-6, 1.0, "of a member's time that writing them may take")
+    mb_an_hour: float = _ranged(256.0, 1e-3, 1e9, "megabytes that they may write in an hour")
+
+    def sparing(self) -> Sparing:
+        """As `checkpoint` takes it."""
+        from edgetrain.checkpoint import Sparing
+
+        return Sparing(self.every_s, self.share, 1e6 * self.mb_an_hour)
+
+
+@dataclass(frozen=True)
 class Job:
     """A training job. Keys and defaults are these fields; `docs/jobs.md` explains them."""
 
@@ -115,6 +133,7 @@ class Job:
     train: Train = field(default_factory=Train)
     strategy: StrategyTable = field(default_factory=StrategyTable)
     hub: HubTable = field(default_factory=HubTable)
+    checkpoint: CheckpointTable = field(default_factory=CheckpointTable)
     faults: list[dict[str, Any]] = field(
         default_factory=list, metadata={"doc": "what goes wrong with links, and when; a list"}
     )
@@ -183,6 +202,7 @@ _TABLES: dict[str, type[Any]] = {
     "train": Train,
     "strategy": StrategyTable,
     "hub": HubTable,
+    "checkpoint": CheckpointTable,
 }
 _OPEN = ("data", "optimizer")
 """Tables whose keys belong to someone else (the task, torch)."""

@@ -720,7 +720,7 @@ class Hub:
         peer.state, peer.resumed = "training", True
         peer.next_round = max(peer.next_round, message.oldest)
         peer.skips_to, begin = 0, message.submitted
-        keep = self._replies_from(message.applied)
+        keep = not message.lacks_base and self._replies_from(message.applied)
         if self.terms.contributes != "gradient" and begin < max(self.round, peer.next_round):
             begin = peer.skips_to = self._next_for(peer)
         peer.first_round = peer.skips_to or peer.next_round
@@ -771,7 +771,7 @@ class Hub:
                 f"after {message.applied} replies the base has checksum {known:016x}, "
                 f"the member's {message.checksum:016x}"
             )
-        if self.base is None and not self._replies_from(message.applied):
+        if self.base is None and (message.lacks_base or not self._replies_from(message.applied)):
             return "started", (
                 f"{self.terms.strategy} is at round {self.round}, the replies after "
                 f"{message.applied} are gone, and the optimizer's state is only in the members"

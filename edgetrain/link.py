@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -83,6 +83,20 @@ class Request:
     threshold is more than half of the members. Else as the hub says."""
 
 
+@dataclass(frozen=True)
+class Past:
+    """Where a member was that has been started again, from its checkpoint."""
+
+    session: int
+    name: str
+    round: int
+    """The next it would have given to."""
+    applied: int
+    checksum: int
+    has_base: bool
+    """Whether it kept the base after `applied` replies; else it takes the hub's."""
+
+
 @dataclass
 class _Arrival:
     """The parts of one round's reply so far. Where decoding does not make it larger it is decoded
@@ -93,6 +107,11 @@ class _Arrival:
     at: float = 0.0
     parts: int = 0
     payloads: list[Buffer] = field(default_factory=list)
+
+
+def _new_session() -> int:
+    # Its highest bit makes all of one length on the wire, and none of them 0.
+    return int.from_bytes(os.urandom(8), "little") | 1 << 63
 
 
 @dataclass(frozen=True)
@@ -157,8 +176,8 @@ class Link:
         self._asked_again = False
         """A Join was sent twice, and may be answered twice."""
         self._request = Request("")
-        # Its highest bit makes all of one length on the wire, and none of them 0.
-        self._session = int.from_bytes(os.urandom(8), "little") | 1 << 63
+        self.session = 0
+        """What this member proves by that it is the same, when it comes back."""
         self._name = ""
         self._epoch = self._asked_epoch = self._attempt = 0
         self._returning = False
@@ -177,33 +196,34 @@ class Link:
         self.codec: Codec = codecs.Dense()
         self.reply_codec: Codec = codecs.Dense()
         self._feedback: Feedback | None = None
+        self._factors: codecs.PowerSGD | None = None
+        self._given = 0
+        """The hub has what this member gave to rounds before this one, in a life before this."""
         self.memory = Vectors(0)
         """Where replies are put, once it has joined. Contributions made in it need no more than
         that: what has been sent is free when the reply comes."""
 
-    def join(self, request: Request, params: Vector, checksum: int) -> tuple[Welcome, Start]:
+    def join(
+        self, request: Request, params: Vector, checksum: int, past: Past | None = None
+    ) -> tuple[Welcome, Start]:
         """Ask to be let in and wait for the start, however long the others take.
 
-        Afterwards `params` is the base. Raises Refused, HubUnreachable.
+        Afterwards `params` is the base. With a `past` this member goes on where it was, and where
+        it has its base `params` are not touched; Refused with the code "session" means that the hub
+        does not know it (any more). Raises Refused, HubUnreachable.
         """
         self._elements, self._request = params.size, request
-        join = Join(
-            protocol=PROTOCOL,
-            job=request.job,
-            model=request.model,
-            elements=params.size,
-            name=request.name,
-            weight=float(request.weight),
-            checksum=checksum,
-            session=self._session,
-            payload=request.layout,
-        )
+        self.session = _new_session() if past is None else past.session
+        hello = self._join_message(request, checksum) if past is None else self._return_of(past)
 
         def ask_again() -> None:
+            nonlocal hello
             self._asked_again = True
-            self._send(join)
+            if past is not None:
+                hello = self._return_of(past)
+            self._send(hello)
 
-        self._send(join)
+        self._send(hello)
         welcome: Welcome | None = None
         parts = list(base_parts(params.size))
         while True:
@@ -218,10 +238,14 @@ class Link:
                     if received.size != here.stop - here.start:
                         raise BadMessage(f"base part {base.part} has {received.size} elements")
                     params[here] = received
+                case Start() as start if past is not None and start.attempt != self._attempt:
+                    pass  # the answer to what was asked before
                 case Start() as start if welcome is not None:
                     self._applied, self._checksum = start.applied, start.checksum
-                    self._next_round = start.round
+                    self._next_round, self._given = start.round, start.resend
                     return welcome, start
+                case Reply() if past is not None:
+                    pass  # it comes again, behind the answer to what was asked last
                 case Beat() as beat:
                     if welcome is not None and beat.epoch != welcome.epoch:
                         welcome = None  # the hub has restarted, and knows nothing of it
@@ -235,6 +259,35 @@ class Link:
                     self._raise(refuse)
                 case other:
                     raise BadMessage(f"the hub sent {type(other).__name__} before the start")
+
+    def _return_of(self, past: Past) -> Resume:
+        self._attempt += 1
+        return Resume(
+            protocol=PROTOCOL,
+            model=self._request.model,
+            elements=self._elements,
+            name=past.name,
+            session=past.session,
+            applied=past.applied,
+            checksum=past.checksum if past.applied else 0,
+            submitted=past.round,
+            oldest=past.round,
+            attempt=self._attempt,
+            lacks_base=not past.has_base,
+        )
+
+    def _join_message(self, request: Request, checksum: int) -> Join:
+        return Join(
+            protocol=PROTOCOL,
+            job=request.job,
+            model=request.model,
+            elements=self._elements,
+            name=request.name,
+            weight=float(request.weight),
+            checksum=checksum,
+            session=self.session,
+            payload=request.layout,
+        )
 
     def _settle(self, welcome: Welcome, request: Request) -> None:
         layout = layouts.read(request.layout, self._elements) if request.layout else ()
@@ -255,7 +308,25 @@ class Link:
 
     def factors(self) -> codecs.PowerSGD | None:
         """What makes the contributions of a job whose codec sends them in two trips; else None."""
-        return self.codec.factors() if isinstance(self.codec, codecs.BoundTwoTrips) else None
+        two_trips = self.codec if isinstance(self.codec, codecs.BoundTwoTrips) else None
+        self._factors = None if two_trips is None else two_trips.factors()
+        return self._factors
+
+    def unsent(self) -> dict[str, Vector]:
+        """What lossy contributions have left out and this link still has to send, for a checkpoint:
+        its own arrays, to be written before the next `submit`."""
+        state = self._factors or self._feedback
+        return {} if state is None else state.state()
+
+    def take_up(self, unsent: Mapping[str, Vector]) -> None:
+        """Go on with what `unsent` gave. ConfigError where it is another codec's."""
+        if not unsent:
+            return
+        if self._factors is not None:
+            self._factors.restore(unsent)
+            return
+        self._feedback = codecs.memory(self.codec, self._elements, self._members)
+        self._feedback.restore(unsent)
 
     def _upload(self, params: Vector) -> None:
         snapshot = params.copy()
@@ -301,7 +372,8 @@ class Link:
             )
             for part, payload in enumerate(payloads)
         ]
-        if not self._returning:  # else all that is kept is sent once the hub has answered
+        # Coming back, all that is kept is sent once the hub has answered.
+        if not self._returning and round >= self._given:
             for message in self._kept[round]:
                 self._send(message)
         return read
@@ -441,7 +513,7 @@ class Link:
                 model=self._request.model,
                 elements=self._elements,
                 name=self._name,
-                session=self._session,
+                session=self.session,
                 applied=self._applied,
                 checksum=self._checksum if self._applied else 0,
                 submitted=self._next_round,
@@ -525,6 +597,10 @@ class Link:
     def leave(self, reason: str) -> None:
         """Say that this member is done, and let go. Works twice, and with no hub there."""
         self._send(Leave(reason))
+        self._transport.close()
+
+    def vanish(self) -> None:
+        """Let go without a word: the hub keeps this member's place in the rounds for a while."""
         self._transport.close()
 
     def _send(self, message: Message) -> None:

@@ -7,11 +7,13 @@ the link, and measures. It decides nothing that a strategy or the hub decides.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -21,14 +23,26 @@ import torch
 from edgetrain import keys as key_files
 from edgetrain import layout as layouts
 from edgetrain import strategies
+from edgetrain.checkpoint import Folder, Keep, Keeper, Saved
 from edgetrain.checksum import Vector, checksum
-from edgetrain.errors import ConfigError, Diverged, EdgetrainError
+from edgetrain.errors import (
+    BadMessage,
+    ConfigError,
+    Diverged,
+    EdgetrainError,
+    HubUnreachable,
+    Refused,
+)
 from edgetrain.interfaces import route
-from edgetrain.link import OUTAGE_S, CatchUp, Link, Request
+from edgetrain.link import OUTAGE_S, CatchUp, Link, Past, Request
+from edgetrain.messages import Start, Welcome
 from edgetrain.sockets import MemberSocket
 from edgetrain.strategies import MemberHalf
+from edgetrain.training_state import TrainingState, pack, unpack
 from edgetrain.transport import MemberTransport, Traffic
 from edgetrain.vector import FlatModel
+
+log = logging.getLogger("edgetrain")
 
 MARGIN = 1.1
 """An automatic delay is so much longer than the round trip that was measured."""
@@ -47,6 +61,7 @@ def join(
     keys: str | Path | None = None,
     insecure: bool = False,
     secure: bool = False,
+    checkpoint: str | Path | Keep | None = None,
 ) -> Member:
     """Join the hub at "tcp://host:port" with a model and its optimizer; returns when training
     starts.
@@ -59,14 +74,44 @@ def join(
     On another machine the hub is joined encrypted, with this machine's `keys` (a folder; None: the
     usual one) and the hub's public key: the one pinned when this machine was enrolled, or `hub_key`
     (text, or a file). `insecure` does without. `secure`: join only a hub that sees no more of
-    contributions than their sum (docs/secure-aggregation.md). Raises HubUnreachable, NetworkError,
-    Refused, ConfigError.
+    contributions than their sum (docs/secure-aggregation.md); without a checkpoint.
+
+    With a `checkpoint` (a folder; or Keep, which says how often, too) what only this member knows
+    is written there now and then: the optimizer's state, what lossy contributions have left out,
+    the number of steps. A process that was killed and joins again with the same folder and `name`
+    is the same member, and goes on behind `member.steps`: that many batches have been used. `close`
+    empties the folder.
+
+    Raises HubUnreachable, NetworkError, Refused, ConfigError.
     """
     route(hub, timeout_s)
     credentials = key_files.credentials(hub, hub_key, keys, insecure=insecure)
+    keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
+    keeping = None if keep is None else keeping_of(keep, name, model, optimizer)
     flat = bind(model, optimizer)
     socket = MemberSocket(hub, credentials=credentials)
-    return Member(socket, flat, optimizer, Request("", name, weight, job, secure=secure), timeout_s)
+    request = Request("", name, weight, job, secure=secure)
+    return Member(socket, flat, optimizer, request, timeout_s, keeping=keeping)
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """A member's checkpoint: where it goes, and what of the process is in it."""
+
+    keeper: Keeper
+    state: TrainingState
+
+
+def keeping_of(
+    keep: Keep,
+    name: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    clock: Callable[[], float] = time.monotonic,
+) -> Keeping:
+    """The checkpoint of the member `name` in its folder; raises ConfigError, as Folder."""
+    folder = Folder(keep.folder, name or "member")
+    return Keeping(Keeper(folder, keep.sparing, clock), TrainingState(model, optimizer))
 
 
 class Steps(Protocol):
@@ -101,8 +146,10 @@ class Flat(Protocol):
 class Member:
     """One training process in a fleet. Use `join`; close it when training is over.
 
-    `wait_s` and `exchange_s` are the seconds that all steps so far stood still for replies, and
-    spent on handing over and applying.
+    `steps` is the number of local steps it has taken, those before it was killed included: the
+    batch that comes next is number `steps`, from 0. `begins_at` is how many steps of the job the
+    fleet had behind it when this member began. `wait_s` and `exchange_s` are the seconds that all
+    steps so far stood still for replies, and spent on handing over and applying.
     """
 
     def __init__(
@@ -114,27 +161,30 @@ class Member:
         timeout_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         outage_s: float = OUTAGE_S,
+        keeping: Keeping | None = None,
     ) -> None:
         self._transport = transport
         self._optimizer = optimizer
         self._clock = clock
         self._link = Link(transport, clock, timeout_s, outage_s)
         self._weight = float(request.weight)
+        self._keeping = keeping
         self.flat = flat
+        self._request = Request(
+            layouts.digest(self.flat.description),
+            request.name,
+            request.weight,
+            request.job,
+            self.flat.description,
+            request.secure,
+        )
         try:
-            welcome, start = self._link.join(
-                Request(
-                    layouts.digest(self.flat.description),
-                    request.name,
-                    request.weight,
-                    request.job,
-                    self.flat.description,
-                    request.secure,
-                ),
-                self.flat.params,
-                checksum(self.flat.params),
-            )
+            _check_masks(keeping, bool(request.secure))
+            saved = self._found()
+            welcome, start, saved = self._enter(saved)
+            _check_masks(keeping, welcome.threshold > 0)
         except BaseException:
+            self._let_go()
             transport.close()
             raise
         self.flat.push_params()
@@ -154,14 +204,145 @@ class Member:
             self._link.memory,
             self._link.factors(),
         )
-        self.half.start(start.applied, start.round)
-        if self.half.checksum != start.checksum:
-            raise Diverged("the base arrived damaged: its checksum differs from the hub's")
+        self._agreed = f"{welcome.strategy}, every {welcome.every}, {welcome.codec}"
         self._submitted: dict[int, float] = {}
         self._wanted_delay = 0
         self._step_s: deque[float] = deque(maxlen=32)
         self._drained = self._closed = False
+        try:
+            self._begin(saved, start)
+        except BaseException:
+            self._let_go()
+            raise
+        gradient = self.strategy.contributes == "gradient"
+        self.begins_at = self.steps if gradient else self.half.round * self.half.every
         self._step_began = clock()
+
+    # -- the life before this one -------------------------------------------------------------
+
+    def _found(self) -> Saved | None:
+        """This member's checkpoint, if there is one and it is of this job."""
+        if self._keeping is None:
+            return None
+        folder = self._keeping.keeper.folder
+        saved = folder.load()
+        for note in folder.notes:
+            log.warning("%s; the one before it is taken", note)
+        if saved is None:
+            return None
+        mine = [
+            ("model", self._request.model, saved.model),
+            ("job", self._request.job, saved.job),
+            ("optimizer", self._keeping.state.optimizer, saved.optimizer),
+        ]
+        for what, here, there in mine:
+            if here != there:
+                raise ConfigError(
+                    f"the checkpoint in {folder.path} is of the {what} {there[:12] or 'none'}, "
+                    f"this member has {here[:12] or 'none'}",
+                    "keep the checkpoints of each job in a folder of their own",
+                )
+        return saved
+
+    def _enter(self, saved: Saved | None) -> tuple[Welcome, Start, Saved | None]:
+        """Come back as who this member was, or join as a newcomer."""
+        params = self.flat.params
+        if saved is not None:
+            past = Past(
+                saved.session, saved.name, saved.round, saved.applied, saved.checksum,
+                "params" in self._tree_of(saved),
+            )  # fmt: skip
+            try:
+                return *self._link.join(self._request, params, 0, past), saved
+            except Refused as refused:
+                if refused.code != "session":
+                    raise
+                assert self._keeping is not None
+                aside = ", ".join(path.name for path in self._keeping.keeper.folder.set_aside())
+                log.warning("%s; joining as a newcomer, %s is not used", refused.message, aside)
+        return *self._link.join(self._request, params, checksum(params)), None
+
+    def _tree_of(self, saved: Saved) -> dict[str, Any]:
+        tree = unpack(saved.values, saved.buffers)
+        if not isinstance(tree, dict):
+            raise BadMessage("the checkpoint holds no table")
+        vectors = {name: tree[name] for name in ("params", "rest") if name in tree}
+        for name, vector in vectors.items():
+            if not _is_vector(vector) or vector.numel() != self.flat.elements:
+                raise BadMessage(f"the checkpoint's {name} are not {self.flat.elements} float32")
+        unsent = tree.get("unsent")
+        if not isinstance(unsent, dict) or not all(map(_is_vector, unsent.values())):
+            raise BadMessage("the checkpoint's unsent rest is no table of float32")
+        return tree
+
+    def _begin(self, saved: Saved | None, start: Start) -> None:
+        """From the base that the hub has sent, or from where this member was."""
+        if saved is None:
+            self.half.start(start.applied, start.round)
+            self._compare(start)
+            if self._keeping is not None:
+                self._keeping.keeper.save(self._saved)
+            return
+        if saved.agreed != self._agreed:
+            raise ConfigError(f"the checkpoint is of {saved.agreed}, the hub runs {self._agreed}")
+        tree = self._tree_of(saved)
+        unsent = {name: tensor.numpy() for name, tensor in tree["unsent"].items()}
+        self.steps = saved.steps
+        if "params" in tree:  # every reply since is on its way: the same steps are taken again
+            self.flat.params[:] = tree["params"].numpy()
+            self.half.start(saved.applied, saved.round)
+            self._link.take_up(unsent)
+        else:
+            self.half.start(start.applied, start.round)
+            self._compare(start)
+            given = start.resend - saved.round
+            self.steps += given * self.half.every
+            if not given:  # else it is in what was given since, and must not count twice
+                self._link.take_up(unsent)
+                if "rest" in tree:
+                    self.half.take_up(tree["rest"].numpy())
+        assert self._keeping is not None
+        self._keeping.state.put_back(tree["state"])
+        self._keeping.keeper.wait()
+        self.flat.push_params()
+        log.info("%s goes on after %d steps of its own", self.name, self.steps)
+
+    def _compare(self, start: Start) -> None:
+        if self.half.checksum != start.checksum:
+            raise Diverged("the base arrived damaged: its checksum differs from the hub's")
+
+    def _saved(self) -> Saved:
+        """All that only this member knows, between two rounds."""
+        assert self._keeping is not None
+        unsent = self._link.unsent()
+        tree: dict[str, Any] = {"state": self._keeping.state.collect(), "unsent": unsent}
+        base_checksum = self.half.checksum
+        if self.strategy.contributes == "gradient":
+            tree["params"] = self.flat.params
+            base_checksum = checksum(self.flat.params)
+        elif (rest := self.half.rest()) is not None:
+            tree["rest"] = rest
+        values, buffers = pack(tree)
+        return Saved(
+            model=self._request.model,
+            job=self._request.job,
+            name=self.name,
+            session=self._link.session,
+            agreed=self._agreed,
+            optimizer=self._keeping.state.optimizer,
+            steps=self.steps,
+            round=self.half.round,
+            applied=self.half.applied,
+            checksum=base_checksum,
+            values=values,
+            buffers=tuple(buffers),
+        )
+
+    def _let_go(self) -> None:
+        if self._keeping is not None:
+            self._keeping.keeper.folder.close()
+
+    # -- training -----------------------------------------------------------------------------
 
     def step(self) -> None:
         """Step the optimizer and exchange what the strategy asks for; may wait for a reply.
@@ -186,6 +367,8 @@ class Member:
         if self.flat.is_storage or not self.half.quiet_steps():
             self.flat.pull_params()
         self._exchange(self.half.after_step)
+        if self._keeping is not None and self.half.between_rounds() and self._keeping.keeper.due:
+            self._keeping.keeper.save(self._saved)
         self._step_began = self._clock()
 
     def skip(self, steps: int) -> None:
@@ -215,12 +398,26 @@ class Member:
             self.abandon(f"failed: {error}")
             raise
         self.abandon("done")
+        if self._keeping is not None:
+            self._keeping.keeper.folder.clear()
 
     def abandon(self, reason: str) -> None:
-        """Leave at once, without exchanging anything more. Works twice."""
+        """Leave at once, without exchanging anything more. Works twice.
+
+        The hub gives up this member's place; with a checkpoint `vanish` keeps it.
+        """
         if not self._closed:
             self._closed = True
             self._link.leave(" ".join(reason.split())[:256])
+            self._let_go()
+
+    def vanish(self) -> None:
+        """End as if the power had gone: without a word, to go on from the checkpoint. Works
+        twice."""
+        if not self._closed:
+            self._closed = True
+            self._link.vanish()
+            self._let_go()
 
     @contextlib.contextmanager
     def fleet_model(self) -> Iterator[None]:
@@ -258,6 +455,8 @@ class Member:
     ) -> None:
         if error is None:
             self.close()
+        elif self._keeping is not None and isinstance(error, KeyboardInterrupt | HubUnreachable):
+            self.vanish()
         else:
             self.abandon(f"{type(error).__name__}: {error}")
 
@@ -325,6 +524,18 @@ class Member:
         if self.auto_delay and self._step_s and round_trip_s > 0:
             step_s = max(statistics.median(self._step_s), 1e-6)
             self._wanted_delay = max(1, math.ceil(MARGIN * round_trip_s / step_s))
+
+
+def _check_masks(keeping: Keeping | None, masked: bool) -> None:
+    if keeping is not None and masked:
+        raise ConfigError(
+            "a member whose contributions are masked keeps no checkpoint",
+            "its keys must not outlive it: leave out the checkpoint, or strategy.secure",
+        )
+
+
+def _is_vector(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float32
 
 
 def bind(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> FlatModel:

@@ -200,6 +200,8 @@ class Resume:
     """The oldest round it can still send its contribution for; `submitted`: none."""
     attempt: int = _integer(1, 1 << 32)
     """Counts the member's: only what follows the answer to the last one is for it."""
+    lacks_base: bool = _flag(default=False)
+    """It was started again, and has no base: it takes the hub's, not the replies it missed."""
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,18 @@ from typing import Any, Protocol
 import torch
 
 from edgetrain import devices
+from edgetrain.checkpoint import Keep
 from edgetrain.config import Job
 from edgetrain.environment import Usage
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.keys import Credentials
 from edgetrain.link import Request
-from edgetrain.member import Member, bind
+from edgetrain.member import Member, bind, keeping_of
 from edgetrain.metrics import MetricsLog
 from edgetrain.plans import agreement_of
 from edgetrain.runs import Meter
 from edgetrain.sockets import MemberSocket
-from edgetrain.tasks import Task, load_task
+from edgetrain.tasks import Task, batches_from, load_task
 from edgetrain.vector import FlatModel
 
 EVALUATIONS = 50
@@ -195,9 +196,11 @@ def train(
     open_log: Callable[[str], MetricsLog],
     clock: Callable[[], float] = time.monotonic,
     credentials: Credentials | None = None,
+    checkpoint: Path | None = None,
 ) -> None:
     """Train one member of a job to its end. `open_log(name)` is called once training begins.
-    Without `credentials` nothing is encrypted.
+    Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
+    needs to go on after it was killed.
 
     Raises what `join` raises, TaskError and ConfigError.
     """
@@ -208,12 +211,20 @@ def train(
     pace = Pace(step_times(job, place, pace_of(job, place.device, model, task)))
     optimizer = optimizer_for(model, job.train.optimizer)
     flat = bind(model, optimizer)
-    batches = task.batches(place.index, job.fleet.members, job.train.batch, job.seed)
-    local = OneModel(task, model, flat, batches)
+    keeping = None
+    if checkpoint is not None:
+        keeping = keeping_of(
+            Keep(checkpoint, job.checkpoint.sparing()), place.name, model, optimizer
+        )
     energy = devices.Energy(devices.load(place.device), clock)
     socket = MemberSocket(hub, credentials=credentials)
     request = request_of(job, place, task)
-    with Member(socket, flat, optimizer, request, outage_s=job.hub.outage_s) as member:
+    with Member(
+        socket, flat, optimizer, request, outage_s=job.hub.outage_s, keeping=keeping
+    ) as member:
+        size, members = job.train.batch, job.fleet.members
+        batches = batches_from(task, place.index, members, size, job.seed, member.steps)
+        local = OneModel(task, model, flat, batches)
         log = open_log(member.name)
         with log:
             Loop(job, place.index, local, member, log, pace, Meter(), energy, clock).run()
@@ -267,7 +278,7 @@ class Loop:
         ended = self._clock()
         half = self._member.half
         many = self._local.takes_many and not self._evaluate_every
-        step = min(half.round * half.every, self._steps)
+        step = min(self._member.begins_at, self._steps)
         while step < self._steps:
             step += 1
             began = self._clock()

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 import edgetrain.member
 from edgetrain import codecs, strategies
+from edgetrain.checkpoint import Keep, Sparing
 from edgetrain.hub import Closed, Hub, Note, Policy, Terms
 from edgetrain.serve import serve
 
@@ -61,6 +63,25 @@ def three_lines(address: str, out: str, index: int, steps: int) -> None:
     np.save(out, flat(found))
 
 
+def keeps_on(address: str, out: str, folder: Path | None, index: int, steps: int) -> None:
+    """A loop that may be killed and started again; leaves its parameters and batches in files."""
+    torch.set_num_threads(1)
+    found = model(0)
+    optim = optimizer("adam", found)
+    keep = None if folder is None else Keep(folder, Sparing(0.02, 0.5, 1e15))
+    member = edgetrain.member.join(address, found, optim, name=f"m{index}", checkpoint=keep)
+    with Path(f"{out}.batches").open("a") as file:
+        print("begins", file=file, flush=True)
+        for _ in range(member.begins_at, steps):
+            print(member.steps, file=file, flush=True)
+            optim.zero_grad()
+            x, y = batch(index, member.steps)
+            nn.functional.cross_entropy(found(x), y).backward()
+            member.step()
+    member.close()
+    np.save(f"{out}.npy", flat(found))
+
+
 def with_ddp(store: str, out: str, rank: int, names: list[str], steps: int) -> None:
     """The same batches under torch's own DistributedDataParallel."""
     torch.set_num_threads(1)
@@ -82,7 +103,9 @@ def with_ddp(store: str, out: str, rank: int, names: list[str], steps: int) -> N
 class HubThread:
     """A hub served from a thread, and what it noted."""
 
-    def __init__(self, transport, strategy="local-sgd", members=2, *, every=1, delay=0, **other):
+    def __init__(
+        self, transport, strategy="local-sgd", members=2, *, every=1, delay=0, journal=None, **other
+    ):
         row = strategies.find(strategy)
         policy = Policy(members, **({"beat_s": 0.05, "gone_s": 0.3} | other.pop("policy", {})))
         codec = codecs.parse(other.pop("codec", "fp32"))
@@ -94,12 +117,20 @@ class HubThread:
         self.closed: list[Closed] = []
         self.on_close: Callable[[Closed], None] = lambda closed: None
         self.error: BaseException | None = None
+        self._journal = journal
         self._stop = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def _serve(self) -> None:
         try:
-            serve(self.hub, self.transport, time.monotonic, self._observe, lambda: self._stop)
+            serve(
+                self.hub,
+                self.transport,
+                time.monotonic,
+                self._observe,
+                lambda: self._stop,
+                self._journal,
+            )
         except BaseException as error:
             self.error = error
 

@@ -785,6 +785,33 @@ def test_who_comes_back_behind_the_fleet_gets_the_base_and_goes_on_with_it():
     np.testing.assert_array_equal(desk.hub.base, 3 + 4)
 
 
+def test_who_lacks_a_base_gets_it_though_the_journal_has_the_replies():
+    desk = with_session()
+    desk.hub.tail = 0
+    for name in ("b", "a"):
+        desk.give(name, 0, np.full(ELEMENTS, 1))
+    # Its checkpoint is older than what it gave: that has been merged, and is not waited for again.
+    said = back(desk, submitted=0, oldest=0, lacks_base=True)
+    start = the(Start, said["z"])
+    assert (start.applied, start.round, start.keep, start.resend) == (1, 1, False, 1)
+    np.testing.assert_array_equal(np.frombuffer(the(Base, said["z"]).payload, np.float32), 1)
+    kept = back(desk, submitted=0, oldest=0)
+    assert the(Start, kept["z"]).keep
+
+
+def test_a_hub_without_a_base_cannot_give_one():
+    desk = Desk(2, gradient=True)
+    desk.join("a")
+    desk.join("b", session=7)
+    desk.tell("a", Base(0, 1, raw(ZEROS)))
+    desk.hub.tail = 0
+    for name in ("b", "a"):
+        desk.give(name, 0)
+    assert the(Start, back(desk, submitted=0, oldest=0)["z"]).keep
+    said = back(desk, "y", submitted=0, oldest=0, lacks_base=True)
+    assert refusal(desk, said, "y")[0] == "started"
+
+
 NOT_BACK = {
     "protocol": {"protocol": PROTOCOL + 1},
     "session": {"session": 8},

@@ -17,6 +17,7 @@ HEAVY = ("torch", "zmq", "numpy", "matplotlib", "rich", "sklearn", "cryptography
 
 TORCH = {
     "member.py",
+    "training_state.py",
     "vector.py",
     "train.py",
     "emulate.py",

@@ -6,6 +6,7 @@ import argparse
 import logging
 import signal
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,8 +16,13 @@ _EXAMPLES = """\
 examples:
   edgetrain member job.toml --hub tcp://192.168.1.5:5555 --index 0
   edgetrain member job.toml --hub tcp://hub.local:5555 --index 3 data.folder=/data
+  edgetrain member job.toml --hub tcp://hub.local:5555 --index 0 --checkpoint /var/lib/edgetrain
 
 Every member has the same job file and its own --index, which chooses its share of the data.
+
+With --checkpoint a member that lost power takes up its optimizer, its place in the data and what it
+had not sent, when the same command is started again: let a service manager do that. How often one
+is written: checkpoint.every_s, checkpoint.share, checkpoint.mb_an_hour.
 """
 
 
@@ -42,6 +48,12 @@ def add_parser(subparsers: Any) -> None:
     common.add_keys(parser)
     parser.add_argument(
         "--index", required=True, type=int, metavar="N", help="which share of the data, from 0"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FOLDER",
+        help="keep a checkpoint there, and go on from it if there is one (default: none is kept)",
     )
     common.add_output(parser, json=False)
     parser.set_defaults(run=run)
@@ -80,7 +92,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         place = Place(arguments.index, device, beside)
-        train(job, place, arguments.hub, open_log, credentials=credentials)
+        train(
+            job,
+            place,
+            arguments.hub,
+            open_log,
+            credentials=credentials,
+            checkpoint=arguments.checkpoint,
+        )
     finally:
         runs.write_summary(folder, runs.summarise(folder))
     common.say("done")

@@ -8,6 +8,7 @@ only what a member computes for itself uses BLAS.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -336,6 +337,20 @@ class PowerSGD:
     def right_elements(self) -> int:
         """The length of what `right` returns; 0 if no tensor is worth factoring."""
         return self._plan.right_size
+
+    def state(self) -> dict[str, Vector]:
+        """What a checkpoint between two steps keeps: views, to be written before the next one."""
+        starts = {f"start {i}": start for i, start in enumerate(self._starts)}
+        return {"residual": self.residual, **starts}
+
+    def restore(self, state: Mapping[str, Vector]) -> None:
+        """Take over what `state` gave. ConfigError, and no change, if it does not fit."""
+        mine = self.state()
+        for name, array in mine.items():
+            if name not in state or state[name].shape != array.shape:
+                raise ConfigError(f"the checkpoint of PowerSGD lacks '{name}' {array.shape}")
+        self.residual[:] = state["residual"]
+        self._starts = [state[f"start {i}"].copy() for i in range(len(self._starts))]
 
     def left(self, gradient: Vector) -> Vector:
         """The first contribution [left_elements]: each matrix's P, then the other tensors."""

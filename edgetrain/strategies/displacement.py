@@ -133,6 +133,25 @@ class Displacement:
         """One contribution a round is enough."""
         return None
 
+    def between_rounds(self) -> bool:
+        """See MemberHalf."""
+        return self._local_steps == 0
+
+    def rest(self) -> Vector | None:
+        """float32 [elements] what lossy contributions have left in `params`; None: nothing."""
+        if not self._partial:
+            return None
+        rest = self._memory.take()
+        scratch = np.empty(min(TILE, rest.size), np.float32)
+        for here in tiles(rest.size):
+            np.subtract(self.params[here], self._expected(here, scratch), out=rest[here])
+        return rest
+
+    def take_up(self, rest: Vector) -> None:
+        """Local progress of a life before this one; it is in the next contribution."""
+        self.params += rest
+        self._partial = True
+
     def due(self) -> int | None:
         """The round whose reply must be applied before the next step, if there is one."""
         if not self._flights:

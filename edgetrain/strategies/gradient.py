@@ -88,6 +88,18 @@ class Gradient:
         if round != self.round:
             raise EdgetrainError(f"synchronous SGD cannot leave out steps, as to round {round}")
 
+    def between_rounds(self) -> bool:
+        """A step is a round."""
+        return True
+
+    def rest(self) -> Vector | None:
+        """The parameters are the base."""
+        return None
+
+    def take_up(self, rest: Vector) -> None:
+        """Not possible."""
+        raise EdgetrainError("synchronous SGD has no local progress to take up")
+
     def due(self) -> int | None:
         """The round just submitted: synchronous SGD always waits."""
         return self.applied if self.applied < self.round else None

@@ -8,7 +8,16 @@ from edgetrain.tasks.classification import Classification
 from edgetrain.tasks.handwriting import digits, mnist
 from edgetrain.tasks.load import load_task
 from edgetrain.tasks.pictures import cifar10
-from edgetrain.tasks.protocol import Task
+from edgetrain.tasks.protocol import Task, batches_from
 from edgetrain.tasks.text import char_lm
 
-__all__ = ["Classification", "Task", "char_lm", "cifar10", "digits", "load_task", "mnist"]
+__all__ = [
+    "Classification",
+    "Task",
+    "batches_from",
+    "char_lm",
+    "cifar10",
+    "digits",
+    "load_task",
+    "mnist",
+]

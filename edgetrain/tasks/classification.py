@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,7 +113,13 @@ class Classification:
         return len(self._shards.of(member, members))
 
     def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
-        return map(self._batch, self.draws(member, members, batch, seed))
+        return self.batches_from(member, members, batch, seed, 0)
+
+    def batches_from(
+        self, member: int, members: int, batch: int, seed: int, start: int
+    ) -> Iterator[Batch]:
+        """See protocol.Positioned: what is left out is drawn, and no pixel of it is looked at."""
+        return map(self._batch, islice(self.draws(member, members, batch, seed), start, None))
 
     def draws(self, member: int, members: int, batch: int, seed: int) -> Iterator[Draw]:
         """What `batches` is made of, for `gather`."""

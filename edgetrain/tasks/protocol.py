@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -50,6 +51,26 @@ class Task(Protocol):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Figures on held-out data, always with "loss". Leaves the model in the mode it was in."""
+
+
+@runtime_checkable
+class Positioned(Protocol):
+    """A task that can begin its batches anywhere without making those before."""
+
+    def batches_from(
+        self, member: int, members: int, batch: int, seed: int, start: int
+    ) -> Iterator[Batch]:
+        """The batches of `batches` without the first `start`."""
+
+
+def batches_from(
+    task: Task, member: int, members: int, batch: int, seed: int, start: int
+) -> Iterator[Batch]:
+    """A member's batches without the first `start`: by the task's own `batches_from`, or by making
+    and dropping them."""
+    if isinstance(task, Positioned):
+        return task.batches_from(member, members, batch, seed, start)
+    return islice(task.batches(member, members, batch, seed), start, None)
 
 
 MEMBERS_OF_TASK = ("name", "metric", "better", "target")

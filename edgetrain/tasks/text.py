@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -119,8 +120,14 @@ class CharLM:
         return len(self._shards.of(member, members))
 
     def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
+        return self.batches_from(member, members, batch, seed, 0)
+
+    def batches_from(
+        self, member: int, members: int, batch: int, seed: int, start: int
+    ) -> Iterator[Batch]:
+        """See protocol.Positioned: no text of what is left out is looked at."""
         order, _ = self._shards.batches(member, members, batch, seed)
-        return (self._batch(self._train[indices]) for indices in order)
+        return (self._batch(self._train[indices]) for indices in islice(order, start, None))
 
     def _batch(self, blocks: NDArray[np.int64]) -> Batch:
         places = blocks[:, None] * self._context + np.arange(self._context + 1)
