@@ -516,6 +516,33 @@ def test_a_deadline_is_counted_from_the_first_contribution():
     assert len(desk.closed) == 1
 
 
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_quorum_and_a_short_deadline_are_backup_members(gradient):
+    """Chen et al., Revisiting Distributed Synchronous SGD, 2016: of n + b the first n count."""
+    desk = Desk(4, gradient=gradient, weighted=True, quorum=3, deadline_s=0.01)
+    for name, weight in zip("abcd", (1, 1, 1, 5), strict=True):
+        desk.join(name, weight=weight)
+    desk.tell("a", Base(0, 1, raw(ZEROS)))
+    desk.tick(5)
+    desk.give("a", 0)
+    desk.give("b", 0)
+    desk.tick(5)
+    assert desk.closed == [], "two are not enough, however long it takes"
+    desk.give("c", 0)
+    assert [closed.members for closed in desk.closed] == [("a", "b", "c")], "at once"
+    desk.give("d", 0, np.full(ELEMENTS, 8))
+    known = {"applied": 1, "checksum": desk.hub._checksums.get(1, 7)}
+    desk.give("a", 1, **known)
+    desk.tick(1)
+    assert len(desk.closed) == 1, "one and a late one are no quorum of three"
+    for name in "bcd":
+        desk.give(name, 1, **known)
+    # What was late has its weight and is one of the quorum; it has no place in a mean of gradients.
+    closed = desk.closed[1]
+    wanted = (("a", "b", "c"), 3) if gradient else (("a", "b", "d"), 1 + 1 + 5)
+    assert (closed.members, closed.weight) == wanted
+
+
 def test_a_late_displacement_counts_once_in_the_next_round():
     desk = Desk(2, deadline_s=10).started()
     desk.give("a", 0, np.full(ELEMENTS, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgetrain import processes, strategies
+from edgetrain import config, processes, strategies
 from edgetrain.checksum import checksum
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError, HubUnreachable, Refused
 from edgetrain.link import Link, Request
@@ -30,6 +31,7 @@ from edgetrain.messages import (
     unpack,
 )
 from edgetrain.sockets import HubSocket
+from edgetrain.train import Place, request_of
 from edgetrain.transport import Loopback, Traffic
 
 
@@ -200,6 +202,24 @@ def test_samples_may_be_counted_in_whole_numbers():
     )
     assert [closed.weight for closed in hub.closed] == [4.0, 4.0]
     assert len(found) == 2
+
+
+class Held:
+    """As much of a task as says who holds how much."""
+
+    def samples(self, member, members):
+        return 10 * (member + 1) ** 2
+
+
+def test_weights_follow_the_data_that_each_member_holds():
+    job = config.parse({"fleet": {"members": 3}})
+    requests = [request_of(job, Place(i, "host"), Held()) for i in range(3)]
+    requests = [dataclasses.replace(request, job="") for request in requests]
+    settings = [{"request": request} for request in requests]
+    _, hub = fleet_of(2, *settings, strategy="fedavg")
+    assert [closed.weight for closed in hub.closed] == [10 + 40 + 90] * 2
+    _, hub = fleet_of(2, *settings, strategy="local-sgd")
+    assert [closed.weight for closed in hub.closed] == [3, 3], "where all count the same"
 
 
 def test_all_start_from_the_first_members_parameters():
@@ -387,6 +407,18 @@ class Cut(Script):
 
     def traffic(self):
         return Traffic(0, 0, 0, 0.5)
+
+
+@pytest.mark.parametrize("round_trip_s", [0.001, 0.6, 8.0])
+def test_patience_follows_the_round_trip(round_trip_s):
+    cut = Cut(welcome(beat_s=0.5), start())
+    cut.traffic = lambda: Traffic(0, 0, 0, round_trip_s)
+    model = children.model()
+    optimizer = children.optimizer("sgd", model)
+    member = Member(cut, bind(model, optimizer), optimizer, Request(""), 30.0, cut.clock, 600.0)
+    with pytest.raises(HubUnreachable):
+        member.step()
+    assert cut.reconnected[0] == pytest.approx(4 * (0.5 + round_trip_s), abs=1.1)
 
 
 def test_after_silence_the_connection_is_made_anew_with_growing_pauses():
