@@ -8,6 +8,8 @@ from pathlib import Path
 
 from command_line import hub, running
 
+from edgetrain import runs
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -25,6 +27,25 @@ def test_your_own_loop(tmp_path):
     ]
     assert accuracies[0] == accuracies[1], "both end with the fleet's model"
     assert float(accuracies[0][0]) > 0.85
+
+
+def test_a_loop_that_is_killed_keeps_going(tmp_path):
+    program = (sys.executable, str(EXAMPLES / "keeps_going.py"))
+    with hub("members=1", "--any-job", "gone_s=30", cwd=tmp_path) as (serving, address):
+        with running("kept", address, program=program, cwd=tmp_path) as first:
+            assert first.until("begins with").split()[-1] == "0"
+            first.process.kill()
+            first.finish()
+        with running("kept", address, program=program, cwd=tmp_path) as second:
+            begun = int(second.until("begins with").split()[-1])
+            assert second.finish(120) == 0, second.said
+            assert float(second.said.split()[-1]) > 0.85
+        assert serving.finish() == 0
+    rounds = list(runs.read_metrics(next((tmp_path / "runs").iterdir()), "round"))
+    every = 5  # of dga, the default
+    assert begun % every == 0
+    assert sum(len(r["members"]) for r in rounds) >= 1000 // every - 1
+    assert not list((tmp_path / "kept").glob("*.checkpoint"))
 
 
 def test_three_lines_are_marked():

@@ -1,0 +1,48 @@
+"""A loop that may be killed at any moment, and goes on where it was when it is started again.
+
+    edgetrain hub members=1 --any-job            # one terminal, or one machine
+    python examples/keeps_going.py checkpoint    # another: kill it (kill -9), and start it again
+
+Which batch comes next follows from `member.steps` alone, so no batch counts twice and none is left
+out, however often the power goes.
+"""
+
+import sys
+
+import torch
+from sklearn.datasets import load_digits
+
+import edgetrain
+
+STEPS = 1000
+folder = sys.argv[1]
+hub = sys.argv[2] if len(sys.argv) > 2 else "tcp://localhost:5555"
+
+digits = load_digits()
+x = torch.tensor(digits.data / 16, dtype=torch.float32)
+y = torch.tensor(digits.target)
+
+
+def batch(number: int) -> torch.Tensor:
+    """Batch `number` of an endless shuffled pass over the first 1500 digits: 50 make an epoch."""
+    epoch, place = divmod(number, 50)
+    order = torch.randperm(1500, generator=torch.Generator().manual_seed(epoch))
+    return order[30 * place : 30 * (place + 1)]
+
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
+member = edgetrain.join(hub, model, optimizer, name="pi-0", checkpoint=folder)
+print(f"begins with batch {member.steps}", flush=True)
+
+for _ in range(member.begins_at, STEPS):
+    chosen = batch(member.steps)
+    loss = torch.nn.functional.cross_entropy(model(x[chosen]), y[chosen])
+    optimizer.zero_grad()
+    loss.backward()
+    member.step()
+
+member.close()  # and the checkpoint is gone
+with torch.no_grad():
+    right = (model(x[1500:]).argmax(1) == y[1500:]).float().mean()
+print(f"accuracy on unseen digits: {right:.3f}")
