@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
         init,
         keys,
         member,
+        privacy,
         run,
         strategies,
         sweep,
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"edgetrain {__version__}")
     top.add_argument("--debug", action="store_true", help="show where an error came from")
     verbs = top.add_subparsers(dest="command", required=True, metavar="VERB")
-    for module in (compare, run, init, hub, member, keys, strategies, devices):
+    for module in (compare, run, init, hub, member, keys, privacy, strategies, devices):
         module.add_parser(verbs)
     commands.add_parser(verbs)
     for module in (sweep, capacity, calibrate, chaos, doctor, bench):

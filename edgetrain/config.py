@@ -120,6 +120,19 @@ class CheckpointTable:
 
 
 @dataclass(frozen=True)
+class Privacy:
+    """Differential privacy: whose data, how much noise, and who is trusted."""
+
+    unit: str = _said("none", "what is protected: none, example, or member (all it has)")
+    clip: float = _ranged(1.0, 1e-9, 1e12, "length (L2) that one unit's part is cut to")
+    noise: float = _ranged(0.0, 0.0, 1e6, "noise multiplier: standard deviation / clip")
+    epsilon: float = _ranged(0.0, 0.0, 1e6, "in place of noise: what the whole job may spend")
+    delta: float = _ranged(1e-5, 1e-100, 0.5, "the chance that epsilon does not hold")
+    where: str = _said("member", "who adds the noise: member, or a hub that is trusted: hub")
+    sampling: str = _said("poisson", "of examples: poisson, or shuffle (which hides less)")
+
+
+@dataclass(frozen=True)
 class Job:
     """A training job. Keys and defaults are these fields; `docs/jobs.md` explains them."""
 
@@ -134,6 +147,7 @@ class Job:
     strategy: StrategyTable = field(default_factory=StrategyTable)
     hub: HubTable = field(default_factory=HubTable)
     checkpoint: CheckpointTable = field(default_factory=CheckpointTable)
+    privacy: Privacy = field(default_factory=Privacy)
     faults: list[dict[str, Any]] = field(
         default_factory=list, metadata={"doc": "what goes wrong with links, and when; a list"}
     )
@@ -155,6 +169,7 @@ class Job:
                 if key not in ("threads", "evaluate_every")
             },
             "strategy": dataclasses.asdict(self.strategy),
+            "privacy": dataclasses.asdict(self.privacy),
         }
         text = json.dumps(agreed, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -203,7 +218,10 @@ _TABLES: dict[str, type[Any]] = {
     "strategy": StrategyTable,
     "hub": HubTable,
     "checkpoint": CheckpointTable,
+    "privacy": Privacy,
 }
+_SHORT = {"strategy": "strategy.name", "privacy": "privacy.unit"}
+"""Tables that may be said in one word."""
 _OPEN = ("data", "optimizer")
 """Tables whose keys belong to someone else (the task, torch)."""
 
@@ -222,8 +240,8 @@ def _full_key(key: str) -> str:
     head = key.split(".")[0]
     if key in known or head == "data" or key.startswith("train.optimizer"):
         return key
-    if key == "strategy":
-        return "strategy.name"
+    if key in _SHORT:
+        return _SHORT[key]
     if key.startswith("optimizer") or head == "lr":
         return "train.optimizer.lr" if head == "lr" else f"train.{key}"
     short = [full for full in known if full.rsplit(".", 1)[-1] == key]

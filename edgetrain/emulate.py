@@ -19,6 +19,8 @@ from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.metrics import MetricsLog
 from edgetrain.networks import Link
 from edgetrain.plans import Plan, hub_of
+from edgetrain.privacy import Promise
+from edgetrain.privacy.accounting import promise
 from edgetrain.processes import Child
 
 PRELOAD = ("edgetrain.train", "edgetrain.serve", "edgetrain.hub")
@@ -81,6 +83,7 @@ def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str)
     delay = 0
     for record in runs.read_metrics(folder, "round"):
         delay = record.get("delay", 0)
+    kept = _promise_of(planned, folder, seeded=report.get("backend") == "simulated")
     sources = {devices.joules_source(device) for device in set(planned.devices)}
     return {
         "name": planned.job.name,
@@ -91,9 +94,19 @@ def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str)
         "every": planned.job.strategy.every or strategy.every,
         "emulation": report,
         "delay": delay,
+        "privacy": kept.to_dict() if kept else None,
         "joules_source": sources.pop() if len(sources) == 1 else "mixed",
         "status": status,
     }
+
+
+def _promise_of(planned: Plan, folder: Path, *, seeded: bool) -> Promise | None:
+    """Of what has been trained: a run that was interrupted has released less than was planned."""
+    if planned.promise is None:
+        return None
+    steps = max((record["step"] for record in runs.read_metrics(folder, "step")), default=0)
+    rounds = sum(1 for _ in runs.read_metrics(folder, "round"))
+    return promise(planned.job, planned.samples, steps, rounds, seeded=seeded)
 
 
 class _Emulated:

@@ -25,6 +25,7 @@ from edgetrain import layout as layouts
 from edgetrain import strategies
 from edgetrain.checkpoint import Folder, Keep, Keeper, Saved
 from edgetrain.checksum import Vector, checksum
+from edgetrain.config import Privacy
 from edgetrain.errors import (
     BadMessage,
     ConfigError,
@@ -36,6 +37,8 @@ from edgetrain.errors import (
 from edgetrain.interfaces import route
 from edgetrain.link import OUTAGE_S, CatchUp, Link, Past, Request
 from edgetrain.messages import Start, Welcome
+from edgetrain.privacy import refuse_checkpoint
+from edgetrain.privacy.gaussian import Gaussian, Source, system
 from edgetrain.sockets import MemberSocket
 from edgetrain.strategies import MemberHalf
 from edgetrain.training_state import TrainingState, pack, unpack
@@ -62,6 +65,7 @@ def join(
     insecure: bool = False,
     secure: bool = False,
     checkpoint: str | Path | Keep | None = None,
+    privacy: Privacy | None = None,
 ) -> Member:
     """Join the hub at "tcp://host:port" with a model and its optimizer; returns when training
     starts.
@@ -82,8 +86,14 @@ def join(
     is the same member, and goes on behind `member.steps`: that many batches have been used. `close`
     empties the folder.
 
+    `privacy` (edgetrain.config.Privacy, its unit "member") clips and noises each contribution
+    before it leaves; without a checkpoint.
+
     Raises HubUnreachable, NetworkError, Refused, ConfigError.
     """
+    release = release_of(privacy) if privacy is not None else None
+    if checkpoint is not None:
+        refuse_checkpoint(privacy.unit if privacy is not None else "none")
     route(hub, timeout_s)
     credentials = key_files.credentials(hub, hub_key, keys, insecure=insecure)
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
@@ -91,7 +101,7 @@ def join(
     flat = bind(model, optimizer)
     socket = MemberSocket(hub, credentials=credentials)
     request = Request("", name, weight, job, secure=secure)
-    return Member(socket, flat, optimizer, request, timeout_s, keeping=keeping)
+    return Member(socket, flat, optimizer, request, timeout_s, keeping=keeping, release=release)
 
 
 @dataclass(frozen=True)
@@ -143,6 +153,10 @@ class Flat(Protocol):
         """Write `gradient` back, for the optimizer to step with."""
 
 
+Release = Callable[[Vector, Vector], None]
+"""Writes what may be seen of the first vector into the second."""
+
+
 class Member:
     """One training process in a fleet. Use `join`; close it when training is over.
 
@@ -162,8 +176,11 @@ class Member:
         clock: Callable[[], float] = time.monotonic,
         outage_s: float = OUTAGE_S,
         keeping: Keeping | None = None,
+        release: Release | None = None,
     ) -> None:
+        """`release` makes of each contribution what may be seen of it; None: all of it."""
         self._transport = transport
+        self._release = release
         self._optimizer = optimizer
         self._clock = clock
         self._link = Link(transport, clock, timeout_s, outage_s)
@@ -478,18 +495,27 @@ class Member:
             return False
         round = self.half.round - 1
         self._submitted[round] = self._clock()
+        # What is released is not what the half takes for in flight: the reply replaces all of that,
+        # what was cut off and without the noise. Nothing of either may be in a later contribution.
+        shown = contribution if self._release is None else self._shown(contribution)
         read = self._link.submit(
             round,
-            contribution,
+            shown,
             weight=self._weight if self.strategy.weighted else 1.0,
             applied=self.half.applied,
             checksum=self.half.checksum,
             wanted_delay=self._wanted_delay,
-            rest_later=not self.half.keeps_rest,
+            rest_later=self._release is not None or not self.half.keeps_rest,
         )
         if read is not None:
             self.half.sent(read)
         return True
+
+    def _shown(self, contribution: Vector) -> Vector:
+        assert self._release is not None
+        shown = self._link.memory.take()
+        self._release(contribution, shown)
+        return shown
 
     def _apply(self, round: int) -> None:
         began = self._clock()
@@ -536,6 +562,22 @@ def _check_masks(keeping: Keeping | None, masked: bool) -> None:
 
 def _is_vector(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype is torch.float32
+
+
+def release_of(table: Privacy, source: Source = system) -> Release | None:
+    """What a member does to its contributions under a [privacy] table; None: nothing.
+
+    ConfigError where the noise is not known: a target epsilon has to be settled for a job first.
+    """
+    if table.unit != "member" or table.where != "member":
+        return None
+    if table.epsilon:
+        raise ConfigError(
+            f"privacy.epsilon = {table.epsilon:g}: the noise depends on the number of rounds",
+            "`edgetrain privacy --epsilon … --rounds …` says which it is",
+        )
+    mechanism = Gaussian(table.clip, table.noise)
+    return lambda vector, out: mechanism.released(vector, source, out)
 
 
 def bind(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> FlatModel:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgetrain import codecs, devices, merging, networks, secure, strategies
+from edgetrain import codecs, devices, merging, networks, privacy, secure, strategies
 from edgetrain.codecs import Codec, Deep, TwoTrips
 from edgetrain.config import Job
 from edgetrain.errors import ConfigError
@@ -19,15 +19,19 @@ from edgetrain.merge import RoundRule, SliceRule
 from edgetrain.messages import MAX_HEADER_BYTES
 from edgetrain.networks import Fault, Site
 from edgetrain.presence import Presence, parse_absences
+from edgetrain.privacy import Promise
+from edgetrain.privacy.accounting import promise, settle
+from edgetrain.privacy.gaussian import Gaussian, PrivateMean, Source, system
 
 if TYPE_CHECKING:
     from edgetrain.secure.hub import Aggregator
 
 
-def hub_of(job: Job, *, any_job: bool = False) -> Hub:
+def hub_of(job: Job, *, any_job: bool = False, source: Source | None = None) -> Hub:
     """The hub of a job; ConfigError for a strategy, codec or value that cannot be.
 
-    With `any_job` it takes members whatever job they run. Needs no torch.
+    With `any_job` it takes members whatever job they run. `source` of the noise of a hub that adds
+    it; None: the operating system's. Needs no torch.
     """
     strategy = strategies.find(job.strategy.name)
     every = job.strategy.every or strategy.every
@@ -51,6 +55,7 @@ def hub_of(job: Job, *, any_job: bool = False) -> Hub:
     codec, reply_codec = _codecs(job, strategy)
     masks = _masks(job)
     journal_settings(job)
+    privacy.check(job)
     return Hub(
         Terms(
             strategy.name,
@@ -68,7 +73,7 @@ def hub_of(job: Job, *, any_job: bool = False) -> Hub:
             job.hub.beat_s,
             job.hub.return_s,
         ),
-        _merge_rule(job, strategy),
+        _merge_rule(job, strategy, source),
         codec,
         reply_codec,
         masks,
@@ -139,7 +144,9 @@ def message_limit(job: Job) -> int:
     return max(largest, 4 * BASE_PART_ELEMENTS, MAX_HEADER_BYTES)
 
 
-def _merge_rule(job: Job, strategy: strategies.Strategy) -> SliceRule | RoundRule:
+def _merge_rule(
+    job: Job, strategy: strategies.Strategy, source: Source | None
+) -> SliceRule | RoundRule:
     """What merges; ConfigError where it does not go together with the rest of the job."""
     refused = merging.why_not(
         job.strategy.merge,
@@ -150,7 +157,18 @@ def _merge_rule(job: Job, strategy: strategies.Strategy) -> SliceRule | RoundRul
     )
     if refused:
         raise ConfigError(f"strategy.merge = '{job.strategy.merge}': {refused}")
+    if job.privacy.unit == "member" and job.privacy.where == "hub":
+        return _private_mean(job, strategy, source)
     return strategy.merge_rule(job.strategy.merge)
+
+
+def _private_mean(job: Job, strategy: strategies.Strategy, source: Source | None) -> RoundRule:
+    table = settle(job).privacy
+    return PrivateMean(
+        Gaussian(table.clip, table.noise),
+        source or system,
+        keeps_late=strategy.contributes == "displacement",
+    )
 
 
 def _codecs(job: Job, strategy: strategies.Strategy) -> tuple[Codec, Codec]:
@@ -212,12 +230,17 @@ class Plan:
     target: float | None
     beside: Path | None
     """The folder of the job file."""
+    promise: Promise | None
+    """What the job's privacy is worth, if all goes as planned."""
+    samples: tuple[int, ...]
+    """How many each member holds, where the job's privacy depends on it; else ()."""
 
 
 def plan(job: Job, beside: Path | None = None) -> Plan:
     """Look up task, devices, network, strategy, codec and optimizer. Loads torch and the data."""
     from edgetrain import train
 
+    privacy.check(job)
     hub_of(job)
     members, job = _members(job)
     task = train.task_of(job, beside)
@@ -232,10 +255,12 @@ def plan(job: Job, beside: Path | None = None) -> Plan:
     networks.refuse_idle(faults, profiles)
     congestion = networks.parse_congestion(job.fleet.congestion)
     presence = _presence(job, len(members))
-    job = replace(job, name=job.name or task.name)
+    samples = train.samples_of(job, task)
+    job = settle(replace(job, name=job.name or task.name), samples)
+    train.rehearse(job, task)
     return Plan(
         job, members, links, sites, faults, congestion, presence,
-        task.name, task.metric, task.better, task.target, beside,
+        task.name, task.metric, task.better, task.target, beside, promise(job, samples), samples,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from edgetrain.emulate import summary_of
 from edgetrain.errors import ConfigError, EdgetrainError, Refused
 from edgetrain.journal import Journal
 from edgetrain.link import Request
-from edgetrain.member import Flat, Member, Steps
+from edgetrain.member import Flat, Member, Steps, release_of
 from edgetrain.messages import Buffer, Contribute, unpack
 from edgetrain.metrics import MetricsLog
 from edgetrain.networks import Fault
@@ -245,7 +245,8 @@ class Simulation:
     # -- what runs in virtual time -----------------------------------------------------------------
 
     def _serve(self) -> None:
-        hub, clock = hub_of(self._job), self._world.clock
+        source = local.noise_of(self._job, "hub")
+        hub, clock = hub_of(self._job, source=source), self._world.clock
         if self._journal is None:
             serve(hub, self._network.hub, clock, self._recorder)
             return
@@ -291,7 +292,10 @@ class Simulation:
         while True:
             wire = self._wires[index] = self._network.connect(index)
             try:
-                return Member(wire, flat, optimizer, request, clock=self._world.clock)
+                release = release_of(self._job.privacy, local.noise_of(self._job, index))
+                return Member(
+                    wire, flat, optimizer, request, clock=self._world.clock, release=release
+                )
             except Refused as refused:
                 if refused.code != "name":
                     raise

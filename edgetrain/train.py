@@ -14,16 +14,18 @@ from typing import Any, Protocol
 
 import torch
 
-from edgetrain import devices
+from edgetrain import devices, privacy
 from edgetrain.checkpoint import Keep
 from edgetrain.config import Job
 from edgetrain.environment import Usage
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.keys import Credentials
 from edgetrain.link import Request
-from edgetrain.member import Member, bind, keeping_of
+from edgetrain.member import Member, bind, keeping_of, release_of
 from edgetrain.metrics import MetricsLog
 from edgetrain.plans import agreement_of
+from edgetrain.privacy.accounting import settle
+from edgetrain.privacy.gaussian import Source, system
 from edgetrain.runs import Meter
 from edgetrain.sockets import MemberSocket
 from edgetrain.tasks import Task, batches_from, load_task
@@ -197,15 +199,19 @@ def train(
     clock: Callable[[], float] = time.monotonic,
     credentials: Credentials | None = None,
     checkpoint: Path | None = None,
+    source: Source = system,
 ) -> None:
     """Train one member of a job to its end. `open_log(name)` is called once training begins.
     Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
-    needs to go on after it was killed.
+    needs to go on after it was killed. `source` is what noise is made of, where the job has
+    privacy.
 
     Raises what `join` raises, TaskError and ConfigError.
     """
     torch.set_num_threads(job.train.threads)
     task = task_of(job, place.beside)
+    privacy.check(job)
+    job, agreed = settle(job, samples_of(job, task)), job
     torch.manual_seed(job.seed)
     model = task.model()
     pace = Pace(step_times(job, place, pace_of(job, place.device, model, task)))
@@ -213,21 +219,61 @@ def train(
     flat = bind(model, optimizer)
     keeping = None
     if checkpoint is not None:
+        privacy.refuse_checkpoint(job.privacy.unit)
         keeping = keeping_of(
             Keep(checkpoint, job.checkpoint.sparing()), place.name, model, optimizer
         )
     energy = devices.Energy(devices.load(place.device), clock)
     socket = MemberSocket(hub, credentials=credentials)
-    request = request_of(job, place, task)
     with Member(
-        socket, flat, optimizer, request, outage_s=job.hub.outage_s, keeping=keeping
+        socket,
+        flat,
+        optimizer,
+        request_of(agreed, place, task),
+        outage_s=job.hub.outage_s,
+        keeping=keeping,
+        release=release_of(job.privacy, source),
     ) as member:
-        size, members = job.train.batch, job.fleet.members
-        batches = batches_from(task, place.index, members, size, job.seed, member.steps)
-        local = OneModel(task, model, flat, batches)
+        local = work_of(job, task, model, flat, place.index, source, member.steps)
         log = open_log(member.name)
         with log:
             Loop(job, place.index, local, member, log, pace, Meter(), energy, clock).run()
+
+
+def samples_of(job: Job, task: Task) -> tuple[int, ...]:
+    """How many samples each member holds, where the job's privacy depends on it; else ()."""
+    if job.privacy.unit != "example":
+        return ()
+    return tuple(task.samples(index, job.fleet.members) for index in range(job.fleet.members))
+
+
+def work_of(
+    job: Job,
+    task: Task,
+    model: torch.nn.Module,
+    flat: FlatModel,
+    index: int,
+    source: Source,
+    taken: int = 0,
+) -> Local:
+    """The work of one member on a model of its own, after so many batches that were taken already;
+    with the job's privacy, where examples have it.
+
+    ConfigError for a task or a model that cannot be trained so.
+    """
+    if job.privacy.unit == "example":
+        from edgetrain.privacy import examples
+
+        return examples.work(job, task, model, flat, index, source)
+    batches = batches_from(task, index, job.fleet.members, job.train.batch, job.seed, taken)
+    return OneModel(task, model, flat, batches)
+
+
+def rehearse(job: Job, task: Task) -> None:
+    """Take one gradient as a private job does: what cannot be fails before anything starts."""
+    if job.privacy.unit == "example":
+        model = task.model()
+        work_of(job, task, model, FlatModel(model), 0, system).backward()
 
 
 def request_of(job: Job, place: Place, task: Task, digest: str | None = None) -> Request:

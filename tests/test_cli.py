@@ -38,7 +38,7 @@ def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
         "bench", "calibrate", "capacity", "chaos", "compare", "devices", "doctor", "hub", "init",
-        "keys", "member", "networks", "run", "strategies", "sweep",
+        "keys", "member", "networks", "privacy", "run", "strategies", "sweep",
     }  # fmt: skip
 
 

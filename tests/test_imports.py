@@ -24,10 +24,11 @@ TORCH = {
     "simulate.py",
     "simulator/local.py",
     "trial.py",
+    "privacy/examples.py",
 }
 """Modules outside the tasks that may import torch, at whatever place."""
 TORCH_INSIDE_FUNCTIONS = {"devices/cost.py", "environment.py", "devices/profile.py"}
-LAZY_ONLY = ("matplotlib", "rich", "sklearn")
+LAZY_ONLY = ("matplotlib", "rich", "sklearn", "dp_accounting")
 CRYPTOGRAPHY = ("cryptography", "Crypto")
 PRIMITIVES = "secure/primitives.py"
 """The one module that imports them. Nothing loads it before a job is secure."""
@@ -45,7 +46,7 @@ def loaded_by(*code: str) -> list[str]:
 
 
 LIGHT = ["errors", "catalog", "config", "messages", "networks", "devices", "strategies",
-         "interfaces", "keys", "merging", "secure", "transport", "units", "runs", "cli",
+         "interfaces", "keys", "merging", "secure", "privacy", "transport", "units", "runs", "cli",
          "__main__"]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from edgetrain.cli import common
+from edgetrain.config import Job
 
 _EXAMPLES = """\
 examples:
@@ -101,9 +102,27 @@ def run(arguments: argparse.Namespace) -> int:
             checkpoint=arguments.checkpoint,
         )
     finally:
-        runs.write_summary(folder, runs.summarise(folder))
+        runs.write_summary(folder, runs.summarise(folder, _promise(job, beside)))
     common.say("done")
     return 0
+
+
+def _promise(job: Job, beside: Path | None) -> dict[str, Any]:
+    """What the job's privacy is worth, for the summary; the accountant need not be installed on a
+    device that only trains."""
+    if job.privacy.unit == "none":
+        return {}
+    from edgetrain.errors import ConfigError
+    from edgetrain.privacy.accounting import promise, settle
+    from edgetrain.train import samples_of, task_of
+
+    try:
+        samples = samples_of(job, task_of(job, beside))
+        found = promise(settle(job, samples), samples)
+    except ConfigError as error:
+        common.warn(f"epsilon is not in the summary: {error}")
+        return {}
+    return {"privacy": found.to_dict() if found else None}
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

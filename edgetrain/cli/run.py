@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan, run, watch, sum up."""
     job, beside = common.job_of(arguments, SIMULATED if arguments.simulate else ())
-    from edgetrain import comparison, emulate, plans, plot, runs
+    from edgetrain import comparison, emulate, plans, plot, privacy, runs
     from edgetrain.live import LiveView
 
     run_planned = common.runner(arguments)
@@ -65,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         common.say(json.dumps(summary | {"folder": str(folder)}))
     else:
         common.say(comparison.text(compared, picture))
+        if summary.get("privacy"):
+            common.say(privacy.said(summary["privacy"]))
         common.say(f"run folder: {folder}")
     return 0
 
@@ -80,7 +82,11 @@ def common_picture(draw: Any, what: Any, path: Any) -> Any:
 
 def _heading(planned: Any) -> str:
     job = planned.job
-    return (
+    told = (
         f"{planned.name}: {job.fleet.members} members, {job.fleet.device}, "
         f"network {job.fleet.network}, {job.train.steps} steps"
     )
+    if planned.promise and planned.promise.epsilon is not None:
+        promise = planned.promise
+        told += f", epsilon {promise.epsilon:.3g} for each {promise.unit}"
+    return told

@@ -26,8 +26,9 @@ from edgetrain.checksum import Vector
 from edgetrain.config import Job
 from edgetrain.errors import ConfigError
 from edgetrain.member import Flat, Steps
+from edgetrain.privacy.gaussian import Source, seeded
 from edgetrain.tasks import Task
-from edgetrain.train import Local, OneModel, optimizer_for
+from edgetrain.train import Local, optimizer_for, work_of
 from edgetrain.vector import FlatModel
 
 BLOCK = 256
@@ -87,8 +88,8 @@ class OneByOne:
         model = self._task.model()
         flat = FlatModel(model)
         optimizer = optimizer_for(model, job.train.optimizer)
-        batches = self._task.batches(index, job.fleet.members, job.train.batch, job.seed)
-        return flat, optimizer, _OwnRandomness(OneModel(self._task, model, flat, batches))
+        work = work_of(job, self._task, model, flat, index, noise_of(job, index))
+        return flat, optimizer, _OwnRandomness(work)
 
     def close(self) -> None:
         """See Gradients."""
@@ -121,8 +122,16 @@ class _OwnRandomness:
 # -- many at once ---------------------------------------------------------------------------------
 
 
+def noise_of(job: Job, who: int | str) -> Source:
+    """Random bytes of one simulated member (its index) or of the hub, decided by the job's seed: a
+    simulation gives the same bits again, and protects nobody."""
+    return seeded("noise", job.seed, who)
+
+
 def why_not_batched(task: Task, job: Job) -> str | None:
     """What keeps this job's members from being batched, found by trying; None if nothing does."""
+    if job.privacy.unit == "example":
+        return "privacy of examples takes the gradient of each of them"
     name = str(job.train.optimizer.get("name", "")).lower()
     if name not in ELEMENTWISE:
         return f"optimizer '{name}' does not work element by element"

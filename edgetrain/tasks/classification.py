@@ -126,6 +126,13 @@ class Classification:
         order, rng = self._shards.batches(member, members, batch, seed)
         return ((indices, self._recipe.augment.draw(len(indices), rng)) for indices in order)
 
+    def pick(
+        self, member: int, members: int, chosen: NDArray[np.int64], rng: np.random.Generator
+    ) -> Batch:
+        """See Picks."""
+        indices = self._shards.of(member, members)[chosen]
+        return self._batch((indices, self._recipe.augment.draw(len(indices), rng)))
+
     def gather(self, draws: Sequence[Draw]) -> Batch:
         """The batches of these draws as one, [len(draws), batch, …]: the same numbers, sooner."""
         indices = np.concatenate([indices for indices, _ in draws])

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, ...]
@@ -71,6 +73,17 @@ def batches_from(
     if isinstance(task, Positioned):
         return task.batches_from(member, members, batch, seed, start)
     return islice(task.batches(member, members, batch, seed), start, None)
+
+
+@runtime_checkable
+class Picks(Protocol):
+    """What a task may offer besides: any samples of a shard. Privacy of examples asks for it."""
+
+    def pick(
+        self, member: int, members: int, chosen: NDArray[np.int64], rng: np.random.Generator
+    ) -> Batch:
+        """One batch of the samples at these places (0 to samples - 1, increasing, at least one) of
+        the member's shard; `rng` is for what varies them. An example of it is a row of it."""
 
 
 MEMBERS_OF_TASK = ("name", "metric", "better", "target")

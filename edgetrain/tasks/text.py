@@ -129,6 +129,12 @@ class CharLM:
         order, _ = self._shards.batches(member, members, batch, seed)
         return (self._batch(self._train[indices]) for indices in islice(order, start, None))
 
+    def pick(
+        self, member: int, members: int, chosen: NDArray[np.int64], rng: np.random.Generator
+    ) -> Batch:
+        """See Picks."""
+        return self._batch(self._train[self._shards.of(member, members)[chosen]])
+
     def _batch(self, blocks: NDArray[np.int64]) -> Batch:
         places = blocks[:, None] * self._context + np.arange(self._context + 1)
         text = torch.from_numpy(self._text[places]).long()
