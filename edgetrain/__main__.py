@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     from edgetrain.cli import (
         bench,
+        bundle,
         calibrate,
         capacity,
         chaos,
@@ -50,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"edgetrain {__version__}")
     top.add_argument("--debug", action="store_true", help="show where an error came from")
     verbs = top.add_subparsers(dest="command", required=True, metavar="VERB")
-    for module in (compare, run, init, hub, member, keys, privacy, strategies, devices):
+    for module in (compare, run, init, hub, member, keys, bundle, privacy, strategies, devices):
         module.add_parser(verbs)
     commands.add_parser(verbs)
     for module in (sweep, capacity, calibrate, chaos, doctor, bench):

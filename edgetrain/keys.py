@@ -155,7 +155,7 @@ class Keyring:
             )
         made = make()
         text = f"public {spell(made.public)}\nsecret {spell(made.secret)}\n"
-        self._write("key", text, 0o600)
+        self.write("key", text, 0o600)
         return made
 
     # -- whom a hub here lets in --------------------------------------------------------------
@@ -170,7 +170,7 @@ class Keyring:
     def allow(self, key: Public, name: str) -> None:
         """Let a device in from now on, under a name that nobody else has."""
         _check_name(name)
-        with self._locked():
+        with self.locked():
             known = self.members()
             taken = [k for k, n in known.items() if n == name and k != key]
             if taken:
@@ -182,7 +182,7 @@ class Keyring:
 
     def revoke(self, who: str) -> tuple[Public, str]:
         """Take a device off the list, by its name or key; a hub that runs drops it at once."""
-        with self._locked():
+        with self.locked():
             known = self.members()
             found = [(k, n) for k, n in known.items() if who in (n, spell(k))]
             if not found:
@@ -194,7 +194,7 @@ class Keyring:
 
     def _write_members(self, known: dict[Public, str]) -> None:
         lines = [f"{spell(key)} {name}\n" for key, name in known.items()]
-        self._write("members", "".join(lines), 0o644)
+        self.write("members", "".join(lines), 0o644)
 
     # -- tokens -------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Keyring:
                 f"a device named '{name}' is on the list already", f"edgetrain keys revoke {name}"
             )
         made = make()
-        with self._locked():
+        with self.locked():
             kept = [t for t in self._tokens() if t.expires > now]
             self._write_tokens([*kept, _Token(made.public, name, now + 60 * minutes, "open")])
         packed = base64.urlsafe_b64encode(own.public + made.secret).decode().rstrip("=")
@@ -217,7 +217,7 @@ class Keyring:
     def redeem(self, token: Public, key: Public, now: float) -> str:
         """Put a device's key on the list for its token, once. Returns its name; Refused in words
         is a ConfigError, which says why not."""
-        with self._locked():
+        with self.locked():
             tokens = self._tokens()
             found = next((t for t in tokens if t.public == token), None)
             refused = _why_not(found, now)
@@ -249,7 +249,7 @@ class Keyring:
 
     def _write_tokens(self, tokens: Sequence[_Token]) -> None:
         lines = [f"{spell(t.public)} {t.name} {t.expires:.0f} {t.state}\n" for t in tokens]
-        self._write("tokens", "".join(lines), 0o600)
+        self.write("tokens", "".join(lines), 0o600)
 
     # -- hubs that this machine knows ---------------------------------------------------------
 
@@ -264,9 +264,9 @@ class Keyring:
 
     def pin(self, address: str, key: Public) -> None:
         """Take the hub at an address for genuine only with this key from now on."""
-        with self._locked():
+        with self.locked():
             lines = [f"{a} {spell(k)}\n" for a, k in (self.hubs() | {address: key}).items()]
-            self._write("hubs", "".join(lines), 0o644)
+            self.write("hubs", "".join(lines), 0o644)
 
     # -- files --------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class Keyring:
         return [tuple(line) for line in lines if line]
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """One writer at a time, whatever process it is in."""
         self._make()
         with (self.path / ".lock").open("a") as file:
@@ -299,7 +299,7 @@ class Keyring:
         except OSError as error:
             raise ConfigError(f"cannot make {self.path}: {_said(error)}") from None
 
-    def _write(self, name: str, text: str, mode: int) -> None:
+    def write(self, name: str, text: str, mode: int) -> None:
         """The whole file or none of it, and never for a moment readable by more than `mode`."""
         self._make()
         draft = self.path / f".{name}.{os.getpid()}"

@@ -43,6 +43,8 @@ class Place:
     device: str
     beside: Path | None = None
     """The folder of the job file, where a task of the user's own may lie."""
+    keys: Path | None = None
+    """The folder of this machine's keys, and of what it allows; None: the usual one."""
 
     @property
     def name(self) -> str:
@@ -50,12 +52,13 @@ class Place:
         return f"m{self.index}"
 
 
-def task_of(job: Job, beside: Path | None = None) -> Task:
+def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> Task:
     """The job's task, its data read; `beside` is the folder of the job file, searched for modules.
 
-    The job's seed partitions the data unless [data] has its own. Raises TaskError.
+    The job's seed partitions the data unless [data] has its own. Raises TaskError, and ConfigError
+    for a bundle that `keys`, the folder of this machine's keys, does not allow.
     """
-    return load_task(job.task, job.data, defaults={"seed": job.seed}, beside=beside)
+    return load_task(job.task, job.data, defaults={"seed": job.seed}, beside=beside, keys=keys)
 
 
 def optimizer_for(model: torch.nn.Module, table: dict[str, Any]) -> torch.optim.Optimizer:
@@ -209,7 +212,7 @@ def train(
     Raises what `join` raises, TaskError and ConfigError.
     """
     torch.set_num_threads(job.train.threads)
-    task = task_of(job, place.beside)
+    task = task_of(job, place.beside, place.keys)
     privacy.check(job)
     job, agreed = settle(job, samples_of(job, task)), job
     torch.manual_seed(job.seed)

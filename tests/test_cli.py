@@ -37,8 +37,8 @@ VERBS = dict(verbs(parser()))
 def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
-        "bench", "calibrate", "capacity", "chaos", "compare", "devices", "doctor", "hub", "init",
-        "keys", "member", "networks", "privacy", "run", "strategies", "sweep",
+        "bench", "bundle", "calibrate", "capacity", "chaos", "compare", "devices", "doctor", "hub",
+        "init", "keys", "member", "networks", "privacy", "run", "strategies", "sweep",
     }  # fmt: skip
 
 

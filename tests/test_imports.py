@@ -46,8 +46,8 @@ def loaded_by(*code: str) -> list[str]:
 
 
 LIGHT = ["errors", "catalog", "config", "messages", "networks", "devices", "strategies",
-         "interfaces", "keys", "merging", "secure", "privacy", "transport", "units", "runs", "cli",
-         "__main__"]  # fmt: skip
+         "interfaces", "keys", "merging", "secure", "privacy", "bundles", "transport", "units",
+         "runs", "cli", "__main__"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,13 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
 from edgetrain.config import Job
+
+if TYPE_CHECKING:
+    from edgetrain.train import Place
 
 _EXAMPLES = """\
 examples:
@@ -91,8 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
         common.say(f"training as {name}; run folder: {folder}")
         return MetricsLog(runs.metrics_path(folder), name, time.monotonic, time.monotonic())
 
+    own_keys = Path(arguments.keys) if arguments.keys else None
+    place = Place(arguments.index, device, beside, own_keys)
     try:
-        place = Place(arguments.index, device, beside)
         train(
             job,
             place,
@@ -102,12 +106,12 @@ def run(arguments: argparse.Namespace) -> int:
             checkpoint=arguments.checkpoint,
         )
     finally:
-        runs.write_summary(folder, runs.summarise(folder, _promise(job, beside)))
+        runs.write_summary(folder, runs.summarise(folder, _promise(job, place)))
     common.say("done")
     return 0
 
 
-def _promise(job: Job, beside: Path | None) -> dict[str, Any]:
+def _promise(job: Job, place: Place) -> dict[str, Any]:
     """What the job's privacy is worth, for the summary; the accountant need not be installed on a
     device that only trains."""
     if job.privacy.unit == "none":
@@ -117,7 +121,7 @@ def _promise(job: Job, beside: Path | None) -> dict[str, Any]:
     from edgetrain.train import samples_of, task_of
 
     try:
-        samples = samples_of(job, task_of(job, beside))
+        samples = samples_of(job, task_of(job, place.beside, place.keys))
         found = promise(settle(job, samples), samples)
     except ConfigError as error:
         common.warn(f"epsilon is not in the summary: {error}")

@@ -10,7 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from edgetrain import bundles
+from edgetrain.bundles import Named
 from edgetrain.errors import EdgetrainError, TaskError, did_you_mean
+from edgetrain.keys import folder as key_folder
 from edgetrain.tasks.protocol import MEMBERS_OF_TASK, METHODS_OF_TASK, Task
 
 
@@ -20,19 +23,24 @@ def load_task(
     *,
     defaults: Mapping[str, Any] | None = None,
     beside: Path | None = None,
+    keys: Path | None = None,
 ) -> Task:
     """The task that `spec`, "module:object", makes of the job's [data] table.
 
     The object is a factory: a function or class that takes these options as keyword arguments.
     `defaults` are passed too, unless an option says otherwise or the factory does not take them.
-    `beside` is the job file's folder: modules in it are found too, after installed ones. Raises
+    `beside` is the job file's folder: modules in it are found too, after installed ones. Of
+    "my.bundle#module:object" the module comes from a bundle (see `bundles`) that is allowed on this
+    device by the file in `keys`, the folder of its keys (None: the usual one). Raises
     TaskError for a name that does not exist, for an option that the factory does not take, for a
     factory that fails, and for a result that is not a task.
     """
-    module_name, colon, name = spec.partition(":")
+    bundle = bundles.named(spec)
+    module_name, colon, name = (bundle.inner if bundle else spec).partition(":")
     if not (colon and module_name and name):
         raise TaskError(f"task '{spec}' is not module:object", "for example edgetrain.tasks:digits")
-    factory = _factory(_module(module_name, beside), name)
+    at = _bundled(bundle, module_name, beside, keys) if bundle else _module(module_name, beside)
+    factory = _factory(at, name)
     known, open_ended = _parameters(factory)
     given = {k: v for k, v in (defaults or {}).items() if open_ended or k in known} | dict(options)
     _check_options(spec, factory, given)
@@ -62,6 +70,21 @@ def _module(name: str, beside: Path | None) -> ModuleType:
         raise TaskError(f"module '{name}' cannot be imported: {_in_words(error)}") from error
     except Exception as error:
         raise TaskError(f"module '{name}' cannot be imported: {_in_words(error)}") from error
+
+
+def _bundled(bundle: Named, name: str, beside: Path | None, keys: Path | None) -> ModuleType:
+    """A module out of a bundle, and from nowhere else."""
+    path = Path(bundle.path).expanduser()
+    path = path if path.is_absolute() or beside is None else beside / path
+    folder = bundles.opened(path, bundles.Allowed(key_folder(keys)), bundle.pin).resolve()
+    module = _module(name, folder)
+    origin = Path(module.__file__ or "/").resolve()
+    if folder not in origin.parents:
+        raise TaskError(
+            f"module '{name}' of {path} is hidden by {origin}",
+            "give it a name that nothing else here has",
+        )
+    return module
 
 
 def _factory(module: ModuleType, name: str) -> Callable[..., Any]:

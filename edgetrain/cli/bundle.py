@@ -1,0 +1,121 @@
+"""`edgetrain bundle`: a task's code as one file, and whose code may run on this device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from edgetrain.cli import common
+
+_EXAMPLES = """\
+who wrote the task:
+  edgetrain bundle make mytask/ -o mytask.bundle      prints its digest
+  scp mytask.bundle pi-3:                             nothing is sent by the hub
+on the device, by its owner, who has looked into it:
+  edgetrain bundle show mytask.bundle
+  edgetrain bundle allow mytask.bundle                or: allow DIGEST, as the author told it
+  edgetrain bundle list
+  edgetrain bundle revoke 3fa9c1
+in the job:
+  task = "mytask.bundle#mytask:Sine"                  any content that the device allows
+  task = "mytask.bundle@3fa9c1d2e4f5a6b7#mytask:Sine"   this content, on all members
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = common.verb(
+        subparsers,
+        "bundle",
+        "a task's code as one file: make, show, allow, list, revoke",
+        "Job code whose digest a device's owner allows before any of it is imported.",
+        _EXAMPLES,
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    make = verbs.add_parser("make", help="put a file, or all files of a folder, into a bundle")
+    make.add_argument("source", type=Path, metavar="FOLDER|FILE")
+    make.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    make.set_defaults(run=_make)
+    show = verbs.add_parser("show", help="check a bundle and list what is in it; nothing is run")
+    show.add_argument("bundle", type=Path, metavar="FILE")
+    show.set_defaults(run=_show)
+    allow = verbs.add_parser("allow", help="let this code run here")
+    allow.add_argument("bundle", metavar="DIGEST|FILE")
+    allow.set_defaults(run=_allow)
+    listing = verbs.add_parser("list", help="the bundles whose code may run here")
+    listing.set_defaults(run=_list)
+    revoke = verbs.add_parser("revoke", help="let this code run here no longer")
+    revoke.add_argument("digest", metavar="DIGEST", help="or its first digits")
+    revoke.set_defaults(run=_revoke)
+    for each in (make, show, allow, listing, revoke):
+        each.add_argument("--json", action="store_true", help="print JSON")
+    for each in (allow, listing, revoke):
+        common.add_keys(each)
+
+
+def _make(arguments: argparse.Namespace) -> int:
+    from edgetrain import bundles
+    from edgetrain.errors import ConfigError
+
+    archive = bundles.make(arguments.source)
+    try:
+        arguments.output.write_bytes(archive)
+    except OSError as error:
+        raise ConfigError(f"cannot write {arguments.output}: {error.strerror}") from None
+    digest, files = bundles.digest_of(archive), sorted(bundles.unpack(archive))
+    _answer(
+        arguments,
+        {"digest": digest, "bytes": len(archive), "files": files, "bundle": str(arguments.output)},
+        f"{digest}  {arguments.output} ({len(files)} files)",
+    )
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from edgetrain import bundles
+
+    archive = bundles.read(arguments.bundle)
+    files = {name: len(content) for name, content in bundles.unpack(archive).items()}
+    digest = bundles.digest_of(archive)
+    lines = [digest, *(f"{size:10d}  {name}" for name, size in files.items())]
+    _answer(arguments, {"digest": digest, "files": files}, "\n".join(lines))
+    return 0
+
+
+def _allow(arguments: argparse.Namespace) -> int:
+    from edgetrain import bundles, keys
+
+    path = Path(arguments.bundle)
+    if path.is_file():
+        archive = bundles.read(path)
+        bundles.unpack(archive)
+        digest, note = bundles.digest_of(archive), path.name
+    else:
+        digest, note = bundles.checked(arguments.bundle), ""
+    bundles.Allowed(keys.folder(arguments.keys)).allow(digest, note)
+    _answer(arguments, {"digest": digest}, f"{digest} may run on this device")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from edgetrain import bundles, keys
+
+    found = bundles.Allowed(keys.folder(arguments.keys)).all()
+    lines = [f"{digest}  {note}".rstrip() for digest, note in found.items()]
+    _answer(arguments, found, "\n".join(lines) or "no bundle is allowed on this device")
+    return 0
+
+
+def _revoke(arguments: argparse.Namespace) -> int:
+    from edgetrain import bundles, keys
+
+    digest = bundles.Allowed(keys.folder(arguments.keys)).revoke(arguments.digest)
+    said = f"{digest} may run here no longer (a member that runs has it in memory)"
+    _answer(arguments, {"digest": digest}, said)
+    return 0
+
+
+def _answer(arguments: argparse.Namespace, found: dict[str, Any], text: str) -> None:
+    common.say(json.dumps(found) if arguments.json else text)
