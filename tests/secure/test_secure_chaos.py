@@ -167,6 +167,15 @@ def test_a_hub_that_is_restored_gives_up_what_was_under_way_and_goes_on(confided
     assert sorted(ended.bases) == [f"m{i}" for i in range(5)]
 
 
+def test_a_restored_hub_knows_what_lossy_replies_left_out(tmp_path):
+    """Of that the journal holds the mean, which is all that was ever known."""
+    ended = run(tmp_path, (Happening(6.0, "hub", 1.0),), "steps=120", "reply_codec=topk(0.1) | q2")
+    assert not [e for e in ended.events if e["event"] in ("error", "refused")]
+    assert sorted(ended.bases) == [f"m{i}" for i in range(5)]
+    assert len(set(ended.bases.values())) == 1
+    assert len(ended.rounds) == 24
+
+
 def test_too_few_members_learn_nothing_together_and_the_job_ends_all_the_same(confided, tmp_path):
     gone = tuple(Happening(6.0, "power", 1000.0, member) for member in (1, 3))
     ended = run(tmp_path, gone, "steps=150", "deadline_s=5")
