@@ -73,6 +73,9 @@ REMEMBERED = 4096
 ANY_JOB = "any job"
 """What a journal says of a hub that takes members whatever job they run."""
 
+MOST_STRAYS = 16
+"""Times in a row that what a member sends may have gaps. More is no accident."""
+
 AWAY = 4
 """Members that were given up and may come back are remembered: so many times those that may be
 in."""
@@ -107,7 +110,7 @@ class Policy:
     beat_s: float = 1.0
     """The hub sends at least one message to everyone in this time."""
     return_s: float = 60.0
-    """After a restart the members that were in have so long to come back."""
+    """After a restart, or when all were lost, members have so long to come back."""
 
 
 Event = Literal["joined", "started", "late", "gone", "left", "refused", "back"]
@@ -303,14 +306,20 @@ class Hub:
         """The longest delay so far: members still act on it for a while."""
         self._told = float("-inf")
         """When everyone was last sent a beat, or a reply: that says as well that the hub lives."""
+        self._deserted = False
+        """The last one was lost, and may come back."""
+        self._deserted_since: float | None = None
+        self._unsettled: int | None = None
+        """The newest round that closed while something given to it was on its way."""
+        self._last_beat = float("-inf")
         self._first: list[Effect] = []
 
     # -- what a driver calls ------------------------------------------------------------------
 
     @property
     def finished(self) -> bool:
-        """Everyone who trained has left or is gone."""
-        return self.started and not self._peers
+        """Everyone who trained has left, or is gone and has not come back in time."""
+        return self.started and not self._deserted and not self._peers
 
     @property
     def present(self) -> list[str]:
@@ -333,6 +342,8 @@ class Hub:
         if peer.returning and not isinstance(message, Leave):
             # Meant for the hub that died, and perhaps only the rest of it.
             return [Send(sender, Beat(self.epoch))]
+        if peer.astray and not isinstance(message, Leave):
+            return [_refuse(sender, "unknown", _ASTRAY)]
         effects = self._heard(peer)
         match message:
             case Base():
@@ -359,6 +370,14 @@ class Hub:
         peer.unreachable_since = now
         return [Note("late", peer.name, "its connection is gone")]
 
+    def garbled(self, sender: bytes, now: float) -> list[Effect]:
+        """What came from this peer is no message: it was damaged on the way, and the rest with
+        it."""
+        peer = self._peers.get(sender)
+        if peer is None or not peer.present or peer.returning or not self.started:
+            return []
+        return self._lost(peer, "what it sends is no message", now)
+
     def tick(self, now: float) -> list[Effect]:
         """To be called a few times per beat: beats, members that stay away, deadlines."""
         effects, self._first = self._first, []
@@ -368,12 +387,35 @@ class Hub:
             if since is not None and now - since >= patience_s:
                 effects += self._remove(peer, "gone", f"unreachable for {patience_s:g} s", now)
         effects += self._close_rounds(now)
-        due = now - self._told >= self.policy.beat_s
+        self._mind_desertion(now)
+        silent = now - self._told >= self.policy.beat_s
+        due = silent or (self._is_unsettled() and now - self._last_beat >= self.policy.beat_s)
         if due:
-            self._told = now
-        beat = Beat(self.epoch)
-        effects += [Send(peer.sender, beat) for peer in self._peers if due or peer.returning]
-        return effects
+            self._told = self._last_beat = now
+        told = [peer for peer in self._peers if due or peer.returning]
+        beats = {merged: Beat(self.epoch, merged) for merged in {peer.merged for peer in told}}
+        # Equal ones after each other, for they are packed once.
+        told.sort(key=lambda peer: peer.merged)
+        return [*effects, *(Send(peer.sender, beats[peer.merged]) for peer in told)]
+
+    def _is_unsettled(self) -> bool:
+        """Whether someone waits to hear that what it gave is merged, which only a beat says. The
+        next beat still does when nobody does any more."""
+        round = self._unsettled
+        if round is None:
+            return False
+        if all(max(peer.merged, peer.first_round) > round for peer in self._peers):
+            self._unsettled = None
+        return True
+
+    def _mind_desertion(self, now: float) -> None:
+        """When nobody can be reached it is the hub's own link, as likely as not."""
+        if not self._deserted or self._peers:
+            self._deserted, self._deserted_since = False, None
+        elif self._deserted_since is None:
+            self._deserted_since = now
+        elif now - self._deserted_since >= self.policy.return_s:
+            self._deserted = False
 
     # -- what survives it ---------------------------------------------------------------------
 
@@ -555,7 +597,7 @@ class Hub:
         if self._peers.get(peer.sender) is peer:
             self._peers.remove(peer)
         peer.sender, peer.incoming, peer.unreachable_since = sender, [], None
-        peer.returning = False
+        peer.returning = peer.astray = False
         self._peers.add(peer)
 
     def _turned_away(self, sender: bytes, join: Join, code: str, reason: str) -> list[Effect]:
@@ -795,6 +837,9 @@ class Hub:
             peer.next_round = peer.skips_to
         if self._masks is not None and self._masks.skips(peer, message.round, self.round):
             peer.next_round = message.round
+        gap = self._gap(peer, message)
+        if gap is not None:
+            return self._lost(peer, gap, now)
         problem = self._what_is_wrong(peer, message)
         if problem is not None:
             return self._expel(peer, *problem, now)
@@ -809,9 +854,11 @@ class Hub:
             peer, peer.weight, message.wanted_delay, payloads if self._masks is None else ()
         )
         peer.next_round += 1
+        peer.strays = 0
         effects: list[Effect] = []
         meant_for = message.round
         if self._is_dropped(meant_for):
+            peer.merged = peer.next_round
             return [Note("late", peer.name, f"round {meant_for} had closed; its part is dropped")]
         if meant_for < self.round:
             effects.append(
@@ -832,16 +879,35 @@ class Hub:
             return self._masks.is_too_late(round, self.round)
         return round < self.round and not self._merge.keeps_late
 
+    def _gap(self, peer: Peer, message: Contribute) -> str | None:
+        """What shows that something this member sent before has not come."""
+        if not self.started:
+            return None
+        if message.round != peer.next_round:
+            return f"round {message.round} came when {peer.next_round} was due"
+        if message.part != len(peer.incoming):
+            return f"part {message.part} of a contribution came when {len(peer.incoming)} was due"
+        return None
+
+    def _lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
+        """A connection that broke took messages along, and a new one carries what came after them.
+        The member is to come back; who never gets on so is expelled."""
+        peer.strays += 1
+        if peer.strays > MOST_STRAYS:
+            return self._expel(peer, "order", reason, now)
+        peer.astray, peer.incoming = True, []
+        return [_refuse(peer.sender, "unknown", _ASTRAY), Note("late", peer.name, reason)]
+
     def _what_is_wrong(self, peer: Peer, message: Contribute) -> tuple[str, str] | None:
         parts = -(-self._elements // self._codec.part_elements)
-        if not self.started or message.round != peer.next_round:
-            return "order", f"round {message.round} came when {peer.next_round} was due"
+        if not self.started:
+            return "order", f"round {message.round} came before the start"
         if message.round - self.round > (most := self._slack()):
             return "order", f"round {message.round} is more than {most} ahead of {self.round}"
         if message.applied > self.round:
             return "order", f"{message.applied} replies applied, {self.round} were sent"
-        if message.part != len(peer.incoming) or message.parts != parts:
-            return "order", f"part {message.part} of {message.parts} came out of order"
+        if message.parts != parts:
+            return "order", f"{message.parts} parts came where a contribution has {parts}"
         start = message.part * self._codec.part_elements
         elements = min(self._codec.part_elements, self._elements - start)
         size, most = memoryview(message.payload).nbytes, self._codec.max_bytes(elements)
@@ -941,16 +1007,16 @@ class Hub:
                 )
             )
         )
+        told = [peer for peer in self._peers if peer.state in ("training", "late")]
+        settled = all(max(peer.merged, peer.first_round) > round for peer in told)
+        if not settled:
+            self._unsettled = round
+        members, parts = len(chosen), len(payloads)
         replies = [
-            Reply(round, part, len(payloads), len(chosen), self.delay, checksum, payload)
+            Reply(round, part, parts, members, self.delay, checksum, settled, payload)
             for part, payload in enumerate(payloads)
         ]
-        effects += [
-            Send(peer.sender, reply)
-            for reply in replies
-            for peer in self._peers
-            if peer.state in ("training", "late")
-        ]
+        effects += [Send(peer.sender, reply) for reply in replies for peer in told]
         weight = sum(c.weight for c in chosen)
         names = tuple(name for name, _ in sorted(entry.contributions)) if chosen else ()
         open_s = now - entry.opened
@@ -1172,6 +1238,8 @@ class Hub:
         peer.incoming = []
         effects: list[Effect] = [Note(event, peer.name, reason)]
         self._peers.remove(peer)
+        # One that has not come back after a restart has had its time.
+        self._deserted = event == "gone" and not peer.returning and not self._peers
         if not self.started:
             return effects + self._replace_uploader(peer)
         if event == "gone":
@@ -1203,8 +1271,11 @@ def replies_of(record: Round) -> Iterator[Reply]:
     parts, members = len(record.reply), len(record.counted)
     for part, payload in enumerate(record.reply):
         yield Reply(
-            record.round, part, parts, members, record.delay, record.checksum, payload
+            record.round, part, parts, members, record.delay, record.checksum, False, payload
         )  # fmt: skip
+
+
+_ASTRAY = "something was lost on the way: say where you are"
 
 
 def _refuse(to: bytes, code: str, reason: str) -> Send:

@@ -14,7 +14,7 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -66,6 +66,15 @@ class Fsync:
 
 
 @dataclass(frozen=True)
+class Disk:
+    """How a journal reaches its disk. Another one stands in for a disk that fills up."""
+
+    writev: Callable[[int, Sequence[Buffer]], int] = lambda file, parts: os.writev(file, parts)
+    free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
+    """Bytes."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """How a journal is kept."""
 
@@ -91,6 +100,7 @@ class Journal:
         folder: Path,
         settings: Settings = Settings(),
         say: Callable[[str], None] = lambda line: None,
+        disk: Disk = Disk(),
     ) -> None:
         self.folder = folder
         self.mended: list[str] = []
@@ -98,6 +108,7 @@ class Journal:
         self.bytes_written = 0
         self._settings = settings
         self._say = say
+        self._disk = disk
         self._log = -1
         self._rounds = self._bytes = self._unsynced = 0
         self._suspended = False
@@ -159,7 +170,7 @@ class Journal:
         header, payloads = records.encode(record)
         start = os.fstat(self._log).st_size
         try:
-            written = _write(self._log, header, payloads)
+            written = _write(self._disk, self._log, header, payloads)
             if isinstance(record, Round):
                 self._rounds += 1
                 self._unsynced += 1
@@ -199,7 +210,7 @@ class Journal:
         try:
             header, payloads = records.encode(state)
             with _opened(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY) as file:
-                self.bytes_written += _write(file, header, payloads)
+                self.bytes_written += _write(self._disk, file, header, payloads)
                 if self._settings.fsync.every:
                     os.fsync(file)
             # What the snapshot takes the place of has to be durable before it goes.
@@ -269,7 +280,7 @@ class Journal:
         self._suspended = True
 
     def _has_room(self) -> bool:
-        return shutil.disk_usage(self.folder).free > 2 * SEGMENT_BYTES + 4 * self._base_bytes
+        return self._disk.free(self.folder) > 2 * SEGMENT_BYTES + 4 * self._base_bytes
 
     def _sync_folder(self) -> None:
         if self._settings.fsync.every:
@@ -354,7 +365,7 @@ def _next_name(path: Path, segments: list[Path]) -> float:
     return min(later, default=float("inf"))
 
 
-def _write(file: int, header: bytes, payloads: list[Buffer]) -> int:
+def _write(disk: Disk, file: int, header: bytes, payloads: list[Buffer]) -> int:
     """Write one record without copying its payloads; returns its length."""
     views = [memoryview(payload).cast("B") for payload in payloads if memoryview(payload).nbytes]
     check = zlib.crc32(header)
@@ -365,7 +376,7 @@ def _write(file: int, header: bytes, payloads: list[Buffer]) -> int:
     prefix += _CHECK.pack(zlib.crc32(prefix))
     left = [memoryview(prefix), memoryview(header), *views]
     while left:
-        done = os.writev(file, left[:64])
+        done = disk.writev(file, left[:64])
         while left and done >= left[0].nbytes:
             done -= left.pop(0).nbytes
         if left:

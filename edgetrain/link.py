@@ -188,7 +188,7 @@ class Link:
         self._next_round = self._applied = self._checksum = 0
         self._parts: list[Buffer] = []
         self._catch_up: CatchUp | None = None
-        self._received = 0
+        self._received = self._connections = self._asked_on = 0
         self._arrivals: dict[int, _Arrival] = {}
         self._elements = 0
         self._submitted = -1
@@ -449,7 +449,7 @@ class Link:
             if self._catch_up is not None:
                 found, self._catch_up = self._catch_up, None
                 return found
-            self._take(self._next(lambda: self._come_back(self._epoch)))
+            self._take(self._next(self._again))
         del self._arrivals[round]
         head = arrival.head
         self._applied, self._checksum = round + 1, head.checksum
@@ -462,14 +462,23 @@ class Link:
         Raises what `wait` does, but for the silence.
         """
         while (frames := self._transport.receive(0.0)) is not None:
+            self._mind_connection(self._again)
             self._take(self._read(frames))
         if self._renewable is not None:
-            self._mind_silence(lambda: self._come_back(self._epoch))
+            self._mind_connection(self._again)
+            self._mind_silence(self._again)
+
+    def _again(self) -> None:
+        self._come_back(self._epoch)
 
     def _take(self, message: Message) -> None:
         match message:
             case Beat():
-                asked = self._returning and message.epoch == self._asked_epoch
+                for round in [r for r in self._kept if r < message.merged]:
+                    del self._kept[round]
+                asked = self._returning and (
+                    message.epoch == self._asked_epoch or 0 < self._asked_on == self._connections
+                )
                 if message.epoch != self._epoch and not asked:
                     self._come_back(message.epoch)
             case Refuse(code="unknown"):
@@ -501,7 +510,7 @@ class Link:
 
     def _come_back(self, epoch: int) -> None:
         """Say where this member is; until the answer is here nothing else counts."""
-        self._returning, self._asked_epoch = True, epoch
+        self._returning, self._asked_epoch, self._asked_on = True, epoch, self._connections
         self._mind_epoch(epoch)
         self._attempt += 1
         self._asked_at = self._clock()
@@ -533,8 +542,9 @@ class Link:
         if not start.keep:
             base = self._whole_base()
             self._applied, self._checksum = start.applied, start.checksum
-            self._kept = {r: kept for r, kept in self._kept.items() if r >= start.applied}
-            self._pending = {r: p for r, p in self._pending.items() if r >= start.applied}
+            if self._masker is not None:
+                self._kept = {r: kept for r, kept in self._kept.items() if r >= start.applied}
+                self._pending = {r: p for r, p in self._pending.items() if r >= start.applied}
         if base is not None or start.round > self._next_round:
             self._next_round = max(self._next_round, start.round)
             self._catch_up = CatchUp(start.round, start.delay, start.applied, start.checksum, base)
@@ -552,7 +562,11 @@ class Link:
         return base
 
     def _take_reply(self, message: Reply) -> None:
-        self._kept.pop(message.round, None)  # answered; and its memory is free for the reply
+        if self._renewable is not None and self._something_lost(message):
+            self._again()
+            return
+        if message.settled:  # else it may still be on its way: kept until the hub has it
+            self._kept.pop(message.round, None)  # and its memory is free for the reply
         if self._masker is not None:
             self._pending.pop(message.round, None)
             self._masker.forget(message.round + 1)
@@ -569,6 +583,18 @@ class Link:
             self.reply_codec.decode(message.payload, arrival.vector[parts[message.part]])
         arrival.parts += 1
         arrival.at = self._heard
+
+    def _something_lost(self, message: Reply) -> bool:
+        """Whether what should have come before it has not: the connection broke meanwhile."""
+        newest = max(self._arrivals, default=self._applied - 1)
+        if newest not in self._arrivals:
+            return message.round > newest + 1 or (message.round > newest and message.part > 0)
+        here = self._arrivals[newest]
+        if message.round == newest:
+            return message.part > here.parts
+        if message.round > newest:
+            return here.parts < here.head.parts or message.round > newest + 1 or message.part > 0
+        return False
 
     def _place_for(self, round: int) -> Vector | None:
         """Where to decode a reply's parts as they arrive; None: keep the payloads until the last.
@@ -610,6 +636,7 @@ class Link:
         """The next message. After a while of silence the connection is made anew, and the hub is
         asked again; after a long one HubUnreachable is raised."""
         while (frames := self._transport.receive(min(1.0, 2 * self._beat_s))) is None:
+            self._mind_connection(ask_again)
             self._mind_silence(ask_again)
             silent_s = self._clock() - self._heard
             if silent_s > self._silence_s:
@@ -617,7 +644,17 @@ class Link:
                     f"the hub has been silent for {silent_s:.0f} s",
                     "is it running, and does it run the same edgetrain?",
                 )
+        self._mind_connection(ask_again)
         return self._read(frames)
+
+    def _mind_connection(self, ask_again: Callable[[], None]) -> None:
+        """Over another connection than before, ask again: who knows what the old one took along."""
+        if self._renewable is None or self._renewable.connections == self._connections:
+            return
+        first, self._connections = not self._connections, self._renewable.connections
+        if not first:
+            self._asked_at = self._clock()
+            ask_again()
 
     def _mind_silence(self, ask_again: Callable[[], None]) -> None:
         received, now = self._transport.received_bytes(), self._clock()
@@ -631,6 +668,7 @@ class Link:
             self._pauses += 1
             self._asked_at = now
             self._renewable.reconnect()
+            self._connections = 0
             ask_again()
 
     def _read(self, frames: Sequence[Buffer]) -> Message:

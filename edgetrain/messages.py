@@ -236,6 +236,8 @@ class Reply:
     """The delay in force once this reply is applied."""
     checksum: int = _integer(0, _U64)
     """Of the base after this reply; 0 where the hub holds no base (gradient strategies)."""
+    settled: bool = _flag()
+    """What anyone has given to this round is counted; else `Beat.merged` will say when."""
     payload: Buffer = _payload()  # noqa: RUF009
 
 
@@ -246,6 +248,8 @@ class Beat:
     kind: ClassVar[bytes] = b"H"
     epoch: int = _integer(0, 1 << 32, default=0)
     """The hub's, as in Welcome; 0 from a member."""
+    merged: int = _integer(0, _U63, default=0)
+    """To a member: what it gave to rounds before this one is in the journal. 0 from a member."""
 
 
 @dataclass(frozen=True)

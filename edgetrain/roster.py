@@ -40,6 +40,10 @@ class Peer:
     """The hub has restarted and has not heard of it since."""
     resumed: bool = False
     """It has come back at least once: what it repeats is not wrong."""
+    astray: bool = False
+    """Something it sent was lost on the way: it has been told to come back, and say where it is."""
+    strays: int = 0
+    """How often that was so since its last whole contribution."""
     applied: int = 0
     """Replies it had applied when it last said so."""
     incoming: list[Buffer] = field(default_factory=list)

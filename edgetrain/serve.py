@@ -137,6 +137,7 @@ class _Driver:
             so_far = f" ({count} so far)" if count > 1 else ""
             self._observe(Note("refused", "?", f"{error}{so_far}"))
         version = other_protocol(frames)
+        self._each(self._hub.garbled(sender, self._clock()))
         if version is not None:
             reason = f"the hub speaks version {PROTOCOL}, the member {version}"
             self._transport.send(sender, pack(Refuse("protocol", reason)))

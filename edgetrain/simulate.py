@@ -8,10 +8,12 @@ sockets (`simulator.wires`), and at the pace of its device's profile. Gradients 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from edgetrain import devices, networks, runs, train
 from edgetrain.chaos import Happening, Witness
 from edgetrain.emulate import summary_of
 from edgetrain.errors import ConfigError, EdgetrainError, Refused
-from edgetrain.journal import Journal
+from edgetrain.journal import Disk, Journal
 from edgetrain.link import Request
 from edgetrain.member import Flat, Member, Steps, release_of
 from edgetrain.messages import Buffer, Contribute, unpack
@@ -29,6 +31,7 @@ from edgetrain.metrics import MetricsLog
 from edgetrain.networks import Fault
 from edgetrain.plans import Plan, hub_of, journal_settings
 from edgetrain.recorder import HubRecorder
+from edgetrain.records import Record, Round
 from edgetrain.serve import serve
 from edgetrain.simulator import local
 from edgetrain.simulator.virtual import SECOND, Process, World
@@ -100,6 +103,48 @@ class _Computed:
         return 0
 
 
+class _Clock:
+    """The clock of one machine: the world's, and what it has jumped ahead."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return self._world.clock() + self.ahead
+
+
+class _FillingDisk:
+    """The disk of the journal, which may be full: then a part of what is written still fits."""
+
+    def __init__(self) -> None:
+        self.full_until = 0
+        self.full = False
+
+    def writev(self, file: int, buffers: Sequence[Buffer]) -> int:
+        """See os.writev."""
+        if not self.full:
+            return os.writev(file, buffers)
+        os.write(file, memoryview(buffers[0])[: memoryview(buffers[0]).nbytes // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def free(self, folder: Path) -> int:
+        """Bytes, as of `journal.Disk`."""
+        return 0 if self.full else 1 << 60
+
+
+class _Told(Journal):
+    """A journal that shows what a hub has written, and may tell of."""
+
+    told: Callable[[Round], None]
+
+    def append(self, record: Record) -> None:
+        """See Journal."""
+        super().append(record)
+        if isinstance(record, Round):
+            self.told(record)
+
+
 class Simulation:
     """One run: the world, the network in it, the hub and the members."""
 
@@ -120,8 +165,14 @@ class Simulation:
         self.trained: dict[int, Member] = {}
         """The members, as they are or were last."""
         self.cut_off: set[int] = set()
-        """Those that have been without power."""
+        """Those that have been without power, or killed."""
+        self.merged: dict[int, Round] = {}
+        """What members were told of each round, with payloads of its own."""
+        self._disk = _FillingDisk()
+        self._book: Journal | None = None
         self._world = World()
+        self._clocks = [_Clock(self._world) for _ in range(planned.job.fleet.members)]
+        self._hub_clock = _Clock(self._world)
         profiles = {name: networks.load(name) for name in set(planned.networks)}
         self._devices = {name: devices.load(name) for name in set(planned.devices)}
         self._network = SimulatedNetwork(
@@ -149,7 +200,7 @@ class Simulation:
         )
         self._wires: dict[int, MemberWire] = {}
         if journal is not None:
-            self._network.hub.tap = self._saw
+            self._network.tap = self._saw
         self._hub = self._world.start("hub", self._serve)
         self._members = [self._boot(index) for index in range(planned.job.fleet.members)]
 
@@ -200,37 +251,68 @@ class Simulation:
     def _let_happen(self, happening: Happening) -> None:
         """Do what a schedule says, if who it strikes is still there."""
         until = self._world.now + round(happening.for_s * SECOND)
-        index = happening.member
+        struck = happening.members
         match happening.kind:
             case "hub":
                 self._crash_hub(until)
-            case "power":
-                self._cut_power(index, until)
-            case "pause":
-                self._members[index].hold(until)
-            case "link":
-                self._network.strike(Fault("down", 0.0, happening.for_s, (index,)))
+            case "disk":
+                self._fill_disk(until)
+            case "link" | "partition":
+                self._network.strike(Fault("down", 0.0, happening.for_s, struck))
             case "slow":
-                self._network.strike(Fault("rate", 0.0, happening.for_s, (index,), 0.05))
+                self._network.strike(Fault("rate", 0.0, happening.for_s, struck, 0.05))
+            case "clock":
+                clock = self._clocks[struck[0]] if struck else self._hub_clock
+                clock.ahead += happening.for_s
+            case "power" | "kill":
+                for index in struck:
+                    self._cut_power(index, until, told=happening.kind == "kill")
+            case "pause":
+                for index in struck:
+                    self._members[index].hold(until)
+            case "cut" | "corrupt-up" | "corrupt-down":
+                for index in struck:
+                    self._hurt_connection(index, happening.kind)
+
+    def _hurt_connection(self, index: int, kind: str) -> None:
+        if index not in self._wires or self._members[index].over:
+            return
+        if kind == "cut":
+            self._wires[index].cut()
+        else:
+            self._wires[index].damage(upwards=kind == "corrupt-up")
 
     def _crash_hub(self, until: int) -> None:
-        if self._hub.over:
+        # A hub that goes on without its journal cannot be killed without a loss: the job said so.
+        if self._hub.over or (self._book is not None and self._book.tail is None):
             return
         self._hub.kill()
         self._network.hub.crash()
+        self._world.at(until, self._start_hub)
 
-        def again() -> None:
+    def _start_hub(self) -> None:
+        """Unless it has been started meanwhile: by hand, or as there is room again."""
+        if self._hub.over and self._network.hub.down:
             self._network.restart_hub()
             self._hub = self._world.start("hub", self._serve, self._world.now)
 
-        self._world.at(until, again)
+    def _fill_disk(self, until: int) -> None:
+        disk = self._disk
+        disk.full, disk.full_until = True, max(disk.full_until, until)
 
-    def _cut_power(self, index: int, until: int) -> None:
+        def free() -> None:
+            disk.full = self._world.now < disk.full_until
+
+        self._world.at(until, free)
+
+    def _cut_power(self, index: int, until: int, *, told: bool = False) -> None:
+        """`told`: the machine lives on, and closes the connection of the process that died."""
         if self._members[index].over:
             return
         self.cut_off.add(index)
         if index in self._wires:
-            self._wires[index].power_off()
+            wire = self._wires[index]
+            wire.die() if told else wire.power_off()
         self._members[index].kill()
         self._world.at(until, lambda: self._power_on(index))
 
@@ -246,32 +328,44 @@ class Simulation:
 
     def _serve(self) -> None:
         source = local.noise_of(self._job, "hub")
-        hub, clock = hub_of(self._job, source=source), self._world.clock
+        hub, clock = hub_of(self._job, source=source), self._hub_clock
         if self._journal is None:
             serve(hub, self._network.hub, clock, self._recorder)
             return
-        journal = Journal(self._journal, journal_settings(self._job))
+        disk = Disk(self._disk.writev, self._disk.free)
+        self._book = journal = _Told(self._journal, journal_settings(self._job), disk=disk)
+        journal.told = self._was_told
         try:
             if journal.state is not None:
                 hub.restore(journal.state, journal.records(), clock())
             serve(hub, self._network.hub, clock, self._recorder, journal=journal)
+        except EdgetrainError:
+            if not self._disk.full:
+                raise
+            # As a service manager would: started again, once there is room.
+            self._network.hub.crash()
+            self._world.at(self._disk.full_until + 1, self._start_hub)
         finally:
             journal.close()
 
-    def _saw(self, sender: bytes, frames: Sequence[Buffer]) -> None:
+    def _was_told(self, record: Round) -> None:
+        payloads = tuple(bytes(payload) for payload in record.reply)
+        self.merged[record.round] = replace(record, reply=payloads)
+
+    def _saw(self, member: int, frames: Sequence[Buffer]) -> None:
         message = unpack(list(frames))
         if isinstance(message, Contribute):
-            name = sender.decode().partition("-")[0]
-            self.witness.saw(name, message.round, message.part, message.payload)
+            self.witness.saw(f"m{member}", message.round, message.part, message.payload)
 
     def _train(self, index: int) -> None:
         job, world = self._job, self._world
         device = self._planned.devices[index]
         place = train.Place(index, device, self._planned.beside)
         flat, optimizer, work = self._gradients.member(index)
+        clock = self._clocks[index]
         pace = train.Pace(
             devices.StepTimes(self._devices[device], self._paces[device], job.seed, index),
-            world.clock,
+            clock,
             world.sleep,
         )
         energy = devices.Energy(self._devices[device], world.clock, Path("/nonexistent"))
@@ -282,7 +376,7 @@ class Simulation:
             usage = _Computed(lambda: world.clock() - began - member.wait_s)
             with self._log(member.name) as log:
                 train.Loop(
-                    job, index, work, member, log, pace, usage, energy, world.clock,
+                    job, index, work, member, log, pace, usage, energy, clock,
                     max(1, job.fleet.members // LINES),
                 ).run()  # fmt: skip
 
@@ -294,7 +388,7 @@ class Simulation:
             try:
                 release = release_of(self._job.privacy, local.noise_of(self._job, index))
                 return Member(
-                    wire, flat, optimizer, request, clock=self._world.clock, release=release
+                    wire, flat, optimizer, request, clock=self._clocks[index], release=release
                 )
             except Refused as refused:
                 if refused.code != "name":

@@ -355,6 +355,8 @@ class MemberSocket:
         self._proved = False
         """Whether the hub has proved who it is, on this connection or an earlier one."""
         self._context = zmq.Context()
+        self.connections = 0
+        """As of Reconnecting; known as soon as the first message of a new connection is."""
         self._connection: socket.socket | None = None
         self._past = Traffic(0, 0, 0, 0.0)
         """Of connections that are gone."""
@@ -380,6 +382,7 @@ class MemberSocket:
         self.traffic()
         self._forget_connection()
         self._close_socket(0)
+        self.connections = 0
         self._open()
 
     def send(self, frames: Sequence[Buffer]) -> None:
@@ -395,10 +398,12 @@ class MemberSocket:
         if not self._socket.poll(math.ceil(timeout_s * 1000)):
             self._read_monitor()
             return None
-        return _receive(self._socket)
+        frames = _receive(self._socket)
+        self._read_monitor()
+        return frames
 
     def _read_monitor(self) -> None:
-        while self._monitor is not None:
+        while self._monitor is not None and int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             try:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             except (zmq.Again, RuntimeError):
@@ -406,6 +411,7 @@ class MemberSocket:
             match event["event"]:
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self._proved = True
+                    self.connections += 1
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     raise Refused(
                         "key",

@@ -68,6 +68,11 @@ class MemberTransport(Protocol):
 class Reconnecting(Protocol):
     """A member's end that can be made anew after a silence."""
 
+    @property
+    def connections(self) -> int:
+        """How many connections have stood since it was made, or made anew. More than one: the one
+        before broke, and what was under way on it may be lost."""
+
     def reconnect(self) -> None:
         """Let go of the connection and of what is queued on it, and make another. The hub knows it
         by the same name. What `traffic` has counted stays counted."""
@@ -119,6 +124,7 @@ class LoopbackMember:
         self._hub = hub
         self._name = name
         self._box = box
+        self.connections = 1
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """See MemberTransport."""

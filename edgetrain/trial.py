@@ -17,6 +17,7 @@ from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.journal import Journal
 from edgetrain.merge import SliceRule
 from edgetrain.plans import Plan
+from edgetrain.records import Round
 from edgetrain.simulate import Simulation
 from edgetrain.vector import FlatModel
 
@@ -61,28 +62,28 @@ def run(planned: Plan, seed: int, happenings: Sequence[Happening], calm_s: float
                 broken.append(f"the run failed: {error}")
             simulation.close()
             broken += _judged(planned, simulation, folder, rule)
-            with contextlib.closing(Journal(folder / "journal")) as journal:
-                rounds = sum(1 for _ in journal.replies(0))
         finally:
             simulation.close()
+    rounds = len(simulation.merged)
     return Outcome(seed, tuple(happenings), rounds, simulation.seconds, tuple(broken))
 
 
 def _judged(planned: Plan, simulation: Simulation, folder: Path, rule: SliceRule) -> list[str]:
     events = list(runs.read_metrics(folder, "event"))
+    applied = {member.name: member.half.applied for member in simulation.trained.values()}
     ended = {
-        event["member"]: event["reason"].rpartition("base ")[2]
+        name: chaos.Ended(applied[name], event["reason"].rpartition("base ")[2])
         for event in events
         if event["event"] == "finished" and "base " in event["reason"]
+        for name in [event["member"]]
     }
     steady = [f"m{i}" for i in range(planned.job.fleet.members) if i not in simulation.cut_off]
-    submitted = {member.name: member.half.round for member in simulation.trained.values()}
     torch.manual_seed(planned.job.seed)
     initial = FlatModel(simulation.task.model()).params.copy()
-    with contextlib.closing(Journal(folder / "journal")) as journal:
-        broken = chaos.judge(
-            journal.replies(0), simulation.witness, rule, initial, ended, steady, submitted
-        )
+    told = [simulation.merged[round] for round in sorted(simulation.merged)]
+    broken = chaos.judge(told, simulation.witness, rule, initial, ended, steady)
+    if planned.job.hub.when_full == "stop":  # else the journal has what came after the last gap
+        broken += _compared(folder / "journal", told)
     broken += [
         f"{event.get('about')}: {event['reason']}" for event in events if event["event"] == "error"
     ]
@@ -90,6 +91,19 @@ def _judged(planned: Plan, simulation: Simulation, folder: Path, rule: SliceRule
     if missing:
         broken.append(f"{', '.join(missing)} never came to the end")
     return broken
+
+
+def _compared(folder: Path, told: Sequence[Round]) -> list[str]:
+    """What members were told and the journal, opened again, does not have."""
+    with contextlib.closing(Journal(folder)) as journal:
+        kept = list(journal.replies(journal.tail or 0))
+    later = told[-len(kept) :] if kept else []
+    same = [_known_by(record) for record in kept] == [_known_by(record) for record in later]
+    return [] if same and (kept or not told) else ["the journal has not what members were told"]
+
+
+def _known_by(record: Round) -> tuple[object, ...]:
+    return record.round, record.counted, record.checksum, b"".join(map(bytes, record.reply))
 
 
 def calm_seconds(planned: Plan) -> float:

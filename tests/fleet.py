@@ -189,6 +189,7 @@ class FakeMember:
                     if not self.returning:
                         self.come_back()
                 case Beat() if training and message.epoch != self.epoch:
+                    self.count(message)
                     if not self.returning or message.epoch != self.asked:
                         self.asked = message.epoch
                         self.come_back()
@@ -204,14 +205,19 @@ class FakeMember:
                     assert self.half.checksum == message.checksum
                     self.state = "training"
                 case Reply():
-                    self.kept.pop(message.round, None)
+                    if message.settled:
+                        self.kept.pop(message.round, None)
                     self.parts.setdefault(message.round, []).append(message)
                 case Refuse():
                     self.state, self.refusal = "refused", message
                 case Welcome():
                     self.epoch = message.epoch
                 case Beat():
-                    pass
+                    self.count(message)
+
+    def count(self, beat: Beat) -> None:
+        """What the hub says it has merged need not be kept."""
+        self.kept = {r: frames for r, frames in self.kept.items() if r >= beat.merged}
 
     @property
     def blocked(self) -> bool:
@@ -407,6 +413,18 @@ class Fleet:
                 member.inbox.clear()
                 member.join()
         self.survive(lambda: self.tick(0.0))
+
+    def cut(self, index: int) -> None:
+        """A member's connection breaks, and a new one stands: what was on its way on the old one is
+        lost, and what it had not begun to send goes over the new one."""
+        member = self.members[index]
+        if member.state != "training" or index in self.dead:
+            return
+        for _ in range(self.rng.randint(0, len(member.to_hub))):
+            member.to_hub.popleft()
+        for _ in range(self.rng.randint(0, len(member.inbox))):
+            member.inbox.pop()
+        member.come_back()
 
     def survive(self, action: Callable[[], None]) -> None:
         """Do something that may kill the hub; then there is another one."""

@@ -325,9 +325,6 @@ def test_a_base_that_nobody_asked_for_is_out_of_order():
 @pytest.mark.parametrize(
     "other",
     [
-        {"round": 1},
-        {"part": 1, "parts": 2},
-        {"part": 1},
         {"parts": 2},
         {"applied": 1},
     ],
@@ -339,6 +336,59 @@ def test_contributions_out_of_order(other):
     assert code == "order"
     assert any(character.isdigit() for character in reason)
     assert desk.hub.present == ["b"]
+
+
+@pytest.mark.parametrize(
+    "other", [{"round": 1}, {"part": 1, "parts": 2}, {"part": 1}, {"round": 3}], ids=str
+)
+def test_who_sends_with_a_gap_has_lost_something_and_is_told_to_come_back(other):
+    desk = Desk(2).started()
+    assert refusal(desk, desk.give("a", **({"round": 0} | other)), "a")[0] == "unknown"
+    assert desk.hub.present == ["a", "b"]
+    assert refusal(desk, desk.give("a", 0), "a")[0] == "unknown", "until it has said where it is"
+
+
+def test_what_is_no_message_has_lost_something_too():
+    desk = Desk(2).started()
+    desk.said = {}
+    desk.take(desk.hub.garbled(b"a", 0.0))
+    assert refusal(desk, desk.said, "a")[0] == "unknown"
+    assert desk.hub.garbled(b"stranger", 0.0) == []
+
+
+def test_gaps_without_end_are_no_accident():
+    desk = with_session()
+    for attempt in range(hub_module.MOST_STRAYS):
+        assert refusal(desk, desk.give("b", 1), "b")[0] == "unknown"
+        back(desk, "b", attempt=attempt + 1)
+    assert refusal(desk, desk.give("b", 1), "b")[0] == "order"
+    assert desk.hub.present == ["a"]
+
+
+def test_a_gap_is_forgotten_once_something_whole_has_come():
+    desk = with_session()
+    for round in range(2 * hub_module.MOST_STRAYS):
+        assert refusal(desk, desk.give("b", round + 1), "b")[0] == "unknown"
+        back(desk, "b", oldest=round, submitted=round, applied=round)
+        desk.give("a", round, applied=round)
+        desk.give("b", round, applied=round)
+        assert desk.hub.round == round + 1
+
+
+def test_a_reply_says_whether_all_that_was_given_is_counted():
+    desk = Desk(2).started()
+    for round in range(2):
+        desk.give("a", round)
+    assert the(Reply, desk.give("b", 0)["b"]).settled
+    desk.tick(0.0)
+    said = desk.tick(desk.hub.policy.deadline_s + 1)
+    assert not the(Reply, said["b"]).settled, "b's may be on its way"
+    beats = {who: the(Beat, said[who]).merged for who in "ab"}
+    assert beats == {"a": 2, "b": 1}
+    desk.give("b", 1, applied=2)
+    desk.give("a", 2, applied=2)
+    desk.give("b", 2, applied=2)
+    assert the(Beat, desk.tick(2.0)["b"]).merged == 3
 
 
 def test_a_contribution_before_the_start_is_out_of_order():
@@ -742,6 +792,36 @@ def test_a_newcomer_gets_an_empty_reply_to_a_round_that_nobody_can_give_to_any_m
     assert desk.closed[-1].members == ("b",)
 
 
+def lost(desk, *names):
+    """These members cannot be reached any more, for as long as the hub has patience."""
+    for name in names:
+        desk.take(desk.hub.unreachable(name.encode(), desk.now))
+    desk.tick(desk.hub.policy.gone_s)
+
+
+def test_a_hub_that_has_lost_everyone_waits_for_them():
+    desk = with_session(return_s=30)
+    lost(desk, "a", "b")
+    assert desk.hub.present == []
+    desk.tick(29)
+    assert not desk.hub.finished
+    assert the(Start, back(desk)["z"])
+    desk.tick(100)
+    assert desk.hub.present == ["b"]
+    lost(desk, "z")
+    desk.tick(29)
+    assert not desk.hub.finished
+    desk.tick(2)
+    assert desk.hub.finished
+
+
+def test_a_hub_whose_last_member_has_left_is_done_whoever_was_lost_before():
+    desk = Desk(2).started()
+    lost(desk, "b")
+    desk.tell("a", Leave("done"))
+    assert desk.hub.finished
+
+
 def test_an_index_is_free_again_when_its_member_has_gone():
     desk = Desk(2).started()
     for i in range(5):
@@ -872,6 +952,8 @@ def test_finished_when_the_last_one_is_gone():
     assert not desk.hub.finished
     desk.take(desk.hub.unreachable(b"b", desk.now))
     desk.tick(6)
+    assert not desk.hub.finished
+    desk.tick(desk.hub.policy.return_s)
     assert desk.hub.finished
     assert not desk.hub._peers
 

@@ -387,7 +387,7 @@ def test_whoever_is_not_known_any_more_comes_back_and_sends_again_what_was_not_a
         pack(Start(0, 1, 0, 0, True, 0, attempt=9)),  # an answer to something else
         pack(welcome(epoch=3)),
         pack(Start(0, 1, 0, 0, True, 0, attempt=1)),
-        pack(Reply(0, 0, 1, 1, 0, 0, children.flat(children.model()).tobytes())),
+        pack(Reply(0, 0, 1, 1, 0, 0, True, children.flat(children.model()).tobytes())),
     ]
     member._link.wait(0)
     assert isinstance(script.heard[-1], Contribute)
@@ -401,9 +401,11 @@ class Cut(Script):
     def __init__(self, *said):
         super().__init__(*said)
         self.reconnected = []
+        self.connections = 1
 
     def reconnect(self):
         self.reconnected.append(self.now)
+        self.connections = 1
 
     def traffic(self):
         return Traffic(0, 0, 0, 0.5)
@@ -433,6 +435,70 @@ def test_after_silence_the_connection_is_made_anew_with_growing_pauses():
     assert all(b >= a for a, b in itertools.pairwise(pauses))
     assert pauses[-1] == pytest.approx(60, abs=1.1)
     assert sum(isinstance(m, Resume) for m in cut.heard) == len(cut.reconnected)
+
+
+def renewable(*said):
+    """A member that trains over a transport that can connect again."""
+    cut = Cut(welcome(), start(), *said)
+    model = children.model()
+    optimizer = children.optimizer("sgd", model)
+    return cut, Member(cut, bind(model, optimizer), optimizer, Request(""), 30.0, cut.clock, 600.0)
+
+
+def resumes(cut):
+    return [message for message in cut.heard if isinstance(message, Resume)]
+
+
+def test_over_another_connection_than_before_it_says_where_it_is():
+    cut, member = renewable()
+    member._link.poll()
+    assert not resumes(cut)
+    cut.connections += 1
+    cut.said.append(pack(Beat()))
+    member._link.poll()
+    member._link.poll()
+    assert len(resumes(cut)) == 1
+    assert cut.reconnected == []
+
+
+REPLY = children.flat(children.model()).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("rounds", "asks"),
+    [
+        ([(0, 0, 1), (1, 0, 1)], False),
+        ([(1, 0, 1)], True),
+        ([(0, 0, 1), (2, 0, 1)], True),
+        ([(0, 1, 2)], True),
+        ([(0, 0, 2), (1, 0, 2)], True),
+    ],
+)
+def test_a_reply_before_one_that_should_have_come_first_is_a_loss(rounds, asks, monkeypatch):
+    cut, member = renewable()
+    each = -(-len(REPLY) // 4 // rounds[0][2])
+    monkeypatch.setattr(member._link.reply_codec, "part_elements", each)
+    for round, part, parts in rounds:
+        payload = REPLY[4 * each * part : 4 * each * (part + 1)]
+        cut.said.append(pack(Reply(round, part, parts, 1, 0, 0, True, payload)))
+    member._link.poll()
+    assert bool(resumes(cut)) == asks
+
+
+def test_a_contribution_to_a_round_that_is_not_settled_is_kept_until_it_is_merged():
+    cut, member = renewable()
+    link = member._link
+    for round in range(2):
+        link.submit(round, member.flat.params, weight=1.0, applied=0, checksum=0, wanted_delay=0)
+        cut.said.append(pack(Reply(round, 0, 1, 1, 0, 0, round == 1, REPLY)))
+    link.poll()
+    assert list(link._kept) == [0]
+    cut.said.append(pack(Beat(0, 0)))
+    link.poll()
+    assert list(link._kept) == [0]
+    cut.said.append(pack(Beat(0, 1)))
+    link.poll()
+    assert list(link._kept) == []
 
 
 def test_a_join_that_nobody_answers_is_sent_again_over_another_connection():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -61,6 +62,32 @@ def test_a_hub_killed_between_any_two_effects_loses_nothing(strategy, kills, see
     unhurt = fleet(strategy, seed, **kinds)
     found = fleet(strategy, seed, kills=kills, **kinds)
     assert_nothing_lost(found, unhurt)
+
+
+@given(
+    st.sampled_from(STRATEGIES),
+    st.dictionaries(st.integers(0, 200), st.integers(0, 2), min_size=1, max_size=12),
+    st.lists(st.integers(0, 150), max_size=2),
+    st.integers(0, 2**32),
+    st.sampled_from(["fp32", "topk(0.5) | q2"]),
+)
+def test_connections_that_break_lose_nothing(strategy, cuts, kills, seed, codec):
+    """Whatever was on its way, and whatever follows what was lost."""
+    kinds = {"codec": codec, "elements": 24}
+    disk = Disk()
+    found = Fleet(
+        strategy, 3, 2, 5, 11, rng=random.Random(seed), disk=disk, kills=kills,
+        weights=[1.0, 2.0, 3.0], **kinds,
+    )  # fmt: skip
+    turns = itertools.count()
+
+    def cut():
+        index = cuts.get(next(turns))
+        if index is not None:
+            found.cut(index)
+
+    found.run(cut)
+    assert_nothing_lost(found, fleet(strategy, seed, **kinds))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

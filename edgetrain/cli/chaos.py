@@ -23,10 +23,20 @@ examples:
   edgetrain chaos --seed 417 --schedules 1       one schedule again, as a verdict names it
   edgetrain chaos job.toml --kinds hub,power
 
-What goes wrong: the hub is killed and restarts from its journal (hub), devices lose power and
-start anew (power), processes stand still (pause), links are down (link) or slow (slow). The laws:
-every contribution counts once, nothing that was answered is lost, the model is what the same
-contributions give without any fault, and all replicas end equal, bit for bit.
+what goes wrong (--kinds):
+  hub            the hub is killed, and started again from its journal
+  disk           the disk of the journal is full for a while (hub.when_full says what then)
+  kill, power    a member's process is killed; its device loses power; it starts anew
+  pause, clock   a member's process stands still; a clock jumps ahead
+  link, slow     a member's link is down; or has a twentieth of its rate
+  partition      several members' links are down at once
+  cut            a member's connection breaks, with what was under way
+  corrupt-up, corrupt-down
+                 a message arrives damaged at the hub, at a member (connections are encrypted: it is
+                 noticed, and the connection broken off)
+
+The laws: every contribution counts once, nothing that was answered is lost, the model is what the
+same contributions give without any fault, and all replicas end equal, bit for bit.
 """
 
 
@@ -45,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--happenings", type=int, default=5, help="things that go wrong in each (default: 5)"
     )
-    parser.add_argument("--kinds", default="", help="only these: hub,power,pause,link,slow")
+    parser.add_argument("--kinds", default="", help="only these, by ',' (default: all)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.set_defaults(run=run)
 

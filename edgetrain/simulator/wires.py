@@ -97,6 +97,8 @@ class _Stream:
         self._waits = False
         self._held: deque[tuple[Frames, int]] = deque()
         self.cut = False
+        self.on_damage: Callable[[], None] | None = None
+        """Called in place of the next delivery, whose bytes are damaged."""
 
     def send(self, frames: Frames, size: int) -> None:
         """Queue a message."""
@@ -185,7 +187,14 @@ class _Stream:
 
     def _hand_over(self, frames: Frames, size: int) -> None:
         self.received_bytes += size
-        self._deliver(frames)
+        if self.on_damage is None:
+            self._deliver(frames)
+        elif not self.cut:
+            self.on_damage()
+
+    def unbegun(self) -> list[Frames]:
+        """Messages of which nothing has left yet."""
+        return [m.frames for m in self._backlog if m.left == wire_bytes(m.frames)]
 
     def recover(self, outage_ns: int) -> None:
         """The link is up again: TCP goes on at its next retransmission, each twice as late."""
@@ -212,15 +221,18 @@ class MemberWire:
         self._before = Traffic(0, 0, 0, 0.0)
         self._open(name)
 
-    def _open(self, name: bytes) -> None:
-        """A new connection, under this name."""
+    def _open(self, name: bytes, *, at_once: bool = True) -> None:
+        """A new connection, under this name; the hub knows of it `at_once`."""
         self.name = name
+        self.connections = 1
+        """As of Reconnecting."""
         up, down = self._network.paths(self.member)
         world, congestion = self._network.world, self._network.congestion
         hub = self._network.hub
         self.up = _Stream(world, up, down, congestion, lambda frames: hub.take(name, frames))
         self.down = _Stream(world, down, up, congestion, self._inbox.put)
-        self._network.add(self)
+        if at_once:
+            self._network.add(self)
 
     def reconnect(self) -> None:
         """See Reconnecting."""
@@ -232,9 +244,40 @@ class MemberWire:
     def hub_is_back(self) -> None:
         """The hub's machine has started again: ZeroMQ connects anew, under the same name. What was
         under way is lost."""
+        self.cut()
+
+    def cut(self) -> None:
+        """The connection breaks off, and both ends know it; ZeroMQ makes another under the same
+        name. What was under way is lost, and what the hub had queued; what was queued here is
+        not."""
+        waiting, before = self.up.unbegun(), self.connections
         self._break()
-        self._open(self.name)
+        self._network.hub.forget(self.name)
+        self._open(self.name, at_once=False)
+        self.connections = before
         self._greet()
+        for frames in waiting:
+            self.up.send(frames, wire_bytes(frames))
+        up, world = self.up, self._network.world
+        world.at(world.now + HANDSHAKES * up.window.rtt, lambda: self._stands(up))
+
+    def _stands(self, up: _Stream) -> None:
+        if up is self.up and not up.cut:
+            self.connections += 1
+            self._network.add(self)
+
+    def damage(self, upwards: bool) -> None:
+        """The next message on this way arrives damaged, and whoever gets it breaks off. A hub
+        closes its connection, and ZeroMQ makes another; a member's ZeroMQ gives up, and it takes
+        the member's own patience to connect again."""
+        if upwards:
+            self.up.on_damage = self.cut
+        else:
+            self.down.on_damage = self._give_up
+
+    def _give_up(self) -> None:
+        self.up.cut = self.down.cut = True
+        self._network.hub.forget(self.name)
 
     def _break(self) -> None:
         self.up.cut = self.down.cut = True
@@ -247,6 +290,7 @@ class MemberWire:
 
     def send(self, frames: Frames) -> None:
         """See MemberTransport."""
+        self._network.tap(self.member, frames)
         self.up.send(frames, wire_bytes(frames))
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
@@ -276,6 +320,11 @@ class MemberWire:
         self.up.cut = self.down.cut = True
         self._network.lose(self.name)
 
+    def die(self) -> None:
+        """The process is gone, and its machine's kernel closes the connection."""
+        self.up.cut = self.down.cut = True
+        self._network.forget(self.name)
+
 
 class HubWire:
     """The hub's end of all connections: a HubTransport in virtual time.
@@ -287,8 +336,6 @@ class HubWire:
         self._world = world
         self._message_s = message_s
         self.down = False
-        self.tap: Callable[[bytes, Frames], None] = lambda sender, frames: None
-        """Called with each message that arrives."""
         self.busy_s = 0.0
         """Seconds that taking messages has cost."""
         self._inbox: Mailbox[tuple[bytes, Frames]] = Mailbox(world)
@@ -307,7 +354,6 @@ class HubWire:
     def take(self, sender: bytes, frames: Frames) -> None:
         """A message has arrived; nobody takes it where the hub is not running."""
         if not self.down:
-            self.tap(sender, frames)
             self._inbox.put((sender, frames))
 
     def crash(self) -> None:
@@ -386,6 +432,8 @@ class SimulatedNetwork:
         self.world = world
         self.congestion = congestion
         self.hub = HubWire(world, message_s)
+        self.tap: Callable[[int, Frames], None] = lambda member, frames: None
+        """Called with each message that a member hands over."""
         number = iter(range(seed * 1_000_000, seed * 1_000_000 + 1_000_000, 2))
         coarse = len(profiles) >= COARSE_FROM
         self._train_bytes = MSS * (COARSE_TRAIN_SEGMENTS if coarse else TRAIN_SEGMENTS)
@@ -394,6 +442,7 @@ class SimulatedNetwork:
         self._uplink = {member: pair for site, pair in uplinks for member in site.members}
         self._wires: dict[bytes, MemberWire] = {}
         self._schedule = Schedule(faults)
+        self._down_since: dict[int, int] = {}
         self._joined = 0
 
     @staticmethod
@@ -469,8 +518,29 @@ class SimulatedNetwork:
             for way in ways:
                 way.model.down = self._schedule.cut_off(member)
                 way.model.set_rate(self._schedule.rate_share(member))
-        if not begins and fault.stops_traffic:
-            for wire in list(self._wires.values()):
-                if fault.strikes(wire.member) and not self._access[wire.member][0].model.down:
-                    wire.up.recover(round(fault.for_s * SECOND))
-                    wire.down.recover(round(fault.for_s * SECOND))
+            self._mind_outage(member, ways[0].model.down)
+
+    def _mind_outage(self, member: int, down: bool) -> None:
+        """TCP repeats what an outage took, and after SILENCE_S gives up at both ends."""
+        since = self._down_since.get(member)
+        if down and since is None:
+            began = self._down_since[member] = self.world.now
+            when = began + SILENCE_S * SECOND
+            self.world.at(when, lambda: self._give_up(member, began))
+        elif not down and since is not None:
+            del self._down_since[member]
+            outage = self.world.now - since
+            for wire in self._wires_of(member):
+                if outage >= SILENCE_S * SECOND:
+                    wire.cut()
+                else:
+                    wire.up.recover(outage)
+                    wire.down.recover(outage)
+
+    def _give_up(self, member: int, began: int) -> None:
+        if self._down_since.get(member) == began:
+            for wire in self._wires_of(member):
+                self.hub.forget(wire.name)
+
+    def _wires_of(self, member: int) -> list[MemberWire]:
+        return [wire for wire in self._wires.values() if wire.member == member]

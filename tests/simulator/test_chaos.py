@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from edgetrain import chaos, config, plans, trial
 from edgetrain.__main__ import main
-from edgetrain.chaos import Happening, Witness, judge
+from edgetrain.chaos import Ended, Happening, Witness, judge
 from edgetrain.checksum import checksum
 from edgetrain.errors import ConfigError
+from edgetrain.journal import Journal
 from edgetrain.merge import Mean
 from edgetrain.records import Counted, Round
 
@@ -35,7 +36,7 @@ def test_a_schedule_is_drawn_by_its_seed(seed, members, count):
     for happening in drawn:
         assert 0 <= happening.at_s <= 50
         assert 0 < happening.for_s <= chaos.LONGEST_S[happening.kind]
-        assert 0 <= happening.member < members
+        assert all(0 <= member < members for member in happening.members)
 
 
 def records(*, reply=None, counted=None):
@@ -53,21 +54,24 @@ def records(*, reply=None, counted=None):
     return found
 
 
-def verdict(journal, *, ended=None, steady=("m0", "m1"), submitted=None, twice=None):
+def verdict(journal, *, ended=None, steady=("m0", "m1"), twice=None):
     witness = Witness()
     for (member, round), vector in GIVEN.items():
         witness.saw(member, round, 0, vector.tobytes())
         witness.saw(member, round, 0, (twice or {}).get((member, round), vector).tobytes())
     base = INITIAL + np.float32(1.5) + np.float32(11.5)
-    good = f"{checksum(base):016x}"
+    good = Ended(2, f"{checksum(base):016x}")
     return judge(
-        journal, witness, Mean(), INITIAL, ended or {"m0": good, "m1": good}, steady,
-        submitted or {"m0": 2, "m1": 2},
-    )  # fmt: skip
+        journal, witness, Mean(), INITIAL, {"m0": good, "m1": good} | (ended or {}), steady
+    )
+
+
+FIRST = Ended(1, f"{checksum(INITIAL + np.float32(1.5)):016x}")
 
 
 def test_a_clean_journal_breaks_no_law():
     assert verdict(records()) == []
+    assert verdict(records(), ended={"m1": FIRST}) == [], "it left when another had still to give"
 
 
 @pytest.mark.parametrize(
@@ -86,8 +90,13 @@ def test_a_clean_journal_breaks_no_law():
             "round 1: merged again, its reply is another",
         ),
         (lambda: verdict(records(counted={1: [("m7", 1)]})), "round 1 counts what nobody gave"),
-        (lambda: verdict(records(), ended={"m1": "0" * 16}), "m1 ended with base 0000"),
-        (lambda: verdict(records()[:1]), "m0 ended with base"),
+        (lambda: verdict(records(), ended={"m1": Ended(2, "0" * 16)}), "m1 ended with base 0000"),
+        (lambda: verdict(records(), ended={"m1": Ended(1, "0" * 16)}), "m1 ended with base 0000"),
+        (lambda: verdict(records()[:1]), "m0 ended with base .* not of fewer replies"),
+        (
+            lambda: verdict(records(), ended=dict.fromkeys(("m0", "m1"), FIRST)),
+            "there were 2 rounds, and nobody ended with all of them",
+        ),
         (
             lambda: verdict(records(), twice={("m1", 0): np.zeros(3, np.float32)}),
             "m1 sent round 0 twice, differently",
@@ -101,15 +110,18 @@ def test_each_law_can_be_seen_to_break(found, says):
     assert any(re.search(says, law) for law in broken), broken
 
 
-def fleet(folder, **strategy):
+def fleet(folder, hub=None, **strategy):
     job = write_tiny(
         folder,
         fleet={"members": 4, "pace_s": 0.1, "network": "wan-50ms"},
         train={"steps": 120},
         strategy={"name": "dga", "every": 5, "delay": 5} | strategy,
-        hub={"fsync": "never"},
+        hub=hub or {"fsync": "never"},
     )
     return plans.plan(config.load(folder / job), folder)
+
+
+BROKEN = ("cut", "corrupt-up", "corrupt-down")
 
 
 def test_without_power_cuts_the_model_is_what_it_is_without_faults(tmp_path):
@@ -120,16 +132,57 @@ def test_without_power_cuts_the_model_is_what_it_is_without_faults(tmp_path):
     assert calm.rounds == 24
     happenings = (
         Happening(0.3, "hub", 0.2),
-        Happening(2.0, "link", 1.5, 1),
-        Happening(3.0, "pause", 2.5, 2),
+        Happening(2.0, "link", 1.5, (1,)),
+        Happening(3.0, "pause", 2.5, (2,)),
         Happening(5.0, "hub", 4.0),
-        Happening(9.5, "slow", 2.0, 0),
+        Happening(9.5, "slow", 2.0, (0,)),
         Happening(9.6, "hub", 0.05),
+        Happening(4.2, "disk", 0.6),
+        *(Happening(10.0 + i, kind, 0.05, (i,)) for i, kind in enumerate(BROKEN)),
     )
     wild = trial.run(planned, 0, happenings, calm.seconds)
     assert wild.broken == ()
     assert wild.rounds == calm.rounds
     assert wild.seconds > calm.seconds
+
+
+ALL = (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "happenings",
+    [
+        [Happening(3.0, "partition", 18.0, ALL)],
+        [Happening(3.0, "partition", 18.0, (1, 3)), Happening(4.0, "cut", 0.1, (0,))],
+        [Happening(3.0, "clock", 40.0)],
+        [Happening(3.0, "clock", 40.0, (2,))],
+        [Happening(3.0, "kill", 0.2, (2,)), Happening(5.0, "power", 0.2, (1,))],
+        [Happening(3.0, "disk", 2.0), Happening(4.0, "hub", 0.3)],
+    ],
+    ids=lambda happenings: happenings[0].kind,
+)
+def test_each_kind_breaks_no_law(tmp_path, happenings):
+    outcome = trial.run(fleet(tmp_path), 0, happenings, 15.0)
+    assert outcome.broken == ()
+    assert outcome.rounds >= 24
+
+
+def test_a_job_may_go_on_without_its_journal(tmp_path):
+    """And a kill while it has none is left out: what that loses the job has chosen to lose."""
+    planned = fleet(tmp_path, hub={"fsync": "never", "when_full": "go on"})
+    happenings = [Happening(3.0, "disk", 4.0), Happening(4.0, "hub", 0.3)]
+    full = trial.run(planned, 0, happenings, 15.0)
+    assert full.broken == ()
+    assert full.seconds < 16, "nobody waited for the disk"
+
+
+@pytest.mark.parametrize("when_full", ["stop", "go on"])
+def test_a_full_disk_shows(tmp_path, monkeypatch, when_full):
+    """A journal that forgets what did not fit breaks a law."""
+    monkeypatch.setattr(Journal, "append", lambda journal, record: None)
+    planned = fleet(tmp_path, hub={"fsync": "never", "when_full": when_full})
+    broken = trial.run(planned, 0, [Happening(4.0, "hub", 0.3)], 15.0).broken
+    assert any("lost" in law or "not what members" in law for law in broken), broken
 
 
 @pytest.mark.parametrize("strategy", [{"name": "dga"}, {"name": "fedavg", "delay": 0}])
@@ -159,5 +212,9 @@ def test_the_command_gives_a_verdict(capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["schedules"] == 2
     assert report["broken"] == []
+    with pytest.raises(SystemExit):
+        main(["chaos", "--help"])
+    text = capsys.readouterr().out
+    assert all(kind in text for kind in chaos.KINDS)
     assert main(["chaos", "--kinds", "hubs"]) == 2
     assert "did you mean 'hub'" in capsys.readouterr().err
