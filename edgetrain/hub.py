@@ -758,14 +758,16 @@ class Hub:
                 return effects + self._remove(peer, "refused", f"{code}: {reason}", now)
             return [*effects, Note("refused", message.name or "?", f"{code}: {reason}")]
         self._away.pop(peer.name, None)
+        if peer.returning:  # what it gave besides died with the hub before
+            peer.next_round = peer.merged
         self._move(peer, sender)
         peer.state, peer.resumed = "training", True
         peer.next_round = max(peer.next_round, message.oldest)
-        peer.skips_to, begin = 0, message.submitted
+        begin = message.submitted
         keep = not message.lacks_base and self._replies_from(message.applied)
         if self.terms.contributes != "gradient" and begin < max(self.round, peer.next_round):
-            begin = peer.skips_to = self._next_for(peer)
-        peer.first_round = peer.skips_to or peer.next_round
+            begin = peer.first_round = self._next_for(peer)
+        peer.skips_to = begin
         peer.applied = message.applied if keep else self.round
         effects = [Write(Entered(peer.seat())), Send(sender, self._welcome(peer))]
         if not keep:
@@ -833,8 +835,8 @@ class Hub:
     def _take_part(self, peer: Peer, message: Contribute, now: float) -> list[Effect]:
         if peer.resumed and message.round < peer.next_round:
             return []  # it is here already, and counts once
-        if message.round == peer.skips_to > peer.next_round:
-            peer.next_round = peer.skips_to
+        if peer.next_round < message.round <= peer.skips_to:
+            peer.next_round = message.round
         if self._masks is not None and self._masks.skips(peer, message.round, self.round):
             peer.next_round = message.round
         gap = self._gap(peer, message)
@@ -1248,7 +1250,6 @@ class Hub:
 
     def _remember(self, peer: Peer) -> None:
         """Of a member that may come back: its place in the rounds, and no payloads."""
-        peer.returning = False
         self._away.pop(peer.name, None)
         self._away[peer.name] = peer
         while len(self._away) > AWAY * self.policy.members:

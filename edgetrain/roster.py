@@ -35,9 +35,10 @@ class Peer:
     merged: int = 0
     """What it gave to rounds before this one has been merged."""
     skips_to: int = 0
-    """It was told to go on with this round, whatever it gives before."""
+    """It came back, and gives what it has kept of the rounds before this one, then this one."""
     returning: bool = False
-    """The hub has restarted and has not heard of it since."""
+    """The hub has restarted and has not heard of it since: nothing it gave is here but what is
+    merged."""
     resumed: bool = False
     """It has come back at least once: what it repeats is not wrong."""
     astray: bool = False

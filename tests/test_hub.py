@@ -359,9 +359,9 @@ def test_what_is_no_message_has_lost_something_too():
 def test_gaps_without_end_are_no_accident():
     desk = with_session()
     for attempt in range(hub_module.MOST_STRAYS):
-        assert refusal(desk, desk.give("b", 1), "b")[0] == "unknown"
+        assert refusal(desk, desk.give("b", 2), "b")[0] == "unknown"
         back(desk, "b", attempt=attempt + 1)
-    assert refusal(desk, desk.give("b", 1), "b")[0] == "order"
+    assert refusal(desk, desk.give("b", 2), "b")[0] == "order"
     assert desk.hub.present == ["a"]
 
 
