@@ -389,7 +389,7 @@ class Hub:
         effects += self._close_rounds(now)
         self._mind_desertion(now)
         silent = now - self._told >= self.policy.beat_s
-        due = silent or (self._is_unsettled() and now - self._last_beat >= self.policy.beat_s)
+        due = silent or (now - self._last_beat >= self.policy.beat_s and self._is_unsettled())
         if due:
             self._told = self._last_beat = now
         told = [peer for peer in self._peers if due or peer.returning]
