@@ -18,7 +18,7 @@ import msgpack
 
 from edgetrain.errors import BadMessage
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Goes up when a hub and a member of different versions would misunderstand each other."""
 
 MAX_HEADER_BYTES = 4096
