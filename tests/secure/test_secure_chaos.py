@@ -177,7 +177,7 @@ def test_a_restored_hub_knows_what_lossy_replies_left_out(tmp_path):
 
 
 def test_too_few_members_learn_nothing_together_and_the_job_ends_all_the_same(confided, tmp_path):
-    gone = tuple(Happening(6.0, "power", 1000.0, member) for member in (1, 3))
+    gone = tuple(Happening(6.0, "power", 1000.0, (member,)) for member in (1, 3))
     ended = run(tmp_path, gone, "steps=150", "deadline_s=5")
     assert not broken_laws(ended, confided, 5)
     assert not ended.rounds[-1][1]
