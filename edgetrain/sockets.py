@@ -418,7 +418,7 @@ class MemberSocket:
                         "the hub does not let this machine's key in",
                         "ask its owner for a token (edgetrain keys enroll NAME), then enroll here",
                     )
-                case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL if not self._proved:
                     raise HubUnreachable(*_UNLIKE[self._encrypted])
                 case _:
                     self._failed += 1

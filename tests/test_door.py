@@ -158,6 +158,41 @@ class Dropping:
             assert end.receive(0.0) is None
 
 
+def test_bytes_damaged_on_the_way_are_no_other_hub_once_it_has_proved_itself(place, monkeypatch):
+    """What libzmq says of both is the same: the handshake, or what followed it, was wrong."""
+    member = place.join(place.device())
+    member.send([b"hello"])
+    assert len(heard(place.hub, 1)) == 1
+    assert member.receive(0.0) is None
+    assert member.connections == 1
+    failed = {"event": sockets.zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, "value": 0}
+    monkeypatch.setattr(member, "_monitor", _Told([failed]))
+    monkeypatch.setattr(sockets, "parse_monitor_message", lambda event: event)
+    assert member.receive(0.0) is None
+    monkeypatch.setattr(member, "_monitor", _Told([failed]))
+    monkeypatch.setattr(member, "_proved", False)
+    with pytest.raises(HubUnreachable, match="this member encrypts"):
+        member.receive(0.0)
+
+
+class _Told:
+    """A monitor with these events."""
+
+    closed = False
+
+    def __init__(self, events):
+        self.events = events
+
+    def get(self, option):
+        return sockets.zmq.POLLIN if self.events else 0
+
+    def recv_multipart(self, flags):
+        return self.events.pop()
+
+    def close(self):
+        """Nothing is open."""
+
+
 def test_a_hub_that_was_genuine_may_be_away_for_a_while(place):
     proxy = Dropping()
     member = MemberSocket(
