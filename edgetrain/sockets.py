@@ -8,6 +8,7 @@ without a copy: a buffer that was sent must not be written again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -420,6 +421,8 @@ class MemberSocket:
                     )
                 case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL if not self._proved:
                     raise HubUnreachable(*_UNLIKE[self._encrypted])
+                case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                    self._hang_up()
                 case _:
                     self._failed += 1
                     # A hub that was genuine once may be starting again behind a proxy.
@@ -440,6 +443,14 @@ class MemberSocket:
         if self._connection is None:
             return self._past
         return _sum(self._past, _traffic(_tcp_info(self._connection)))
+
+    def _hang_up(self) -> None:
+        """libzmq has given the connection up, and connects no more: see that nothing arrives on it
+        either, which would pass for a sign of life. The descriptor here keeps it open."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+            self._forget_connection()
 
     def _forget_connection(self) -> None:
         if self._connection is not None:

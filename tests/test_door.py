@@ -166,9 +166,11 @@ def test_bytes_damaged_on_the_way_are_no_other_hub_once_it_has_proved_itself(pla
     assert member.receive(0.0) is None
     assert member.connections == 1
     failed = {"event": sockets.zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, "value": 0}
+    assert member.traffic().received_bytes > 0
     monkeypatch.setattr(member, "_monitor", _Told([failed]))
     monkeypatch.setattr(sockets, "parse_monitor_message", lambda event: event)
     assert member.receive(0.0) is None
+    assert member._connection is None, "what arrives on it would pass for a sign of life"
     monkeypatch.setattr(member, "_monitor", _Told([failed]))
     monkeypatch.setattr(member, "_proved", False)
     with pytest.raises(HubUnreachable, match="this member encrypts"):
