@@ -767,7 +767,6 @@ class Hub:
         keep = not message.lacks_base and self._replies_from(message.applied)
         if self.terms.contributes != "gradient" and begin < max(self.round, peer.next_round):
             begin = peer.first_round = self._next_for(peer)
-        peer.skips_to = begin
         peer.applied = message.applied if keep else self.round
         effects = [Write(Entered(peer.seat())), Send(sender, self._welcome(peer))]
         if not keep:
@@ -835,7 +834,7 @@ class Hub:
     def _take_part(self, peer: Peer, message: Contribute, now: float) -> list[Effect]:
         if peer.resumed and message.round < peer.next_round:
             return []  # it is here already, and counts once
-        if peer.next_round < message.round <= peer.skips_to:
+        if peer.next_round < message.round == peer.first_round:  # it was told to skip to it
             peer.next_round = message.round
         if self._masks is not None and self._masks.skips(peer, message.round, self.round):
             peer.next_round = message.round

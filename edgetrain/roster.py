@@ -34,8 +34,6 @@ class Peer:
     """The round its next contribution is meant for."""
     merged: int = 0
     """What it gave to rounds before this one has been merged."""
-    skips_to: int = 0
-    """It came back, and gives what it has kept of the rounds before this one, then this one."""
     returning: bool = False
     """The hub has restarted and has not heard of it since: nothing it gave is here but what is
     merged."""

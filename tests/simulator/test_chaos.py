@@ -154,6 +154,7 @@ ALL = (0, 1, 2, 3)
     [
         [Happening(3.0, "partition", 18.0, ALL)],
         [Happening(3.0, "partition", 18.0, (1, 3)), Happening(4.0, "cut", 0.1, (0,))],
+        [Happening(3.0, kind, 0.1, (2,)) for kind in ("cut", "corrupt-up")],
         [Happening(3.0, "clock", 40.0)],
         [Happening(3.0, "clock", 40.0, (2,))],
         [Happening(3.0, "kill", 0.2, (2,)), Happening(5.0, "power", 0.2, (1,))],
