@@ -304,14 +304,12 @@ class Hub:
         self._away: dict[str, Peer] = {}
         self._longest = 0
         """The longest delay so far: members still act on it for a while."""
-        self._told = float("-inf")
-        """When everyone was last sent a beat, or a reply: that says as well that the hub lives."""
         self._deserted = False
         """The last one was lost, and may come back."""
         self._deserted_since: float | None = None
-        self._unsettled: int | None = None
-        """The newest round that closed while something given to it was on its way."""
         self._last_beat = float("-inf")
+        # Replies do not stand for beats: without them a connection is idle between two rounds for
+        # longer than TCP leaves its window alone, and a 200 ms round takes twice as long.
         self._first: list[Effect] = []
 
     # -- what a driver calls ------------------------------------------------------------------
@@ -388,25 +386,14 @@ class Hub:
                 effects += self._remove(peer, "gone", f"unreachable for {patience_s:g} s", now)
         effects += self._close_rounds(now)
         self._mind_desertion(now)
-        silent = now - self._told >= self.policy.beat_s
-        due = silent or (now - self._last_beat >= self.policy.beat_s and self._is_unsettled())
+        due = now - self._last_beat >= self.policy.beat_s
         if due:
-            self._told = self._last_beat = now
+            self._last_beat = now
         told = [peer for peer in self._peers if due or peer.returning]
         beats = {merged: Beat(self.epoch, merged) for merged in {peer.merged for peer in told}}
         # Equal ones after each other, for they are packed once.
         told.sort(key=lambda peer: peer.merged)
         return [*effects, *(Send(peer.sender, beats[peer.merged]) for peer in told)]
-
-    def _is_unsettled(self) -> bool:
-        """Whether someone waits to hear that what it gave is merged, which only a beat says. The
-        next beat still does when nobody does any more."""
-        round = self._unsettled
-        if round is None:
-            return False
-        if all(max(peer.merged, peer.first_round) > round for peer in self._peers):
-            self._unsettled = None
-        return True
 
     def _mind_desertion(self, now: float) -> None:
         """When nobody can be reached it is the hub's own link, as likely as not."""
@@ -986,7 +973,6 @@ class Hub:
         round, before = self.round, self._checksums.get(self.round, 0)
         checksum = self._advance(merged, payloads)
         self._settle_round(round, checksum)
-        self._told = now
         if self._masks is not None:
             self._masks.done(round)
         for name, meant_for in sorted(entry.contributions):
@@ -1010,8 +996,6 @@ class Hub:
         )
         told = [peer for peer in self._peers if peer.state in ("training", "late")]
         settled = all(max(peer.merged, peer.first_round) > round for peer in told)
-        if not settled:
-            self._unsettled = round
         members, parts = len(chosen), len(payloads)
         replies = [
             Reply(round, part, parts, members, self.delay, checksum, settled, payload)
