@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from edgetrain import layout as layouts
+from edgetrain.agreement import Agreement
 from edgetrain.buffers import Vectors
 from edgetrain.checksum import Vector, all_finite, combine, tile_sum, tiles
 from edgetrain.codecs import Codec, Feedback, bound, memory
@@ -297,7 +298,7 @@ class Hub:
         self._early = _Early()
         self._peers = Roster()
         self._rounds: dict[int, _Round] = {}
-        self._checksums: dict[int, int] = {}
+        self._checksums = Agreement()
         self._layout = b""
         self._upload: list[Buffer] = []
         self._uploader: Peer | None = None
@@ -447,7 +448,7 @@ class Hub:
             self._replies.restore(state.memory)
         self.base = None if state.base is None else state.base.copy()
         self.round, self.delay, self.epoch = state.round, state.delay, state.epoch
-        self._checksums = dict(state.checksums)
+        self._checksums = Agreement(dict(state.checksums))
         self._away = {seat.name: Peer.of(seat) for seat in state.away}
         seats = {seat.name: Peer.of(seat) for seat in state.seats}
         for record in records:
@@ -515,7 +516,7 @@ class Hub:
                 f"its record says {record.checksum:016x}"
             )
         if record.before:
-            self._checksums.setdefault(record.round, record.before)
+            self._checksums.know(record.round, record.before)
         self._settle_round(record.round, checksum)
         self.delay = record.delay
 
@@ -533,8 +534,8 @@ class Hub:
     def _settle_round(self, round: int, checksum: int) -> None:
         self.round = round + 1
         if checksum:
-            self._checksums[self.round] = checksum
-        self._checksums.pop(self.round - REMEMBERED, None)
+            self._checksums.know(self.round, checksum)
+        self._checksums.forget(self.round - REMEMBERED)
 
     # -- joining ------------------------------------------------------------------------------
 
@@ -682,7 +683,7 @@ class Hub:
         for here, payload in zip(parts, self._upload, strict=True):
             base[here] = np.frombuffer(payload, np.float32)
         self.base, self._upload = base, []
-        self._checksums[0] = combine(tile_sum(base[tile]) for tile in tiles(base.size))
+        self._checksums.know(0, combine(tile_sum(base[tile]) for tile in tiles(base.size)))
         effects: list[Effect] = [Note("started", "hub", f"{self.policy.members} members")]
         for peer in self._peers:
             effects += self._admit(peer)
@@ -759,7 +760,7 @@ class Hub:
         if not keep:
             effects += self._send_base(peer)
         start = Start(
-            peer.applied, begin, self.delay, self._checksums.get(peer.applied, 0), keep,
+            peer.applied, begin, self.delay, self._checksums.get(peer.applied), keep,
             peer.next_round, message.attempt,
         )  # fmt: skip
         effects.append(Send(sender, start))
@@ -831,6 +832,13 @@ class Hub:
         problem = self._what_is_wrong(peer, message)
         if problem is not None:
             return self._expel(peer, *problem, now)
+        outvoted = self._hear_checksum(peer, message, now)
+        if self._peers.get(peer.sender) is not peer:
+            return outvoted
+        return outvoted + self._take_whole(peer, message, now)
+
+    def _take_whole(self, peer: Peer, message: Contribute, now: float) -> list[Effect]:
+        """A part that is as it should be; with the last one the contribution is there."""
         peer.applied = message.applied
         peer.incoming.append(message.payload)
         if len(peer.incoming) < message.parts:
@@ -905,15 +913,37 @@ class Hub:
                 return problem
         if size > most:
             return "size", f"{size} bytes for {elements} elements, {self._codec.name} needs {most}"
-        if message.applied <= self.round - REMEMBERED:
-            return None  # too long ago to compare, and to be remembered again
-        known = self._checksums.setdefault(message.applied, message.checksum)
-        if known != message.checksum:
-            return "diverged", (
-                f"after {message.applied} replies the base has checksum {known:016x}, "
-                f"the member's {message.checksum:016x}"
-            )
         return None
+
+    def _hear_checksum(self, peer: Peer, message: Contribute, now: float) -> list[Effect]:
+        """Compare the base that a member has with the others'; who has another is expelled, and
+        what it gave to open rounds, made from that, does not count."""
+        applied = message.applied
+        if applied <= self.round - REMEMBERED:
+            return []  # too long ago to compare, and to be remembered again
+        wrong = self._checksums.hear(peer.name, applied, message.checksum, len(self._peers))
+        effects: list[Effect] = []
+        for name in wrong:
+            other = self._peers.named(name)
+            if other is None:
+                continue
+            if self._masks is None:
+                self._take_back(name)
+            theirs = f"{message.checksum:016x}" if other is peer else "another"
+            reason = (
+                f"after {applied} replies the base has checksum {self._checksums[applied]:016x}, "
+                f"the member's {theirs}"
+            )
+            effects += self._expel(other, "diverged", reason, now)
+        return effects
+
+    def _take_back(self, name: str) -> None:
+        """Forget what a member gave to rounds that are open."""
+        for round, entry in list(self._rounds.items()):
+            kept = {key: c for key, c in entry.contributions.items() if key[0] != name}
+            entry.contributions = kept
+            if not kept:
+                del self._rounds[round]
 
     def _expected(self, round: int) -> set[str]:
         """Members that a round waits for."""
@@ -970,7 +1000,7 @@ class Hub:
                 )
         self._measure_delay(chosen)
         payloads = self._replies.encode(merged)
-        round, before = self.round, self._checksums.get(self.round, 0)
+        round, before = self.round, self._checksums.get(self.round)
         checksum = self._advance(merged, payloads)
         self._settle_round(round, checksum)
         if self._masks is not None:

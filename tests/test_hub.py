@@ -560,6 +560,23 @@ def test_divergence_is_seen_with_gradients_too():
     assert refusal(desk, desk.give("b", 1, applied=1, checksum=8), "b")[0] == "diverged"
 
 
+@pytest.mark.parametrize("order", ["zab", "azb", "abz"])
+def test_one_that_lies_about_its_base_does_not_get_the_honest_expelled(order):
+    desk = Desk(3, gradient=True).started("abz")
+    for name in "abz":
+        desk.give(name, 0)
+    said = {}
+    for name in order:
+        base = 666 if name == "z" else 7
+        for who, messages in desk.give(
+            name, 1, np.ones(ELEMENTS), applied=1, checksum=base
+        ).items():
+            said.setdefault(who, []).extend(messages)
+    assert the(Refuse, said["z"]).code == "diverged"
+    assert desk.hub.present == ["a", "b"]
+    assert the(Reply, said["a"]).members == 2, "what the liar gave does not count"
+
+
 def test_a_deadline_closes_a_round_with_a_quorum():
     desk = Desk(3, quorum=2, deadline_s=10).started("abc")
     desk.give("a", 0)
