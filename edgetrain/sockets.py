@@ -118,6 +118,7 @@ class _Door:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], gate: Gate) -> None:
         self.gate = gate
         self.refusals: Refusals
+        self.callers = _Callers()
         self.socket = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind("inproc://zeromq.zap.01")
@@ -135,6 +136,7 @@ class _Door:
             if mechanism == b"CURVE" and len(proved) == 1:
                 identity, refused = self.gate.admit(proved[0])
             if refused:
+                self.callers.turned_away()
                 kind = refused if "token" not in refused else "token"
                 kind = "key" if refused.startswith("key ") else kind
                 self.refusals.add(kind, f"{address.decode(errors='replace')}: {refused}")
@@ -142,24 +144,86 @@ class _Door:
             self.socket.send_multipart([version, request, *status, identity.encode(), b""])
 
 
-def _watch(sock: zmq.Socket[bytes], *, accepted: bool = False) -> zmq.Socket[bytes]:
-    """Where libzmq tells of connections that failed before they carried a message."""
-    events = (
-        zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    )
-    if accepted:
-        events |= zmq.EVENT_HANDSHAKE_SUCCEEDED
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_AT_THE_DOOR = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+)
+"""An encrypted hub must not ask for HANDSHAKE_FAILED_PROTOCOL. libzmq tells that of every message
+that cannot be deciphered, too (curve_mechanism_base.cpp, 4.3.5), and the telling leaves EAGAIN in
+the errno by which it then judges the connection: instead of closing it, it never reads it again,
+and takes for ever what is sent there. One flipped bit, and a member is neither heard nor missed."""
+
+
+class _Callers:
+    """Who went away from an encrypted hub without having proved itself, by what libzmq tells of all
+    connections. What it cannot match it does not count: a refusal may go untold, none is made up.
+    """
+
+    def __init__(self) -> None:
+        self._silent: set[int] = set()
+        """Descriptors of connections that have said nothing yet."""
+        self._proved = self._turned_away = 0
+        """Of those: how many may do so, and how many may not."""
+        self._explained = False
+
+    def heard(self, descriptor: int) -> None:
+        """A message came over this connection."""
+        if descriptor in self._silent:
+            self._silent.discard(descriptor)
+            self._proved = max(0, self._proved - 1)
+
+    def turned_away(self) -> None:
+        """The door refused one, and said so."""
+        self._turned_away += 1
+
+    def tell(self, event: int, value: int) -> bool:
+        """Whether this event is the end of one that could not prove itself."""
+        if event == zmq.EVENT_ACCEPTED:
+            self._silent.add(value)
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._proved += 1
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._explained = True  # and its DISCONNECTED follows
+        elif event == zmq.EVENT_DISCONNECTED:
+            explained, self._explained = self._explained, False
+            if value in self._silent:
+                self._silent.discard(value)
+                return not explained and self._is_unknown()
+        return False
+
+    def _is_unknown(self) -> bool:
+        known = self._turned_away or self._proved
+        if self._turned_away:
+            self._turned_away -= 1
+        elif self._proved:
+            self._proved -= 1
+        if not self._silent:
+            self._turned_away = self._proved = 0
+        return not known
+
+
+_UNPROVED = (
+    "it could not prove itself: its pinned key differs, it does not encrypt as this hub does, or "
+    "it does not speak ZeroMQ"
+)
+
+
+def _watch(sock: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """Where libzmq tells of connections."""
     monitor = sock.get_monitor_socket(events)
     monitor.setsockopt(zmq.LINGER, 0)
     return monitor
 
 
 _PROTOCOL: dict[int, str] = {
-    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "it takes another hub for this one: its pinned key "
-    "differs",
-    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it does not encrypt as this hub does",
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it encrypts, and this hub does not",
 }
 
 
@@ -188,7 +252,7 @@ class HubSocket:
             self._socket.setsockopt(zmq.ZAP_DOMAIN, b"edgetrain")
             self._door = _Door(self._context, gate)
             self._door.refusals = self.refusals
-        self._monitor = _watch(self._socket)
+        self._monitor = _watch(self._socket, _FAILED if gate is None else _AT_THE_DOOR)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -243,6 +307,8 @@ class HubSocket:
 
     def _passes(self, gate: Gate, sender: bytes, frames: Sequence[zmq.Frame]) -> bool:
         """Whether a message is a member's; a token's holder is enrolled, a revoked one dropped."""
+        if frames and self._door is not None:
+            self._door.callers.heard(int(frames[0].get(zmq.SRCFD)))
         identity = str(frames[0].get("User-Id")) if frames else ""
         if identity.startswith("token "):
             answer, said = gate.enrol(identity, [frame.bytes for frame in frames[:3]])
@@ -264,7 +330,9 @@ class HubSocket:
             except (zmq.Again, RuntimeError):
                 return
             value = int(event["value"])
-            if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            if self._door is not None and self._door.callers.tell(event["event"], value):
+                self.refusals.add("unproved", f"a connection: {_UNPROVED}")
+            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 said = _PROTOCOL.get(value, "it does not speak ZeroMQ as members do")
                 self.refusals.add(said, f"a connection: {said}")
             elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value in _TIMED_OUT:
@@ -375,7 +443,7 @@ class MemberSocket:
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._credentials.hub)
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._credentials.pair.public)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._credentials.pair.secret)
-        self._monitor = _watch(self._socket, accepted=True)
+        self._monitor = _watch(self._socket, _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._socket.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
 
     def reconnect(self) -> None:
