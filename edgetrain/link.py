@@ -648,11 +648,12 @@ class Link:
         return self._read(frames)
 
     def _mind_connection(self, ask_again: Callable[[], None]) -> None:
-        """Over another connection than before, ask again: who knows what the old one took along."""
+        """Over another connection than before, ask again: who knows what the old one took along.
+        Two may have stood since the last look: only the first of all took nothing."""
         if self._renewable is None or self._renewable.connections == self._connections:
             return
-        first, self._connections = not self._connections, self._renewable.connections
-        if not first:
+        before, self._connections = self._connections, self._renewable.connections
+        if before or self._connections > 1:
             self._asked_at = self._clock()
             ask_again()
 

@@ -23,6 +23,7 @@ from edgetrain import devices, networks, runs, train
 from edgetrain.chaos import Happening, Witness
 from edgetrain.emulate import summary_of
 from edgetrain.errors import ConfigError, EdgetrainError, Refused
+from edgetrain.hub import Closed, Note
 from edgetrain.journal import Disk, Journal
 from edgetrain.link import Request
 from edgetrain.member import Flat, Member, Steps, release_of
@@ -164,6 +165,8 @@ class Simulation:
         self.witness = Witness()
         self.trained: dict[int, Member] = {}
         """The members, as they are or were last."""
+        self.given_up: set[str] = set()
+        """Those that the hub could not reach for too long, and that have not come back."""
         self.cut_off: set[int] = set()
         """Those that have been without power, or killed."""
         self.merged: dict[int, Round] = {}
@@ -326,11 +329,19 @@ class Simulation:
 
     # -- what runs in virtual time -----------------------------------------------------------------
 
+    def _observe(self, effect: Note | Closed) -> None:
+        if isinstance(effect, Note):
+            if effect.event == "gone":
+                self.given_up.add(effect.member)
+            elif effect.event in ("joined", "back"):
+                self.given_up.discard(effect.member)
+        self._recorder(effect)
+
     def _serve(self) -> None:
         source = local.noise_of(self._job, "hub")
         hub, clock = hub_of(self._job, source=source), self._hub_clock
         if self._journal is None:
-            serve(hub, self._network.hub, clock, self._recorder)
+            serve(hub, self._network.hub, clock, self._observe)
             return
         disk = Disk(self._disk.writev, self._disk.free)
         self._book = journal = _Told(self._journal, journal_settings(self._job), disk=disk)
@@ -338,7 +349,7 @@ class Simulation:
         try:
             if journal.state is not None:
                 hub.restore(journal.state, journal.records(), clock())
-            serve(hub, self._network.hub, clock, self._recorder, journal=journal)
+            serve(hub, self._network.hub, clock, self._observe, journal=journal)
         except EdgetrainError:
             if not self._disk.full:
                 raise
@@ -450,7 +461,9 @@ class Simulation:
                 raise member.error
         if len(failed) == len(members):
             raise EdgetrainError(f"member {failed[0].name}: {_said(failed[0])}")
-        stuck = [member.name for member in members if not member.over]
+        # Whom the hub gave up, and who finds it gone: a device waits ten minutes, and says so.
+        late = self.given_up if hub.over else set()
+        stuck = [member.name for member in members if not member.over and member.name not in late]
         if stuck:
             raise EdgetrainError(
                 f"the simulation stands still: {', '.join(stuck[:5])} wait for ever"

@@ -77,7 +77,10 @@ def _judged(planned: Plan, simulation: Simulation, folder: Path, rule: SliceRule
         if event["event"] == "finished" and "base " in event["reason"]
         for name in [event["member"]]
     }
-    steady = [f"m{i}" for i in range(planned.job.fleet.members) if i not in simulation.cut_off]
+    # Of a member that was away for longer than the hub waits, and whose job ended meanwhile, only
+    # what was answered is promised.
+    names = [f"m{i}" for i in range(planned.job.fleet.members) if i not in simulation.cut_off]
+    steady = [name for name in names if name not in simulation.given_up]
     torch.manual_seed(planned.job.seed)
     initial = FlatModel(simulation.task.model()).params.copy()
     told = [simulation.merged[round] for round in sorted(simulation.merged)]
@@ -85,7 +88,9 @@ def _judged(planned: Plan, simulation: Simulation, folder: Path, rule: SliceRule
     if planned.job.hub.when_full == "stop":  # else the journal has what came after the last gap
         broken += _compared(folder / "journal", told)
     broken += [
-        f"{event.get('about')}: {event['reason']}" for event in events if event["event"] == "error"
+        f"{event.get('about')}: {event['reason']}"
+        for event in events
+        if event["event"] == "error" and event.get("about") not in simulation.given_up
     ]
     missing = [name for name in steady if name not in ended]
     if missing:

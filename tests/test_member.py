@@ -461,6 +461,20 @@ def test_over_another_connection_than_before_it_says_where_it_is():
     assert cut.reconnected == []
 
 
+def test_two_connections_between_two_looks_are_not_taken_for_the_first():
+    cut, member = renewable()
+    anew = cut.reconnect
+
+    def broken_at_once():
+        anew()
+        cut.connections = 2  # the one that carried its question, and the one after
+
+    cut.reconnect = broken_at_once
+    with pytest.raises(HubUnreachable):
+        member.step()
+    assert len(resumes(cut)) == 2 * len(cut.reconnected) > 0
+
+
 REPLY = children.flat(children.model()).tobytes()
 
 

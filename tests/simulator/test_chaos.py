@@ -194,6 +194,12 @@ def test_drawn_schedules_break_no_law(tmp_path, strategy, seed):
     assert outcome.broken == (), [str(happening) for happening in outcome.happenings]
 
 
+def test_a_member_given_up_before_the_end_is_owed_what_was_answered_and_no_more(tmp_path):
+    planned = fleet(tmp_path)
+    outcome = trial.run(planned, 0, [Happening(12.0, "link", 60.0, (0,))], 15.0)
+    assert outcome.broken == ()
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
