@@ -439,6 +439,7 @@ class MemberSocket:
         self._socket.setsockopt(zmq.ROUTING_ID, self._name)
         self._monitor: zmq.Socket[bytes] | None = None
         self._failed = 0
+        self._stands = False
         if self._credentials is not None:
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._credentials.hub)
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._credentials.pair.public)
@@ -448,10 +449,13 @@ class MemberSocket:
 
     def reconnect(self) -> None:
         """Drop the connection and what is queued on it, and make another."""
+        self._renew()
+        self.connections = 0
+
+    def _renew(self) -> None:
         self.traffic()
         self._forget_connection()
         self._close_socket(0)
-        self.connections = 0
         self._open()
 
     def send(self, frames: Sequence[Buffer]) -> None:
@@ -479,7 +483,7 @@ class MemberSocket:
                 return
             match event["event"]:
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    self._proved = True
+                    self._proved = self._stands = True
                     self.connections += 1
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     raise Refused(
@@ -489,8 +493,10 @@ class MemberSocket:
                     )
                 case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL if not self._proved:
                     raise HubUnreachable(*_UNLIKE[self._encrypted])
+                case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL if self._stands:
+                    self._renew()  # what arrived was damaged, and libzmq connects no more
                 case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                    self._hang_up()
+                    self._hang_up()  # and leave the next attempt to whoever minds the silence
                 case _:
                     self._failed += 1
                     # A hub that was genuine once may be starting again behind a proxy.
