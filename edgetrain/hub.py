@@ -71,6 +71,9 @@ BEHIND_BYTES = 1 << 28
 REMEMBERED = 4096
 """Checksums of base that are kept to compare members against."""
 
+MOST_MAGNITUDE = 2.0**80
+"""Of an element of a lossy reply: codecs carry 2^100, and what was left out comes on top."""
+
 ANY_JOB = "any job"
 """What a journal says of a hub that takes members whatever job they run."""
 
@@ -571,6 +574,8 @@ class Hub:
 
     def _join_again(self, peer: Peer, sender: bytes, join: Join, now: float) -> list[Effect]:
         """It was let in, and has not heard so: a connection or the hub was lost meanwhile."""
+        if (other := self._other_at(sender, peer)) is not None:
+            return self._turned_away(sender, join, *other)
         if self.started and self.base is None:
             return [_refuse(sender, "started", "the parameters to start from are gone: start anew")]
         self._move(peer, sender)
@@ -579,6 +584,13 @@ class Hub:
             self._upload = []
         effects: list[Effect] = [Send(sender, self._welcome(peer))]
         return effects + (self._admit(peer) if self.started else self._start_if_ready(now))
+
+    def _other_at(self, sender: bytes, peer: Peer) -> tuple[str, str] | None:
+        """Why a member cannot go on over this connection: it is another one's, who is there."""
+        there = self._peers.get(sender)
+        if there is None or there is peer:
+            return None
+        return "name", f"this connection is that of '{there.name}'"
 
     def _move(self, peer: Peer, sender: bytes) -> None:
         """The member has another connection; what it had begun to send it sends again."""
@@ -670,6 +682,8 @@ class Hub:
             return self._expel(
                 peer, "size", f"part {message.part} of the base has {size} bytes", now
             )
+        if not all_finite(np.frombuffer(message.payload, np.float32)):
+            return self._expel(peer, "payload", f"the base: {_NOT_FINITE}", now)
         self._upload.append(message.payload)
         return self._start_if_ready(now)
 
@@ -739,6 +753,8 @@ class Hub:
         """A member that trained before goes on where it was, or from the base as it is now."""
         peer = self._peers.in_session(message.session) or self._away.get(message.name)
         refusal = self._why_not_back(peer, message)
+        if refusal is None and peer is not None:
+            refusal = self._other_at(sender, peer)
         if refusal is not None or peer is None:
             code, reason = refusal or ("session", "no such session")
             effects: list[Effect] = [_refuse(sender, code, reason)]
@@ -796,6 +812,9 @@ class Hub:
                 f"the member has applied {message.applied} replies, the hub's journal ends after "
                 f"{self.round}"
             )
+        first, most = max(message.oldest, message.submitted), self._slack() + 1
+        if first - max(self.round, peer.first_round) > most:
+            return "order", f"round {first} is more than {most} ahead of {self.round}"
         known = self._checksums.get(message.applied)
         if known and message.checksum and known != message.checksum:
             return "diverged", (
@@ -898,7 +917,8 @@ class Hub:
         parts = -(-self._elements // self._codec.part_elements)
         if not self.started:
             return "order", f"round {message.round} came before the start"
-        if message.round - self.round > (most := self._slack()):
+        most = max(self._slack(), peer.first_round - self.round)  # it begins where it was told to
+        if message.round - self.round > most:
             return "order", f"round {message.round} is more than {most} ahead of {self.round}"
         if message.applied > self.round:
             return "order", f"{message.applied} replies applied, {self.round} were sent"
@@ -989,6 +1009,8 @@ class Hub:
             chosen, merged, cuts = (
                 self._merged(chosen) if end is None else self._summed(chosen, end)
             )
+            if not self._replies.lossless and chosen:
+                self._check_size(merged, chosen)
         except _Spoilt as spoilt:
             return self._leave_out(entry, spoilt)
         self._rounds.pop(self.round, None)
@@ -1106,6 +1128,20 @@ class Hub:
         for contribution in chosen:
             _Guarded(contribution, part, self._codec).read(scratch)
 
+    def _check_size(self, merged: Vector, chosen: Sequence[_Contribution]) -> None:
+        """Raise _Spoilt for whoever sent the largest numbers, where lossy replies could not carry
+        what became of them."""
+        if _size(merged) <= MOST_MAGNITUDE or self._masks is not None:
+            return
+        sizes = []
+        scratch: Vector = np.empty_like(merged)
+        for contribution in chosen:
+            for part, here in enumerate(parts_of(self._elements, self._codec.part_elements)):
+                _Piece(contribution, part, self._codec).read(scratch[here])
+            sizes.append(_size(scratch))
+        largest = chosen[int(np.argmax(sizes))]
+        raise _Spoilt(largest, f"an element of {max(sizes):g} is more than replies can carry")
+
     def _merge_round(
         self, rule: RoundRule, chosen: Sequence[_Contribution], merged: Vector
     ) -> tuple[list[_Contribution], Vector, tuple[tuple[str, float, str], ...]]:
@@ -1142,7 +1178,8 @@ class Hub:
                 self._reply_codec.decode(payload, reply)
             for tile in tiles(here.stop, here.start):
                 base = self.base[tile]
-                base += reply[tile.start - here.start : tile.stop - here.start]
+                with np.errstate(over="ignore", invalid="ignore"):  # members will notice
+                    base += reply[tile.start - here.start : tile.stop - here.start]
                 sums.append(tile_sum(base))
         return combine(sums)
 
@@ -1278,6 +1315,10 @@ class Hub:
             self._model, self._elements = "", 0
             return []
         return [Send(self._uploader.sender, self._welcome(self._uploader))]
+
+
+def _size(vector: Vector) -> float:
+    return max(float(vector.max()), -float(vector.min()))
 
 
 def replies_of(record: Round) -> Iterator[Reply]:

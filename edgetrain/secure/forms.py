@@ -31,6 +31,12 @@ def advert_bytes(rounds: int) -> int:
     return KEY + 2 * KEY * rounds
 
 
+def keys_of(advert: bytes) -> list[bytes]:
+    """The public keys in an advert, without the commitments."""
+    starts = [0, *range(KEY, len(advert), 2 * KEY)]
+    return [advert[start : start + KEY] for start in starts]
+
+
 def shares_bytes(rounds: int) -> int:
     """What one member is sent by another: both shares of each round, sealed."""
     return 2 * SEED * rounds + TAG

@@ -208,7 +208,13 @@ class Aggregator:
         if name not in block.weights:
             raise BadMessage("it was not asked for keys")
         size = forms.advert_bytes(block.rounds)
-        block.adverts[name] = forms.check_length(message.payload, size, "public keys")
+        advert = forms.check_length(message.payload, size, "public keys")
+        # Members stop where a roster could betray them: no one of them may bring that about.
+        if advert[: forms.KEY] in {other[: forms.KEY] for other in block.adverts.values()}:
+            raise BadMessage("it shows another member's key")
+        if not all(primitives.is_public(key) for key in forms.keys_of(advert)):
+            raise BadMessage("one of its public keys is none of X25519")
+        block.adverts[name] = advert
 
     def _pass_on_keys(self, block: _Block, now: float) -> Outgoing:
         block.stage, block.since = "share", now

@@ -48,6 +48,16 @@ def _private(seed: bytes, context: bytes) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(_derived(seed, b"private key", context))
 
 
+def is_public(key: bytes) -> bool:
+    """Whether others can agree on keys with the owner of this one: with a point of low order they
+    cannot, whatever theirs is."""
+    try:
+        _private(bytes(SEED_BYTES), b"").exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return False
+    return True
+
+
 def commitment(seed: bytes, context: bytes) -> bytes:
     """What can be told of a seed beforehand, so that another one is noticed afterwards."""
     return _derived(seed, b"commitment", context)

@@ -1,0 +1,162 @@
+"""What a member with a key can send to bring the hub or the others down; each of these once did."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgetrain import codecs
+from edgetrain.checksum import checksum
+from edgetrain.errors import BadMessage
+from edgetrain.hub import Hub, Policy, Send, Terms
+from edgetrain.merge import Mean
+from edgetrain.messages import (
+    PROTOCOL,
+    Advertise,
+    Base,
+    Beat,
+    Contribute,
+    Join,
+    Leave,
+    Refuse,
+    Reply,
+    Resume,
+)
+
+ZEROS = np.zeros(3, np.float32)
+FAR = (1 << 63) - 1
+
+
+def join(name, session):
+    return Join(PROTOCOL, "", "model", 3, name, 1.0, checksum(ZEROS), session)
+
+
+def resume(name, session, *, submitted=0, oldest=0):
+    return Resume(PROTOCOL, "model", 3, name, session, 0, 0, submitted, oldest, 1)
+
+
+def started(*names):
+    """A hub that these have joined, each over the connection of its name."""
+    codec = codecs.Dense()
+    hub = Hub(
+        Terms("local-sgd", "displacement", False, 1, 0),
+        Policy(len(names), gone_s=1.0),
+        Mean(), codec, codec,
+    )  # fmt: skip
+    for session, name in enumerate(names, 1):
+        hub.handle(name.encode(), join(name, session), 0.0)
+    hub.handle(names[0].encode(), Base(0, 1, ZEROS.tobytes()), 0.0)
+    assert hub.started
+    return hub
+
+
+def refused(effects):
+    return [e.message.code for e in effects if isinstance(e, Send) and type(e.message) is Refuse]
+
+
+def test_nobody_comes_back_over_the_connection_of_another():
+    hub = started("a", "b")
+    assert refused(hub.handle(b"b", resume("a", 1), 1.0)) == ["name"]
+    assert hub._peers.get(b"b").name == "b"
+    for name in (b"a", b"b"):
+        hub.handle(name, Leave("done"), 2.0)
+    assert hub.finished
+
+
+def test_nobody_joins_again_over_the_connection_of_another():
+    hub = started("a", "b")
+    assert refused(hub.handle(b"b", join("a", 1), 1.0)) == ["name"]
+    for name in (b"a", b"b"):
+        hub.handle(name, Leave("done"), 2.0)
+    assert hub.finished
+
+
+@pytest.mark.parametrize("ahead", [{"oldest": FAR, "submitted": FAR}, {"oldest": 5000}])
+def test_who_says_it_is_far_ahead_closes_no_rounds(ahead):
+    hub = started("a")
+    effects = hub.handle(b"a2", resume("a", 1, **ahead), 1.0)
+    assert refused(effects) == ["order"]
+    assert hub.round == 0
+
+
+def test_who_says_it_is_far_ahead_does_not_keep_newcomers_waiting():
+    hub = started("a", "b")
+    hub.handle(b"b2", resume("b", 2, oldest=FAR, submitted=FAR), 1.0)
+    hub.handle(b"c", join("c", 3), 2.0)
+    assert hub._peers.named("c").first_round < 2
+
+
+def test_who_gives_far_ahead_gets_no_newcomer_expelled():
+    hub = started("a", "b", "c")
+    for round in range(9):
+        own = Contribute(round, 0, 1, 1.0, 0, hub._checksums[0], 0, ZEROS.tobytes())
+        assert refused(hub.handle(b"b", own, 1.0)) == []
+    hub.handle(b"c", Leave("done"), 2.0)
+    hub.handle(b"d", join("d", 4), 2.0)
+    first = hub._peers.named("d").first_round
+    assert first == 9
+    own = Contribute(first, 0, 1, 1.0, 0, hub._checksums[0], 0, ZEROS.tobytes())
+    assert refused(hub.handle(b"d", own, 3.0)) == []
+
+
+def test_a_base_that_is_not_finite_is_nobodys():
+    codec = codecs.Dense()
+    hub = Hub(Terms("local-sgd", "displacement", False, 1, 0), Policy(1), Mean(), codec, codec)
+    hub.handle(b"a", join("a", 1), 0.0)
+    bad = np.array([0, np.nan, 0], np.float32)
+    assert refused(hub.handle(b"a", Base(0, 1, bad.tobytes()), 0.0)) == ["payload"]
+    hub.handle(b"b", join("b", 2), 0.0)
+    hub.handle(b"b", Base(0, 1, ZEROS.tobytes()), 0.0)
+    assert hub.started
+
+
+def test_a_base_that_overflows_is_added_up_in_silence():
+    hub = started("a")
+    large = np.full(3, 1e38, np.float32).tobytes()
+    for round in range(5):
+        known = hub._checksums[round]
+        effects = hub.handle(b"a", Contribute(round, 0, 1, 1.0, round, known, 0, large), 1.0)
+        assert any(isinstance(e, Send) and type(e.message) is Reply for e in effects)
+    assert np.isinf(hub.base).all()
+    hub.handle(b"a", Beat(), 2.0)
+
+
+@pytest.mark.parametrize("what", ["copied", "low order", "low order in a round"])
+def test_keys_that_would_stop_the_others_are_their_senders_fault(what):
+    pytest.importorskip("cryptography")
+    pytest.importorskip("Crypto")
+    from edgetrain.secure import Agreement, forms
+    from edgetrain.secure.hub import Aggregator
+    from edgetrain.secure.member import Masker
+
+    agreement = Agreement(3, 2, 8.0)
+    hub = Aggregator(agreement)
+    hub.settle(4, 0)
+    asked = dict(hub.begin(dict.fromkeys("abc", 1.0), 0, 2, 0.0))
+    maskers = {name: Masker(agreement, 4) for name in asked}
+    adverts = {name: maskers[name].take(message) for name, message in asked.items()}
+    hub.take("a", adverts["a"])
+    hub.take("b", adverts["b"])
+    own, other = bytes(adverts["c"].payload), bytes(adverts["a"].payload)
+    at = {"copied": 0, "low order": 0, "low order in a round": forms.KEY}[what]
+    key = other[: forms.KEY] if what == "copied" else bytes(forms.KEY)
+    bad = own[:at] + key + own[at + forms.KEY :]
+    with pytest.raises(BadMessage, match="key"):
+        hub.take("c", Advertise(adverts["c"].block, bad))
+    for name, message in hub.step(["a", "b"], 60.0, 0.0):
+        assert maskers[name].take(message) is not None
+
+
+def test_numbers_that_no_reply_can_carry_cost_nobody_but_their_sender():
+    terms = Terms("local-sgd", "displacement", False, 1, 0)
+    hub = Hub(terms, Policy(2), Mean(), codecs.parse("fp32"), codecs.parse("int8"))
+    for session, name in enumerate("ab", 1):
+        hub.handle(name.encode(), join(name, session), 0.0)
+    hub.handle(b"a", Base(0, 1, ZEROS.tobytes()), 0.0)
+    for name, value in (b"a", 1.0), (b"b", -1e37):
+        own = np.full(3, value, np.float32).tobytes()
+        effects = hub.handle(name, Contribute(0, 0, 1, 1.0, 0, hub._checksums[0], 0, own), 1.0)
+    assert refused(effects) == ["payload"]
+    assert hub.round == 1
+    assert hub.present == ["a"]
+    assert np.allclose(hub.base, 1.0, rtol=0.02)
