@@ -316,11 +316,11 @@ ATTACKS: dict[str, Kind] = {
 class Hub:
     """The hub's process and what it says."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *words: str) -> None:
         self._said = (folder / "hub.log").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "edgetrain", "hub", "members=2", "strategy=local-sgd", "every=1",
-             "gone_s=5", "--any-job", "--keys", str(folder / "keys"),
+            [sys.executable, "-m", "edgetrain", "hub", "strategy=local-sgd", "every=1",
+             *(words or ("members=2", "gone_s=5")), "--any-job", "--keys", str(folder / "keys"),
              "--bind", "tcp://127.0.0.1:0", "--runs", str(folder / "runs")],
             stdout=self._said, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -345,6 +345,10 @@ class Hub:
     def descriptors(self) -> int:
         """Open files and sockets."""
         return self._usage.num_fds()
+
+    def threads(self) -> int:
+        """Of the process."""
+        return self._usage.num_threads()
 
 
 class Fleet:

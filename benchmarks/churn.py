@@ -1,0 +1,391 @@
+"""A day of members that come and go, every minute: does the hub stay as it was?
+
+    python benchmarks/churn.py                  24 hours in virtual time
+    python benchmarks/churn.py --hours 3
+    python benchmarks/churn.py --sockets 500    a hub process, so many encrypted joins and leaves
+
+In virtual time: the real hub, its journal and the members' links, in one thread. Eight places, and
+in every minute one member leaves or dies and another one joins, one loses its connection for so
+long that it is given up, and comes back, and a stranger is turned away and another one sends what
+is no message. The table has, after each hour, what the process holds: memory (resident), what of it
+Python has allocated since the hub began (hub, members and links: kB), descriptors, threads, files
+and bytes of the journal. Of the hours after the first: a straight line through either memory rises
+by less than 5 % from its beginning to its end, and there are no more descriptors and threads in the
+end than there were in the first half.
+
+With --sockets: the same figures of an `edgetrain hub` process, while members in threads of this one
+join over ZeroMQ, take part in two rounds and leave, or vanish; after each tenth of them. The first
+three tenths are not judged: allocators keep what the first took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from room import Room, Trainee, Wire
+
+from edgetrain import codecs
+from edgetrain.errors import Refused
+from edgetrain.hub import Closed, Hub, Note, Policy, Terms
+from edgetrain.journal import Fsync, Journal, Settings
+from edgetrain.keys import Credentials, Keyring
+from edgetrain.link import CatchUp, Link, Request
+from edgetrain.merge import Mean
+from edgetrain.simulator.virtual import SECOND
+from edgetrain.sockets import MemberSocket, new_pair
+
+PLACES = 8
+ELEMENTS = 256
+GONE_S = 5.0
+MOST_RISE = 0.05
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a hub holds at one moment."""
+
+    at: float
+    """Hours, or members so far."""
+    rounds: int
+    changes: int
+    """Members that came or went so far."""
+    memory_bytes: int
+    traced_bytes: int
+    """Allocated by Python since the hub began; 0: not known."""
+    descriptors: int
+    threads: int
+    journal_files: int
+    journal_bytes: int
+
+
+def journal_size(folder: Path) -> tuple[int, int]:
+    """Files and bytes."""
+    files = [path for path in folder.iterdir() if path.is_file()]
+    return len(files), sum(path.stat().st_size for path in files)
+
+
+def resident() -> int:
+    """Bytes of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# -- in virtual time ------------------------------------------------------------------------------
+
+
+class Churn:
+    """The fleet, and what happens to it in a minute."""
+
+    def __init__(self, folder: Path, pace_s: float) -> None:
+        codec = codecs.Dense()
+        hub = Hub(
+            Terms("local-sgd", "displacement", False, 1, 0),
+            Policy(PLACES, 1, 30.0, GONE_S, 1.0, 60.0),
+            Mean(), codec, codec,
+        )  # fmt: skip
+        self.folder, self._pace_s = folder, pace_s
+        self._journal = Journal(folder, Settings(Fsync(0)))
+        self.events: dict[str, int] = {}
+        self.rounds = 0
+        self.room = Room(hub, self._observe, self._journal)
+        self._numbers = itertools.count()
+        self._there: list[Trainee] = []
+        self._minute = 0
+        for _ in range(PLACES):
+            self._join()
+        self.room.run(10.0)
+
+    def _observe(self, effect: Note | Closed) -> None:
+        if isinstance(effect, Closed):
+            self.rounds += 1
+        else:
+            self.events[effect.event] = self.events.get(effect.event, 0) + 1
+
+    def _join(self) -> None:
+        number = next(self._numbers)
+        trainee = Trainee(f"device-{number}", ELEMENTS, self._pace_s)
+        trainee.start(self.room, Wire(self.room, b"connection-%d" % number))
+        self._there.append(trainee)
+
+    def minute(self) -> None:
+        """One goes, one comes, one is away for a while, a stranger knocks."""
+        room, number = self.room, self._minute
+        self._minute += 1
+        first = self._there.pop(0)
+        if number % 2:
+            first.leaving = True
+        else:
+            first.process.kill()
+            first.wire.close()
+        room.run(10.0)
+        self._join()
+        room.run(10.0)
+        away = self._there[number % (PLACES - 1)]
+        away.wire.close()
+        away.process.hold(room.world.now + 20 * SECOND)
+        room.run(10.0)
+        if number % 10 == 9:  # somebody else takes the place: it cannot come back
+            self._there.remove(away)
+            self._join()
+        room.run(15.0)
+        stranger = b"stranger-%d" % number
+        room.inbox.put((stranger, [b"Q", os.urandom(20)]))
+        Trainee(f"knocks-{number}", ELEMENTS, 1.0).start(room, Wire(room, stranger))
+        room.run(15.0)
+        room.wires.pop(stranger, None)
+
+    def sample(self, hours: float) -> Sample:
+        """Now."""
+        gc.collect()
+        files, size = journal_size(self.folder)
+        changes = sum(self.events.get(each, 0) for each in ("joined", "left", "gone", "back"))
+        return Sample(
+            hours,
+            self.rounds,
+            changes,
+            resident(),
+            tracemalloc.get_traced_memory()[0],
+            len(os.listdir("/proc/self/fd")),  # noqa: PTH208
+            len(os.listdir("/proc/self/task")),  # noqa: PTH208
+            files,
+            size,
+        )
+
+    def close(self) -> None:
+        """Let go."""
+        self._journal.close()
+
+
+def virtual(hours: int, pace_s: float, show: bool) -> tuple[list[Sample], dict[str, int]]:
+    """A sample for each hour, and what happened how often."""
+    tracemalloc.start()
+    with tempfile.TemporaryDirectory() as folder:
+        churn = Churn(Path(folder), pace_s)
+        samples = []
+        for hour in range(1, hours + 1):
+            for _ in range(60):
+                churn.minute()
+            samples.append(churn.sample(hour))
+            if show:
+                print(line(samples[-1]), flush=True)
+        churn.close()
+        return samples, churn.events
+
+
+# -- over sockets ---------------------------------------------------------------------------------
+
+
+class Visitors:
+    """Members in threads that come, take part in two rounds and go; two of them stay."""
+
+    def __init__(self, address: str, with_key: Credentials) -> None:
+        self._address, self._with_key = address, with_key
+        self._numbers = itertools.count()
+        self.done = 0
+        self.failed: list[str] = []
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+
+    def stay(self) -> None:
+        """Train until it is over."""
+        self._visit("stays", lambda rounds: self._over.is_set(), leave=True)
+
+    def come_and_go(self) -> None:
+        """One visit after the other."""
+        while not self._over.is_set():
+            number = next(self._numbers)
+            failed = self._visit(f"v{number}", lambda rounds: rounds == 2, leave=number % 2 == 0)
+            with self._lock:
+                self.done += not failed
+            if failed:
+                time.sleep(0.1)
+
+    def _visit(self, name: str, enough: Callable[[int], bool], leave: bool) -> bool:
+        transport = MemberSocket(self._address, credentials=self._with_key)
+        try:
+            link = Link(transport, time.monotonic)
+            params = np.zeros(ELEMENTS, np.float32)
+            _, start = link.join(Request("model", "" if name == "stays" else name), params, 0)
+            own, rounds = np.ones(ELEMENTS, np.float32), 0
+            applied, known, round = start.applied, start.checksum, start.round
+            while not enough(rounds):
+                time.sleep(0.02)
+                link.submit(round, own, weight=1.0, applied=applied, checksum=known, wanted_delay=0)
+                round, rounds = round + 1, rounds + 1
+                while applied < round:
+                    found = link.wait(applied)
+                    if isinstance(found, CatchUp):
+                        raise AssertionError("it was given up")
+                    applied, known = found.round + 1, found.checksum
+            (link.leave if leave else lambda reason: link.vanish())("done")
+            return False
+        except Refused as error:
+            if error.code != "full":
+                self.failed.append(f"{name}: {error}")
+            return True
+        except Exception as error:
+            self.failed.append(f"{name}: {error!r}")
+            return True
+        finally:
+            transport.close()
+
+    def end(self) -> None:
+        """Let them come to their end."""
+        self._over.set()
+
+
+def sockets(visits: int, show: bool) -> tuple[list[Sample], dict[str, int]]:
+    """A sample for each tenth of the visits, and what the hub's log tells how often."""
+    from hostile import Hub as HubProcess
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ring = Keyring(folder / "keys")
+        hub_key = ring.init(new_pair).public
+        device = new_pair()
+        ring.allow(device.public, "device")
+        process = HubProcess(
+            folder, f"members={PLACES}", "gone_s=0.5", "beat_s=0.2", "hub.fsync=never"
+        )
+        visitors = Visitors(process.address, Credentials(device, hub_key))
+        threads = [threading.Thread(target=visitors.stay, daemon=True) for _ in range(2)]
+        threads += [
+            threading.Thread(target=visitors.come_and_go, daemon=True) for _ in range(PLACES - 2)
+        ]
+        for thread in threads:
+            thread.start()
+        samples: list[Sample] = []
+        journal = next((folder / "runs").iterdir()) / "journal"
+        while len(samples) < 10:
+            wanted = visits * (len(samples) + 1) // 10
+            while visitors.done < wanted and process.process.poll() is None and not visitors.failed:
+                time.sleep(0.05)
+            if visitors.failed or process.process.poll() is not None:
+                sys.exit(f"not as promised: {visitors.failed} {process.path.read_text()[-2000:]}")
+            log = process.path.read_text()
+            changes = log.count(" joined: ") + log.count(" left: ") + log.count(" gone: ")
+            files, size = journal_size(journal)
+            samples.append(
+                Sample(
+                    visitors.done,
+                    0,
+                    changes,
+                    process.bytes(),
+                    0,
+                    process.descriptors(),
+                    process.threads(),
+                    files,
+                    size,
+                )
+            )
+            if show:
+                print(line(samples[-1]), flush=True)
+        visitors.end()
+        for thread in threads:
+            thread.join(30)
+        time.sleep(2.0)
+        final = replace(
+            samples[-1],
+            memory_bytes=process.bytes(),
+            descriptors=process.descriptors(),
+            threads=process.threads(),
+        )
+        if show:
+            print(line(final), " when all have left")
+        process.process.terminate()
+        process.process.wait(30)
+        words = ("joined", "left", "gone", "late", "refused")
+        return samples, {word: process.path.read_text().count(f" {word}: ") for word in words}
+
+
+# -- the verdict ----------------------------------------------------------------------------------
+
+HEADER = (
+    f"{'':>6} {'rounds':>8} {'came, went':>10} {'MB':>7} {'kB':>8} {'files':>5} "
+    f"{'threads':>7} {'journal':>8} {'MB':>6}"
+)
+
+
+def line(sample: Sample) -> str:
+    """A row of the table."""
+    return (
+        f"{sample.at:6g} {sample.rounds:8,} {sample.changes:10,} {sample.memory_bytes / 1e6:7.2f} "
+        f"{sample.traced_bytes / 1e3:8.1f} {sample.descriptors:5} {sample.threads:7} "
+        f"{sample.journal_files:8} {sample.journal_bytes / 1e6:6.1f}"
+    )
+
+
+def rise(values: Sequence[float]) -> float:
+    """Of a straight line through them: how much higher it ends than it begins, as a share."""
+    if len(values) < 2:
+        return 0.0
+    slope, begin = statistics.linear_regression(range(len(values)), values)
+    return slope * (len(values) - 1) / max(abs(begin), 1.0)
+
+
+def verdict(samples: Sequence[Sample]) -> list[str]:
+    """What is not as promised; prints what is."""
+    wrong = []
+    for what, values in (
+        ("memory", [each.memory_bytes for each in samples]),
+        ("memory of Python's", [each.traced_bytes for each in samples]),
+    ):
+        if not any(values):
+            continue
+        share = rise(values)
+        print(f"{what}: {share:+.2%}")
+        if share > MOST_RISE:
+            wrong.append(f"{what} rose by {share:.1%}")
+    for what, values in (
+        ("descriptors", [each.descriptors for each in samples]),
+        ("threads", [each.threads for each in samples]),
+    ):
+        print(f"{what}: {min(values)} to {max(values)}")
+        if values[-1] > max(values[: len(values) // 2]):
+            wrong.append(f"{max(values[: len(values) // 2])} {what} became {values[-1]}")
+    return wrong
+
+
+def main() -> None:
+    """Let them come and go; print; judge."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--hours", type=int, default=24, help="virtual")
+    parser.add_argument("--pace", type=float, default=0.7, help="virtual seconds of a round")
+    parser.add_argument("--warm", type=int, default=0, help="samples that are not judged")
+    parser.add_argument("--sockets", type=int, default=0, help="real joins, in place of hours")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    if not arguments.json:
+        print(HEADER)
+    show, warm = not arguments.json, arguments.warm or (3 if arguments.sockets else 1)
+    if arguments.sockets:
+        samples, events = sockets(arguments.sockets, show)
+    else:
+        samples, events = virtual(arguments.hours, arguments.pace, show)
+    if arguments.json:
+        print(json.dumps([asdict(each) for each in samples]))
+    print(", ".join(f"{count:,} {event}" for event, count in sorted(events.items())))
+    print(f"took {time.monotonic() - began:.0f} s")
+    wrong = verdict(samples[warm:])
+    if wrong:
+        sys.exit("not as promised: " + "; ".join(wrong))
+    print("as promised")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Members that come and go: what a hub holds afterwards. The long run: benchmarks/churn.py."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from churn import PLACES, Churn
+
+from edgetrain.hub import AWAY
+from edgetrain.roster import Peer
+
+
+def held():
+    """Live objects by type."""
+    gc.collect()
+    return Counter(type(each).__name__ for each in gc.get_objects())
+
+
+def test_after_hours_of_churn_a_hub_holds_what_it_held_before(tmp_path):
+    churn = Churn(tmp_path, pace_s=15.0)
+    for _ in range(70):  # as many as it remembers of those that are gone, too
+        churn.minute()
+    before, files = held(), churn.sample(0).descriptors
+    for _ in range(45):
+        churn.minute()
+    after = held()
+    more = {kind: count - before[kind] for kind, count in after.items()}
+    assert {kind: count for kind, count in more.items() if count > 30} == {}
+    assert after["Peer"] <= (1 + AWAY) * PLACES + len(churn.room.hub._rounds) * PLACES
+    assert churn.sample(1).descriptors == files
+    assert churn.events["joined"] > 80
+    assert churn.events["back"] > 60
+    assert len(list(churn.folder.iterdir())) < 20
+    assert isinstance(next(iter(churn.room.hub._peers)), Peer)
+    churn.close()
