@@ -12,7 +12,8 @@ fields, kinds and payloads changed, cut, swapped and taken from what is going on
 for one message in 500. Promised: nothing is raised but what the hub answers with a refusal; no
 message leads to more than 24 lines in the log; after each 50,000 frames the hub is killed and goes
 on from its journal with the same bits, and both honest members have gone on; memory at the end is
-at most 5 % above what it was after the first tenth. A message that breaks a promise is printed.
+at most 5 % above what it was after 100,000 frames, or half of a shorter run of one kind. A message
+that breaks a promise is printed.
 """
 
 from __future__ import annotations
