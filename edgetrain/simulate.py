@@ -11,6 +11,7 @@ import contextlib
 import errno
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,10 @@ LINES = 64
 LOOK_S = 1e-4
 """Between two looks at what members have logged there is so much time for each of them."""
 
+SWITCH_S = 0.0005
+"""Python's lock changes hands this often between the event loop and the workers that take
+gradients: at the usual 5 ms these stand still between two operations of a moment each."""
+
 COLLECT = 50_000, 50, 1000
 """Python's thresholds for garbage collection while members live: they are hundreds of thousands of
 objects that stay, and looking through them again and again took a third of the loop's time."""
@@ -72,7 +77,7 @@ def run(
     runs.write_environment(folder)
     status, report = "failed", {}
     try:
-        with _rare_collections():
+        with _python_for_many():
             simulation = Simulation(planned, folder, batched)
             try:
                 simulation.run(watch, poll_s, clock)
@@ -498,13 +503,16 @@ class Simulation:
 
 
 @contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
-    before = gc.get_threshold()
+def _python_for_many() -> Iterator[None]:
+    """Settings of the whole process, for as long as members live."""
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
     gc.set_threshold(*COLLECT)
+    sys.setswitchinterval(SWITCH_S)
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(interval)
 
 
 def _said(process: Process) -> str:

@@ -31,7 +31,7 @@ from edgetrain.tasks import Task
 from edgetrain.train import Local, optimizer_for, work_of
 from edgetrain.vector import FlatModel
 
-BLOCK = 256
+BLOCK = 512
 """Rows that are taken together."""
 
 BATCHED_FROM = 32
@@ -452,7 +452,8 @@ class Rows:
         rows = list(params)
         for row, grad in zip(rows, grads, strict=True):
             row.grad = grad
-        settings = dict(self._job.train.optimizer)
+        # All rows in one call of torch; by default it is one of Python for each row on a CPU.
+        settings = {"foreach": True, **self._job.train.optimizer}
         optimizer = optimizer_for(_Parameters(rows), settings)
         stacked = _Stacked(self._task, model, self._flat)
         return _Block(stacked, rows, (params, grads), optimizer, self._steps_too, self._pool)
