@@ -17,6 +17,7 @@ from made_up_runs import DGA, FEDAVG, SYNC, write_comparison, write_run
 
 from edgetrain import plot, runs
 from edgetrain.errors import ConfigError
+from edgetrain.plot import style
 
 pytest.importorskip("matplotlib")
 
@@ -182,7 +183,7 @@ def test_no_run_and_no_room_are_clear_errors(usual: list[Path], tmp_path: Path) 
 def test_without_matplotlib_the_way_out_is_named(
     usual: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    monkeypatch.setattr(style, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"edgetrain\[lab\]"):
         plot.comparison_figure(usual, tmp_path / "compare.png")
 
