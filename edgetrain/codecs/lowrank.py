@@ -27,10 +27,10 @@ from edgetrain.codecs.base import (
     zeros,
 )
 from edgetrain.codecs.dense import Dense
-from edgetrain.codecs.fallback import hash32
 from edgetrain.codecs.fixed import Ranged
 from edgetrain.codecs.kernels import LIMIT, Bytes
 from edgetrain.codecs.rules import Unbound, check_layout
+from edgetrain.codecs.tiles import hash32
 from edgetrain.errors import ConfigError
 
 FACTOR_CODECS = ("fp32", "fp16", "bf16")

@@ -22,9 +22,10 @@ from edgetrain.codecs.base import (
 )
 from edgetrain.codecs.blocks import Planes
 from edgetrain.codecs.dense import Dense
-from edgetrain.codecs.fallback import hash32, sparse_count
+from edgetrain.codecs.fallback import sparse_count
 from edgetrain.codecs.fixed import Ranged, content_seed
 from edgetrain.codecs.kernels import CHUNK, ENTRIES, LIMIT, Bytes, Indices
+from edgetrain.codecs.tiles import hash32
 from edgetrain.errors import BadPayload, ConfigError
 
 SAMPLED_HITS = 1500
