@@ -25,12 +25,14 @@ import torch
 
 from edgetrain import codecs, merging, strategies
 from edgetrain.checksum import Vector
+from edgetrain.effects import Closed, Note
 from edgetrain.errors import EdgetrainError
-from edgetrain.hub import Closed, Hub, Note, Policy, Terms
+from edgetrain.hub import Hub
 from edgetrain.link import Request
 from edgetrain.member import Member
 from edgetrain.serve import serve
 from edgetrain.tasks import Task, load_task
+from edgetrain.terms import Policy, Terms
 from edgetrain.transport import Loopback
 from edgetrain.vector import FlatModel
 

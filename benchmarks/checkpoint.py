@@ -23,10 +23,11 @@ from torch import nn
 
 from edgetrain import codecs, strategies
 from edgetrain.checkpoint import Keep, Sparing
-from edgetrain.hub import Hub, Policy, Terms
+from edgetrain.hub import Hub
 from edgetrain.link import Request
 from edgetrain.member import Member, bind, keeping_of
 from edgetrain.serve import serve
+from edgetrain.terms import Policy, Terms
 from edgetrain.transport import Loopback
 
 

@@ -39,14 +39,16 @@ import numpy as np
 from room import Room, Trainee, Wire
 
 from edgetrain import codecs
+from edgetrain.effects import Closed, Note
 from edgetrain.errors import Refused
-from edgetrain.hub import Closed, Hub, Note, Policy, Terms
+from edgetrain.hub import Hub
 from edgetrain.journal import Fsync, Journal, Settings
 from edgetrain.keys import Credentials, Keyring
 from edgetrain.link import CatchUp, Link, Request
 from edgetrain.merge import Mean
 from edgetrain.simulator.virtual import SECOND
 from edgetrain.sockets import MemberSocket, new_pair
+from edgetrain.terms import Policy, Terms
 
 PLACES = 8
 ELEMENTS = 256

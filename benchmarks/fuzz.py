@@ -44,8 +44,9 @@ import edgetrain
 from edgetrain import codecs, merging
 from edgetrain.checksum import checksum
 from edgetrain.codecs import Codec
+from edgetrain.effects import Closed, Note
 from edgetrain.errors import EdgetrainError
-from edgetrain.hub import Closed, Hub, Note, Policy, Terms
+from edgetrain.hub import Hub
 from edgetrain.journal import Fsync, Journal, Settings
 from edgetrain.link import Link, Request
 from edgetrain.merge import Mean
@@ -69,6 +70,7 @@ from edgetrain.messages import (
 from edgetrain.roster import Peer
 from edgetrain.secure import Agreement, forms
 from edgetrain.secure.hub import Aggregator
+from edgetrain.terms import Policy, Terms
 
 ELEMENTS = 300
 HONEST = 2

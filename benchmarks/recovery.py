@@ -29,7 +29,7 @@ import numpy as np
 
 from edgetrain import codecs
 from edgetrain.checksum import checksum
-from edgetrain.hub import Hub, Policy, Terms
+from edgetrain.hub import Hub
 from edgetrain.journal import Fsync, Journal, Settings
 from edgetrain.link import CatchUp, Link, Request
 from edgetrain.merge import Mean
@@ -37,6 +37,7 @@ from edgetrain.records import Round
 from edgetrain.serve import serve
 from edgetrain.sockets import HubSocket, MemberSocket
 from edgetrain.strategies.displacement import Displacement
+from edgetrain.terms import Policy, Terms
 
 MEMBERS = 2
 BEAT_S = 0.5

@@ -13,7 +13,8 @@ import numpy as np
 
 from edgetrain.checksum import Vector, checksum
 from edgetrain.codecs import Codec
-from edgetrain.hub import Closed, Hub, Note
+from edgetrain.effects import Closed, Note
+from edgetrain.hub import Hub
 from edgetrain.journal import Journal
 from edgetrain.link import CatchUp, Link, Request
 from edgetrain.messages import Buffer

@@ -67,10 +67,11 @@ def obey(pipe: Connection, one_round: Callable[[], object], report: Callable[[],
 def hub(pipe: Connection, members: int) -> None:
     """Our hub."""
     from edgetrain import codecs
-    from edgetrain.hub import Hub, Policy, Terms
+    from edgetrain.hub import Hub
     from edgetrain.merge import Mean
     from edgetrain.serve import serve
     from edgetrain.sockets import HubSocket
+    from edgetrain.terms import Policy, Terms
 
     socket = HubSocket("tcp://127.0.0.1:0")
     pipe.send(socket.address)
@@ -186,7 +187,7 @@ def star_client(pipe: Connection, address: str, elements: int) -> None:
 def star_parts(elements: int) -> list[slice]:
     """The parts in which our dense codec sends."""
     from edgetrain.codecs.base import DENSE_PART_ELEMENTS
-    from edgetrain.hub import parts_of
+    from edgetrain.parts import parts_of
 
     return list(parts_of(elements, DENSE_PART_ELEMENTS))
 

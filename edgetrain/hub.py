@@ -8,9 +8,9 @@ carries them out. Torch is not needed to run a hub.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from edgetrain.agreement import Agreement
 from edgetrain.buffers import Vectors
 from edgetrain.checksum import Vector, all_finite, combine, tile_sum, tiles
 from edgetrain.codecs import Codec, Feedback, bound, memory
+from edgetrain.effects import Closed, Effect, Event, Note, Replay, Save, Send, Write, refusal
 from edgetrain.errors import BadMessage, BadPayload, ConfigError, Diverged
 from edgetrain.merge import RoundRule, SliceRule
 from edgetrain.messages import (
@@ -32,7 +33,6 @@ from edgetrain.messages import (
     Leave,
     Masking,
     Message,
-    Refuse,
     Reply,
     Resume,
     Reveal,
@@ -40,6 +40,7 @@ from edgetrain.messages import (
     Start,
     Welcome,
 )
+from edgetrain.parts import base_parts, parts_of
 from edgetrain.records import (
     Counted,
     Departed,
@@ -51,6 +52,7 @@ from edgetrain.records import (
 )
 from edgetrain.roster import Peer, Roster
 from edgetrain.secure.rounds import MaskedRounds, Situation
+from edgetrain.terms import Policy, Terms
 
 if TYPE_CHECKING:
     from edgetrain.secure.hub import Aggregator, Outgoing, Sum
@@ -74,110 +76,12 @@ REMEMBERED = 4096
 MOST_MAGNITUDE = 2.0**80
 """Of an element of a lossy reply: codecs carry 2^100, and what was left out comes on top."""
 
-ANY_JOB = "any job"
-"""What a journal says of a hub that takes members whatever job they run."""
-
 MOST_STRAYS = 16
 """Times in a row that what a member sends may have gaps. More is no accident."""
 
 AWAY = 4
 """Members that were given up and may come back are remembered: so many times those that may be
 in."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What all members of a job share; `Welcome` hands it to them."""
-
-    strategy: str
-    contributes: str
-    weighted: bool
-    every: int
-    delay: int | None
-    """Local steps, or None: measured."""
-    job: str = ""
-    """Digest of the job, or "": any job whose model fits."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How patient the hub is."""
-
-    members: int
-    """The job starts when so many have joined, and this is also how many may be in."""
-    quorum: int = 1
-    """Contributions without which a round does not close at its deadline."""
-    deadline_s: float = 60.0
-    """From the first whole contribution to a round; then it closes without the late ones."""
-    gone_s: float = 5.0
-    """A member that cannot be reached for so long is no longer waited for."""
-    beat_s: float = 1.0
-    """The hub sends at least one message to everyone in this time."""
-    return_s: float = 60.0
-    """After a restart, or when all were lost, members have so long to come back."""
-
-
-Event = Literal["joined", "started", "late", "gone", "left", "refused", "back"]
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send a message to a peer, by its transport address."""
-
-    to: bytes
-    message: Message
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something a person wants to know about a member."""
-
-    event: Event
-    member: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Closed:
-    """A round has been merged."""
-
-    round: int
-    members: tuple[str, ...]
-    missing: tuple[str, ...]
-    weight: float
-    open_s: float
-    """From the first whole contribution to the merge."""
-    delay: int
-    """In force once this round's reply is applied."""
-    cuts: tuple[tuple[str, float, str], ...] = ()
-    """(member, share of its contribution that was left out, why), where a merge rule left some out;
-    a remark about the whole round stands under "hub"."""
-
-
-@dataclass(frozen=True)
-class Write:
-    """Bring this to the journal before any effect that follows."""
-
-    record: Record
-
-
-@dataclass(frozen=True)
-class Save:
-    """Bring a snapshot to the journal, which begins with it."""
-
-    state: State
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Send a peer the replies of rounds [first, end) from the journal."""
-
-    to: bytes
-    first: int
-    end: int
-
-
-Effect = Send | Note | Closed | Write | Save | Replay
 
 
 @dataclass(frozen=True)
@@ -340,12 +244,12 @@ class Hub:
             return self._resume(sender, message, now)
         peer = self._peers.get(sender)
         if peer is None:
-            return [_refuse(sender, "unknown", "the hub does not know this member: join again")]
+            return [refusal(sender, "unknown", "the hub does not know this member: join again")]
         if peer.returning and not isinstance(message, Leave):
             # Meant for the hub that died, and perhaps only the rest of it.
             return [Send(sender, Beat(self.epoch))]
         if peer.astray and not isinstance(message, Leave):
-            return [_refuse(sender, "unknown", _ASTRAY)]
+            return [refusal(sender, "unknown", _ASTRAY)]
         effects = self._heard(peer)
         match message:
             case Base():
@@ -470,12 +374,8 @@ class Hub:
         ]
 
     def _agreed(self) -> str:
-        terms, (codec, reply_codec) = self.terms, self._codecs
-        return (
-            f"{terms.strategy}, every {terms.every}, delay {terms.delay}, {codec.name}, "
-            f"{reply_codec.name}, {'masked, ' if self._masks else ''}"
-            f"{f'job {terms.job}' if terms.job else ANY_JOB}"
-        )
+        codec, reply_codec = self._codecs
+        return self.terms.agreed(codec.name, reply_codec.name, self._masks is not None)
 
     def _check_agreed(self, state: State) -> None:
         if state.agreed != self._agreed():
@@ -546,9 +446,9 @@ class Hub:
         mine = self._peers.in_session(join.session)
         if mine is not None and mine.merged == 0 and join.protocol == PROTOCOL:
             return self._join_again(mine, sender, join, now)
-        refusal = self._why_not(sender, join)
-        if refusal is not None:
-            return self._turned_away(sender, join, *refusal)
+        why_not = self._why_not(sender, join)
+        if why_not is not None:
+            return self._turned_away(sender, join, *why_not)
         effects: list[Effect] = []
         old = self._peers.named(join.name)
         if old is not None:
@@ -577,7 +477,7 @@ class Hub:
         if (other := self._other_at(sender, peer)) is not None:
             return self._turned_away(sender, join, *other)
         if self.started and self.base is None:
-            return [_refuse(sender, "started", "the parameters to start from are gone: start anew")]
+            return [refusal(sender, "started", "the parameters to start from are gone: start anew")]
         self._move(peer, sender)
         peer.checksum = join.checksum
         if peer is self._uploader:
@@ -602,7 +502,7 @@ class Hub:
 
     def _turned_away(self, sender: bytes, join: Join, code: str, reason: str) -> list[Effect]:
         return [
-            _refuse(sender, code, reason),
+            refusal(sender, code, reason),
             Note("refused", join.name or "?", f"{code}: {reason}"),
         ]
 
@@ -752,12 +652,12 @@ class Hub:
     def _resume(self, sender: bytes, message: Resume, now: float) -> list[Effect]:
         """A member that trained before goes on where it was, or from the base as it is now."""
         peer = self._peers.in_session(message.session) or self._away.get(message.name)
-        refusal = self._why_not_back(peer, message)
-        if refusal is None and peer is not None:
-            refusal = self._other_at(sender, peer)
-        if refusal is not None or peer is None:
-            code, reason = refusal or ("session", "no such session")
-            effects: list[Effect] = [_refuse(sender, code, reason)]
+        why_not = self._why_not_back(peer, message)
+        if why_not is None and peer is not None:
+            why_not = self._other_at(sender, peer)
+        if why_not is not None or peer is None:
+            code, reason = why_not or ("session", "no such session")
+            effects: list[Effect] = [refusal(sender, code, reason)]
             if peer is not None and peer.present:
                 return effects + self._remove(peer, "refused", f"{code}: {reason}", now)
             return [*effects, Note("refused", message.name or "?", f"{code}: {reason}")]
@@ -911,7 +811,7 @@ class Hub:
         if peer.strays > MOST_STRAYS:
             return self._expel(peer, "order", reason, now)
         peer.astray, peer.incoming = True, []
-        return [_refuse(peer.sender, "unknown", _ASTRAY), Note("late", peer.name, reason)]
+        return [refusal(peer.sender, "unknown", _ASTRAY), Note("late", peer.name, reason)]
 
     def _what_is_wrong(self, peer: Peer, message: Contribute) -> tuple[str, str] | None:
         parts = -(-self._elements // self._codec.part_elements)
@@ -1070,7 +970,7 @@ class Hub:
         peer = culprit.peer
         if not peer.present:  # its connection may be another member's by now
             return [Note("refused", peer.name, f"payload: {spoilt}")]
-        effects: list[Effect] = [_refuse(peer.sender, "payload", str(spoilt))]
+        effects: list[Effect] = [refusal(peer.sender, "payload", str(spoilt))]
         return effects + self._forget(peer, "refused", f"payload: {spoilt}")
 
     def _merge_early(self, part: int) -> None:
@@ -1279,7 +1179,7 @@ class Hub:
 
     def _expel(self, peer: Peer, code: str, reason: str, now: float) -> list[Effect]:
         """Refuse a member that broke a rule; what it gave to open rounds so far still counts."""
-        effects: list[Effect] = [_refuse(peer.sender, code, reason)]
+        effects: list[Effect] = [refusal(peer.sender, code, reason)]
         return effects + self._remove(peer, "refused", f"{code}: {reason}", now)
 
     def _remove(self, peer: Peer, event: Event, reason: str, now: float) -> list[Effect]:
@@ -1321,32 +1221,4 @@ def _size(vector: Vector) -> float:
     return max(float(vector.max()), -float(vector.min()))
 
 
-def replies_of(record: Round) -> Iterator[Reply]:
-    """The replies of a round as they were sent, from what the journal keeps of it."""
-    parts, members = len(record.reply), len(record.counted)
-    for part, payload in enumerate(record.reply):
-        yield Reply(
-            record.round, part, parts, members, record.delay, record.checksum, False, payload
-        )  # fmt: skip
-
-
 _ASTRAY = "something was lost on the way: say where you are"
-
-
-def _refuse(to: bytes, code: str, reason: str) -> Send:
-    return Send(to, Refuse(code, reason[:512]))
-
-
-def parts_of(elements: int, part_elements: int) -> Iterator[slice]:
-    """The slices of a vector that travel as one part each."""
-    for start in range(0, elements, part_elements):
-        yield slice(start, min(start + part_elements, elements))
-
-
-BASE_PART_ELEMENTS = 1 << 19
-"""A base travels as float32 in parts of 2 MiB."""
-
-
-def base_parts(elements: int) -> Iterator[slice]:
-    """The parts in which a base travels."""
-    return parts_of(elements, BASE_PART_ELEMENTS)

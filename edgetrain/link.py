@@ -22,7 +22,6 @@ from edgetrain.checksum import Vector
 from edgetrain.codecs import Codec, Feedback
 from edgetrain.codecs.base import check_length
 from edgetrain.errors import BadMessage, ConfigError, Diverged, HubUnreachable, Refused
-from edgetrain.hub import base_parts, parts_of
 from edgetrain.messages import (
     PROTOCOL,
     Base,
@@ -45,6 +44,7 @@ from edgetrain.messages import (
     pack,
     unpack,
 )
+from edgetrain.parts import base_parts, parts_of
 from edgetrain.secure import Agreement
 from edgetrain.transport import MemberTransport, Reconnecting
 

@@ -13,15 +13,17 @@ from edgetrain import codecs, devices, merging, networks, privacy, secure, strat
 from edgetrain.codecs import Codec, Deep, TwoTrips
 from edgetrain.config import Job
 from edgetrain.errors import ConfigError
-from edgetrain.hub import BASE_PART_ELEMENTS, Hub, Policy, Terms
+from edgetrain.hub import Hub
 from edgetrain.journal import Fsync, Settings
 from edgetrain.merge import RoundRule, SliceRule
 from edgetrain.messages import MAX_HEADER_BYTES
 from edgetrain.networks import Fault, Site
+from edgetrain.parts import BASE_PART_ELEMENTS
 from edgetrain.presence import Presence, parse_absences
 from edgetrain.privacy import Promise
 from edgetrain.privacy.accounting import promise, settle
 from edgetrain.privacy.gaussian import Gaussian, PrivateMean, Source, system
+from edgetrain.terms import Policy, Terms
 
 if TYPE_CHECKING:
     from edgetrain.secure.hub import Aggregator

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain import runs
+from edgetrain.effects import Closed, Note
 from edgetrain.environment import Usage
-from edgetrain.hub import Closed, Note
 from edgetrain.limits import Refusals
 from edgetrain.messages import CODES
 from edgetrain.metrics import MetricsLog

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from edgetrain.effects import Closed, Effect, Note, Replay, Save, Send, Write, replies_of
 from edgetrain.errors import BadMessage
-from edgetrain.hub import Closed, Effect, Hub, Note, Replay, Save, Send, Write, replies_of
+from edgetrain.hub import Hub
 from edgetrain.journal import Journal
 from edgetrain.limits import Rate, Refusals
 from edgetrain.messages import PROTOCOL, Buffer, Message, Refuse, other_protocol, pack, unpack

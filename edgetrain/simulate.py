@@ -22,9 +22,9 @@ import torch
 
 from edgetrain import devices, networks, runs, train
 from edgetrain.chaos import Happening, Witness
+from edgetrain.effects import Closed, Note
 from edgetrain.emulate import summary_of
 from edgetrain.errors import ConfigError, EdgetrainError, Refused
-from edgetrain.hub import Closed, Note
 from edgetrain.journal import Disk, Journal
 from edgetrain.link import Request
 from edgetrain.member import Flat, Member, Steps, release_of

@@ -15,8 +15,10 @@ from torch import nn
 import edgetrain.member
 from edgetrain import codecs, strategies
 from edgetrain.checkpoint import Keep, Sparing
-from edgetrain.hub import Closed, Hub, Note, Policy, Terms
+from edgetrain.effects import Closed, Note
+from edgetrain.hub import Hub
 from edgetrain.serve import serve
+from edgetrain.terms import Policy, Terms
 
 
 def model(seed: int = 0) -> nn.Module:

@@ -15,19 +15,8 @@ import numpy as np
 from edgetrain import codecs, strategies
 from edgetrain import layout as layouts
 from edgetrain.checksum import Vector, checksum
-from edgetrain.hub import (
-    Closed,
-    Hub,
-    Note,
-    Policy,
-    Replay,
-    Save,
-    Send,
-    Terms,
-    Write,
-    parts_of,
-    replies_of,
-)
+from edgetrain.effects import Closed, Note, Replay, Save, Send, Write, replies_of
+from edgetrain.hub import Hub
 from edgetrain.messages import (
     PROTOCOL,
     Base,
@@ -43,7 +32,9 @@ from edgetrain.messages import (
     pack,
     unpack,
 )
+from edgetrain.parts import parts_of
 from edgetrain.records import Round, State, decode, encode
+from edgetrain.terms import Policy, Terms
 
 LocalStep = Callable[[int, int, Vector], Vector]
 """(member, step, params) -> what a plain optimizer would subtract, as float32."""

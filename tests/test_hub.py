@@ -17,7 +17,8 @@ from edgetrain import codecs
 from edgetrain import hub as hub_module
 from edgetrain import layout as layouts
 from edgetrain.checksum import checksum
-from edgetrain.hub import BASE_PART_ELEMENTS, Closed, Hub, Note, Policy, Send, Terms
+from edgetrain.effects import Closed, Note, Send
+from edgetrain.hub import Hub
 from edgetrain.merge import Mean
 from edgetrain.messages import (
     CODES,
@@ -34,6 +35,8 @@ from edgetrain.messages import (
     Welcome,
     pack,
 )
+from edgetrain.parts import BASE_PART_ELEMENTS
+from edgetrain.terms import Policy, Terms
 
 ELEMENTS = 5
 ZEROS = np.zeros(ELEMENTS, np.float32)

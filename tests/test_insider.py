@@ -7,8 +7,9 @@ import pytest
 
 from edgetrain import codecs
 from edgetrain.checksum import checksum
+from edgetrain.effects import Send
 from edgetrain.errors import BadMessage
-from edgetrain.hub import Hub, Policy, Send, Terms
+from edgetrain.hub import Hub
 from edgetrain.merge import Mean
 from edgetrain.messages import (
     PROTOCOL,
@@ -22,6 +23,7 @@ from edgetrain.messages import (
     Reply,
     Resume,
 )
+from edgetrain.terms import Policy, Terms
 
 ZEROS = np.zeros(3, np.float32)
 FAR = (1 << 63) - 1

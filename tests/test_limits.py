@@ -12,13 +12,15 @@ from edgetrain import hub as hubs
 from edgetrain import limits, runs
 from edgetrain.codecs import Dense
 from edgetrain.config import parse
-from edgetrain.hub import Hub, Note, Policy, Send, Terms
+from edgetrain.effects import Note, Send
+from edgetrain.hub import Hub
 from edgetrain.limits import Rate, Refusals
 from edgetrain.merge import Mean
 from edgetrain.messages import Beat, Refuse, pack, unpack
 from edgetrain.plans import LARGEST_PART_BYTES, message_limit
 from edgetrain.recorder import HubRecorder
 from edgetrain.serve import serve
+from edgetrain.terms import Policy, Terms
 from edgetrain.transport import Loopback, Traffic
 
 

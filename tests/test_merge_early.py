@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from edgetrain.checksum import checksum
 from edgetrain.codecs import Dense
-from edgetrain.hub import Hub, Policy, Send, Terms
+from edgetrain.effects import Send
+from edgetrain.hub import Hub
 from edgetrain.merge import Mean
 from edgetrain.messages import PROTOCOL, Base, Contribute, Join, Leave, Reply
+from edgetrain.terms import Policy, Terms
 
 ELEMENTS, PART, PARTS = 11, 4, 3
 

@@ -11,13 +11,15 @@ from edgetrain import comparison, config, live, merging, runs
 from edgetrain.__main__ import main
 from edgetrain.checksum import checksum
 from edgetrain.codecs import Dense
+from edgetrain.effects import Closed, Note, Send
 from edgetrain.errors import ConfigError
-from edgetrain.hub import Closed, Hub, Note, Policy, Send, Terms
+from edgetrain.hub import Hub
 from edgetrain.merge import Mean
 from edgetrain.messages import PROTOCOL, Base, Contribute, Join, Refuse, Reply
 from edgetrain.metrics import MetricsLog
 from edgetrain.plans import hub_of
 from edgetrain.recorder import HubRecorder
+from edgetrain.terms import Policy, Terms
 from edgetrain.transport import Traffic
 
 ELEMENTS, PART, PARTS = 11, 4, 3

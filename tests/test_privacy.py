@@ -17,7 +17,7 @@ from torch import nn
 from edgetrain import config, merging, privacy, strategies
 from edgetrain.config import Privacy
 from edgetrain.errors import ConfigError
-from edgetrain.hub import Hub, Policy, Terms
+from edgetrain.hub import Hub
 from edgetrain.link import Request
 from edgetrain.member import Member, release_of
 from edgetrain.merge import Mean
@@ -33,6 +33,7 @@ from edgetrain.privacy.gaussian import (
     share,
     system,
 )
+from edgetrain.terms import Policy, Terms
 from edgetrain.vector import FlatModel
 
 ANY = arrays(

@@ -7,7 +7,8 @@ import numpy as np
 
 from edgetrain import codecs
 from edgetrain.checksum import checksum
-from edgetrain.hub import Hub, Note, Policy, Terms
+from edgetrain.effects import Note
+from edgetrain.hub import Hub
 from edgetrain.journal import Journal, _scan
 from edgetrain.merge import Mean
 from edgetrain.messages import (
@@ -24,6 +25,7 @@ from edgetrain.messages import (
 )
 from edgetrain.records import Round
 from edgetrain.serve import serve
+from edgetrain.terms import Policy, Terms
 from edgetrain.transport import Loopback
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from edgetrain.checksum import TILE, checksum
 from edgetrain.errors import ConfigError, Diverged
-from edgetrain.hub import Policy
 from edgetrain.strategies.displacement import Displacement
 from edgetrain.strategies.gradient import Gradient
+from edgetrain.terms import Policy
 
 SHAPES = {
     "members": st.integers(1, 5),

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Listen, say where, serve until the job is over."""
     job = _job_of(arguments)
     from edgetrain import interfaces, runs
-    from edgetrain.hub import ANY_JOB, Note
+    from edgetrain.effects import Note
     from edgetrain.journal import Journal
     from edgetrain.keys import Gate, Keyring, spell
     from edgetrain.keys import folder as key_folder
@@ -90,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.recorder import HubRecorder
     from edgetrain.serve import serve
     from edgetrain.sockets import HubSocket, split_address
+    from edgetrain.terms import ANY_JOB
 
     host, port = split_address(arguments.bind)
     listening = interfaces.listen_on(host, port)
