@@ -7,27 +7,23 @@ carries them out. Torch is not needed to run a hub.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from edgetrain import layout as layouts
 from edgetrain.agreement import Agreement
-from edgetrain.buffers import Vectors
-from edgetrain.checksum import Vector, all_finite, combine, tile_sum, tiles
-from edgetrain.codecs import Codec, Feedback, bound, memory
+from edgetrain.checksum import Vector
+from edgetrain.codecs import Codec
+from edgetrain.contributions import Contribution, Spoilt
 from edgetrain.effects import Closed, Effect, Event, Note, Replay, Save, Send, Write, refusal
-from edgetrain.errors import BadMessage, BadPayload, ConfigError, Diverged
+from edgetrain.errors import BadMessage, ConfigError, Diverged
 from edgetrain.merge import RoundRule, SliceRule
+from edgetrain.merger import Merged, Merger
 from edgetrain.messages import (
     PROTOCOL,
     Advertise,
     Base,
     Beat,
-    Buffer,
     Contribute,
     Join,
     Leave,
@@ -40,9 +36,9 @@ from edgetrain.messages import (
     Start,
     Welcome,
 )
-from edgetrain.parts import base_parts, parts_of
+from edgetrain.pace import Pace
+from edgetrain.parts import base_parts
 from edgetrain.records import (
-    Counted,
     Departed,
     Entered,
     Record,
@@ -51,21 +47,13 @@ from edgetrain.records import (
     State,
 )
 from edgetrain.roster import Peer, Roster
+from edgetrain.rounds import OpenRound, OpenRounds
 from edgetrain.secure.rounds import MaskedRounds, Situation
 from edgetrain.terms import Policy, Terms
+from edgetrain.upload import Upload
 
 if TYPE_CHECKING:
     from edgetrain.secure.hub import Aggregator, Outgoing, Sum
-
-AUTO_ROUNDS = 3
-"""With an automatic delay: after so many synchronous rounds the fleet agrees on one, and again
-after two, four, eight … times as many, when slow start is over and the link may have changed."""
-
-MAX_AHEAD = 1024
-"""Rounds a member may be ahead of the oldest open one, whatever the delay."""
-
-MAX_IN_FLIGHT = 128
-"""Rounds that an automatic delay may hide, whatever members say they need."""
 
 BEHIND_BYTES = 1 << 28
 """Replies that may wait for a member that does not take them."""
@@ -73,94 +61,12 @@ BEHIND_BYTES = 1 << 28
 REMEMBERED = 4096
 """Checksums of base that are kept to compare members against."""
 
-MOST_MAGNITUDE = 2.0**80
-"""Of an element of a lossy reply: codecs carry 2^100, and what was left out comes on top."""
-
 MOST_STRAYS = 16
 """Times in a row that what a member sends may have gaps. More is no accident."""
 
 AWAY = 4
 """Members that were given up and may come back are remembered: so many times those that may be
 in."""
-
-
-@dataclass(frozen=True)
-class _Contribution:
-    peer: Peer
-    weight: float
-    wanted_delay: int
-    payloads: tuple[Buffer, ...]
-
-
-class _Spoilt(Exception):
-    """A payload could not be decoded; `contribution` is the one to leave out."""
-
-    def __init__(self, contribution: _Contribution, reason: str) -> None:
-        super().__init__(reason)
-        self.contribution = contribution
-
-
-@dataclass(frozen=True)
-class _Piece:
-    contribution: _Contribution
-    part: int
-    codec: Codec
-
-    @property
-    def weight(self) -> float:
-        return self.contribution.weight
-
-    def read(self, out: Vector) -> None:
-        try:
-            self.codec.decode(self.contribution.payloads[self.part], out)
-        except BadPayload as error:
-            raise _Spoilt(self.contribution, str(error)) from None
-
-    def add(self, weight: float, out: Vector) -> None:
-        try:
-            self.codec.add(self.contribution.payloads[self.part], weight, out)
-        except BadPayload as error:
-            raise _Spoilt(self.contribution, str(error)) from None
-
-
-class _Guarded(_Piece):
-    """What a rule that judges contributions reads: finite, or its sender is expelled."""
-
-    def read(self, out: Vector) -> None:
-        super().read(out)
-        if not all_finite(out):
-            raise _Spoilt(self.contribution, _NOT_FINITE)
-
-
-_NOT_FINITE = "an element is not a finite number"
-
-
-@dataclass
-class _Round:
-    opened: float
-    contributions: dict[tuple[str, int], _Contribution] = field(default_factory=dict)
-    """Keyed by (member, round it was meant for), which is what makes each count once."""
-    lacks: int = 0
-    """Contributions that were missing when last looked: a look at every member costs a large fleet
-    more than the rest, and is not worth it before so many have come."""
-
-
-@dataclass
-class _Early:
-    """What was merged of a round before it was whole."""
-
-    merged: Vector | None = None
-    heard: dict[int, int] = field(default_factory=dict)
-    """Members that a part has come from."""
-    payloads: list[list[Buffer]] = field(default_factory=list)
-    """Of each part that is in `merged`: what it was made of, in order."""
-
-    def has(self, part: int, chosen: Sequence[_Contribution]) -> bool:
-        """Whether the part was made of just these contributions."""
-        if part >= len(self.payloads) or len(self.payloads[part]) != len(chosen):
-            return False
-        pairs = zip(self.payloads[part], chosen, strict=True)
-        return all(payload is contribution.payloads[part] for payload, contribution in pairs)
 
 
 class Hub:
@@ -183,35 +89,29 @@ class Hub:
     ) -> None:
         self.terms = terms
         self.policy = policy
-        self.base: Vector | None = None
         self.round = 0
         """The oldest open round, which is also the number of rounds merged."""
-        self.delay = terms.delay or 0
         self.started = False
         self.epoch = 0
         """How often it was restored; every beat says it."""
         self.tail: int | None = None
         """The first round from which on the journal has every reply; the driver keeps it."""
-        self._merge = merge
         self._masks: MaskedRounds | None = None
         if masks is not None:
             self._masks = MaskedRounds(masks, policy.quorum, policy.deadline_s)
-        self._codecs = codec, reply_codec
-        self._codec, self._reply_codec = self._codecs
-        self._replies = Feedback(reply_codec, 0)
+        self._merger = Merger(
+            merge, codec, reply_codec,
+            keeps_base=terms.contributes != "gradient", masked=masks is not None,
+        )  # fmt: skip
+        self._pace = Pace(terms.every, terms.delay)
         self._model = ""
         self._elements = 0
-        self._memory = Vectors(0)
-        self._early = _Early()
         self._peers = Roster()
-        self._rounds: dict[int, _Round] = {}
+        self._rounds = OpenRounds(self._peers, policy.quorum, policy.deadline_s)
         self._checksums = Agreement()
         self._layout = b""
-        self._upload: list[Buffer] = []
-        self._uploader: Peer | None = None
+        self._upload = Upload()
         self._away: dict[str, Peer] = {}
-        self._longest = 0
-        """The longest delay so far: members still act on it for a while."""
         self._deserted = False
         """The last one was lost, and may come back."""
         self._deserted_since: float | None = None
@@ -221,6 +121,17 @@ class Hub:
         self._first: list[Effect] = []
 
     # -- what a driver calls ------------------------------------------------------------------
+
+    @property
+    def base(self) -> Vector | None:
+        """The parameters that all replies so far lead to, [elements]; None where nobody needs them
+        here. The hub's own: to be looked at, and gone with the next message."""
+        return self._merger.base
+
+    @property
+    def delay(self) -> int:
+        """In force now, in local steps."""
+        return self._pace.delay
 
     @property
     def finished(self) -> bool:
@@ -329,7 +240,7 @@ class Hub:
             tuple(peer.seat() for peer in self._away.values()),
             tuple(self._checksums.items()),
             self.base,
-            {} if self._replies.lossless else self._replies.state(),
+            self._merger.unsent(),
         )
 
     @property
@@ -347,20 +258,13 @@ class Hub:
         self._check_agreed(state)
         self._model, self._layout = state.model, state.layout
         self._elements = state.elements
-        layout = layouts.read(self._layout, self._elements) if self._layout else ()
-        self._codec, self._reply_codec = (bound(codec, layout) for codec in self._codecs)
-        self._memory = Vectors(self._elements)
-        self._replies = memory(self._reply_codec, self._elements)
-        if not self._replies.lossless:
-            self._replies.restore(state.memory)
-        self.base = None if state.base is None else state.base.copy()
-        self.round, self.delay, self.epoch = state.round, state.delay, state.epoch
+        self._merger.restore(state)
+        self.round, self._pace.delay, self.epoch = state.round, state.delay, state.epoch
         self._checksums = Agreement(dict(state.checksums))
         self._away = {seat.name: Peer.of(seat) for seat in state.away}
         seats = {seat.name: Peer.of(seat) for seat in state.seats}
         for record in records:
             self._relive(record, seats)
-        self._peers = Roster()
         for peer in seats.values():
             self._peers.add(peer)
             peer.unreachable_since = now
@@ -374,7 +278,7 @@ class Hub:
         ]
 
     def _agreed(self) -> str:
-        codec, reply_codec = self._codecs
+        codec, reply_codec = self._merger.codecs
         return self.terms.agreed(codec.name, reply_codec.name, self._masks is not None)
 
     def _check_agreed(self, state: State) -> None:
@@ -404,15 +308,7 @@ class Hub:
             if (peer := peers.get(counted.member)) is not None:
                 peer.merged = counted.meant_for + 1
                 peer.next_round = max(peer.next_round, peer.merged)
-        if self._replies.lossless:
-            merged = self._memory.take()
-            parts = parts_of(self._elements, self._reply_codec.part_elements)
-            for here, payload in zip(parts, record.reply, strict=True):
-                self._reply_codec.decode(payload, merged[here])
-        else:
-            merged = self._merged_again(record)
-            self._replies.encode(merged)  # for what it leaves out
-        checksum = self._advance(merged, record.reply)
+        checksum = self._merger.relive(record)
         if checksum != record.checksum:
             raise Diverged(
                 f"after round {record.round} of the journal the base has checksum {checksum:016x}, "
@@ -421,18 +317,7 @@ class Hub:
         if record.before:
             self._checksums.know(record.round, record.before)
         self._settle_round(record.round, checksum)
-        self.delay = record.delay
-
-    def _merged_again(self, record: Round) -> Vector:
-        """What became of these contributions: the same again. Masked ones are there as their mean,
-        which is all that was ever known."""
-        if self._masks is not None:
-            return np.frombuffer(record.inputs[0][0], np.float32)
-        chosen = [
-            _Contribution(Peer(counted.member, b"", 0, 1.0, 0), counted.weight, 0, payloads)
-            for counted, payloads in zip(record.counted, record.inputs, strict=True)
-        ]
-        return self._merged(chosen)[1]
+        self._pace.delay = record.delay
 
     def _settle_round(self, round: int, checksum: int) -> None:
         self.round = round + 1
@@ -464,8 +349,8 @@ class Hub:
         index = self._peers.free_index()
         peer = Peer(name, sender, index, weight, join.checksum, join.session)
         self._peers.add(peer)
-        if self._uploader is None and not self.started:
-            self._uploader = peer
+        if self._upload.uploader is None and not self.started:
+            self._upload.expect(peer)
         effects.append(Send(sender, self._welcome(peer)))
         effects.append(Note("joined", name, f"{len(self._peers)} of {self.policy.members}"))
         if self.started:
@@ -480,8 +365,8 @@ class Hub:
             return [refusal(sender, "started", "the parameters to start from are gone: start anew")]
         self._move(peer, sender)
         peer.checksum = join.checksum
-        if peer is self._uploader:
-            self._upload = []
+        if peer is self._upload.uploader:
+            self._upload.forget()
         effects: list[Effect] = [Send(sender, self._welcome(peer))]
         return effects + (self._admit(peer) if self.started else self._start_if_ready(now))
 
@@ -512,14 +397,15 @@ class Hub:
         description = join.payload
         try:
             layout = layouts.read(description, join.elements) if len(description) else ()
-            codec, reply_codec = (bound(codec, layout) for codec in self._codecs)
+            told = layouts.digest(description) if layout else join.model
+            if told != join.model:
+                said = join.model[:12]
+                return f"the tensors it tells have the digest {told[:12]}, it says {said}"
+            self._merger.bind(layout, join.elements)
         except (BadMessage, ConfigError) as error:
             return str(error)
-        if layout and (told := layouts.digest(description)) != join.model:
-            return f"the tensors it tells have the digest {told[:12]}, it says {join.model[:12]}"
         self._model, self._elements = join.model, join.elements
         self._layout = bytes(description)
-        self._codec, self._reply_codec = codec, reply_codec
         return None
 
     def _why_not(self, sender: bytes, join: Join) -> tuple[str, str] | None:
@@ -563,48 +449,35 @@ class Hub:
             strategy=terms.strategy,
             every=terms.every,
             delay=-1 if terms.delay is None else terms.delay,
-            codec=self._codec.name,
-            reply_codec=self._reply_codec.name,
+            codec=self._merger.codec.name,
+            reply_codec=self._merger.reply_codec.name,
             beat_s=self.policy.beat_s,
-            upload=peer is self._uploader and not self.started,
+            upload=peer is self._upload.uploader and not self.started,
             epoch=self.epoch,
             threshold=self._masks.agreement.threshold if self._masks else 0,
             span=self._masks.agreement.span if self._masks else 1.0,
         )
 
     def _take_base(self, peer: Peer, message: Base, now: float) -> list[Effect]:
-        parts = list(base_parts(self._elements))
-        if peer is not self._uploader or self.started or message.part != len(self._upload):
+        if peer is not self._upload.uploader or self.started:
             return self._expel(peer, "order", f"base part {message.part} was not asked for", now)
-        here = parts[message.part] if message.part < len(parts) else slice(0, 0)
-        size = memoryview(message.payload).nbytes
-        if message.parts != len(parts) or size != 4 * (here.stop - here.start):
-            return self._expel(
-                peer, "size", f"part {message.part} of the base has {size} bytes", now
-            )
-        if not all_finite(np.frombuffer(message.payload, np.float32)):
-            return self._expel(peer, "payload", f"the base: {_NOT_FINITE}", now)
-        self._upload.append(message.payload)
+        problem = self._upload.take(message, self._elements)
+        if problem is not None:
+            return self._expel(peer, *problem, now)
         return self._start_if_ready(now)
 
     def _start_if_ready(self, now: float) -> list[Effect]:
-        parts = list(base_parts(self._elements))
-        if len(self._peers) < self.policy.members or len(self._upload) < len(parts):
+        if len(self._peers) < self.policy.members or not self._upload.is_whole(self._elements):
             return []
-        self._memory = Vectors(self._elements)
-        self._replies = memory(self._reply_codec, self._elements)
-        base: Vector = np.empty(self._elements, np.float32)
-        for here, payload in zip(parts, self._upload, strict=True):
-            base[here] = np.frombuffer(payload, np.float32)
-        self.base, self._upload = base, []
-        self._checksums.know(0, combine(tile_sum(base[tile]) for tile in tiles(base.size)))
+        self._checksums.know(0, self._merger.begin(self._upload.vector(self._elements)))
+        self._upload.forget()
         effects: list[Effect] = [Note("started", "hub", f"{self.policy.members} members")]
         for peer in self._peers:
             effects += self._admit(peer)
         self.started = True
         effects.insert(0, Save(self.state()))
         if self.terms.contributes == "gradient":
-            self.base = None
+            self._merger.forget_base()
         if self._masks is not None:
             self._masks.settle(self._elements, self.epoch)
             effects += self._close_masked(self._masks, now)
@@ -765,8 +638,8 @@ class Hub:
                 self._merge_early(message.part)
             return []
         payloads, peer.incoming = tuple(peer.incoming), []
-        contribution = _Contribution(
-            peer, peer.weight, message.wanted_delay, payloads if self._masks is None else ()
+        contribution = Contribution(
+            peer.name, peer.weight, message.wanted_delay, payloads if self._masks is None else ()
         )
         peer.next_round += 1
         peer.strays = 0
@@ -781,10 +654,8 @@ class Hub:
             )
         if self._masks is not None:
             self._masks.add(peer.name, meant_for, payloads)
-        entry = self._rounds.setdefault(max(meant_for, self.round), _Round(now))
-        entry.contributions[peer.name, meant_for] = contribution
-        entry.lacks -= 1
-        if entry.lacks > 0 and now - entry.opened < self.policy.deadline_s:
+        open_round = max(meant_for, self.round)
+        if not self._rounds.give(open_round, peer, meant_for, contribution, now):
             return effects
         return effects + self._close_rounds(now)
 
@@ -792,7 +663,7 @@ class Hub:
         """Whether a contribution to this round has come too late for any."""
         if self._masks is not None:
             return self._masks.is_too_late(round, self.round)
-        return round < self.round and not self._merge.keeps_late
+        return round < self.round and not self._merger.keeps_late
 
     def _gap(self, peer: Peer, message: Contribute) -> str | None:
         """What shows that something this member sent before has not come."""
@@ -814,7 +685,7 @@ class Hub:
         return [refusal(peer.sender, "unknown", _ASTRAY), Note("late", peer.name, reason)]
 
     def _what_is_wrong(self, peer: Peer, message: Contribute) -> tuple[str, str] | None:
-        parts = -(-self._elements // self._codec.part_elements)
+        parts = self._merger.parts
         if not self.started:
             return "order", f"round {message.round} came before the start"
         most = max(self._slack(), peer.first_round - self.round)  # it begins where it was told to
@@ -824,15 +695,15 @@ class Hub:
             return "order", f"{message.applied} replies applied, {self.round} were sent"
         if message.parts != parts:
             return "order", f"{message.parts} parts came where a contribution has {parts}"
-        start = message.part * self._codec.part_elements
-        elements = min(self._codec.part_elements, self._elements - start)
-        size, most = memoryview(message.payload).nbytes, self._codec.max_bytes(elements)
+        elements, most = self._merger.expected(message.part)
+        size = memoryview(message.payload).nbytes
         if self._masks is not None and message.round >= self.round:
             problem = self._masks.why_not(peer, message.round, size, most)
             if problem is not None:
                 return problem
         if size > most:
-            return "size", f"{size} bytes for {elements} elements, {self._codec.name} needs {most}"
+            needs = f"{self._merger.codec.name} needs {most}"
+            return "size", f"{size} bytes for {elements} elements, {needs}"
         return None
 
     def _hear_checksum(self, peer: Peer, message: Contribute, now: float) -> list[Effect]:
@@ -848,7 +719,7 @@ class Hub:
             if other is None:
                 continue
             if self._masks is None:
-                self._take_back(name)
+                self._rounds.take_back(name)
             theirs = f"{message.checksum:016x}" if other is peer else "another"
             reason = (
                 f"after {applied} replies the base has checksum {self._checksums[applied]:016x}, "
@@ -857,117 +728,80 @@ class Hub:
             effects += self._expel(other, "diverged", reason, now)
         return effects
 
-    def _take_back(self, name: str) -> None:
-        """Forget what a member gave to rounds that are open."""
-        for round, entry in list(self._rounds.items()):
-            kept = {key: c for key, c in entry.contributions.items() if key[0] != name}
-            entry.contributions = kept
-            if not kept:
-                del self._rounds[round]
-
-    def _expected(self, round: int) -> set[str]:
-        """Members that a round waits for."""
-        return {
-            peer.name
-            for peer in self._peers
-            if peer.state in ("training", "late")
-            and max(peer.first_round, peer.next_round) <= round
-        }
-
     def _close_rounds(self, now: float) -> list[Effect]:
         """Close the oldest open rounds as long as they are whole, or overdue with a quorum."""
         if self._masks is not None:
             return self._close_masked(self._masks, now)
         effects: list[Effect] = []
-        while (entry := self._open_round(now)) is not None:
-            there = {name for name, meant_for in entry.contributions if meant_for == self.round}
-            missing = self._expected(self.round) - there
-            overdue = now - entry.opened >= self.policy.deadline_s
-            if missing and not (overdue and len(entry.contributions) >= self.policy.quorum):
-                entry.lacks = len(missing)
-                break
-            effects += self._close(entry, tuple(sorted(missing)), now)
+        while self.started and (due := self._rounds.due(self.round, now)) is not None:
+            effects += self._close(*due, now)
         return effects
 
-    def _open_round(self, now: float) -> _Round | None:
-        """The oldest open round, if there is something in it; an empty one if nobody will ever
-        give to it, and members wait for its reply all the same."""
-        entry = self._rounds.get(self.round)
-        if entry is not None or not self.started:
-            return entry
-        forsaken = self._peers and all(peer.next_round > self.round for peer in self._peers)
-        return _Round(now) if forsaken else None
-
     def _close(
-        self, entry: _Round, missing: tuple[str, ...], now: float, end: Sum | None = None
+        self, entry: OpenRound, missing: tuple[str, ...], now: float, end: Sum | None = None
     ) -> list[Effect]:
         """Merge a round and answer it. `end`: what became of one whose contributions are masked."""
-        effects: list[Effect] = []
-        chosen = [entry.contributions[key] for key in sorted(entry.contributions)]
-        given = chosen
         try:
-            chosen, merged, cuts = (
-                self._merged(chosen) if end is None else self._summed(chosen, end)
+            merged = self._merger.close(entry.in_order, end)
+        except Spoilt as spoilt:
+            return self._leave_out(spoilt)
+        self._rounds.done(self.round)
+        effects = self._miss(missing)
+        self._pace.measure(self.round, (c.wanted_delay for c in merged.counted))
+        round, before = self.round, self._checksums.get(self.round)
+        self._settle_round(round, merged.checksum)
+        if self._masks is not None:
+            self._masks.done(round)
+        entry.settle()
+        # A masked round that is given up has contributions of which none is counted.
+        counted, names = (entry.counted(), entry.members) if merged.counted else ((), ())
+        payloads = merged.payloads
+        effects.append(
+            Write(
+                Round(
+                    round,
+                    counted,
+                    self.delay,
+                    before,
+                    merged.checksum,
+                    tuple(payloads),
+                    merged.inputs,
+                )
             )
-            if not self._replies.lossless and chosen:
-                self._check_size(merged, chosen)
-        except _Spoilt as spoilt:
-            return self._leave_out(entry, spoilt)
-        self._rounds.pop(self.round, None)
+        )
+        effects += self._answer(round, merged)
+        weight = sum(c.weight for c in merged.counted)
+        open_s = now - entry.opened
+        effects.append(Closed(round, names, missing, weight, open_s, self.delay, merged.cuts))
+        return effects + self._give_up_behind(sum(memoryview(p).nbytes for p in payloads))
+
+    def _miss(self, missing: tuple[str, ...]) -> list[Effect]:
+        """The oldest open round closes without these."""
+        effects: list[Effect] = []
         for peer in self._peers:
             if peer.name in missing and peer.state == "training":
                 peer.state = "late"
                 effects.append(
                     Note("late", peer.name, f"round {self.round} closed at its deadline without it")
                 )
-        self._measure_delay(chosen)
-        payloads = self._replies.encode(merged)
-        round, before = self.round, self._checksums.get(self.round)
-        checksum = self._advance(merged, payloads)
-        self._settle_round(round, checksum)
-        if self._masks is not None:
-            self._masks.done(round)
-        for name, meant_for in sorted(entry.contributions):
-            entry.contributions[name, meant_for].peer.merged = meant_for + 1
-        effects.append(
-            Write(
-                Round(
-                    round,
-                    tuple(
-                        Counted(*key, c.weight)
-                        for key, c in sorted(entry.contributions.items(), key=lambda item: item[0])
-                        if chosen
-                    ),
-                    self.delay,
-                    before,
-                    checksum,
-                    tuple(payloads),
-                    self._inputs(given, merged, end),
-                )
-            )
-        )
+        return effects
+
+    def _answer(self, round: int, merged: Merged) -> list[Effect]:
+        """The reply to a round, to all who train: equal messages after each other, for each is
+        packed once."""
         told = [peer for peer in self._peers if peer.state in ("training", "late")]
         settled = all(max(peer.merged, peer.first_round) > round for peer in told)
-        members, parts = len(chosen), len(payloads)
+        members, parts = len(merged.counted), len(merged.payloads)
         replies = [
-            Reply(round, part, parts, members, self.delay, checksum, settled, payload)
-            for part, payload in enumerate(payloads)
+            Reply(round, part, parts, members, self.delay, merged.checksum, settled, payload)
+            for part, payload in enumerate(merged.payloads)
         ]
-        effects += [Send(peer.sender, reply) for reply in replies for peer in told]
-        weight = sum(c.weight for c in chosen)
-        names = tuple(name for name, _ in sorted(entry.contributions)) if chosen else ()
-        open_s = now - entry.opened
-        effects.append(Closed(round, names, missing, weight, open_s, self.delay, cuts))
-        return effects + self._give_up_behind(sum(memoryview(p).nbytes for p in payloads))
+        return [Send(peer.sender, reply) for reply in replies for peer in told]
 
-    def _leave_out(self, entry: _Round, spoilt: _Spoilt) -> list[Effect]:
+    def _leave_out(self, spoilt: Spoilt) -> list[Effect]:
         """Drop a spoilt contribution and expel its sender; the round, which may now lack a quorum,
         stays open for the caller to look at again."""
-        culprit = spoilt.contribution
-        entry.contributions = {k: c for k, c in entry.contributions.items() if c is not culprit}
-        if not entry.contributions:
-            del self._rounds[self.round]
-        peer = culprit.peer
+        peer = self._rounds.leave_out(self.round, spoilt.contribution)
         if not peer.present:  # its connection may be another member's by now
             return [Note("refused", peer.name, f"payload: {spoilt}")]
         effects: list[Effect] = [refusal(peer.sender, "payload", str(spoilt))]
@@ -977,124 +811,21 @@ class Hub:
         """Merge a part of the oldest open round once it is here from everyone, while the others are
         still on their way. A part that is never seen whole here is merged at the close.
         """
-        if isinstance(self._merge, RoundRule):
+        if not self._merger.hears(part, len(self._peers)):
             return
-        early = self._early
-        early.heard[part] = early.heard.get(part, 0) + 1
-        if early.heard[part] < len(self._peers) or part != len(early.payloads):
-            return
-        entry = self._rounds.get(self.round, _Round(0.0))
+        entry = self._rounds.get(self.round)
         chosen = []
         for peer in sorted(self._peers, key=lambda peer: peer.name):
-            whole = entry.contributions.get((peer.name, self.round))
+            whole = entry and entry.contributions.get((peer.name, self.round))
             payloads = whole.payloads if whole else tuple(peer.incoming)
             if len(payloads) <= part or (whole is None and peer.next_round != self.round):
                 return
-            chosen.append(_Contribution(peer, peer.weight, 0, payloads))
-        if early.merged is None:
-            early.merged = self._memory.take()
-        with contextlib.suppress(_Spoilt):  # the close will meet it again
-            self._merge_part(chosen, part, early.merged)
-            early.payloads.append([contribution.payloads[part] for contribution in chosen])
-
-    def _merged(
-        self, chosen: list[_Contribution]
-    ) -> tuple[list[_Contribution], Vector, tuple[tuple[str, float, str], ...]]:
-        """What counts of the contributions, what they became, and who was cut."""
-        early, self._early = self._early, _Early()
-        merged = self._memory.take() if early.merged is None else early.merged
-        if not chosen:
-            merged[:] = 0
-            return chosen, merged, ()
-        if isinstance(self._merge, RoundRule):
-            return self._merge_round(self._merge, chosen, merged)
-        for part in range(-(-self._elements // self._codec.part_elements)):
-            if not early.has(part, chosen):
-                self._merge_part(chosen, part, merged)
-        return chosen, merged, ()
-
-    def _merge_part(self, chosen: Sequence[_Contribution], part: int, merged: Vector) -> None:
-        assert isinstance(self._merge, SliceRule)
-        start = part * self._codec.part_elements
-        out = merged[start : start + self._codec.part_elements]
-        pieces = [_Piece(contribution, part, self._codec) for contribution in chosen]
-        with np.errstate(over="ignore", invalid="ignore"):
-            self._merge.merge(pieces, out)
-        if not all_finite(out):
-            self._find_spoilt(chosen, part, np.empty_like(out))
-
-    def _find_spoilt(self, chosen: Sequence[_Contribution], part: int, scratch: Vector) -> None:
-        """Raise _Spoilt for whoever sent what is not a number; finite sums may overflow, too."""
-        for contribution in chosen:
-            _Guarded(contribution, part, self._codec).read(scratch)
-
-    def _check_size(self, merged: Vector, chosen: Sequence[_Contribution]) -> None:
-        """Raise _Spoilt for whoever sent the largest numbers, where lossy replies could not carry
-        what became of them."""
-        if _size(merged) <= MOST_MAGNITUDE or self._masks is not None:
-            return
-        sizes = []
-        scratch: Vector = np.empty_like(merged)
-        for contribution in chosen:
-            for part, here in enumerate(parts_of(self._elements, self._codec.part_elements)):
-                _Piece(contribution, part, self._codec).read(scratch[here])
-            sizes.append(_size(scratch))
-        largest = chosen[int(np.argmax(sizes))]
-        raise _Spoilt(largest, f"an element of {max(sizes):g} is more than replies can carry")
-
-    def _merge_round(
-        self, rule: RoundRule, chosen: Sequence[_Contribution], merged: Vector
-    ) -> tuple[list[_Contribution], Vector, tuple[tuple[str, float, str], ...]]:
-        """By a rule that gives each member one voice: of one that was late the newest counts."""
-        newest = {contribution.peer.name: contribution for contribution in chosen}
-        counted = list(newest.values())
-        parts = list(parts_of(self._elements, self._codec.part_elements))
-        pieces = [
-            [_Guarded(contribution, part, self._codec) for part in range(len(parts))]
-            for contribution in counted
-        ]
-        found = rule.merge_round(pieces, [merged[here] for here in parts])
-        names = [*newest, "hub"]
-        cuts = [(names[cut.index], cut.share, cut.reason) for cut in found]
-        cuts += [
-            (c.peer.name, 1.0, "a newer one of the same member counts in this round")
-            for c in chosen
-            if c is not newest[c.peer.name]
-        ]
-        return counted, merged, tuple(cuts)
-
-    def _advance(self, merged: Vector, payloads: Sequence[Buffer]) -> int:
-        """base += what the members will decode; the checksum of the new base (0: no base here)."""
-        if self.terms.contributes == "gradient":
-            self.base = None  # that was for members that had not begun
-        if self.base is None:
-            return 0
-        sums = []
-        parts = parts_of(self._elements, self._reply_codec.part_elements)
-        for here, payload in zip(parts, payloads, strict=True):
-            reply = merged[here]
-            if not self._reply_codec.lossless:
-                reply = np.empty(here.stop - here.start, np.float32)
-                self._reply_codec.decode(payload, reply)
-            for tile in tiles(here.stop, here.start):
-                base = self.base[tile]
-                with np.errstate(over="ignore", invalid="ignore"):  # members will notice
-                    base += reply[tile.start - here.start : tile.stop - here.start]
-                sums.append(tile_sum(base))
-        return combine(sums)
-
-    def _measure_delay(self, chosen: Sequence[_Contribution]) -> None:
-        """With delay = "auto": take what the slowest member would have needed."""
-        turns, odd = divmod(self.round + 1, AUTO_ROUNDS)
-        if self.terms.delay is None and not odd and turns.bit_count() == 1 and chosen:
-            wanted = max(contribution.wanted_delay for contribution in chosen)
-            self.delay = min(wanted, MAX_IN_FLIGHT * self.terms.every)
-            self._longest = max(self._longest, self.delay)
+            chosen.append(Contribution(peer.name, peer.weight, 0, payloads))
+        self._merger.merge_early(part, chosen)
 
     def _slack(self) -> int:
-        """Rounds that a member may be ahead of the hub, or behind: four times what its delay asks
-        for, because delays change and newcomers begin ahead. What it sends is kept until then."""
-        most = min(MAX_AHEAD, 4 * (max(self._longest, self.delay) // self.terms.every + 2))
+        """Rounds that a member may be ahead of the hub, or behind."""
+        most = self._pace.slack
         return most if self._masks is None else most + self._masks.reach(self.round)
 
     def _give_up_behind(self, reply_bytes: int) -> list[Effect]:
@@ -1112,10 +843,11 @@ class Hub:
     def _situation(self) -> Situation:
         given = {
             round: (entry.opened, {name for name, _ in entry.contributions})
-            for round, entry in self._rounds.items()
+            for round, entry in self._rounds
         }
-        in_flight = self.delay // self.terms.every + 1
-        return Situation(self.round, in_flight, self._peers, given, self._expected)
+        return Situation(
+            self.round, self._pace.in_flight, self._peers, given, self._rounds.expected
+        )
 
     def _to_members(self, outgoing: Outgoing) -> list[Effect]:
         """Messages to members by name; those that are not there are sent it when they are back."""
@@ -1145,26 +877,9 @@ class Hub:
             if end.reason:
                 effects.append(Note("late", "hub", f"round {self.round} is given up: {end.reason}"))
             missing = tuple(sorted(masked.lacking(situation, self.round)))
-            effects += self._close(self._rounds.get(self.round, _Round(now)), missing, now, end)
+            entry = self._rounds.get(self.round) or OpenRound(now)
+            effects += self._close(entry, missing, now, end)
         return effects
-
-    def _summed(
-        self, chosen: list[_Contribution], end: Sum
-    ) -> tuple[list[_Contribution], Vector, tuple[tuple[str, float, str], ...]]:
-        """As `_merged`, of contributions that nobody but their senders can read."""
-        merged = self._memory.take()
-        merged[:] = 0 if end.vector is None else end.vector
-        if end.vector is None:
-            return [], merged, (("hub", 1.0, end.reason),)
-        return chosen, merged, ()
-
-    def _inputs(
-        self, given: Sequence[_Contribution], merged: Vector, end: Sum | None
-    ) -> tuple[tuple[Buffer, ...], ...]:
-        """What the journal needs beside the replies, where those leave something out."""
-        if self._replies.lossless:
-            return ()
-        return tuple(c.payloads for c in given) if end is None else ((merged.data.cast("B"),),)
 
     # -- going --------------------------------------------------------------------------------
 
@@ -1207,18 +922,14 @@ class Hub:
 
     def _replace_uploader(self, peer: Peer) -> list[Effect]:
         """The member whose parameters everyone was to start from is gone: ask the next one."""
-        if peer is not self._uploader:
+        if peer is not self._upload.uploader:
             return []
-        self._upload = []
-        self._uploader = next(iter(self._peers), None)
-        if self._uploader is None:
+        uploader = next(iter(self._peers), None)
+        self._upload.expect(uploader)
+        if uploader is None:
             self._model, self._elements = "", 0
             return []
-        return [Send(self._uploader.sender, self._welcome(self._uploader))]
-
-
-def _size(vector: Vector) -> float:
-    return max(float(vector.max()), -float(vector.min()))
+        return [Send(uploader.sender, self._welcome(uploader))]
 
 
 _ASTRAY = "something was lost on the way: say where you are"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import random
 import tracemalloc
@@ -13,7 +12,7 @@ from fleet import Fleet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import codecs
+from edgetrain import codecs, pace
 from edgetrain import hub as hub_module
 from edgetrain import layout as layouts
 from edgetrain.checksum import checksum
@@ -50,12 +49,20 @@ class Desk:
     """A hub and what it said; members are called by the letter that is also their address."""
 
     def __init__(
-        self, members=2, *, gradient=False, weighted=False, codec=None, reply_codec=None, **policy
+        self,
+        members=2,
+        *,
+        gradient=False,
+        weighted=False,
+        codec=None,
+        reply_codec=None,
+        delay=0,
+        **policy,
     ):
         terms = Terms(
             "sync-sgd" if gradient else "dga",
             "gradient" if gradient else "displacement",
-            weighted, 1, 0, "job-a",
+            weighted, 1, delay, "job-a",
         )  # fmt: skip
         codec = codec or codecs.Dense()
         reply_codec = reply_codec or codecs.Dense()
@@ -422,7 +429,7 @@ def test_hub_messages_from_a_member_are_out_of_order():
 
 
 def test_no_member_runs_ahead_for_ever(monkeypatch):
-    monkeypatch.setattr(hub_module, "MAX_AHEAD", 3)
+    monkeypatch.setattr(pace, "MAX_AHEAD", 3)
     desk = Desk(2).started()
     for round in range(4):
         assert desk.give("a", round) == {}
@@ -657,15 +664,13 @@ def test_a_late_gradient_is_dropped():
 
 
 def test_members_without_a_round_trip_yet_do_not_shorten_an_automatic_delay():
-    desk = Desk(2)
-    desk.hub.terms = dataclasses.replace(desk.hub.terms, delay=None)
-    desk.started()
-    for round in range(hub_module.AUTO_ROUNDS):
+    desk = Desk(2, delay=None).started()
+    for round in range(pace.AUTO_ROUNDS):
         for name, wanted in (("a", 3), ("b", 17)):
             said = desk.give(
                 name, round, applied=round, checksum=desk.hub._checksums[round], wanted_delay=wanted
             )
-        last = round == hub_module.AUTO_ROUNDS - 1
+        last = round == pace.AUTO_ROUNDS - 1
         assert the(Reply, said["a"]).delay == (17 if last else 0)
 
 
@@ -1085,8 +1090,8 @@ def test_whatever_arrives_the_hub_stands_and_keeps_its_books(actions, gradient, 
         assert desk.hub.round - before == len(desk.closed) - closed
         assert [c.round for c in desk.closed] == list(range(desk.hub.round))
         assert len(desk.hub.present) == len(desk.hub._peers) <= 2
-        assert all(round >= desk.hub.round for round in desk.hub._rounds)
-        assert all(entry.contributions for entry in desk.hub._rounds.values())
+        assert all(round >= desk.hub.round for round, _ in desk.hub._rounds)
+        assert all(entry.contributions for _, entry in desk.hub._rounds)
 
 
 @given(

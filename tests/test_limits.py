@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from test_merging_hub import ELEMENTS, Room, closed, filled, is_reply_to
 
@@ -17,6 +16,7 @@ from edgetrain.hub import Hub
 from edgetrain.limits import Rate, Refusals
 from edgetrain.merge import Mean
 from edgetrain.messages import Beat, Refuse, pack, unpack
+from edgetrain.pace import AUTO_ROUNDS, MAX_AHEAD, MAX_IN_FLIGHT, Pace
 from edgetrain.plans import LARGEST_PART_BYTES, message_limit
 from edgetrain.recorder import HubRecorder
 from edgetrain.serve import serve
@@ -106,11 +106,8 @@ def test_a_member_cannot_pile_up_rounds_at_the_hub():
 
 
 def test_slack_grows_with_the_delay_and_has_an_end():
-    room = Room(Mean(), "ab")
-    room.hub.delay = 20
-    assert room.hub._slack() == 4 * 22
-    room.hub.delay = 10**9
-    assert room.hub._slack() == hubs.MAX_AHEAD
+    assert Pace(1, 20).slack == 4 * 22
+    assert Pace(1, 10**9).slack == MAX_AHEAD
 
 
 def test_a_member_that_takes_no_replies_is_given_up(monkeypatch):
@@ -134,13 +131,6 @@ def test_a_member_that_takes_no_replies_is_given_up(monkeypatch):
 
 
 def test_an_automatic_delay_does_not_grow_without_end_because_one_member_says_so():
-    room = Room(Mean(), "a")
-    room.hub.terms = Terms("dga", "displacement", False, 5, None)
-
-    class Says:
-        wanted_delay = 10**9
-
-    room.hub.round = hubs.AUTO_ROUNDS - 1
-    room.hub._measure_delay([Says()])
-    assert room.hub.delay == hubs.MAX_IN_FLIGHT * 5
-    assert np.isfinite(room.hub.base).all()
+    pace = Pace(5, None)
+    pace.measure(AUTO_ROUNDS - 1, [10**9])
+    assert pace.delay == MAX_IN_FLIGHT * 5

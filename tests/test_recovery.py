@@ -136,7 +136,7 @@ def books(hub):
             peer.name: (peer.merged, peer.session, peer.index, peer.weight, peer.sender)
             for peer in hub._peers
         },
-        "unsent": {name: array.tobytes() for name, array in hub._replies.state().items()},
+        "unsent": {name: array.tobytes() for name, array in hub._merger.replies.state().items()},
     }
 
 

@@ -67,7 +67,7 @@ def test_what_codecs_leave_out_is_sent_later_in_both_directions(
         return
     assert fleet.hub.base.tobytes() == first.half.base.tobytes()
     assert first.params.tobytes() == first.half.base.tobytes()
-    kept = fleet.hub._replies.residual
+    kept = fleet.hub._merger.replies.residual
     moved = first.half.base.astype(np.float64) - fleet.initial
     received = sum(m.sent for m in fleet.members) / members
     np.testing.assert_allclose(moved + (kept if kept.size else 0), received, rtol=1e-3, atol=1e-4)

@@ -19,9 +19,9 @@ import numpy as np
 from edgetrain.codecs import Codec
 from edgetrain.devices import Device
 from edgetrain.errors import ConfigError
-from edgetrain.hub import AUTO_ROUNDS
 from edgetrain.messages import Contribute, Message, Reply, pack
 from edgetrain.networks import Profile
+from edgetrain.pace import AUTO_ROUNDS
 from edgetrain.simulator.flows import Array, Ports, Steps, Streams, wire_bytes
 
 MARGIN = 1.1
