@@ -485,7 +485,7 @@ class Fitting:
         hub, rng = self._attack.hub, self._rng
         peer = hub._peers.get(sender)
         if peer is None:
-            away = [each for each in hub._away.values() if not each.name.startswith("h")]
+            away = [each for each in hub._away if not each.name.startswith("h")]
             if away and rng.random() < 0.5:
                 return self._resume(rng.choice(away))
             return self.join(sender)

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from edgetrain import layout as layouts
+from edgetrain.admission import Admission, Model
 from edgetrain.agreement import Agreement
 from edgetrain.checksum import Vector
 from edgetrain.codecs import Codec
-from edgetrain.contributions import Contribution, Spoilt
-from edgetrain.effects import Closed, Effect, Event, Note, Replay, Save, Send, Write, refusal
-from edgetrain.errors import BadMessage, ConfigError, Diverged
+from edgetrain.contributions import Spoilt
+from edgetrain.effects import Effect, Event, Note, Replay, Save, Send, Write, refusal
+from edgetrain.errors import BadMessage, ConfigError
+from edgetrain.exchange import Exchange
 from edgetrain.merge import RoundRule, SliceRule
-from edgetrain.merger import Merged, Merger
+from edgetrain.merger import Merger
 from edgetrain.messages import (
     PROTOCOL,
     Advertise,
@@ -29,7 +30,6 @@ from edgetrain.messages import (
     Leave,
     Masking,
     Message,
-    Reply,
     Resume,
     Reveal,
     Shares,
@@ -37,7 +37,6 @@ from edgetrain.messages import (
     Welcome,
 )
 from edgetrain.pace import Pace
-from edgetrain.parts import base_parts
 from edgetrain.records import (
     Departed,
     Entered,
@@ -46,27 +45,17 @@ from edgetrain.records import (
     Round,
     State,
 )
-from edgetrain.roster import Peer, Roster
-from edgetrain.rounds import OpenRound, OpenRounds
-from edgetrain.secure.rounds import MaskedRounds, Situation
+from edgetrain.roster import AWAY, Away, Peer, Roster
+from edgetrain.rounds import OpenRounds
+from edgetrain.secure.rounds import MaskedRounds
 from edgetrain.terms import Policy, Terms
-from edgetrain.upload import Upload
+from edgetrain.upload import Upload, base_messages
 
 if TYPE_CHECKING:
-    from edgetrain.secure.hub import Aggregator, Outgoing, Sum
-
-BEHIND_BYTES = 1 << 28
-"""Replies that may wait for a member that does not take them."""
-
-REMEMBERED = 4096
-"""Checksums of base that are kept to compare members against."""
+    from edgetrain.secure.hub import Aggregator
 
 MOST_STRAYS = 16
 """Times in a row that what a member sends may have gaps. More is no accident."""
-
-AWAY = 4
-"""Members that were given up and may come back are remembered: so many times those that may be
-in."""
 
 
 class Hub:
@@ -89,8 +78,6 @@ class Hub:
     ) -> None:
         self.terms = terms
         self.policy = policy
-        self.round = 0
-        """The oldest open round, which is also the number of rounds merged."""
         self.started = False
         self.epoch = 0
         """How often it was restored; every beat says it."""
@@ -103,15 +90,16 @@ class Hub:
             merge, codec, reply_codec,
             keeps_base=terms.contributes != "gradient", masked=masks is not None,
         )  # fmt: skip
-        self._pace = Pace(terms.every, terms.delay)
-        self._model = ""
-        self._elements = 0
-        self._peers = Roster()
-        self._rounds = OpenRounds(self._peers, policy.quorum, policy.deadline_s)
-        self._checksums = Agreement()
-        self._layout = b""
+        self._model = Model()
         self._upload = Upload()
-        self._away: dict[str, Peer] = {}
+        self._peers = Roster()
+        self._away = Away(AWAY * policy.members)
+        self._checksums = Agreement()
+        self._pace = Pace(terms.every, terms.delay)
+        self._rounds = OpenRounds(self._peers, policy.quorum, policy.deadline_s)
+        self._exchange = Exchange(
+            self._peers, self._checksums, self._merger, self._pace, self._rounds, self._masks
+        )
         self._deserted = False
         """The last one was lost, and may come back."""
         self._deserted_since: float | None = None
@@ -127,6 +115,11 @@ class Hub:
         """The parameters that all replies so far lead to, [elements]; None where nobody needs them
         here. The hub's own: to be looked at, and gone with the next message."""
         return self._merger.base
+
+    @property
+    def round(self) -> int:
+        """The oldest open round, which is also the number of rounds merged."""
+        return self._exchange.round
 
     @property
     def delay(self) -> int:
@@ -161,23 +154,21 @@ class Hub:
             return [Send(sender, Beat(self.epoch))]
         if peer.astray and not isinstance(message, Leave):
             return [refusal(sender, "unknown", _ASTRAY)]
-        effects = self._heard(peer)
+        peer.unreachable_since = None
+        if peer.state == "late":
+            peer.state = "training"
         match message:
             case Base():
-                effects += self._take_base(peer, message, now)
+                return self._take_base(peer, message, now)
             case Contribute():
-                effects += self._take_part(peer, message, now)
+                return self._take_part(peer, message, now)
             case Leave():
-                effects += self._leave(peer, message.reason, now)
+                return self._remove(peer, "left", message.reason, now)
             case Beat():
-                pass
+                return []
             case Advertise() | Shares() | Reveal() if self._masks is not None:
-                effects += self._take_masking(self._masks, peer, message, now)
-            case _:
-                effects += self._expel(
-                    peer, "order", f"{type(message).__name__} is for members", now
-                )
-        return effects
+                return self._take_masking(self._masks, peer, message, now)
+        return self._expel(peer, "order", f"{type(message).__name__} is for members", now)
 
     def unreachable(self, sender: bytes, now: float) -> list[Effect]:
         """The transport could not deliver to this peer: its connection is gone, for now."""
@@ -230,14 +221,14 @@ class Hub:
         until they are answered. For the journal; the vectors in it are the hub's own."""
         return State(
             self._agreed(),
-            self._model,
-            self._layout,
-            self._elements,
+            self._model.digest,
+            self._model.description,
+            self._model.elements,
             self.epoch,
             self.round,
             self.delay,
             tuple(peer.seat() for peer in self._peers),
-            tuple(peer.seat() for peer in self._away.values()),
+            tuple(peer.seat() for peer in self._away),
             tuple(self._checksums.items()),
             self.base,
             self._merger.unsent(),
@@ -246,7 +237,7 @@ class Hub:
     @property
     def needed(self) -> int:
         """The oldest round whose reply a member may still ask the journal for."""
-        peers = [*self._peers, *self._away.values()]
+        peers = [*self._peers, *self._away]
         return min((peer.applied for peer in peers), default=self.round)
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
@@ -256,12 +247,14 @@ class Hub:
         it is another job's, Diverged where the journal contradicts itself.
         """
         self._check_agreed(state)
-        self._model, self._layout = state.model, state.layout
-        self._elements = state.elements
+        self._model = Model(state.model, state.elements, state.layout)
         self._merger.restore(state)
-        self.round, self._pace.delay, self.epoch = state.round, state.delay, state.epoch
-        self._checksums = Agreement(dict(state.checksums))
-        self._away = {seat.name: Peer.of(seat) for seat in state.away}
+        self._exchange.round, self._pace.delay = state.round, state.delay
+        self.epoch = state.epoch
+        for applied, checksum in state.checksums:
+            self._checksums.know(applied, checksum)
+        for seat in state.away:
+            self._away.remember(Peer.of(seat))
         seats = {seat.name: Peer.of(seat) for seat in state.seats}
         for record in records:
             self._relive(record, seats)
@@ -271,7 +264,7 @@ class Hub:
         self.epoch += 1
         self.started = True
         if self._masks is not None:
-            self._masks.settle(self._elements, self.epoch)
+            self._masks.settle(self._model.elements, self.epoch)
         self._first = [
             Write(Restarted(self.epoch)),
             Note("started", "hub", f"goes on after {self.round} rounds"),
@@ -291,39 +284,25 @@ class Hub:
     def _relive(self, record: Record, seats: dict[str, Peer]) -> None:
         match record:
             case Round() if record.round >= self.round:
-                self._relive_round(record, {**self._away, **seats})
+                self._relive_round(record, seats)
             case Entered():
                 peer = Peer.of(record.seat)
                 seats[peer.name] = peer
-                self._away.pop(peer.name, None)
+                self._away.pop(peer.name)
             case Departed():
                 gone = seats.pop(record.name, None)
                 if gone is not None and not record.final:
-                    self._remember(gone)
+                    self._away.remember(gone)
             case Restarted():
                 self.epoch = record.epoch
 
-    def _relive_round(self, record: Round, peers: dict[str, Peer]) -> None:
+    def _relive_round(self, record: Round, seats: dict[str, Peer]) -> None:
         for counted in record.counted:
-            if (peer := peers.get(counted.member)) is not None:
+            peer = seats.get(counted.member) or self._away.get(counted.member)
+            if peer is not None:
                 peer.merged = counted.meant_for + 1
                 peer.next_round = max(peer.next_round, peer.merged)
-        checksum = self._merger.relive(record)
-        if checksum != record.checksum:
-            raise Diverged(
-                f"after round {record.round} of the journal the base has checksum {checksum:016x}, "
-                f"its record says {record.checksum:016x}"
-            )
-        if record.before:
-            self._checksums.know(record.round, record.before)
-        self._settle_round(record.round, checksum)
-        self._pace.delay = record.delay
-
-    def _settle_round(self, round: int, checksum: int) -> None:
-        self.round = round + 1
-        if checksum:
-            self._checksums.know(self.round, checksum)
-        self._checksums.forget(self.round - REMEMBERED)
+        self._exchange.relive(record)
 
     # -- joining ------------------------------------------------------------------------------
 
@@ -331,7 +310,7 @@ class Hub:
         mine = self._peers.in_session(join.session)
         if mine is not None and mine.merged == 0 and join.protocol == PROTOCOL:
             return self._join_again(mine, sender, join, now)
-        why_not = self._why_not(sender, join)
+        why_not = self._admission().why_not(sender, join)
         if why_not is not None:
             return self._turned_away(sender, join, *why_not)
         effects: list[Effect] = []
@@ -340,7 +319,7 @@ class Hub:
             effects += self._forget(old, "gone", "started anew")
         if self._masks is not None:
             self._masks.forget(join.name)
-        if not self._elements:
+        if not self._model.elements:
             problem = self._take_model(join)
             if problem is not None:
                 return [*effects, *self._turned_away(sender, join, "layout", problem)]
@@ -359,7 +338,7 @@ class Hub:
 
     def _join_again(self, peer: Peer, sender: bytes, join: Join, now: float) -> list[Effect]:
         """It was let in, and has not heard so: a connection or the hub was lost meanwhile."""
-        if (other := self._other_at(sender, peer)) is not None:
+        if (other := self._admission().other_at(sender, peer)) is not None:
             return self._turned_away(sender, join, *other)
         if self.started and self.base is None:
             return [refusal(sender, "started", "the parameters to start from are gone: start anew")]
@@ -369,13 +348,6 @@ class Hub:
             self._upload.forget()
         effects: list[Effect] = [Send(sender, self._welcome(peer))]
         return effects + (self._admit(peer) if self.started else self._start_if_ready(now))
-
-    def _other_at(self, sender: bytes, peer: Peer) -> tuple[str, str] | None:
-        """Why a member cannot go on over this connection: it is another one's, who is there."""
-        there = self._peers.get(sender)
-        if there is None or there is peer:
-            return None
-        return "name", f"this connection is that of '{there.name}'"
 
     def _move(self, peer: Peer, sender: bytes) -> None:
         """The member has another connection; what it had begun to send it sends again."""
@@ -394,51 +366,20 @@ class Hub:
     def _take_model(self, join: Join) -> str | None:
         """The job's model is this member's: bind the codecs to it. What is wrong with it, if
         anything is; then nothing has changed."""
-        description = join.payload
+        model = Model(join.model, join.elements, bytes(join.payload))
         try:
-            layout = layouts.read(description, join.elements) if len(description) else ()
-            told = layouts.digest(description) if layout else join.model
-            if told != join.model:
-                said = join.model[:12]
-                return f"the tensors it tells have the digest {told[:12]}, it says {said}"
-            self._merger.bind(layout, join.elements)
+            self._merger.bind(model.layout(), model.elements)
         except (BadMessage, ConfigError) as error:
             return str(error)
-        self._model, self._elements = join.model, join.elements
-        self._layout = bytes(description)
+        self._model = model
         return None
 
-    def _why_not(self, sender: bytes, join: Join) -> tuple[str, str] | None:
-        """The first rule that keeps this member out, with both values."""
-        if join.protocol != PROTOCOL:
-            return "protocol", f"the hub speaks version {PROTOCOL}, the member {join.protocol}"
-        if self.terms.job and join.job and join.job != self.terms.job:
-            return "job", (
-                f"the hub runs job {self.terms.job[:12]}, the member {join.job[:12]}: "
-                "task, data, seed, [train] and [strategy] must be equal"
-            )
-        if self._model and (join.model, join.elements) != (self._model, self._elements):
-            return "model", (
-                f"the job's model is {self._model[:12]} with {self._elements:,} parameters, "
-                f"the member's {join.model[:12]} with {join.elements:,}"
-            )
-        if self.finished:
-            return "ended", f"the job is over after {self.round} rounds"
-        if self.started and self.terms.contributes == "gradient":
-            return "started", (
-                f"{self.terms.strategy} is at round {self.round}, and the optimizer's state is "
-                "only in the members: use a displacement strategy (dga, fedavg) to join late"
-            )
-        namesake = self._peers.named(join.name)
-        there = self._peers.get(sender)
-        if there is None and namesake is not None and namesake.unreachable_since is None:
-            there = namesake
-        if there is not None:
-            return "name", f"a member named '{there.name}' is there already"
-        others = len(self._peers) - (namesake is not None)
-        if others >= self.policy.members:
-            return "full", f"all {self.policy.members} places are taken"
-        return None
+    def _admission(self) -> Admission:
+        """The rules of who may come in, as things are now."""
+        return Admission(
+            self.terms, self.policy, self._model, self._peers, self._checksums, self.round,
+            self.started, self.finished, self.base is not None, self.tail, self._exchange.slack,
+        )  # fmt: skip
 
     def _welcome(self, peer: Peer) -> Welcome:
         terms = self.terms
@@ -461,15 +402,16 @@ class Hub:
     def _take_base(self, peer: Peer, message: Base, now: float) -> list[Effect]:
         if peer is not self._upload.uploader or self.started:
             return self._expel(peer, "order", f"base part {message.part} was not asked for", now)
-        problem = self._upload.take(message, self._elements)
+        problem = self._upload.take(message, self._model.elements)
         if problem is not None:
             return self._expel(peer, *problem, now)
         return self._start_if_ready(now)
 
     def _start_if_ready(self, now: float) -> list[Effect]:
-        if len(self._peers) < self.policy.members or not self._upload.is_whole(self._elements):
+        elements = self._model.elements
+        if len(self._peers) < self.policy.members or not self._upload.is_whole(elements):
             return []
-        self._checksums.know(0, self._merger.begin(self._upload.vector(self._elements)))
+        self._checksums.know(0, self._merger.begin(self._upload.vector(elements)))
         self._upload.forget()
         effects: list[Effect] = [Note("started", "hub", f"{self.policy.members} members")]
         for peer in self._peers:
@@ -479,8 +421,8 @@ class Hub:
         if self.terms.contributes == "gradient":
             self._merger.forget_base()
         if self._masks is not None:
-            self._masks.settle(self._elements, self.epoch)
-            effects += self._close_masked(self._masks, now)
+            self._masks.settle(self._model.elements, self.epoch)
+            effects += self._close_rounds(now)
         return effects
 
     def _admit(self, peer: Peer) -> list[Effect]:
@@ -508,40 +450,35 @@ class Hub:
             ahead = max((p.next_round for p in self._peers), default=0)
         if self.started and self._masks is not None:
             ahead = max(ahead, self._masks.next_first)
-        away = self._away.pop(peer.name, peer)
+        away = self._away.pop(peer.name) or peer
         return max(self.round, ahead, away.next_round)
 
     def _send_base(self, peer: Peer) -> list[Effect]:
         assert self.base is not None
         snapshot = self.base if self.round == 0 else self.base.copy()
-        parts = list(base_parts(self._elements))
-        return [
-            Send(peer.sender, Base(i, len(parts), snapshot[here].data.cast("B")))
-            for i, here in enumerate(parts)
-        ]
+        return [Send(peer.sender, message) for message in base_messages(snapshot)]
 
     # -- coming back --------------------------------------------------------------------------
 
     def _resume(self, sender: bytes, message: Resume, now: float) -> list[Effect]:
         """A member that trained before goes on where it was, or from the base as it is now."""
         peer = self._peers.in_session(message.session) or self._away.get(message.name)
-        why_not = self._why_not_back(peer, message)
-        if why_not is None and peer is not None:
-            why_not = self._other_at(sender, peer)
+        admission = self._admission()
+        why_not = admission.why_not_back(sender, peer, message)
         if why_not is not None or peer is None:
             code, reason = why_not or ("session", "no such session")
             effects: list[Effect] = [refusal(sender, code, reason)]
             if peer is not None and peer.present:
                 return effects + self._remove(peer, "refused", f"{code}: {reason}", now)
             return [*effects, Note("refused", message.name or "?", f"{code}: {reason}")]
-        self._away.pop(peer.name, None)
+        self._away.pop(peer.name)
         if peer.returning:  # what it gave besides died with the hub before
             peer.next_round = peer.merged
         self._move(peer, sender)
         peer.state, peer.resumed = "training", True
         peer.next_round = max(peer.next_round, message.oldest)
         begin = message.submitted
-        keep = not message.lacks_base and self._replies_from(message.applied)
+        keep = not message.lacks_base and admission.replies_from(message.applied)
         if self.terms.contributes != "gradient" and begin < max(self.round, peer.next_round):
             begin = peer.first_round = self._next_for(peer)
         peer.applied = message.applied if keep else self.round
@@ -555,51 +492,10 @@ class Hub:
         effects.append(Send(sender, start))
         if peer.applied < self.round:
             effects.append(Replay(sender, peer.applied, self.round))
-        if self._masks is not None:
-            effects += self._to_members(self._masks.again(peer.name))
+        effects += self._exchange.again(peer.name)
         missed = self.round - message.applied
         effects.append(Note("back", peer.name, f"it missed {missed} replies" if missed else ""))
         return effects + self._close_rounds(now)
-
-    def _replies_from(self, applied: int) -> bool:
-        """Whether the replies after so many can still be sent."""
-        return applied == self.round or (self.tail is not None and self.tail <= applied)
-
-    def _why_not_back(self, peer: Peer | None, message: Resume) -> tuple[str, str] | None:
-        """The first rule that keeps a member from going on where it was."""
-        if message.protocol != PROTOCOL:
-            return "protocol", f"the hub speaks version {PROTOCOL}, the member {message.protocol}"
-        if self.finished:
-            return "ended", f"the job is over after {self.round} rounds"
-        if not self.started or peer is None or peer.session != message.session:
-            return "session", f"the hub does not know the session of '{message.name}' (any more)"
-        if (message.model, message.elements) != (self._model, self._elements):
-            return "model", (
-                f"the job's model is {self._model[:12]} with {self._elements:,} parameters, "
-                f"the member's {message.model[:12]} with {message.elements:,}"
-            )
-        if not peer.present and len(self._peers) >= self.policy.members:
-            return "full", f"all {self.policy.members} places are taken"
-        if message.applied > self.round:
-            return "ahead", (
-                f"the member has applied {message.applied} replies, the hub's journal ends after "
-                f"{self.round}"
-            )
-        first, most = max(message.oldest, message.submitted), self._slack() + 1
-        if first - max(self.round, peer.first_round) > most:
-            return "order", f"round {first} is more than {most} ahead of {self.round}"
-        known = self._checksums.get(message.applied)
-        if known and message.checksum and known != message.checksum:
-            return "diverged", (
-                f"after {message.applied} replies the base has checksum {known:016x}, "
-                f"the member's {message.checksum:016x}"
-            )
-        if self.base is None and (message.lacks_base or not self._replies_from(message.applied)):
-            return "started", (
-                f"{self.terms.strategy} is at round {self.round}, the replies after "
-                f"{message.applied} are gone, and the optimizer's state is only in the members"
-            )
-        return None
 
     def unreadable(self, sender: bytes, now: float) -> list[Effect]:
         """The journal could not send this peer what `Replay` asked for."""
@@ -612,68 +508,26 @@ class Hub:
     # -- rounds -------------------------------------------------------------------------------
 
     def _take_part(self, peer: Peer, message: Contribute, now: float) -> list[Effect]:
-        if peer.resumed and message.round < peer.next_round:
-            return []  # it is here already, and counts once
-        if peer.next_round < message.round == peer.first_round:  # it was told to skip to it
-            peer.next_round = message.round
-        if self._masks is not None and self._masks.skips(peer, message.round, self.round):
-            peer.next_round = message.round
-        gap = self._gap(peer, message)
+        exchange = self._exchange
+        if not self.started:
+            return self._expel(peer, "order", f"round {message.round} came before the start", now)
+        if exchange.has(peer, message):
+            return []
+        gap = exchange.gap(peer, message)
         if gap is not None:
             return self._lost(peer, gap, now)
-        problem = self._what_is_wrong(peer, message)
+        problem = exchange.why_not(peer, message)
         if problem is not None:
             return self._expel(peer, *problem, now)
         outvoted = self._hear_checksum(peer, message, now)
         if self._peers.get(peer.sender) is not peer:
             return outvoted
-        return outvoted + self._take_whole(peer, message, now)
-
-    def _take_whole(self, peer: Peer, message: Contribute, now: float) -> list[Effect]:
-        """A part that is as it should be; with the last one the contribution is there."""
-        peer.applied = message.applied
-        peer.incoming.append(message.payload)
-        if len(peer.incoming) < message.parts:
-            if message.round == self.round and self._masks is None:
-                self._merge_early(message.part)
-            return []
-        payloads, peer.incoming = tuple(peer.incoming), []
-        contribution = Contribution(
-            peer.name, peer.weight, message.wanted_delay, payloads if self._masks is None else ()
-        )
-        peer.next_round += 1
+        if message.part + 1 < message.parts:
+            exchange.take_part(peer, message)
+            return outvoted
         peer.strays = 0
-        effects: list[Effect] = []
-        meant_for = message.round
-        if self._is_dropped(meant_for):
-            peer.merged = peer.next_round
-            return [Note("late", peer.name, f"round {meant_for} had closed; its part is dropped")]
-        if meant_for < self.round:
-            effects.append(
-                Note("late", peer.name, f"round {meant_for} had closed; counts in {self.round}")
-            )
-        if self._masks is not None:
-            self._masks.add(peer.name, meant_for, payloads)
-        open_round = max(meant_for, self.round)
-        if not self._rounds.give(open_round, peer, meant_for, contribution, now):
-            return effects
-        return effects + self._close_rounds(now)
-
-    def _is_dropped(self, round: int) -> bool:
-        """Whether a contribution to this round has come too late for any."""
-        if self._masks is not None:
-            return self._masks.is_too_late(round, self.round)
-        return round < self.round and not self._merger.keeps_late
-
-    def _gap(self, peer: Peer, message: Contribute) -> str | None:
-        """What shows that something this member sent before has not come."""
-        if not self.started:
-            return None
-        if message.round != peer.next_round:
-            return f"round {message.round} came when {peer.next_round} was due"
-        if message.part != len(peer.incoming):
-            return f"part {message.part} of a contribution came when {len(peer.incoming)} was due"
-        return None
+        effects, may_close = exchange.take_last(peer, message, now)
+        return outvoted + effects + (self._close_rounds(now) if may_close else [])
 
     def _lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         """A connection that broke took messages along, and a new one carries what came after them.
@@ -684,42 +538,16 @@ class Hub:
         peer.astray, peer.incoming = True, []
         return [refusal(peer.sender, "unknown", _ASTRAY), Note("late", peer.name, reason)]
 
-    def _what_is_wrong(self, peer: Peer, message: Contribute) -> tuple[str, str] | None:
-        parts = self._merger.parts
-        if not self.started:
-            return "order", f"round {message.round} came before the start"
-        most = max(self._slack(), peer.first_round - self.round)  # it begins where it was told to
-        if message.round - self.round > most:
-            return "order", f"round {message.round} is more than {most} ahead of {self.round}"
-        if message.applied > self.round:
-            return "order", f"{message.applied} replies applied, {self.round} were sent"
-        if message.parts != parts:
-            return "order", f"{message.parts} parts came where a contribution has {parts}"
-        elements, most = self._merger.expected(message.part)
-        size = memoryview(message.payload).nbytes
-        if self._masks is not None and message.round >= self.round:
-            problem = self._masks.why_not(peer, message.round, size, most)
-            if problem is not None:
-                return problem
-        if size > most:
-            needs = f"{self._merger.codec.name} needs {most}"
-            return "size", f"{size} bytes for {elements} elements, {needs}"
-        return None
-
     def _hear_checksum(self, peer: Peer, message: Contribute, now: float) -> list[Effect]:
         """Compare the base that a member has with the others'; who has another is expelled, and
         what it gave to open rounds, made from that, does not count."""
         applied = message.applied
-        if applied <= self.round - REMEMBERED:
-            return []  # too long ago to compare, and to be remembered again
-        wrong = self._checksums.hear(peer.name, applied, message.checksum, len(self._peers))
         effects: list[Effect] = []
-        for name in wrong:
+        for name in self._exchange.hear(peer, message):
             other = self._peers.named(name)
             if other is None:
                 continue
-            if self._masks is None:
-                self._rounds.take_back(name)
+            self._exchange.take_back(name)
             theirs = f"{message.checksum:016x}" if other is peer else "another"
             reason = (
                 f"after {applied} replies the base has checksum {self._checksums[applied]:016x}, "
@@ -730,129 +558,37 @@ class Hub:
 
     def _close_rounds(self, now: float) -> list[Effect]:
         """Close the oldest open rounds as long as they are whole, or overdue with a quorum."""
-        if self._masks is not None:
-            return self._close_masked(self._masks, now)
         effects: list[Effect] = []
-        while self.started and (due := self._rounds.due(self.round, now)) is not None:
-            effects += self._close(*due, now)
+        while self.started:
+            said, due = self._exchange.next(now)
+            effects += said
+            if due is None:
+                break
+            try:
+                effects += self._exchange.close(due, now)
+            except Spoilt as spoilt:
+                effects += self._leave_out(spoilt)
+            else:
+                effects += self._give_up_behind()
         return effects
-
-    def _close(
-        self, entry: OpenRound, missing: tuple[str, ...], now: float, end: Sum | None = None
-    ) -> list[Effect]:
-        """Merge a round and answer it. `end`: what became of one whose contributions are masked."""
-        try:
-            merged = self._merger.close(entry.in_order, end)
-        except Spoilt as spoilt:
-            return self._leave_out(spoilt)
-        self._rounds.done(self.round)
-        effects = self._miss(missing)
-        self._pace.measure(self.round, (c.wanted_delay for c in merged.counted))
-        round, before = self.round, self._checksums.get(self.round)
-        self._settle_round(round, merged.checksum)
-        if self._masks is not None:
-            self._masks.done(round)
-        entry.settle()
-        # A masked round that is given up has contributions of which none is counted.
-        counted, names = (entry.counted(), entry.members) if merged.counted else ((), ())
-        payloads = merged.payloads
-        effects.append(
-            Write(
-                Round(
-                    round,
-                    counted,
-                    self.delay,
-                    before,
-                    merged.checksum,
-                    tuple(payloads),
-                    merged.inputs,
-                )
-            )
-        )
-        effects += self._answer(round, merged)
-        weight = sum(c.weight for c in merged.counted)
-        open_s = now - entry.opened
-        effects.append(Closed(round, names, missing, weight, open_s, self.delay, merged.cuts))
-        return effects + self._give_up_behind(sum(memoryview(p).nbytes for p in payloads))
-
-    def _miss(self, missing: tuple[str, ...]) -> list[Effect]:
-        """The oldest open round closes without these."""
-        effects: list[Effect] = []
-        for peer in self._peers:
-            if peer.name in missing and peer.state == "training":
-                peer.state = "late"
-                effects.append(
-                    Note("late", peer.name, f"round {self.round} closed at its deadline without it")
-                )
-        return effects
-
-    def _answer(self, round: int, merged: Merged) -> list[Effect]:
-        """The reply to a round, to all who train: equal messages after each other, for each is
-        packed once."""
-        told = [peer for peer in self._peers if peer.state in ("training", "late")]
-        settled = all(max(peer.merged, peer.first_round) > round for peer in told)
-        members, parts = len(merged.counted), len(merged.payloads)
-        replies = [
-            Reply(round, part, parts, members, self.delay, merged.checksum, settled, payload)
-            for part, payload in enumerate(merged.payloads)
-        ]
-        return [Send(peer.sender, reply) for reply in replies for peer in told]
 
     def _leave_out(self, spoilt: Spoilt) -> list[Effect]:
         """Drop a spoilt contribution and expel its sender; the round, which may now lack a quorum,
-        stays open for the caller to look at again."""
-        peer = self._rounds.leave_out(self.round, spoilt.contribution)
+        is to be looked at again."""
+        peer = self._exchange.leave_out(spoilt.contribution)
         if not peer.present:  # its connection may be another member's by now
             return [Note("refused", peer.name, f"payload: {spoilt}")]
         effects: list[Effect] = [refusal(peer.sender, "payload", str(spoilt))]
         return effects + self._forget(peer, "refused", f"payload: {spoilt}")
 
-    def _merge_early(self, part: int) -> None:
-        """Merge a part of the oldest open round once it is here from everyone, while the others are
-        still on their way. A part that is never seen whole here is merged at the close.
-        """
-        if not self._merger.hears(part, len(self._peers)):
-            return
-        entry = self._rounds.get(self.round)
-        chosen = []
-        for peer in sorted(self._peers, key=lambda peer: peer.name):
-            whole = entry and entry.contributions.get((peer.name, self.round))
-            payloads = whole.payloads if whole else tuple(peer.incoming)
-            if len(payloads) <= part or (whole is None and peer.next_round != self.round):
-                return
-            chosen.append(Contribution(peer.name, peer.weight, 0, payloads))
-        self._merger.merge_early(part, chosen)
-
-    def _slack(self) -> int:
-        """Rounds that a member may be ahead of the hub, or behind."""
-        most = self._pace.slack
-        return most if self._masks is None else most + self._masks.reach(self.round)
-
-    def _give_up_behind(self, reply_bytes: int) -> list[Effect]:
+    def _give_up_behind(self) -> list[Effect]:
         """Members that take no replies: nothing more is kept for them. They may come back."""
-        most = max(self._slack(), BEHIND_BYTES // max(reply_bytes, 1))
+        most, behind = self._exchange.behind()
         effects: list[Effect] = []
-        for peer in list(self._peers):
-            if peer.state in ("training", "late") and self.round - peer.applied > most:
-                reason = f"it has not taken the replies of the last {most} rounds"
-                effects += self._forget(peer, "gone", reason)
+        for peer in behind:
+            reason = f"it has not taken the replies of the last {most} rounds"
+            effects += self._forget(peer, "gone", reason)
         return effects
-
-    # -- masked contributions: what `secure.rounds` says is done ------------------------------
-
-    def _situation(self) -> Situation:
-        given = {
-            round: (entry.opened, {name for name, _ in entry.contributions})
-            for round, entry in self._rounds
-        }
-        return Situation(
-            self.round, self._pace.in_flight, self._peers, given, self._rounds.expected
-        )
-
-    def _to_members(self, outgoing: Outgoing) -> list[Effect]:
-        """Messages to members by name; those that are not there are sent it when they are back."""
-        found = [(self._peers.named(name), said) for name, said in outgoing]
-        return [Send(peer.sender, said) for peer, said in found if peer is not None]
 
     def _take_masking(
         self, masked: MaskedRounds, peer: Peer, message: Masking, now: float
@@ -863,34 +599,7 @@ class Hub:
             return self._expel(peer, "masks", str(error), now)
         return self._close_rounds(now)
 
-    def _close_masked(self, masked: MaskedRounds, now: float) -> list[Effect]:
-        """Answer rounds in their order, as their sums become known."""
-        effects: list[Effect] = []
-        while self.started:
-            situation = self._situation()
-            outgoing, remarks = masked.advance(situation, now)
-            effects += self._to_members(outgoing)
-            effects += [Note("late", "hub", remark) for remark in remarks]
-            end = masked.end_of(self.round, now)
-            if end is None:
-                break
-            if end.reason:
-                effects.append(Note("late", "hub", f"round {self.round} is given up: {end.reason}"))
-            missing = tuple(sorted(masked.lacking(situation, self.round)))
-            entry = self._rounds.get(self.round) or OpenRound(now)
-            effects += self._close(entry, missing, now, end)
-        return effects
-
     # -- going --------------------------------------------------------------------------------
-
-    def _heard(self, peer: Peer) -> list[Effect]:
-        peer.unreachable_since = None
-        if peer.state == "late":
-            peer.state = "training"
-        return []
-
-    def _leave(self, peer: Peer, reason: str, now: float) -> list[Effect]:
-        return self._remove(peer, "left", reason, now)
 
     def _expel(self, peer: Peer, code: str, reason: str, now: float) -> list[Effect]:
         """Refuse a member that broke a rule; what it gave to open rounds so far still counts."""
@@ -910,15 +619,8 @@ class Hub:
         if not self.started:
             return effects + self._replace_uploader(peer)
         if event == "gone":
-            self._remember(peer)
+            self._away.remember(peer)
         return [Write(Departed(peer.name, event != "gone")), *effects]
-
-    def _remember(self, peer: Peer) -> None:
-        """Of a member that may come back: its place in the rounds, and no payloads."""
-        self._away.pop(peer.name, None)
-        self._away[peer.name] = peer
-        while len(self._away) > AWAY * self.policy.members:
-            del self._away[next(iter(self._away))]
 
     def _replace_uploader(self, peer: Peer) -> list[Effect]:
         """The member whose parameters everyone was to start from is gone: ask the next one."""
@@ -927,7 +629,7 @@ class Hub:
         uploader = next(iter(self._peers), None)
         self._upload.expect(uploader)
         if uploader is None:
-            self._model, self._elements = "", 0
+            self._model = Model()
             return []
         return [Send(uploader.sender, self._welcome(uploader))]
 

@@ -1,4 +1,4 @@
-"""Who is in a job: the hub's members, by connection, by name and by session.
+"""Who is in a job: the hub's members, by connection, by name and by session; and who may come back.
 
 Keeps the seats and nothing else: whether someone may come in is the hub's decision. No method looks
 at all members, so that a fleet of thousands joins in the time that its messages take.
@@ -13,6 +13,10 @@ from itertools import count
 
 from edgetrain.messages import Buffer
 from edgetrain.records import Seat
+
+AWAY = 4
+"""Members that were given up and may come back are remembered: so many times those that may be
+in."""
 
 
 @dataclass
@@ -68,6 +72,36 @@ class Peer:
         peer.merged, peer.returning = seat.next_round, True
         peer.applied = max(0, seat.next_round - 1)
         return peer
+
+
+class Away:
+    """Members that were given up and may come back, by name: the newest of them, `most` at most."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._peers: dict[str, Peer] = {}
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __iter__(self) -> Iterator[Peer]:
+        """The one that was given up first comes first."""
+        return iter(self._peers.values())
+
+    def get(self, name: str) -> Peer | None:
+        """The member of that name."""
+        return self._peers.get(name)
+
+    def pop(self, name: str) -> Peer | None:
+        """The member of that name, which is forgotten here."""
+        return self._peers.pop(name, None)
+
+    def remember(self, peer: Peer) -> None:
+        """Of a member that is not in any more: its place in the rounds, and no payloads."""
+        self._peers.pop(peer.name, None)
+        self._peers[peer.name] = peer
+        while len(self._peers) > self._most:
+            del self._peers[next(iter(self._peers))]
 
 
 class Roster:

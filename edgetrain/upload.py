@@ -1,6 +1,7 @@
-"""The parameters that all members start from, while they come from one of them, part by part.
+"""A base on its way, part by part: from the member whose parameters all start from, and to those
+that lack it.
 
-No connection and no rule of who starts: the hub says whose they are and whether it has begun.
+No connection and no rule of who starts: the hub says whose it is and whether training has begun.
 """
 
 from __future__ import annotations
@@ -14,8 +15,14 @@ from edgetrain.parts import base_parts
 from edgetrain.roster import Peer
 
 
+def base_messages(base: Vector) -> list[Base]:
+    """A base as it goes to a member. The messages are views of it."""
+    parts = list(base_parts(base.size))
+    return [Base(i, len(parts), base[here].data.cast("B")) for i, here in enumerate(parts)]
+
+
 class Upload:
-    """Whose parameters they are, and how much of them is here."""
+    """The parameters that all start from: whose they are, and how much of them is here."""
 
     def __init__(self) -> None:
         self.uploader: Peer | None = None

@@ -11,8 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from churn import PLACES, Churn
 
-from edgetrain.hub import AWAY
-from edgetrain.roster import Peer
+from edgetrain.roster import AWAY, Peer
 
 
 def held():

@@ -12,7 +12,7 @@ from fleet import Fleet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import codecs, pace
+from edgetrain import codecs, exchange, pace
 from edgetrain import hub as hub_module
 from edgetrain import layout as layouts
 from edgetrain.checksum import checksum
@@ -35,6 +35,7 @@ from edgetrain.messages import (
     pack,
 )
 from edgetrain.parts import BASE_PART_ELEMENTS
+from edgetrain.roster import AWAY
 from edgetrain.terms import Policy, Terms
 
 ELEMENTS = 5
@@ -973,7 +974,7 @@ def test_members_that_were_given_up_are_not_remembered_without_end():
         desk.join(f"c{i}", session=100 + i)
         desk.take(desk.hub.unreachable(f"c{i}".encode(), desk.now))
         desk.tick(2)
-    assert len(desk.hub._away) == 2 * hub_module.AWAY
+    assert len(desk.hub._away) == 2 * AWAY
 
 
 def test_finished_when_the_last_one_is_gone():
@@ -993,7 +994,7 @@ def test_finished_when_the_last_one_is_gone():
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_memory_does_not_grow_with_rounds_or_members(monkeypatch, gradient):
-    monkeypatch.setattr(hub_module, "REMEMBERED", 16)
+    monkeypatch.setattr(exchange, "REMEMBERED", 16)
     desk = Desk(2, gradient=gradient, deadline_s=1.0).started("ab")
     sums = {}
 
@@ -1023,7 +1024,7 @@ def test_memory_does_not_grow_with_rounds_or_members(monkeypatch, gradient):
 
 
 def test_members_that_name_old_checksums_leave_nothing_behind(monkeypatch):
-    monkeypatch.setattr(hub_module, "REMEMBERED", 8)
+    monkeypatch.setattr(exchange, "REMEMBERED", 8)
     desk = Desk(2, gradient=True, deadline_s=1.0).started("ab")
     for round in range(60):
         desk.give("a", round, applied=round, checksum=round or checksum(ZEROS))

@@ -7,8 +7,7 @@ import itertools
 import pytest
 from test_merging_hub import ELEMENTS, Room, closed, filled, is_reply_to
 
-from edgetrain import hub as hubs
-from edgetrain import limits, runs
+from edgetrain import exchange, limits, runs
 from edgetrain.codecs import Dense
 from edgetrain.config import parse
 from edgetrain.effects import Note, Send
@@ -97,7 +96,7 @@ def refusals(effects):
 
 def test_a_member_cannot_pile_up_rounds_at_the_hub():
     room = Room(Mean(), "ab")
-    most = room.hub._slack()
+    most = room.hub._exchange.slack
     assert most == 8  # delay 0
     for round in range(most + 1):
         assert refusals(room.contribute("a", round, filled(1.0))) == []
@@ -111,7 +110,7 @@ def test_slack_grows_with_the_delay_and_has_an_end():
 
 
 def test_a_member_that_takes_no_replies_is_given_up(monkeypatch):
-    monkeypatch.setattr(hubs, "BEHIND_BYTES", 4 * ELEMENTS * 10)
+    monkeypatch.setattr(exchange, "BEHIND_BYTES", 4 * ELEMENTS * 10)
     room = Room(Mean(), "ab")
     now, gone = 0.0, []
     for round in range(20):
