@@ -1,0 +1,226 @@
+"""Who may join a hub and with what, and how training begins: every refusal, and the base that all
+start from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hub_desk import ELEMENTS, ZEROS, Desk, raw, refusal, the
+
+from edgetrain import codecs
+from edgetrain import layout as layouts
+from edgetrain.checksum import checksum
+from edgetrain.messages import (
+    PROTOCOL,
+    Base,
+    Beat,
+    Leave,
+    Reply,
+    Start,
+    Welcome,
+)
+from edgetrain.parts import BASE_PART_ELEMENTS
+
+
+def test_the_first_member_is_asked_for_its_parameters_and_all_start_from_them():
+    desk = Desk(2)
+    first = the(Welcome, desk.join("a")["a"])
+    assert (first.upload, first.index, first.members) == (True, 0, 2)
+    second = the(Welcome, desk.join("b", checksum=1)["b"])
+    assert (second.upload, second.index) == (False, 1)
+    base = np.arange(ELEMENTS, dtype=np.float32)
+    said = desk.tell("a", Base(0, 1, raw(base)))
+    assert not the(Start, said["b"]).keep
+    assert bytes(the(Base, said["b"]).payload) == raw(base)
+    assert the(Start, said["b"]).checksum == checksum(base)
+
+
+def test_equal_parameters_are_not_sent_again():
+    desk = Desk(2)
+    desk.join("a")
+    desk.join("b")
+    said = desk.tell("a", Base(0, 1, raw(ZEROS)))
+    assert [type(m) for m in said["b"]] == [Start]
+    assert the(Start, said["b"]).keep
+
+
+def test_a_base_of_several_parts_arrives_whole():
+    elements = 2 * BASE_PART_ELEMENTS + 3
+    base = np.arange(elements, dtype=np.float32)
+    desk = Desk(2)
+    for name in "ab":
+        desk.join(name, elements=elements, checksum=0)
+    for part in range(3):
+        here = slice(part * BASE_PART_ELEMENTS, (part + 1) * BASE_PART_ELEMENTS)
+        said = desk.tell("a", Base(part, 3, raw(base[here])))
+    received = b"".join(bytes(m.payload) for m in said["b"] if isinstance(m, Base))
+    assert received == raw(base)
+    assert the(Start, said["b"]).checksum == checksum(base)
+
+
+def test_names_are_chosen_where_none_is_asked_for_and_free_again_afterwards():
+    desk = Desk(3)
+    assert [the(Welcome, desk.join(c, name="")[c]).name for c in "abc"] == ["m0", "m1", "m2"]
+    desk.tell("b", Leave(""))
+    assert the(Welcome, desk.join("d", name="")["d"]).name == "m1"
+
+
+REFUSED = {
+    "protocol": ({"protocol": PROTOCOL + 1}, [str(PROTOCOL), str(PROTOCOL + 1)]),
+    "job": ({"job": "job-b"}, ["job-a", "job-b"]),
+    "model": ({"model": "other", "elements": 1234}, ["model", "other", "5", "1,234"]),
+    "name": ({"name": "a"}, ["'a'"]),
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_who_does_not_fit_is_refused_with_both_values(code):
+    asked, values = REFUSED[code]
+    desk = Desk(3)
+    desk.join("a")
+    found, reason = refusal(desk, desk.join("x", **asked), "x")
+    assert found == code
+    assert all(value in reason for value in values)
+    assert desk.hub.present == ["a"]
+    assert desk.events()[-1] == ("refused", asked.get("name", "x"))
+
+
+TENSORS = layouts.describe([("w", (2, 2), "float32"), ("b", (1,), "float32")])
+
+
+TOLD = {"model": layouts.digest(TENSORS), "payload": TENSORS}
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"payload": b""}, "'low-rank(1)' depends on the shapes"),
+        ({"payload": b"float32 2x2 w"}, "does not end"),
+        ({"model": "0" * 32}, "0" * 12),
+        ({"elements": 6}, "6"),
+        ({"payload": layouts.describe([("w", (5,), "float32")])}, layouts.digest(TENSORS)[:12]),
+    ],
+    ids=str,
+)
+def test_a_layout_that_does_not_fit_is_refused_and_changes_nothing(asked, reason):
+    desk = Desk(2, codec=codecs.parse("low-rank(1)"))
+    code, said = refusal(desk, desk.join("a", **(TOLD | asked)), "a")
+    assert code == "layout"
+    assert reason in said
+    assert desk.hub.present == []
+    assert the(Welcome, desk.join("b", **TOLD)["b"]).codec == "low-rank(1)"
+
+
+def test_codecs_that_look_at_tensors_are_bound_to_what_the_first_member_tells():
+    desk = Desk(1, codec=codecs.parse("small(1): fp32; low-rank(1)")).started("a", **TOLD)
+    codec = codecs.parse("small(1): fp32; low-rank(1)").bind(layouts.read(TENSORS, ELEMENTS))
+    vector = np.array([1, 2, 2, 4, 9], np.float32)
+    said = desk.give("a", 0, payload=bytes(codec.encode(vector)[0]))
+    np.testing.assert_allclose(np.frombuffer(the(Reply, said["a"]).payload, np.float32), vector)
+
+
+def test_a_job_whose_members_all_left_takes_another_model():
+    desk = Desk(2, codec=codecs.parse("low-rank(1)"))
+    desk.join("a", **TOLD)
+    desk.tell("a", Leave(""))
+    other = layouts.describe([("v", (3, 4), "float32")])
+    said = desk.join("b", model=layouts.digest(other), payload=other, elements=12)
+    assert the(Welcome, said["b"]).upload
+
+
+def test_equal_models_of_other_length_do_not_fit_either():
+    desk = Desk(2)
+    desk.join("a")
+    assert refusal(desk, desk.join("b", elements=ELEMENTS + 1), "b")[0] == "model"
+
+
+def test_a_member_with_its_own_loop_needs_no_job():
+    desk = Desk(1)
+    assert the(Welcome, desk.join("a", job="")["a"])
+
+
+def test_full():
+    desk = Desk(1)
+    desk.join("a")
+    assert refusal(desk, desk.join("b"), "b") == ("full", "all 1 places are taken")
+
+
+def test_joining_twice_over_one_connection_names_the_member_that_is_there():
+    desk = Desk(3)
+    desk.join("a", name="")
+    code, reason = refusal(desk, desk.join("a", name=""), "a")
+    assert code == "name"
+    assert "'m0'" in reason
+
+
+def test_gradient_strategies_take_nobody_in_after_the_start():
+    desk = Desk(2, gradient=True).started()
+    desk.give("a", 0)
+    desk.give("b", 0)
+    desk.tell("b", Leave("done"))
+    code, reason = refusal(desk, desk.join("c"), "c")
+    assert code == "started"
+    assert "sync-sgd is at round 1" in reason
+
+
+def test_ended():
+    desk = Desk(1).started("a")
+    desk.give("a", 0)
+    desk.tell("a", Leave("done"))
+    assert desk.hub.finished
+    assert refusal(desk, desk.join("b"), "b") == ("ended", "the job is over after 1 rounds")
+
+
+@pytest.mark.parametrize("message", [Beat(), Leave("x"), Base(0, 1, b""), Start(0, 0, 0, 0, True)])
+def test_strangers_are_told_to_join(message):
+    desk = Desk(2).started()
+    assert refusal(desk, desk.tell("z", message), "z")[0] == "unknown"
+    assert desk.hub.present == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Base(1, 1, raw(ZEROS)), Base(0, 2, raw(ZEROS)), Base(0, 1, raw(ZEROS)[1:]), Base(0, 1, b"")],
+)
+def test_a_wrong_base_costs_the_uploader_its_place_and_the_next_one_is_asked(message):
+    desk = Desk(2)
+    desk.join("a")
+    desk.join("b")
+    said = desk.tell("a", message)
+    assert refusal(desk, said, "a")[0] in ("order", "size")
+    assert the(Welcome, said["b"]).upload
+    desk.join("c")
+    assert the(Start, desk.tell("b", Base(0, 1, raw(ZEROS)))["c"])
+
+
+def test_a_base_that_nobody_asked_for_is_out_of_order():
+    desk = Desk(3)
+    desk.join("a")
+    desk.join("b")
+    assert refusal(desk, desk.tell("b", Base(0, 1, raw(ZEROS))), "b")[0] == "order"
+
+
+@pytest.mark.parametrize("sent", [0, 1])
+def test_the_uploader_dies_before_the_start(sent):
+    desk = Desk(2)
+    desk.join("a")
+    for _ in range(sent):
+        desk.tell("a", Base(0, 1, raw(ZEROS)))
+    desk.take(desk.hub.unreachable(b"a", desk.now))
+    desk.join("b")
+    if not sent:
+        assert not desk.hub.started
+        said = desk.tick(6)
+        assert the(Welcome, said["b"]).upload
+        desk.tell("b", Base(0, 1, raw(ZEROS)))
+        said = desk.join("c")
+        assert the(Start, said["b"])
+    assert desk.hub.started
+
+
+def test_everyone_leaves_before_the_start_and_another_model_may_come():
+    desk = Desk(2)
+    desk.join("a")
+    desk.tell("a", Leave(""))
+    assert not desk.hub.finished
+    assert the(Welcome, desk.join("b", model="other", elements=9)["b"]).upload
