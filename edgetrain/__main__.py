@@ -1,16 +1,17 @@
 """The command: `edgetrain VERB …`, also `python -m edgetrain`.
 
-Errors raised on purpose become one clear line and exit status 2; Ctrl-C is 130. Only this module
-turns an exception into an exit status.
+Errors raised on purpose become one clear line and exit status 2; Ctrl-C is 130, SIGTERM
+143. Only this module turns an exception into an exit status.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from edgetrain import __version__
-from edgetrain.errors import EdgetrainError
+from edgetrain.errors import EdgetrainError, Stopped
 
 _EPILOG = """\
 start here:
@@ -85,6 +86,10 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"edgetrain: {error}", file=sys.stderr)
         return 2
+    except Stopped as stopped:
+        name = signal.Signals(stopped.signum).name
+        print(f"edgetrain: stopped, as asked ({name})", file=sys.stderr)
+        return 128 + stopped.signum
     except KeyboardInterrupt:
         print("edgetrain: interrupted", file=sys.stderr)
         return 130

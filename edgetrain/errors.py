@@ -10,6 +10,7 @@
     ├── Diverged              base differs between replicas, or training left the finite numbers
     ├── BadMessage            bytes that are not a valid message; nothing else leaves `unpack`
     └── BadPayload            bytes that a codec cannot have produced for this vector
+    Stopped                   no error: it was asked to end (a signal), and has. A SystemExit
 
 No other module defines an exception. This one imports only the standard library.
 """
@@ -66,6 +67,15 @@ class BadMessage(EdgetrainError):
 
 class BadPayload(EdgetrainError):
     """Bytes that a codec cannot have produced for this vector."""
+
+
+class Stopped(SystemExit):
+    """It was asked to end, and has: by default the process ends with 128 + `signum`, as shells have
+    it, and without a word."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(128 + signum)
+        self.signum = signum
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

@@ -154,7 +154,8 @@ class Link:
     """The connection of one member to its hub.
 
     `params` (float32 [elements]) is read when the hub asks for a base to start from and overwritten
-    when the hub sends one; it is not kept.
+    when the hub sends one; it is not kept. `interrupt` is called at least once a second wherever
+    this link waits, between two messages; what it raises ends the wait.
     """
 
     def __init__(
@@ -163,8 +164,10 @@ class Link:
         clock: Callable[[], float],
         patience_s: float = 30.0,
         outage_s: float = OUTAGE_S,
+        interrupt: Callable[[], None] = lambda: None,
     ) -> None:
         self._transport = transport
+        self._interrupt = interrupt
         # Asked once: what a Protocol holds is found out slowly, and steps are many.
         self._renewable = transport if isinstance(transport, Reconnecting) else None
         self._clock = clock
@@ -635,7 +638,9 @@ class Link:
     def _next(self, ask_again: Callable[[], None]) -> Message:
         """The next message. After a while of silence the connection is made anew, and the hub is
         asked again; after a long one HubUnreachable is raised."""
+        self._interrupt()
         while (frames := self._transport.receive(min(1.0, 2 * self._beat_s))) is None:
+            self._interrupt()
             self._mind_connection(ask_again)
             self._mind_silence(ask_again)
             silent_s = self._clock() - self._heard

@@ -7,6 +7,7 @@ the link, and measures. It decides nothing that a strategy or the hub decides.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import statistics
@@ -33,6 +34,7 @@ from edgetrain.errors import (
     EdgetrainError,
     HubUnreachable,
     Refused,
+    Stopped,
 )
 from edgetrain.interfaces import route
 from edgetrain.link import OUTAGE_S, CatchUp, Link, Past, Request
@@ -40,6 +42,7 @@ from edgetrain.messages import Start, Welcome
 from edgetrain.privacy import refuse_checkpoint
 from edgetrain.privacy.gaussian import Gaussian, Source, system
 from edgetrain.sockets import MemberSocket
+from edgetrain.stopping import GRACE_S, Stop
 from edgetrain.strategies import MemberHalf
 from edgetrain.training_state import TrainingState, pack, unpack
 from edgetrain.transport import MemberTransport, Traffic
@@ -164,6 +167,12 @@ class Member:
     batch that comes next is number `steps`, from 0. `begins_at` is how many steps of the job the
     fleet had behind it when this member began. `wait_s` and `exchange_s` are the seconds that all
     steps so far stood still for replies, and spent on handing over and applying.
+
+    `stop` asks it to end, from anywhere; it is a handler for signals, too, which nobody installs
+    but the owner of the process: `signal.signal(signal.SIGTERM, member.stop)`. The step under way
+    is finished, a checkpoint written, and `step` raises Stopped, a SystemExit, with everything
+    closed. A reply that does not come within two seconds is not waited for. A second signal ends
+    the process.
     """
 
     def __init__(
@@ -177,13 +186,16 @@ class Member:
         outage_s: float = OUTAGE_S,
         keeping: Keeping | None = None,
         release: Release | None = None,
+        stop: Stop | None = None,
     ) -> None:
         """`release` makes of each contribution what may be seen of it; None: all of it."""
         self._transport = transport
         self._release = release
         self._optimizer = optimizer
         self._clock = clock
-        self._link = Link(transport, clock, timeout_s, outage_s)
+        self.stop = stop or Stop(clock)
+        interrupt = functools.partial(self.stop.check, GRACE_S)
+        self._link = Link(transport, clock, timeout_s, outage_s, interrupt)
         self._weight = float(request.weight)
         self._keeping = keeping
         self.flat = flat
@@ -195,13 +207,16 @@ class Member:
             self.flat.description,
             request.secure,
         )
+        saved = None
         try:
             _check_masks(keeping, bool(request.secure))
             saved = self._found()
             welcome, start, saved = self._enter(saved)
             _check_masks(keeping, welcome.threshold > 0)
-        except BaseException:
+        except BaseException as error:
             self._let_go()
+            if saved is None and not isinstance(error, Exception):  # nobody is to wait for it
+                self._link.leave("ended before it had begun")
             transport.close()
             raise
         self.flat.push_params()
@@ -232,8 +247,10 @@ class Member:
             self._let_go()
             raise
         gradient = self.strategy.contributes == "gradient"
-        self.begins_at = self.steps if gradient else self.half.round * self.half.every
+        in_rounds = self.half.round * self.half.every + self.half.local_steps
+        self.begins_at = self.steps if gradient else in_rounds
         self._step_began = clock()
+        self.stop.defer()
 
     # -- the life before this one -------------------------------------------------------------
 
@@ -287,6 +304,9 @@ class Member:
         for name, vector in vectors.items():
             if not _is_vector(vector) or vector.numel() != self.flat.elements:
                 raise BadMessage(f"the checkpoint's {name} are not {self.flat.elements} float32")
+        local_steps = tree.setdefault("local_steps", 0)
+        if type(local_steps) is not int or not 0 <= local_steps <= saved.steps:
+            raise BadMessage(f"the checkpoint's local_steps are no {local_steps!r}")
         unsent = tree.get("unsent")
         if not isinstance(unsent, dict) or not all(map(_is_vector, unsent.values())):
             raise BadMessage("the checkpoint's unsent rest is no table of float32")
@@ -313,11 +333,13 @@ class Member:
             self.half.start(start.applied, start.round)
             self._compare(start)
             given = start.resend - saved.round
-            self.steps += given * self.half.every
+            local_steps = tree["local_steps"]
             if not given:  # else it is in what was given since, and must not count twice
                 self._link.take_up(unsent)
                 if "rest" in tree:
-                    self.half.take_up(tree["rest"].numpy())
+                    self.half.take_up(tree["rest"].numpy(), local_steps)
+            else:
+                self.steps += given * self.half.every - local_steps
         assert self._keeping is not None
         self._keeping.state.put_back(tree["state"])
         self._keeping.keeper.wait()
@@ -329,7 +351,7 @@ class Member:
             raise Diverged("the base arrived damaged: its checksum differs from the hub's")
 
     def _saved(self) -> Saved:
-        """All that only this member knows, between two rounds."""
+        """All that only this member knows, between two steps."""
         assert self._keeping is not None
         unsent = self._link.unsent()
         tree: dict[str, Any] = {"state": self._keeping.state.collect(), "unsent": unsent}
@@ -338,7 +360,7 @@ class Member:
             tree["params"] = self.flat.params
             base_checksum = checksum(self.flat.params)
         elif (rest := self.half.rest()) is not None:
-            tree["rest"] = rest
+            tree |= {"rest": rest, "local_steps": self.half.local_steps}
         values, buffers = pack(tree)
         return Saved(
             model=self._request.model,
@@ -365,10 +387,21 @@ class Member:
         """Step the optimizer and exchange what the strategy asks for; may wait for a reply.
 
         Call it where `optimizer.step()` stood, after `loss.backward()`. Gradients are left as they
-        are: zero them as before.
+        are: zero them as before. Raises Stopped once that was asked for, when the member has gone.
         """
-        if self._drained:
+        if self._drained or self._closed:
             raise EdgetrainError("this member has been drained: no step may follow")
+        try:
+            self._take_step()
+        except Stopped:
+            self._go()
+            raise
+        if self.stop.asked:
+            self.flat.pull_params()
+            self._go()
+            self.stop.check()
+
+    def _take_step(self) -> None:
         computed_s = self._clock() - self._step_began
         if self.strategy.contributes == "gradient":
             self.flat.pull_gradient()
@@ -384,7 +417,7 @@ class Member:
         if self.flat.is_storage or not self.half.quiet_steps():
             self.flat.pull_params()
         self._exchange(self.half.after_step)
-        if self._keeping is not None and self.half.between_rounds() and self._keeping.keeper.due:
+        if self._keeping is not None and not self.half.local_steps and self._keeping.keeper.due:
             self._keeping.keeper.save(self._saved)
         self._step_began = self._clock()
 
@@ -403,7 +436,11 @@ class Member:
         if not self._drained:
             self._drained = True
             self.flat.pull_params()
-            self._exchange(self.half.finish)
+            try:
+                self._exchange(self.half.finish)
+            except Stopped:
+                self._go()
+                raise
 
     def close(self) -> None:
         """Drain, then leave. Works twice."""
@@ -435,6 +472,22 @@ class Member:
             self._closed = True
             self._link.vanish()
             self._let_go()
+
+    def _go(self) -> None:
+        """End because that was asked for: to come back, with a checkpoint, else for good. Nothing
+        waits any more."""
+        # A gradient that was given and not replied to is no step yet, and what was drawn for it is
+        # gone: a checkpoint from before is exact. Once drained all has been given, too.
+        gradient = self.strategy.contributes == "gradient"
+        whole = not self._drained and not (gradient and self.half.due() is not None)
+        if self._keeping is not None:
+            if whole:
+                self._keeping.keeper.save(self._saved)
+            self.vanish()
+            return
+        if whole and self.half.local_steps:
+            self._submit(self.half.finish())
+        self.abandon("it was asked to stop")
 
     @contextlib.contextmanager
     def fleet_model(self) -> Iterator[None]:
@@ -472,8 +525,10 @@ class Member:
     ) -> None:
         if error is None:
             self.close()
-        elif self._keeping is not None and isinstance(error, KeyboardInterrupt | HubUnreachable):
-            self.vanish()
+        elif self._keeping is not None and (
+            isinstance(error, HubUnreachable) or not isinstance(error, Exception)
+        ):
+            self.vanish()  # the process is to end, whoever asked for it
         else:
             self.abandon(f"{type(error).__name__}: {error}")
 

@@ -33,7 +33,7 @@ def serve(
     stop: Callable[[], bool] = lambda: False,
     journal: Journal | None = None,
 ) -> None:
-    """Run the hub until its job is over or `stop` answers true (asked a few times a beat).
+    """Run the hub until its job is over or `stop` answers true (asked at least once a second).
 
     What the hub says has to be in the `journal` is there before anyone is told. Raises
     EdgetrainError when the journal's disk is full and the job says to stop.
@@ -42,7 +42,7 @@ def serve(
     pause = hub.policy.beat_s / 4
     next_tick = clock()
     while not hub.finished and not stop():
-        for sender, frames in transport.poll(max(0.0, next_tick - clock())):
+        for sender, frames in transport.poll(min(1.0, max(0.0, next_tick - clock()))):
             if driver.too_many(sender):
                 continue
             try:

@@ -510,13 +510,16 @@ class MemberSocket:
 
     def traffic(self) -> Traffic:
         """Bytes at the socket, as the kernel counts them; zeros before the connection stands."""
+        if not self._is_connected() or self._connection is None:
+            return self._past
+        return _sum(self._past, _traffic(_tcp_info(self._connection)))
+
+    def _is_connected(self) -> bool:
         if self._connection is not None and not _established(self._connection):
             self._forget_connection()  # libzmq makes another by itself
         if self._connection is None:
             self._connection = _connection_to(self._hub[1])
-        if self._connection is None:
-            return self._past
-        return _sum(self._past, _traffic(_tcp_info(self._connection)))
+        return self._connection is not None
 
     def _hang_up(self) -> None:
         """libzmq has given the connection up, and connects no more: see that nothing arrives on it
@@ -533,11 +536,12 @@ class MemberSocket:
             self._connection = None
 
     def close(self) -> None:
-        """Send what is queued (for a while), then let go; works twice."""
+        """Send what is queued (for a while, if there is a hub), then let go; works twice."""
+        lost = self._proved and not self._context.closed and not self._is_connected()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        self._close_socket(LINGER_MS)
+        self._close_socket(0 if lost else LINGER_MS)
         self._context.term()
 
     def _close_socket(self, linger_ms: int) -> None:

@@ -28,6 +28,7 @@ from edgetrain.privacy.accounting import settle
 from edgetrain.privacy.gaussian import Source, system
 from edgetrain.runs import Meter
 from edgetrain.sockets import MemberSocket
+from edgetrain.stopping import Stop
 from edgetrain.tasks import Task, batches_from, load_task
 from edgetrain.vector import FlatModel
 
@@ -203,13 +204,14 @@ def train(
     credentials: Credentials | None = None,
     checkpoint: Path | None = None,
     source: Source = system,
+    stop: Stop | None = None,
 ) -> None:
     """Train one member of a job to its end. `open_log(name)` is called once training begins.
     Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
     needs to go on after it was killed. `source` is what noise is made of, where the job has
-    privacy.
+    privacy. `stop` ends it between two steps.
 
-    Raises what `join` raises, TaskError and ConfigError.
+    Raises what `join` raises, TaskError and ConfigError, Stopped.
     """
     torch.set_num_threads(job.train.threads)
     task = task_of(job, place.beside, place.keys)
@@ -236,6 +238,7 @@ def train(
         outage_s=job.hub.outage_s,
         keeping=keeping,
         release=release_of(job.privacy, source),
+        stop=stop,
     ) as member:
         local = work_of(job, task, model, flat, place.index, source, member.steps)
         log = open_log(member.name)

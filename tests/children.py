@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -81,6 +82,23 @@ def keeps_on(address: str, out: str, folder: Path | None, index: int, steps: int
             nn.functional.cross_entropy(found(x), y).backward()
             member.step()
     member.close()
+    np.save(f"{out}.npy", flat(found))
+
+
+def stops_when_asked(address: str, out: str, folder: Path | None, index: int, steps: int) -> None:
+    """A loop that takes SIGTERM as the documentation says; leaves its batches and parameters."""
+    torch.set_num_threads(1)
+    found = model(0)
+    optim = optimizer("adam", found)
+    member = edgetrain.member.join(address, found, optim, name=f"m{index}", checkpoint=folder)
+    signal.signal(signal.SIGTERM, member.stop)
+    with Path(f"{out}.batches").open("a") as file, member:
+        for _ in range(member.begins_at, steps):
+            print(member.steps, file=file, flush=True)
+            optim.zero_grad()
+            x, y = batch(index, member.steps)
+            nn.functional.cross_entropy(found(x), y).backward()
+            member.step()
     np.save(f"{out}.npy", flat(found))
 
 

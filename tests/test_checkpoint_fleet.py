@@ -34,7 +34,9 @@ from edgetrain.transport import Loopback
 class Life:
     """One life of one member: its batches are children.batch(index, number)."""
 
-    def __init__(self, wires, index, folder=None, *, every=1, optimizer="sgd", job="", model=None):
+    def __init__(
+        self, wires, index, folder=None, *, every=1, optimizer="sgd", job="", model=None, stop=None
+    ):
         self.index, self.batches, self.now = index, [], 0
         self.model = model or children.model(0)
         self.optimizer = children.optimizer(optimizer, self.model)
@@ -51,6 +53,7 @@ class Life:
             self.optimizer,
             Request("", f"m{index}", job=job),
             keeping=keeping,
+            stop=stop,
         )
 
     def loss(self, x, y):
@@ -409,9 +412,11 @@ def test_a_process_that_is_killed_goes_on_in_another(start, tmp_path, strategy):
     assert not list((tmp_path / "kept").glob("*.checkpoint"))
 
 
-def commanded(cwd: Path, strategy: str, kills: tuple[int, ...]) -> tuple[int, int]:
+def commanded(
+    cwd: Path, strategy: str, kills: tuple[int, ...], number: signal.Signals = signal.SIGKILL
+) -> tuple[int, int]:
     """A job of two members, the first of them killed after so many rounds; what the hub's journal
-    ends with."""
+    ends with. One that is asked to stop has no checkpoint but the one it writes then."""
     cwd.mkdir()
     job = write_tiny(
         cwd,
@@ -419,7 +424,11 @@ def commanded(cwd: Path, strategy: str, kills: tuple[int, ...]) -> tuple[int, in
         train={"steps": 60, "optimizer": {"name": "adam", "lr": 0.01}},
         strategy={"name": strategy},
         hub={"beat_s": 0.2, "fsync": "never", "gone_s": 30.0},
-        checkpoint={"every_s": 0.05, "share": 1.0, "mb_an_hour": 1e6},
+        checkpoint={
+            "every_s": 0.05 if number == signal.SIGKILL else 600.0,
+            "share": 1.0,
+            "mb_an_hour": 1e6,
+        },
     )
     address = f"tcp://localhost:{free_port()}"
     command = ["member", job, "--hub", address, "--checkpoint", "kept", "--index"]
@@ -430,8 +439,9 @@ def commanded(cwd: Path, strategy: str, kills: tuple[int, ...]) -> tuple[int, in
         for kill in kills:
             with running(*command, "0", cwd=cwd) as member:
                 wait_for_rounds(hub_folder(cwd), kill)
-                member.process.kill()
-                assert member.finish() == -signal.SIGKILL
+                member.process.send_signal(number)
+                ended = -number if number == signal.SIGKILL else 128 + number
+                assert member.finish() == ended, member.said
         with running(*command, "0", cwd=cwd) as member:
             assert member.finish() == 0, member.said
             assert ("goes on after" in member.said) == bool(kills)
@@ -447,6 +457,7 @@ def commanded(cwd: Path, strategy: str, kills: tuple[int, ...]) -> tuple[int, in
 def test_the_command_goes_on_from_its_checkpoint(tmp_path):
     unhurt = commanded(tmp_path / "unhurt", "sync-sgd", ())
     assert commanded(tmp_path / "hurt", "sync-sgd", (8, 20)) == unhurt
+    assert commanded(tmp_path / "told", "sync-sgd", (8, 20), signal.SIGTERM) == unhurt
 
 
 # -- what it is worth -----------------------------------------------------------------------------

@@ -47,7 +47,9 @@ def wait_for_rounds(folder: Path, rounds: int) -> None:
     raise AssertionError(f"not {rounds} rounds within a minute")
 
 
-def trained(cwd: Path, strategy: str, kills: tuple[int, ...]) -> tuple[int, int]:
+def trained(
+    cwd: Path, strategy: str, kills: tuple[int, ...], number: signal.Signals = signal.SIGKILL
+) -> tuple[int, int]:
     """A job of two members whose hub is killed after so many rounds; what its journal ends with."""
     cwd.mkdir()
     job = write_tiny(
@@ -72,8 +74,13 @@ def trained(cwd: Path, strategy: str, kills: tuple[int, ...]) -> tuple[int, int]
         ]
         for kill in kills:
             wait_for_rounds(folder, kill)
-            hub.process.kill()
-            assert hub.finish() == -signal.SIGKILL
+            hub.process.send_signal(number)
+            if number == signal.SIGKILL:
+                assert hub.finish() == -number
+            else:
+                assert hub.finish() == 128 + number, hub.said
+                rounds = int(hub.said.split("stopped after ")[1].split()[0])
+                assert [p.stem for p in (folder / "journal").glob(f"*{rounds}.base")]
             hub = stack.enter_context(
                 running("hub", "--resume", str(folder), "--bind", address, cwd=cwd)
             )
@@ -92,6 +99,12 @@ def test_a_hub_that_is_killed_twice_changes_nothing(strategy, tmp_path):
     unhurt = trained(tmp_path / "unhurt", strategy, ())
     assert trained(tmp_path / "hurt", strategy, (5, 12)) == unhurt
     assert unhurt[0] == (30 if strategy == "dga" else 60)
+
+
+@pytest.mark.parametrize("strategy", ["dga", "sync-sgd"])
+def test_a_hub_that_is_told_to_stop_leaves_a_snapshot_and_goes_on(strategy, tmp_path):
+    unhurt = trained(tmp_path / "unhurt", strategy, ())
+    assert trained(tmp_path / "told", strategy, (5, 12), signal.SIGTERM) == unhurt
 
 
 def test_what_cannot_be_resumed_is_said_in_one_line(tmp_path):

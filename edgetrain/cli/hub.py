@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import signal
+import contextlib
 import time
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from edgetrain import config
 from edgetrain.cli import common
 from edgetrain.config import Job
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.stopping import Stop
 
 if TYPE_CHECKING:
     from edgetrain.hub import Hub
@@ -28,6 +28,8 @@ examples:
   edgetrain hub --resume runs/20260101-120000-digits          go on after the hub has died
 
 The hub needs neither torch nor the task. It prints the address that members are to be given.
+SIGTERM and Ctrl-C end it behind a last snapshot (exit status 143, or 130): members wait for it, and
+--resume goes on. A second one ends it at once.
 """
 
 
@@ -80,6 +82,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Listen, say where, serve until the job is over."""
+    with Stop().installed() as stop:
+        return _run(arguments, stop)
+
+
+def _run(arguments: argparse.Namespace, stop: Stop) -> int:
     job = _job_of(arguments)
     from edgetrain import interfaces, runs
     from edgetrain.effects import Note
@@ -126,20 +133,31 @@ def run(arguments: argparse.Namespace) -> int:
     if gate is not None:
         common.say(f"encrypted; its public key is {spell(gate.pair.public)}")
     common.say(f"waiting for {job.fleet.members} members; run folder: {folder}")
-    signal.signal(signal.SIGTERM, _interrupt)
     clock = time.monotonic
     recorder = HubRecorder(folder, clock, socket.traffic, say=common.say, earlier_s=earlier_s)
     socket.refusals.tell = lambda line: recorder(Note("refused", "?", line))
     try:
-        serve(hub, socket, clock, recorder, journal=journal)
+        stop.defer()
+        serve(hub, socket, clock, recorder, lambda: bool(stop.asked), journal)
+        if not hub.finished and hub.started and journal is not None:
+            _rest(hub, journal, folder)
     finally:
         recorder.close()
         socket.close()
         if journal is not None:
             journal.close()
         runs.write_summary(folder, runs.summarise(folder, {"rounds": hub.round}))
+    if not hub.finished:
+        stop.check()
     common.say(f"done: {hub.round} rounds")
     return 0
+
+
+def _rest(hub: Hub, journal: Journal, folder: Path) -> None:
+    """A last snapshot, so that nothing has to be merged again; the journal holds all without it."""
+    with contextlib.suppress(EdgetrainError):
+        journal.save(hub.state(), hub.needed)
+    common.say(f"stopped after {hub.round} rounds; go on with: edgetrain hub --resume {folder}")
 
 
 def _job_of(arguments: argparse.Namespace) -> Job:
@@ -163,7 +181,3 @@ def _restore(hub: Hub, journal: Journal, resuming: bool) -> None:
         common.say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or 'nobody'}")
     elif resuming:
         common.say("the journal is empty: training had not begun")
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

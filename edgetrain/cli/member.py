@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import time
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
 from edgetrain.config import Job
+from edgetrain.stopping import Stop
 
 if TYPE_CHECKING:
     from edgetrain.train import Place
@@ -27,6 +26,10 @@ Every member has the same job file and its own --index, which chooses its share 
 With --checkpoint a member that lost power takes up its optimizer, its place in the data and what it
 had not sent, when the same command is started again: let a service manager do that. How often one
 is written: checkpoint.every_s, checkpoint.share, checkpoint.mb_an_hour.
+
+SIGTERM (systemd, docker stop, a shutdown) and Ctrl-C let it finish its step: with --checkpoint it
+writes one, and comes back when it is started again; without, it leaves for good. A second one ends
+it at once. The exit status is 143, or 130.
 """
 
 
@@ -65,6 +68,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the way to the hub, then train."""
+    with Stop().installed() as stop:
+        return _run(arguments, stop)
+
+
+def _run(arguments: argparse.Namespace, stop: Stop) -> int:
     job, beside = common.job_of(arguments)
     from edgetrain import devices, interfaces, keys, runs
     from edgetrain.errors import ConfigError
@@ -88,7 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
     runs.write_environment(folder)
     named = devices.parse_fleet(job.fleet.device)
     device = named[arguments.index] if len(named) > 1 else named[0]
-    signal.signal(signal.SIGTERM, _interrupt)
 
     def open_log(name: str) -> MetricsLog:
         common.say(f"training as {name}; run folder: {folder}")
@@ -104,6 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
             open_log,
             credentials=credentials,
             checkpoint=arguments.checkpoint,
+            stop=stop,
         )
     finally:
         runs.write_summary(folder, runs.summarise(folder, _promise(job, place)))
@@ -127,7 +135,3 @@ def _promise(job: Job, place: Place) -> dict[str, Any]:
         common.warn(f"epsilon is not in the summary: {error}")
         return {}
     return {"privacy": found.to_dict() if found else None}
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -78,15 +78,17 @@ class MemberHalf(Protocol):
     def follow_up(self) -> Vector | None:
         """A contribution that could not be made before the reply that was just applied, or None."""
 
-    def between_rounds(self) -> bool:
-        """Asked after a step: whether every local step is in a contribution. The moment for a
-        checkpoint."""
+    @property
+    def local_steps(self) -> int:
+        """Steps that are in no contribution yet. Between two rounds there are none: the moment for
+        a checkpoint."""
 
     def rest(self) -> Vector | None:
-        """Between rounds: what of the parameters has been sent to nobody, for a checkpoint."""
+        """What of the parameters has been sent to nobody, for a checkpoint."""
 
-    def take_up(self, rest: Vector) -> None:
-        """After `start`: the parameters are further than the base by this, unsent."""
+    def take_up(self, rest: Vector, local_steps: int = 0) -> None:
+        """After `start`: the parameters are further than the base by this, unsent. So many of the
+        next round's steps are in it."""
 
 
 @dataclass(frozen=True)

@@ -133,13 +133,15 @@ class Displacement:
         """One contribution a round is enough."""
         return None
 
-    def between_rounds(self) -> bool:
+    @property
+    def local_steps(self) -> int:
         """See MemberHalf."""
-        return self._local_steps == 0
+        return self._local_steps
 
     def rest(self) -> Vector | None:
-        """float32 [elements] what lossy contributions have left in `params`; None: nothing."""
-        if not self._partial:
+        """float32 [elements] what is in `params` and in no contribution: the steps of this round,
+        and what lossy contributions have left there; None: nothing."""
+        if not (self._partial or self._local_steps):
             return None
         rest = self._memory.take()
         scratch = np.empty(min(TILE, rest.size), np.float32)
@@ -147,10 +149,11 @@ class Displacement:
             np.subtract(self.params[here], self._expected(here, scratch), out=rest[here])
         return rest
 
-    def take_up(self, rest: Vector) -> None:
+    def take_up(self, rest: Vector, local_steps: int = 0) -> None:
         """Local progress of a life before this one; it is in the next contribution."""
         self.params += rest
-        self._partial = True
+        self._local_steps = local_steps
+        self._partial = not local_steps
 
     def due(self) -> int | None:
         """The round whose reply must be applied before the next step, if there is one."""

@@ -23,6 +23,7 @@ class Gradient:
     contributes = "gradient"
     keeps_rest = False
     every = 1
+    local_steps = 0
 
     def __init__(self, params: Vector, gradient: Vector, memory: Vectors | None = None) -> None:
         self.params = params
@@ -88,15 +89,11 @@ class Gradient:
         if round != self.round:
             raise EdgetrainError(f"synchronous SGD cannot leave out steps, as to round {round}")
 
-    def between_rounds(self) -> bool:
-        """A step is a round."""
-        return True
-
     def rest(self) -> Vector | None:
         """The parameters are the base."""
         return None
 
-    def take_up(self, rest: Vector) -> None:
+    def take_up(self, rest: Vector, local_steps: int = 0) -> None:
         """Not possible."""
         raise EdgetrainError("synchronous SGD has no local progress to take up")
 
