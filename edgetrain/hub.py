@@ -412,11 +412,11 @@ class Hub:
         if len(self._peers) < self.policy.members or not self._upload.is_whole(elements):
             return []
         self._checksums.know(0, self._merger.begin(self._upload.vector(elements)))
-        self._upload.forget()
         effects: list[Effect] = [Note("started", "hub", f"{self.policy.members} members")]
         for peer in self._peers:
             effects += self._admit(peer)
         self.started = True
+        self._upload.forget()
         effects.insert(0, Save(self.state()))
         if self.terms.contributes == "gradient":
             self._merger.forget_base()
@@ -455,8 +455,9 @@ class Hub:
 
     def _send_base(self, peer: Peer) -> list[Effect]:
         assert self.base is not None
-        snapshot = self.base if self.round == 0 else self.base.copy()
-        return [Send(peer.sender, message) for message in base_messages(snapshot)]
+        # What is sent must not change, and on a slow link that may take longer than a round.
+        whole = base_messages(self.base.copy()) if self.started else self._upload.messages()
+        return [Send(peer.sender, message) for message in whole]
 
     # -- coming back --------------------------------------------------------------------------
 

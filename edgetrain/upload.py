@@ -59,6 +59,11 @@ class Upload:
         """Whether all of a vector [elements] is here."""
         return len(self._payloads) >= len(list(base_parts(elements)))
 
+    def messages(self) -> list[Base]:
+        """What is here, as it goes to others: what came, which nobody writes to."""
+        count = len(self._payloads)
+        return [Base(i, count, payload) for i, payload in enumerate(self._payloads)]
+
     def vector(self, elements: int) -> Vector:
         """All of it, float32 [elements], in memory of its own."""
         base: Vector = np.empty(elements, np.float32)

@@ -108,6 +108,19 @@ def test_the_base_sent_to_a_newcomer_is_its_own_copy():
     np.testing.assert_array_equal(np.frombuffer(sent, np.float32), 1)
 
 
+def test_a_base_that_is_sent_while_the_first_round_closes_is_the_one_before_it():
+    desk = Desk(2)
+    desk.join("a")
+    desk.join("z", checksum=1, session=7)
+    said = [the(Base, desk.tell("a", Base(0, 1, raw(ZEROS)))["z"])]
+    desk.give("z", 0, np.full(ELEMENTS, 1))
+    said.append(the(Base, back(desk, name="z", applied=0, submitted=1, lacks_base=True)["z"]))
+    desk.give("a", 0, np.full(ELEMENTS, 1))
+    assert desk.hub.round == 1
+    for base in said:
+        np.testing.assert_array_equal(np.frombuffer(base.payload, np.float32), 0)
+
+
 def test_a_member_that_comes_back_is_a_newcomer():
     desk = Desk(2, gone_s=5).started()
     desk.take(desk.hub.unreachable(b"b", desk.now))
