@@ -42,9 +42,9 @@ from edgetrain.records import (
     Entered,
     Record,
     Restarted,
-    Round,
     State,
 )
+from edgetrain.reliving import relive
 from edgetrain.roster import AWAY, Away, Peer, Roster
 from edgetrain.rounds import OpenRounds
 from edgetrain.secure.rounds import MaskedRounds
@@ -250,14 +250,12 @@ class Hub:
         self._model = Model(state.model, state.elements, state.layout)
         self._merger.restore(state)
         self._exchange.round, self._pace.delay = state.round, state.delay
-        self.epoch = state.epoch
         for applied, checksum in state.checksums:
             self._checksums.know(applied, checksum)
         for seat in state.away:
             self._away.remember(Peer.of(seat))
         seats = {seat.name: Peer.of(seat) for seat in state.seats}
-        for record in records:
-            self._relive(record, seats)
+        self.epoch = relive(records, state.epoch, seats, self._away, self._exchange)
         for peer in seats.values():
             self._peers.add(peer)
             peer.unreachable_since = now
@@ -280,29 +278,6 @@ class Hub:
                 f"the journal is of another job: {state.agreed}; this one is {self._agreed()}",
                 "resume with the job file that lies beside the journal",
             )
-
-    def _relive(self, record: Record, seats: dict[str, Peer]) -> None:
-        match record:
-            case Round() if record.round >= self.round:
-                self._relive_round(record, seats)
-            case Entered():
-                peer = Peer.of(record.seat)
-                seats[peer.name] = peer
-                self._away.pop(peer.name)
-            case Departed():
-                gone = seats.pop(record.name, None)
-                if gone is not None and not record.final:
-                    self._away.remember(gone)
-            case Restarted():
-                self.epoch = record.epoch
-
-    def _relive_round(self, record: Round, seats: dict[str, Peer]) -> None:
-        for counted in record.counted:
-            peer = seats.get(counted.member) or self._away.get(counted.member)
-            if peer is not None:
-                peer.merged = counted.meant_for + 1
-                peer.next_round = max(peer.next_round, peer.merged)
-        self._exchange.relive(record)
 
     # -- joining ------------------------------------------------------------------------------
 

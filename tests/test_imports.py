@@ -158,6 +158,7 @@ PURE = [
     "merger.py",
     "pace.py",
     "parts.py",
+    "reliving.py",
     "rounds.py",
     "terms.py",
     "upload.py",
