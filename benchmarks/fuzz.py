@@ -8,9 +8,11 @@ The real driver, hub and journal, two honest members and an insider, in virtual 
 several kinds take turns. The insider's own messages are damaged on their way one time in four, and
 between them four more members with keys throw in what would fit, which is known from a look into
 the hub, and recorded messages of every kind, both ways, and those found to reach new lines of code:
-fields, kinds and payloads changed, cut, swapped and taken from what is going on. Lines are watched
-for one message in 500. Promised: nothing is raised but what the hub answers with a refusal; no
-message leads to more than 24 lines in the log; after each 50,000 frames the hub is killed and goes
+fields, kinds and payloads changed, cut, swapped and taken from what is going on. One more joins and
+leaves, or comes back and lacks a base, and gives nothing. Lines are watched for one message in 500.
+Promised: nothing is raised but what the hub answers with a refusal; no
+message leads to more than 24 lines in the log; no connection that gives nothing is sent more than
+32 bases; after each 50,000 frames the hub is killed and goes
 on from its journal with the same bits, and both honest members have gone on; memory at the end is
 at most 5 % above what it was after 100,000 frames, or half of a shorter run of one kind. A message
 that breaks a promise is printed.
@@ -48,6 +50,7 @@ from edgetrain.effects import Closed, Note
 from edgetrain.errors import EdgetrainError
 from edgetrain.hub import Hub
 from edgetrain.journal import Fsync, Journal, Settings
+from edgetrain.limits import MOST_UNREQUITED
 from edgetrain.link import Link, Request
 from edgetrain.merge import Mean
 from edgetrain.messages import (
@@ -62,6 +65,7 @@ from edgetrain.messages import (
     Join,
     Leave,
     Message,
+    Refuse,
     Resume,
     Reveal,
     Shares,
@@ -82,6 +86,7 @@ CORPUS = 4096
 MOST_LINES = 24
 MOST_GROWTH = 1.05
 PACE_S = 0.5
+GREEDY = b"greedy-"
 ADDRESSES = [b"stranger-%d" % number for number in range(4)]
 
 
@@ -333,6 +338,11 @@ class Attack(Room):
         self.last: tuple[bytes, Frames] = (b"", [])
         self.wordiest: Frames = []
         self.attacking = True
+        self.greedy = 0
+        """Connections of the greedy one that it was refused more over."""
+        self.bases: Counter[bytes] = Counter()
+        """Sent to each of its connections by this hub."""
+        self.most_bases = 0
         self._insiders = itertools.count()
         super().__init__(hub_of(kind), self.observe, self.journal)
         self.fitting = Fitting(self)
@@ -372,6 +382,7 @@ class Attack(Room):
         if self.journal.mended or (hub.round, hub.base.tobytes()) != before:
             raise AssertionError("the restored hub is another one")
         self.restarts += 1
+        self.bases.clear()
         self.serve(hub, self.journal)
 
     # what the driver sees
@@ -405,7 +416,22 @@ class Attack(Room):
     def send(self, to: bytes, frames: Any) -> bool:
         """See HubTransport."""
         self.sent += 1
-        return super().send(to, frames) or (self.attacking and to in ADDRESSES)
+        if to.startswith(GREEDY):
+            self._count(to, frames)
+        thrown_in = to in ADDRESSES or to.startswith(GREEDY)
+        return super().send(to, frames) or (self.attacking and thrown_in)
+
+    def _count(self, to: bytes, frames: Any) -> None:
+        if frames[0] == Base.kind:
+            self.bases[to] += 1
+            self.most_bases = max(self.most_bases, self.bases[to])
+        elif to == self.greedy_address and frames[0] == Refuse.kind and b"again" in frames[1]:
+            self.greedy += 1
+
+    @property
+    def greedy_address(self) -> bytes:
+        """Its connection now."""
+        return GREEDY + b"%d" % self.greedy
 
     # what the insider does
 
@@ -452,6 +478,10 @@ class Attack(Room):
         """Throw in so many messages: remembered ones, or what would fit, most of them changed."""
         rng = self.rng
         for _ in range(count):
+            if rng.random() < 0.02:
+                here = self.greedy_address
+                self.inbox.put((here, copied(pack(self.fitting.greedy(here)))))
+                continue
             sender = rng.choice(ADDRESSES)
             if rng.random() < 0.4:
                 frames = self.mutator.thrown()
@@ -503,6 +533,19 @@ class Fitting:
             if said is not None:
                 return said
         return self._contribution(peer)
+
+    def greedy(self, sender: bytes) -> Message:
+        """What gets a base, or replies once more, for nothing."""
+        peer = self._attack.hub._peers.named("greedy")
+        if peer is None:
+            return Join(PROTOCOL, "", "model", ELEMENTS, "greedy", 1.0, 5, 9)
+        if peer.sender == sender and self._rng.random() < 0.5:
+            return Leave("")
+        lacks_base = self._rng.random() < 0.5
+        return Resume(
+            PROTOCOL, "model", ELEMENTS, "greedy", 9, peer.applied if lacks_base else 0, 0,
+            peer.next_round, peer.next_round, 1, lacks_base,
+        )  # fmt: skip
 
     def join(self, sender: bytes) -> Join:
         """A newcomer."""
@@ -569,6 +612,10 @@ class Result:
     lines: int = 0
     most_said: int = 0
     most_sent: int = 0
+    most_bases: int = 0
+    """To one connection that gives nothing."""
+    greedy: int = 0
+    """Connections that were refused more."""
     memory: tuple[int, int] = (0, 0)
     events: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
@@ -597,6 +644,9 @@ def attacked(name: str, frames: int, seed: int) -> Result:
         result.rounds, result.events = attack.hub.round, dict(attack.events)
         result.lines = len(attack.lines.seen)
         result.most_said, result.most_sent = attack.most_said, attack.most_sent
+        result.most_bases, result.greedy = attack.most_bases, attack.greedy
+        if attack.most_bases > MOST_UNREQUITED:
+            result.wrong.append(f"{attack.most_bases} bases for a connection that gives nothing")
         if attack.most_said > MOST_LINES:
             result.wrong.append(f"{attack.most_said} lines in the log for {attack.wordiest!r}")
         if attack.journal is not None:

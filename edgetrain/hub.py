@@ -18,6 +18,7 @@ from edgetrain.contributions import Spoilt
 from edgetrain.effects import Effect, Event, Note, Replay, Save, Send, Write, refusal
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange import Exchange
+from edgetrain.limits import Unrequited
 from edgetrain.merge import RoundRule, SliceRule
 from edgetrain.merger import Merger
 from edgetrain.messages import (
@@ -100,6 +101,7 @@ class Hub:
         self._exchange = Exchange(
             self._peers, self._checksums, self._merger, self._pace, self._rounds, self._masks
         )
+        self._unrequited = Unrequited()
         self._deserted = False
         """The last one was lost, and may come back."""
         self._deserted_since: float | None = None
@@ -142,6 +144,8 @@ class Hub:
         return first + self._handle(sender, message, now)
 
     def _handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
+        if isinstance(message, Join | Resume) and self._unrequited.is_enough(sender):
+            return self._refuse_again(sender, message.name, now)
         if isinstance(message, Join):
             return self._join(sender, message, now)
         if isinstance(message, Resume):
@@ -172,6 +176,7 @@ class Hub:
 
     def unreachable(self, sender: bytes, now: float) -> list[Effect]:
         """The transport could not deliver to this peer: its connection is gone, for now."""
+        self._unrequited.forget(sender)
         peer = self._peers.get(sender)
         if peer is None or peer.unreachable_since is not None:
             return []
@@ -413,6 +418,7 @@ class Hub:
         if self.started:
             effects.append(Write(Entered(peer.seat())))
         if not keep:
+            self._unrequited.add(peer.sender)
             effects += self._send_base(peer)
         start = Start(self.round, peer.first_round, self.delay, checksum, keep)
         return [*effects, Send(peer.sender, start)]
@@ -466,12 +472,28 @@ class Hub:
             peer.next_round, message.attempt,
         )  # fmt: skip
         effects.append(Send(sender, start))
+        again = self._exchange.again(peer.name)
         if peer.applied < self.round:
-            effects.append(Replay(sender, peer.applied, self.round))
-        effects += self._exchange.again(peer.name)
+            again.insert(0, Replay(sender, peer.applied, self.round))
+        if again or not keep:
+            self._unrequited.add(sender)
+        effects += again
         missed = self.round - message.applied
         effects.append(Note("back", peer.name, f"it missed {missed} replies" if missed else ""))
         return effects + self._close_rounds(now)
+
+    def _refuse_again(self, sender: bytes, name: str, now: float) -> list[Effect]:
+        """Whoever lets itself be sent bases and replies, and gives nothing, may not even read them:
+        over this connection it gets no more. A member is given up, and may come back."""
+        reason = (
+            f"a base or replies were sent over this connection {self._unrequited.most} times, and "
+            "nothing whole has come since: come back over another one"
+        )
+        effects: list[Effect] = [refusal(sender, "again", reason)]
+        peer = self._peers.get(sender)
+        if peer is not None:
+            return effects + self._remove(peer, "gone", f"again: {reason}", now)
+        return [*effects, Note("refused", name or "?", f"again: {reason}")]
 
     def unreadable(self, sender: bytes, now: float) -> list[Effect]:
         """The journal could not send this peer what `Replay` asked for."""
@@ -502,6 +524,7 @@ class Hub:
             exchange.take_part(peer, message)
             return outvoted
         peer.strays = 0
+        self._unrequited.forget(peer.sender)
         effects, may_close = exchange.take_last(peer, message, now)
         return outvoted + effects + (self._close_rounds(now) if may_close else [])
 

@@ -1,4 +1,5 @@
-"""How much of a thing is enough: messages a second from one sender, lines about the same refusal.
+"""How much of a thing is enough: messages a second from one sender, bases sent to one that gives
+nothing, lines about the same refusal.
 
 Pure bookkeeping of bounded size; the time is passed in.
 """
@@ -32,6 +33,44 @@ class Rate:
     def just_passed(self, sender: bytes) -> bool:
         """Whether what was counted last was the first beyond the limit."""
         return self._counts[sender] == self.most + 1
+
+
+MOST_UNREQUITED = 32
+"""Bases, or replies sent again, for one connection that gives nothing whole: twice as many as the
+gaps that a member on a bad link may have in a row before it is expelled."""
+
+CONNECTIONS_REMEMBERED = 1 << 14
+"""Connections that such things were sent to: more than a hub has descriptors for."""
+
+
+class Unrequited:
+    """Counts what was sent to each connection that has given nothing since. Bounded: of too many
+    connections those are forgotten that were sent something the longest time ago."""
+
+    def __init__(
+        self, most: int = MOST_UNREQUITED, connections: int = CONNECTIONS_REMEMBERED
+    ) -> None:
+        self.most = most
+        self._connections = connections
+        self._counts: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        """Connections that are remembered."""
+        return len(self._counts)
+
+    def add(self, sender: bytes) -> None:
+        """One more was sent there."""
+        self._counts[sender] = self._counts.pop(sender, 0) + 1  # the newest is the last
+        while len(self._counts) > self._connections:
+            del self._counts[next(iter(self._counts))]
+
+    def is_enough(self, sender: bytes) -> bool:
+        """Whether no more is to be sent there."""
+        return self._counts.get(sender, 0) >= self.most
+
+    def forget(self, sender: bytes) -> None:
+        """It has given something, or is gone."""
+        self._counts.pop(sender, None)
 
 
 class Refusals:

@@ -141,6 +141,7 @@ CODES = {
     "started": "the strategy cannot take in members after the start",
     "unknown": "the hub does not know this connection (any more): come back with Resume, or join",
     "session": "the hub does not know this session (any more): join again",
+    "again": "too much was sent over this connection for nothing: come back over another one",
     "ahead": "the member has applied replies that the restored hub does not have",
     "order": "a message came out of order",
     "size": "a payload is larger than the codec allows for this model",

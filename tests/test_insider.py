@@ -7,9 +7,10 @@ import pytest
 
 from edgetrain import codecs
 from edgetrain.checksum import checksum
-from edgetrain.effects import Send
+from edgetrain.effects import Note, Replay, Send
 from edgetrain.errors import BadMessage
-from edgetrain.hub import Hub
+from edgetrain.hub import MOST_STRAYS, Hub
+from edgetrain.limits import MOST_UNREQUITED, Unrequited
 from edgetrain.merge import Mean
 from edgetrain.messages import (
     PROTOCOL,
@@ -33,8 +34,13 @@ def join(name, session):
     return Join(PROTOCOL, "", "model", 3, name, 1.0, checksum(ZEROS), session)
 
 
-def resume(name, session, *, submitted=0, oldest=0):
-    return Resume(PROTOCOL, "model", 3, name, session, 0, 0, submitted, oldest, 1)
+def resume(name, session, *, submitted=0, oldest=0, lacks_base=False):
+    return Resume(PROTOCOL, "model", 3, name, session, 0, 0, submitted, oldest, 1, lacks_base)
+
+
+def give(hub, name, round):
+    own = ZEROS.tobytes()
+    return hub.handle(name, Contribute(round, 0, 1, 1.0, 0, hub._checksums[0], 0, own), 1.0)
 
 
 def started(*names):
@@ -162,3 +168,91 @@ def test_numbers_that_no_reply_can_carry_cost_nobody_but_their_sender():
     assert hub.round == 1
     assert hub.present == ["a"]
     assert np.allclose(hub.base, 1.0, rtol=0.02)
+
+
+def test_a_member_on_a_bad_link_is_never_sent_too_much():
+    assert MOST_STRAYS < MOST_UNREQUITED
+
+
+def bases(effects):
+    return sum(isinstance(e, Send) and type(e.message) is Base for e in effects)
+
+
+def came_and_went(hub):
+    """A member joins over one connection, with other parameters, and leaves, until it is refused;
+    how many bases it was sent."""
+    for sent in range(2 * MOST_UNREQUITED):
+        effects = hub.handle(b"z", Join(PROTOCOL, "", "model", 3, "z", 1.0, 5, 9), 1.0)
+        if refused(effects):
+            assert refused(effects) == ["again"]
+            (note,) = [e for e in effects if isinstance(e, Note)]
+            assert (note.event, note.member) == ("refused", "z")
+            assert f" {MOST_UNREQUITED} times" in note.reason
+            return sent
+        assert bases(effects) == 1
+        hub.handle(b"z", Leave(""), 1.0)
+    return None
+
+
+def test_who_joins_and_leaves_without_end_is_sent_so_many_bases_and_no_more():
+    hub = started("a", "b")
+    hub.handle(b"b", Leave(""), 1.0)
+    assert came_and_went(hub) == MOST_UNREQUITED
+    assert came_and_went(hub) == 0
+    assert bases(hub.handle(b"y", Join(PROTOCOL, "", "model", 3, "z", 1.0, 5, 9), 1.0)) == 1
+
+
+def test_a_connection_that_is_gone_is_forgotten():
+    hub = started("a", "b")
+    hub.handle(b"b", Leave(""), 1.0)
+    assert came_and_went(hub) == MOST_UNREQUITED
+    assert hub.unreachable(b"z", 2.0) == []
+    assert came_and_went(hub) == MOST_UNREQUITED
+
+
+@pytest.mark.parametrize("what", ["bases", "replies"])
+def test_who_comes_back_without_end_is_given_up_and_may_come_back_over_another_connection(what):
+    hub = started("a", "b")
+    hub.tail = 0
+    give(hub, b"a", 0)
+    give(hub, b"b", 0)
+    assert hub.round == 1
+    again = resume("b", 2, submitted=1, oldest=1, lacks_base=what == "bases")
+    for _ in range(MOST_UNREQUITED):
+        effects = hub.handle(b"b", again, 1.0)
+        assert bases(effects) == (what == "bases")
+        assert sum(isinstance(e, Replay) for e in effects) == (what == "replies")
+    effects = hub.handle(b"b", again, 1.0)
+    assert refused(effects) == ["again"]
+    assert [e.event for e in effects if isinstance(e, Note)] == ["gone"]
+    assert hub.present == ["a"]
+    assert refused(hub.handle(b"b2", again, 1.0)) == []
+    assert hub.present == ["a", "b"]
+
+
+def test_whoever_gives_something_whole_may_ask_again():
+    hub = started("a", "b")
+    for round in range(3):
+        for _ in range(MOST_UNREQUITED):
+            mine = resume("b", 2, submitted=round, oldest=round, lacks_base=True)
+            assert refused(hub.handle(b"b", mine, 1.0)) == []
+        give(hub, b"b", round)
+    assert hub.present == ["a", "b"]
+
+
+def test_what_is_remembered_of_connections_is_bounded():
+    sent = Unrequited(most=2, connections=3)
+    for name in (b"a", b"b", b"c", b"a", b"d"):
+        sent.add(name)
+    assert len(sent) == 3
+    assert [sent.is_enough(name) for name in (b"a", b"b", b"c", b"d")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    sent.add(b"b")
+    assert not sent.is_enough(b"b"), "what it was sent before is forgotten"
+    sent.forget(b"a")
+    sent.forget(b"a")
+    assert len(sent) == 2

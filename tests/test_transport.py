@@ -333,3 +333,25 @@ def test_the_kernel_watches_the_connection_from_both_ends(hub):
             idle = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
             assert 0 < idle < sockets.SILENCE_S
     member.close()
+
+
+def test_a_connection_that_nobody_reads_is_broken_off_and_its_queue_with_it(monkeypatch):
+    monkeypatch.setattr(sockets, "SILENCE_S", 2)
+    hub = HubSocket("tcp://127.0.0.1:0")
+    context = zmq.Context()
+    deaf = context.socket(zmq.DEALER)  # it reads one message into its queue, and then no more
+    deaf.setsockopt(zmq.RCVHWM, 1)
+    deaf.setsockopt(zmq.LINGER, 0)
+    deaf.connect(hub.address)
+    deaf.send_multipart([b"J", b"h"])
+    ((sender, _),) = heard(hub, 1)
+    base = bytes(1 << 20)
+    for _ in range(32):  # more than the kernels on both ends hold
+        assert hub.send(sender, [b"B", b"h", base])
+    until = time.monotonic() + 30
+    while hub.send(sender, [b"H", b"h"]):  # beats; its window stays shut, and probes are answered
+        assert time.monotonic() < until
+        list(hub.poll(0.1))
+    deaf.close()
+    context.term()
+    hub.close()
