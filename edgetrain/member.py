@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -44,7 +44,7 @@ from edgetrain.privacy.gaussian import Gaussian, Source, system
 from edgetrain.sockets import MemberSocket
 from edgetrain.stopping import GRACE_S, Stop
 from edgetrain.strategies import MemberHalf
-from edgetrain.training_state import TrainingState, pack, unpack
+from edgetrain.training_state import Stateful, TrainingState, pack, unpack
 from edgetrain.transport import MemberTransport, Traffic
 from edgetrain.vector import FlatModel
 
@@ -68,6 +68,7 @@ def join(
     insecure: bool = False,
     secure: bool = False,
     checkpoint: str | Path | Keep | None = None,
+    state: Mapping[str, Stateful] | None = None,
     privacy: Privacy | None = None,
 ) -> Member:
     """Join the hub at "tcp://host:port" with a model and its optimizer; returns when training
@@ -87,20 +88,25 @@ def join(
     is written there now and then: the optimizer's state, what lossy contributions have left out,
     the number of steps. A process that was killed and joins again with the same folder and `name`
     is the same member, and goes on behind `member.steps`: that many batches have been used. `close`
-    empties the folder.
+    empties the folder. `state` names what else of yours is to be in it, anything with `state_dict`
+    and `load_state_dict`: a learning-rate scheduler, a GradScaler. It is taken within `step`, and
+    put back before `join` returns; as rounds may have been made since, step a scheduler
+    until it is where the member is: `while scheduler.last_epoch < member.begins_at`.
 
     `privacy` (edgetrain.config.Privacy, its unit "member") clips and noises each contribution
     before it leaves; without a checkpoint.
 
     Raises HubUnreachable, NetworkError, Refused, ConfigError.
     """
+    if state and checkpoint is None:
+        raise ConfigError("`state` is for a checkpoint", "name its folder: checkpoint=…")
     release = release_of(privacy) if privacy is not None else None
     if checkpoint is not None:
         refuse_checkpoint(privacy.unit if privacy is not None else "none")
     route(hub, timeout_s)
     credentials = key_files.credentials(hub, hub_key, keys, insecure=insecure)
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
-    keeping = None if keep is None else keeping_of(keep, name, model, optimizer)
+    keeping = None if keep is None else keeping_of(keep, name, model, optimizer, others=state)
     flat = bind(model, optimizer)
     socket = MemberSocket(hub, credentials=credentials)
     request = Request("", name, weight, job, secure=secure)
@@ -121,10 +127,11 @@ def keeping_of(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     clock: Callable[[], float] = time.monotonic,
+    others: Mapping[str, Stateful] | None = None,
 ) -> Keeping:
     """The checkpoint of the member `name` in its folder; raises ConfigError, as Folder."""
-    folder = Folder(keep.folder, name or "member")
-    return Keeping(Keeper(folder, keep.sparing, clock), TrainingState(model, optimizer))
+    state = TrainingState(model, optimizer, others)
+    return Keeping(Keeper(Folder(keep.folder, name or "member"), keep.sparing, clock), state)
 
 
 class Steps(Protocol):

@@ -1,4 +1,5 @@
-"""A torch optimizer's state, a model's buffers and random numbers as plain values and buffers.
+"""A torch optimizer's state, a model's buffers, random numbers and what else a loop has, as plain
+values and buffers.
 
 For checkpoints: the way there and the way back, without pickle. Nothing here knows a file, a member
 or a round.
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,16 +27,41 @@ _DTYPES = {
     )
 }  # fmt: skip
 _DEPTH = 16
+_PLAIN = "it holds numbers, texts, None and tensors, in tables and lists, and no code"
+
+
+class Stateful(Protocol):
+    """What torch's learning-rate schedulers, GradScaler, AveragedModel and others are alike in."""
+
+    def state_dict(self) -> Any:
+        """All of its state: numbers, texts, None and tensors, in tables and lists."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Become what had this state."""
 
 
 class TrainingState:
     """What a training process has besides its trained parameters: the optimizer's state, the
-    model's buffers (normalisation statistics stay with the member) and random numbers (torch's,
-    Python's, NumPy's own). Both are only read, but by `put_back`.
+    model's buffers (normalisation statistics stay with the member), random numbers (torch's,
+    Python's, NumPy's own), and `others` of the loop's by name. They are only read, but by
+    `put_back`.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        others: Mapping[str, Stateful] | None = None,
+    ) -> None:
         self._model, self._optimizer = model, optimizer
+        self._others = dict(others or {})
+        for name, other in self._others.items():
+            if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
+                raise ConfigError(
+                    f"state['{name}'] is a {type(other).__name__}",
+                    "what a checkpoint is to hold has state_dict and load_state_dict",
+                )
+        self.collect_others()  # what cannot be kept is told now, not ten minutes into training
 
     @property
     def optimizer(self) -> str:
@@ -53,11 +80,23 @@ class TrainingState:
             "python": random.getstate(),
             "numpy": [name, torch.from_numpy(np.array(keys).astype(np.int64)), place, has_gauss,
                       gauss],
+            "others": self.collect_others(),
         }  # fmt: skip
+
+    def collect_others(self) -> dict[str, Any]:
+        """The states of the others. ConfigError where a checkpoint cannot hold one."""
+        states = {name: other.state_dict() for name, other in self._others.items()}
+        for name, state in states.items():
+            try:
+                pack(state)
+            except ConfigError as error:
+                raise ConfigError(f"state['{name}']: {error.message}", _PLAIN) from None
+        return states
 
     def put_back(self, tree: Mapping[str, Any]) -> None:
         """Become what `collect` gave. ConfigError where it is another model's or optimizer's, or
         damaged; then nothing is promised of either."""
+        self._put_back_others(tree.get("others", {}))
         try:
             self._put_back(tree)
         except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
@@ -65,6 +104,23 @@ class TrainingState:
                 f"the checkpoint does not fit this model and optimizer: {error}",
                 "to join as a newcomer, delete it",
             ) from None
+
+    def _put_back_others(self, states: Mapping[str, Any]) -> None:
+        if set(states) != set(self._others):
+            raise ConfigError(
+                f"the checkpoint holds state of {sorted(states) or 'nothing else'}, this member "
+                f"names {sorted(self._others) or 'nothing'}",
+                "give `state` the same names, or delete the checkpoint to join as a newcomer",
+            )
+        for name, other in self._others.items():
+            try:
+                other.load_state_dict(states[name])
+            except Exception as error:  # anyone's code, with anyone's state
+                raise ConfigError(
+                    f"state['{name}'] of the checkpoint does not fit this "
+                    f"{type(other).__name__}: {type(error).__name__}: {error}",
+                    "make it as it was made before, or delete the checkpoint",
+                ) from error
 
     def _put_back(self, tree: Mapping[str, Any]) -> None:
         buffers = dict(self._model.named_buffers())
@@ -100,6 +156,8 @@ def _pack(value: Any, buffers: list[Bytes]) -> Any:
         return ["tensor", len(buffers) - 1, name, list(value.shape)]
     if isinstance(value, np.ndarray):
         return _pack(torch.from_numpy(value), buffers)
+    if isinstance(value, Counter):  # MultiStepLR's milestones
+        return ["counter", _pack(dict(value), buffers)]
     if isinstance(value, Mapping):
         pairs = [[_pack(k, buffers), _pack(v, buffers)] for k, v in value.items()]
         return ["dict", pairs]
@@ -111,8 +169,7 @@ def _pack(value: Any, buffers: list[Bytes]) -> Any:
     if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
         return value
     raise ConfigError(
-        f"the optimizer's state has a {type(value).__name__} in it, which no checkpoint can hold",
-        "train without one, or with another optimizer",
+        f"the state has a {type(value).__name__} in it, which no checkpoint can hold", _PLAIN
     )
 
 
@@ -139,6 +196,11 @@ def _unpack(value: Any, buffers: Sequence[Bytes], depth: int) -> Any:
                     raise BadMessage("a checkpoint's table has no such entries")
                 found[pair[0]] = _unpack(pair[1], buffers, depth + 1)
             return found
+        case ["counter", table]:
+            found = _unpack(table, buffers, depth + 1)
+            if not isinstance(found, dict):
+                raise BadMessage("a checkpoint's counter is no table")
+            return Counter(found)
         case ["list", list(items)]:
             return [_unpack(item, buffers, depth + 1) for item in items]
         case ["tuple", list(items)]:

@@ -7,6 +7,7 @@ Which batch comes next follows from `member.steps` alone, so no batch counts twi
 out, however often the power goes.
 """
 
+import signal
 import sys
 
 import torch
@@ -32,7 +33,12 @@ def batch(number: int) -> torch.Tensor:
 
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
-member = edgetrain.join(hub, model, optimizer, name="pi-0", checkpoint=folder)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+state = {"scheduler": scheduler}
+member = edgetrain.join(hub, model, optimizer, name="pi-0", checkpoint=folder, state=state)
+while scheduler.last_epoch < member.begins_at:  # what was not in the checkpoint yet
+    scheduler.step()
+signal.signal(signal.SIGTERM, member.stop)  # a step that has begun is finished and kept
 print(f"begins with batch {member.steps}", flush=True)
 
 for _ in range(member.begins_at, STEPS):
@@ -41,6 +47,7 @@ for _ in range(member.begins_at, STEPS):
     optimizer.zero_grad()
     loss.backward()
     member.step()
+    scheduler.step()
 
 member.close()  # and the checkpoint is gone
 with torch.no_grad():

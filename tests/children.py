@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -100,6 +101,32 @@ def stops_when_asked(address: str, out: str, folder: Path | None, index: int, st
             nn.functional.cross_entropy(found(x), y).backward()
             member.step()
     np.save(f"{out}.npy", flat(found))
+
+
+def has_a_schedule(address: str, out: str, folder: Path | None, index: int, steps: int) -> None:
+    """A loop with a learning-rate schedule that may be killed; leaves steps and rates in a file."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", UserWarning)  # of a schedule that is brought up to date
+    found = model(0)
+    optim = optimizer("sgd", found)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optim, steps)
+    keep = None if folder is None else Keep(folder, Sparing(0.02, 0.5, 1e15))
+    state = None if folder is None else {"scheduler": scheduler}
+    member = edgetrain.member.join(
+        address, found, optim, name=f"m{index}", checkpoint=keep, state=state
+    )
+    while scheduler.last_epoch < member.begins_at:
+        scheduler.step()
+    with Path(f"{out}.rates").open("a") as file:
+        print("begins", file=file, flush=True)
+        for step in range(member.begins_at, steps):
+            print(step, optim.param_groups[0]["lr"], file=file, flush=True)
+            optim.zero_grad()
+            x, y = batch(index, member.steps)
+            nn.functional.cross_entropy(found(x), y).backward()
+            member.step()
+            scheduler.step()
+    member.close()
 
 
 def with_ddp(store: str, out: str, rank: int, names: list[str], steps: int) -> None:
