@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,43 @@ if TYPE_CHECKING:
     from edgetrain.transport import Traffic
 
 
+FIRST, NEWEST = 100, 900
+"""Of the events before training began, so many are written: for days members may come and go."""
+
+
+class _Early:
+    """What happened before there was a file to write it to."""
+
+    def __init__(self) -> None:
+        self._first: list[Note] = []
+        self._newest: deque[Note] = deque(maxlen=NEWEST)
+        self._left_out = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._first)
+
+    def add(self, note: Note) -> None:
+        if len(self._first) < FIRST:
+            self._first.append(note)
+            return
+        self._left_out += len(self._newest) == NEWEST
+        self._newest.append(note)
+
+    def notes(self) -> Iterator[Note]:
+        """In order; the one behind those that were left out says how many they were."""
+        yield from self._first
+        for number, note in enumerate(self._newest):
+            if self._left_out and not number:
+                told = f"{note.reason} ({self._left_out:,} events before this one are left out)"
+                note = Note(note.event, note.member, told)
+            yield note
+
+
 class HubRecorder:
     """Writes what a hub does into a run folder.
 
     `on_start` is told the moment at which training began; `say` gets each event as a line to read.
-    What happened before that moment is written when it has come.
+    What happened before that moment is written when it has come: the first and the newest of it.
     `earlier_s`: training had gone on for so long when the hub was restored.
     """
 
@@ -43,7 +76,7 @@ class HubRecorder:
         self._clock = clock
         self._earlier_s = earlier_s
         self._usage = usage or runs.Meter()
-        self._early: list[Note] = []
+        self._early = _Early()
         self._refusals = Refusals(few=20)
         self._log: MetricsLog | None = None
 
@@ -60,7 +93,7 @@ class HubRecorder:
             effect = Note("refused", effect.member, told)
         self._say(f"{effect.member} {effect.event}: {effect.reason}")
         if self._log is None:
-            self._early.append(effect)
+            self._early.add(effect)
             if effect.event == "started":
                 self._open()
         else:
@@ -70,9 +103,9 @@ class HubRecorder:
         began = self._clock() - self._earlier_s
         self._log = MetricsLog(runs.metrics_path(self._folder), "hub", self._clock, began)
         self._on_start(began)
-        for note in self._early:
+        for note in self._early.notes():
             self._event(self._log, note)
-        self._early = []
+        self._early = _Early()
 
     def _event(self, log: MetricsLog, note: Note) -> None:
         about = None if note.member == "hub" else note.member

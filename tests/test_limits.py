@@ -17,7 +17,7 @@ from edgetrain.merge import Mean
 from edgetrain.messages import Beat, Refuse, pack, unpack
 from edgetrain.pace import AUTO_ROUNDS, MAX_AHEAD, MAX_IN_FLIGHT, Pace
 from edgetrain.plans import LARGEST_PART_BYTES, message_limit
-from edgetrain.recorder import HubRecorder
+from edgetrain.recorder import FIRST, NEWEST, HubRecorder
 from edgetrain.serve import serve
 from edgetrain.terms import Policy, Terms
 from edgetrain.transport import Loopback, Traffic
@@ -88,6 +88,28 @@ def test_refusals_do_not_fill_a_run_folder(tmp_path):
         recorder(Note("refused", "?", f"garbage {number}"))
     recorder.close()
     assert len(list(runs.read_metrics(folder))) == len(said) == 1 + 2 * (20 + 3)
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_what_happens_in_days_before_the_start_fills_neither_memory_nor_the_folder(
+    tmp_path, started
+):
+    folder = runs.create(tmp_path, "waiting")
+    recorder = HubRecorder(folder, lambda: 0.0, lambda: Traffic(0, 0, 0, 0.0))
+    for number in range(5_000):
+        recorder(Note("joined", f"x{number}", "1 of 2"))
+        recorder(Note("left", f"x{number}", "done"))
+    if started:
+        recorder(Note("started", "hub", "2 members"))
+    recorder.close()
+    told = list(runs.read_metrics(folder, "event"))
+    assert len(told) == FIRST + NEWEST
+    assert [event["about"] for event in told[:3]] == ["x0", "x0", "x1"]
+    last = told[-1].get("about"), told[-1]["event"]
+    assert last == ((None, "started") if started else ("x4999", "left"))
+    left_out = 10_000 + started - FIRST - NEWEST
+    assert told[FIRST]["reason"].endswith(f"({left_out:,} events before this one are left out)")
+    assert sum("left out" in event["reason"] for event in told) == 1
 
 
 def refusals(effects):
