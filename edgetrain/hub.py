@@ -1,8 +1,10 @@
-"""The hub's protocol: who is in, when a round closes, what is sent to whom.
+"""The hub's protocol: members come, take part, are lost, come back and go, and hear what is due.
 
 Pure: no socket and no clock. `handle`, `unreachable` and `tick` take the time as an argument and
 return what has to happen, in order, as a list of effects; a driver (ZeroMQ, simulator, test)
-carries them out. Torch is not needed to run a hub.
+carries them out. Here is who is in and what becomes of whom. The rules of coming in are in
+`admission`, contributions and rounds in `exchange`, vectors, codecs and merge rules behind that in
+`merger`: none of them knows the hub. Torch is not needed to run one.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ MOST_STRAYS = 16
 
 
 class Hub:
-    """One job's hub. Owns the base (displacement strategies) and all contributions until merged.
+    """One job's hub. Owns its parts, and through them the base (displacement strategies) and all
+    contributions until merged.
 
     `merge` closes the slices, `codec` reads contributions, `reply_codec` writes replies. Codecs
     that look at tensors are bound to the layout that the first member tells. What a lossy reply
@@ -105,10 +108,11 @@ class Hub:
         self._deserted = False
         """The last one was lost, and may come back."""
         self._deserted_since: float | None = None
-        self._last_beat = float("-inf")
         # Replies do not stand for beats: without them a connection is idle between two rounds for
         # longer than TCP leaves its window alone, and a 200 ms round takes twice as long.
+        self._last_beat = float("-inf")
         self._first: list[Effect] = []
+        """What comes before all else: it has been restored."""
 
     # -- what a driver calls ------------------------------------------------------------------
 
