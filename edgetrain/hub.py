@@ -40,13 +40,7 @@ from edgetrain.messages import (
     Welcome,
 )
 from edgetrain.pace import Pace
-from edgetrain.records import (
-    Departed,
-    Entered,
-    Record,
-    Restarted,
-    State,
-)
+from edgetrain.records import Departed, Entered, Record, Restarted, State
 from edgetrain.reliving import relive
 from edgetrain.roster import AWAY, Away, Peer, Roster
 from edgetrain.rounds import OpenRounds
@@ -296,7 +290,7 @@ class Hub:
             return self._join_again(mine, sender, join, now)
         why_not = self._admission().why_not(sender, join)
         if why_not is not None:
-            return self._turned_away(sender, join, *why_not)
+            return self._turned_away(sender, join.name, *why_not)
         effects: list[Effect] = []
         old = self._peers.named(join.name)
         if old is not None:
@@ -306,7 +300,7 @@ class Hub:
         if not self._model.elements:
             problem = self._take_model(join)
             if problem is not None:
-                return [*effects, *self._turned_away(sender, join, "layout", problem)]
+                return [*effects, *self._turned_away(sender, join.name, "layout", problem)]
         name = join.name or self._peers.free_name()
         weight = join.weight if self.terms.weighted else 1.0
         index = self._peers.free_index()
@@ -323,7 +317,7 @@ class Hub:
     def _join_again(self, peer: Peer, sender: bytes, join: Join, now: float) -> list[Effect]:
         """It was let in, and has not heard so: a connection or the hub was lost meanwhile."""
         if (other := self._admission().other_at(sender, peer)) is not None:
-            return self._turned_away(sender, join, *other)
+            return self._turned_away(sender, join.name, *other)
         if self.started and self.base is None:
             return [refusal(sender, "started", "the parameters to start from are gone: start anew")]
         self._move(peer, sender)
@@ -341,11 +335,8 @@ class Hub:
         peer.returning = peer.astray = False
         self._peers.add(peer)
 
-    def _turned_away(self, sender: bytes, join: Join, code: str, reason: str) -> list[Effect]:
-        return [
-            refusal(sender, code, reason),
-            Note("refused", join.name or "?", f"{code}: {reason}"),
-        ]
+    def _turned_away(self, sender: bytes, name: str, code: str, reason: str) -> list[Effect]:
+        return [refusal(sender, code, reason), Note("refused", name or "?", f"{code}: {reason}")]
 
     def _take_model(self, join: Join) -> str | None:
         """The job's model is this member's: bind the codecs to it. What is wrong with it, if
@@ -453,10 +444,10 @@ class Hub:
         why_not = admission.why_not_back(sender, peer, message)
         if why_not is not None or peer is None:
             code, reason = why_not or ("session", "no such session")
-            effects: list[Effect] = [refusal(sender, code, reason)]
-            if peer is not None and peer.present:
-                return effects + self._remove(peer, "refused", f"{code}: {reason}", now)
-            return [*effects, Note("refused", message.name or "?", f"{code}: {reason}")]
+            if peer is None or not peer.present:
+                return self._turned_away(sender, message.name, code, reason)
+            removed = self._remove(peer, "refused", f"{code}: {reason}", now)
+            return [refusal(sender, code, reason), *removed]
         self._away.pop(peer.name)
         if peer.returning:  # what it gave besides died with the hub before
             peer.next_round = peer.merged
@@ -468,7 +459,7 @@ class Hub:
         if self.terms.contributes != "gradient" and begin < max(self.round, peer.next_round):
             begin = peer.first_round = self._next_for(peer)
         peer.applied = message.applied if keep else self.round
-        effects = [Write(Entered(peer.seat())), Send(sender, self._welcome(peer))]
+        effects: list[Effect] = [Write(Entered(peer.seat())), Send(sender, self._welcome(peer))]
         if not keep:
             effects += self._send_base(peer)
         start = Start(
@@ -493,11 +484,11 @@ class Hub:
             f"a base or replies were sent over this connection {self._unrequited.most} times, and "
             "nothing whole has come since: come back over another one"
         )
-        effects: list[Effect] = [refusal(sender, "again", reason)]
         peer = self._peers.get(sender)
-        if peer is not None:
-            return effects + self._remove(peer, "gone", f"again: {reason}", now)
-        return [*effects, Note("refused", name or "?", f"again: {reason}")]
+        if peer is None:
+            return self._turned_away(sender, name, "again", reason)
+        removed = self._remove(peer, "gone", f"again: {reason}", now)
+        return [refusal(sender, "again", reason), *removed]
 
     def unreadable(self, sender: bytes, now: float) -> list[Effect]:
         """The journal could not send this peer what `Replay` asked for."""
