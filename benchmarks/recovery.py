@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import argparse
 import random
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,15 +25,17 @@ from pathlib import Path
 import numpy as np
 
 from edgetrain import codecs
-from edgetrain.checksum import checksum
+from edgetrain.chaos.hub import HubProcess, free_port
+from edgetrain.chaos.standin import StandIn
+from edgetrain.errors import EdgetrainError
 from edgetrain.hub import Hub
 from edgetrain.journal import Fsync, Journal, Settings
-from edgetrain.link import CatchUp, Link, Request
+from edgetrain.link import CatchUp, Link
 from edgetrain.merge import Mean
 from edgetrain.records import Round
 from edgetrain.serve import serve
 from edgetrain.sockets import HubSocket, MemberSocket
-from edgetrain.strategies.displacement import Displacement
+from edgetrain.strategies import MemberHalf
 from edgetrain.terms import Policy, Terms
 
 MEMBERS = 2
@@ -47,13 +46,12 @@ KEYS = (
 )  # fmt: skip
 
 
-class Trainer:
-    """A member: a contraction towards a point of its own, plus noise drawn from (member, step)."""
+class Trainer(StandIn):
+    """A member that remembers what was answered, in a thread; it never misses a reply."""
 
     def __init__(self, index: int, elements: int) -> None:
-        self.index = index
-        self.params = np.zeros(elements, np.float32)
-        self.steps = self.answered = 0
+        super().__init__(index, elements)
+        self.next = 0
         self.last = 10**9
         self.answers: list[int] = []
         self.error: BaseException | None = None
@@ -67,68 +65,21 @@ class Trainer:
 
     def _run(self, address: str, pace_s: float) -> None:
         link = Link(MemberSocket(address), time.monotonic)
-        request = Request("model", f"m{self.index}")
-        welcome, start = link.join(request, self.params, checksum(self.params))
-        half = Displacement(self.params, welcome.every, start.delay, link.memory)
-        half.start(start.applied, start.round)
+        half = self.enter(link)
         while self.steps < self.last:
-            noise = np.random.default_rng([self.index, self.steps]).standard_normal(
-                self.params.size, np.float32
-            )
-            self.params -= np.float32(0.1) * (self.params - self.index) + np.float32(0.05) * noise
-            self.steps += 1
+            self.step()
             link.poll()
-            self._exchange(link, half, half.after_step())
+            self.exchange(link, half, half.after_step())
             time.sleep(pace_s)
-        self._exchange(link, half, half.finish())
+        self.exchange(link, half, half.finish())
         link.leave("done")
 
-    def _exchange(self, link: Link, half: Displacement, own: np.ndarray | None) -> None:
-        if own is not None:
-            link.submit(
-                half.round - 1, own, weight=1.0, applied=half.applied, checksum=half.checksum,
-                wanted_delay=0,
-            )  # fmt: skip
-        while (due := half.due()) is not None:
-            found = link.wait(due)
-            if isinstance(found, CatchUp):
-                raise AssertionError("the journal did not have the replies")
-            half.apply(found.pieces)
-            assert found.checksum == half.checksum
-            self.answers.append(due)
-            self.answered = due + 1
+    def catch_up(self, half: MemberHalf, found: CatchUp) -> None:
+        raise AssertionError("the journal did not have the replies")
 
-
-class HubProcess:
-    """`edgetrain hub`, and when it said what."""
-
-    def __init__(self, cwd: Path, *words: str) -> None:
-        self.said: list[tuple[float, str]] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "edgetrain", "hub", *words],
-            cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said.append((time.monotonic(), line.strip()))
-
-    def when(self, text: str, count: int = 1, patience_s: float = 60.0) -> float:
-        """When it said so for the `count`-th time."""
-        until = time.monotonic() + patience_s
-        while time.monotonic() < until:
-            found = [at for at, line in list(self.said) if text in line]
-            if len(found) >= count:
-                return found[count - 1]
-            time.sleep(0.002)
-        raise AssertionError(f"the hub did not say '{text}': {self.said[-5:]}")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    def answered(self, round: int) -> None:
+        self.answers.append(round)
+        self.next = round + 1
 
 
 def read(folder: Path) -> tuple[int, list[tuple[str, int]]]:
@@ -161,9 +112,8 @@ def run(
     lost = 0
     for _ in range(kills):
         time.sleep(rng.uniform(0.0, 0.4))
-        hub.process.send_signal(signal.SIGKILL)
-        hub.process.wait()
-        answered = max(trainer.answered for trainer in trainers)
+        hub.kill()
+        answered = max(trainer.next for trainer in trainers)
         hub = HubProcess(cwd, "--resume", str(folder), "--bind", address)
         listening = hub.when("members join")
         goes_on = next(line for _, line in hub.said if "goes on after" in line)
@@ -171,7 +121,7 @@ def run(
         if rng.random() < 0.8:  # else it is killed while they come back
             try:
                 back.append(max(hub.when(f"m{i} back") for i in range(MEMBERS)) - listening)
-            except AssertionError as error:
+            except EdgetrainError as error:
                 said = [repr(trainer.error) for trainer in trainers]
                 raise AssertionError(f"{error}; members: {said}") from None
         for trainer in trainers:
@@ -232,13 +182,10 @@ def price(elements: int, rounds: int, fsync: str | None) -> float:
 def _plain(trainer: Trainer, address: str) -> None:
     """Rounds and nothing else."""
     link = Link(MemberSocket(address), time.monotonic)
-    request = Request("model", f"m{trainer.index}")
-    _, start = link.join(request, trainer.params, checksum(trainer.params))
-    half = Displacement(trainer.params, 1, 0, link.memory)
-    half.start(start.applied, start.round)
+    half = trainer.enter(link)
     for _ in range(trainer.last):
         trainer.params -= np.float32(0.001)
-        trainer._exchange(link, half, half.after_step())
+        trainer.exchange(link, half, half.after_step())
     link.leave("done")
 
 

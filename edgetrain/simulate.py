@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from edgetrain import devices, networks, runs, train
-from edgetrain.chaos import Happening, Witness
+from edgetrain.chaos.laws import Witness
+from edgetrain.chaos.schedule import Happening
 from edgetrain.effects import Closed, Note
 from edgetrain.emulate import summary_of
 from edgetrain.errors import ConfigError, EdgetrainError, Refused

@@ -23,11 +23,16 @@ TORCH = {
     "emulate.py",
     "simulate.py",
     "simulator/local.py",
-    "trial.py",
+    "chaos/simulated.py",
     "privacy/examples.py",
 }
 """Modules outside the tasks that may import torch, at whatever place."""
-TORCH_INSIDE_FUNCTIONS = {"devices/cost.py", "environment.py", "devices/profile.py"}
+TORCH_INSIDE_FUNCTIONS = {
+    "chaos/member.py",
+    "devices/cost.py",
+    "environment.py",
+    "devices/profile.py",
+}
 LAZY_ONLY = ("matplotlib", "rich", "sklearn", "dp_accounting")
 CRYPTOGRAPHY = ("cryptography", "Crypto")
 PRIMITIVES = "secure/primitives.py"
@@ -72,7 +77,9 @@ def test_light_modules_load_nothing_heavy(light, name):
     assert light[name] == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"]], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["chaos", "--help"]], ids=str
+)
 def test_help_loads_nothing_heavy(arguments):
     code = f"""
 import contextlib, io, sys
@@ -96,6 +103,11 @@ def test_the_whole_command_starts_within_a_second_of_processor_time():
 def test_a_hub_needs_no_torch():
     loaded = loaded_by("import edgetrain.hub, edgetrain.serve, edgetrain.sockets, edgetrain.codecs")
     assert "torch" not in loaded
+
+
+def test_the_hub_and_stand_ins_of_chaos_need_no_torch():
+    assert "torch" not in loaded_by("import edgetrain.chaos.trials, edgetrain.chaos.member")
+    assert loaded_by("import edgetrain.chaos.schedule") == []
 
 
 def test_cryptography_is_loaded_for_secure_jobs_only():
@@ -148,6 +160,8 @@ def test_a_module_imports_only_what_it_may(name, path):
 
 
 PURE = [
+    "chaos/laws.py",
+    "chaos/schedule.py",
     "messages.py",
     "merge.py",
     "hub.py",

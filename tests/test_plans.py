@@ -56,10 +56,10 @@ def test_masks_without_their_packages_name_what_to_install(monkeypatch):
 
 
 def test_a_verdict_over_masked_contributions_is_refused():
-    from edgetrain import trial
+    from edgetrain.chaos.laws import Merging
 
     with pytest.raises(ConfigError, match="leave secure out"):
-        trial.merge_rule(config.load(None, ["secure=true"]))
+        Merging.of(config.load(None, ["secure=true"]))
 
 
 def test_what_a_secure_job_agrees_on():

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import shlex
 import sys
 import time
-from typing import Any
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError
 
+if TYPE_CHECKING:
+    from edgetrain.chaos.fleet import Setting
+    from edgetrain.chaos.laws import Outcome
+    from edgetrain.chaos.schedule import Kind
+
+    Outcomes = Generator[Outcome, None, None]
 _BASIS = (
     "members=4", "pace_s=0.1", "network=wan-50ms", "steps=200", "batch=2", "strategy=dga",
     "delay=5", "optimizer={ name = 'sgd', lr = 0.05 }", "evaluate_every=1000000", "fsync=never",
 )  # fmt: skip
+_STAND_IN = (
+    "members=3", "pace_s=0.02", "steps=350", "strategy=dga", "every=5", "delay=5", "beat_s=0.3",
+    "gone_s=2",
+)  # fmt: skip
+_PROGRESS_S = 2.0
 
 _EXAMPLES = """\
 examples:
@@ -22,6 +37,9 @@ examples:
   edgetrain chaos --schedules 1000 --happenings 8
   edgetrain chaos --seed 417 --schedules 1       one schedule again, as a verdict names it
   edgetrain chaos job.toml --kinds hub,power
+  edgetrain chaos --processes                    10 schedules over real processes
+  edgetrain chaos --processes --schedules 50 --at-once 3
+  edgetrain chaos job.toml --processes           members train the job's own task
 
 what goes wrong (--kinds):
   hub            the hub is killed, and started again from its journal
@@ -35,6 +53,18 @@ what goes wrong (--kinds):
                  a message arrives damaged at the hub, at a member (connections are encrypted: it is
                  noticed, and the connection broken off)
 
+With --processes a hub process (encrypted, its journal on this disk) and a process for each member
+run in real time: SIGKILL and --resume, SIGSTOP, a limit on the size of files for a full disk, a
+forwarder before each member that holds bytes back, slows them down (a vector of the model takes
+half a second), breaks connections and flips a bit. power is a SIGKILL too: no machine goes dark
+here. A clock that jumps is the monotonic one that the hub and members are given; timers of sockets
+and of the kernel stay. How long things last goes by hub.gone_s (2: a tenth of the simulated times).
+
+Without a job members stand in for real ones, with a small vector and no torch; with one they train
+its task, by its strategy and codec, over links with the delays and rates of its network (backend
+stream). A seed says what goes wrong and when, not in which state it finds the processes. Where a
+law breaks, logs, journal and what members gave are kept in a run folder. Ctrl-C leaves nothing.
+
 The laws: every contribution counts once, nothing that was answered is lost, the model is what the
 same contributions give without any fault, and all replicas end equal, bit for bit.
 """
@@ -45,92 +75,230 @@ def add_parser(subparsers: Any) -> None:
     parser = common.verb(
         subparsers,
         "chaos",
-        "let things go wrong in a simulated fleet, and check that nothing is lost",
-        "Run a job in virtual time through seeded schedules of faults; judge each by the laws.",
+        "let things go wrong in a fleet, simulated or real, and check that nothing is lost",
+        "Run a job through seeded schedules of faults, in virtual time or (--processes) with real "
+        "processes; judge each by the laws.",
         _EXAMPLES,
     )
     common.add_job(parser)
-    parser.add_argument("--schedules", type=int, default=100, help="how many (default: 100)")
+    parser.add_argument(
+        "--processes", action="store_true", help="real processes, on this machine, in real time"
+    )
+    parser.add_argument(
+        "--schedules", type=int, help="how many (default: 100 simulated, 10 with processes)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule (default: 0)")
     parser.add_argument(
         "--happenings", type=int, default=5, help="things that go wrong in each (default: 5)"
     )
     parser.add_argument("--kinds", default="", help="only these, by ',' (default: all)")
+    parser.add_argument(
+        "--at-once", type=int, metavar="N", help="processes: schedules at a time (default: 1)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="processes: things go wrong in the first S seconds (default: 4; with a job, 60 %% of "
+        "what a run of it without faults takes)",
+    )
+    parser.add_argument(
+        "--runs",
+        default=common.RUNS,
+        type=Path,
+        help="processes: where the evidence of a broken law is kept (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan once, run every schedule, say which laws broke. 1 where one did."""
-    job, beside = common.job_of(arguments, _BASIS)
-    common.simulator()
-    from edgetrain import chaos, plans, trial
+    """Run every schedule, say which laws broke. 1 where one did."""
+    from edgetrain.chaos import schedule
 
-    kinds = tuple(kind.strip() for kind in arguments.kinds.split(",") if kind.strip())
-    for kind in kinds:
-        if kind not in chaos.KINDS:
-            raise ConfigError(f"no kind of chaos '{kind}'", did_you_mean(kind, chaos.KINDS))
+    kinds = schedule.parse_kinds(arguments.kinds)
+    if arguments.schedules is None:
+        arguments.schedules = 10 if arguments.processes else 100
     if arguments.schedules < 1 or arguments.happenings < 0:
         raise ConfigError("--schedules starts at 1, --happenings at 0")
-    planned = plans.plan(job, beside)
-    trial.merge_rule(planned.job)
-    calm_s = trial.calm_seconds(planned)
-    members = planned.job.fleet.members
-    out = sys.stderr if arguments.json else sys.stdout
-    began, said = time.monotonic(), 0.0
-    outcomes = []
-    for number in range(arguments.schedules):
-        seed = arguments.seed + number
-        drawn = chaos.draw(seed, members, calm_s, arguments.happenings, kinds or chaos.KINDS)
-        outcome = trial.run(planned, seed, drawn, calm_s)
-        outcomes.append(outcome)
-        if outcome.broken:
-            print(_told(outcome), file=out, flush=True)
-        spent = time.monotonic() - began
-        if spent - said > 2.0:
-            said = spent
-            left = spent / (number + 1) * (arguments.schedules - number - 1)
-            print(
-                f"{number + 1} of {arguments.schedules} schedules, "
-                f"{sum(bool(o.broken) for o in outcomes)} broke a law, {left:.0f} s left",
-                file=out,
-                flush=True,
-            )
-    if arguments.json:
-        common.say(json.dumps(_as_json(outcomes)))
-    else:
-        common.say(_verdict(outcomes))
-    return 1 if any(outcome.broken for outcome in outcomes) else 0
-
-
-def _as_json(outcomes: list[Any]) -> dict[str, Any]:
-    return {
-        "schedules": len(outcomes),
-        "happenings": sum(len(outcome.happenings) for outcome in outcomes),
-        "rounds": sum(outcome.rounds for outcome in outcomes),
-        "virtual_seconds": sum(outcome.seconds for outcome in outcomes),
-        "broken": [
-            {
-                "seed": outcome.seed,
-                "laws": outcome.broken,
-                "happenings": list(map(str, outcome.happenings)),
-            }
-            for outcome in outcomes
-            if outcome.broken
-        ],
-    }
-
-
-def _verdict(outcomes: list[Any]) -> str:
-    happened = sum(len(outcome.happenings) for outcome in outcomes)
-    hours = sum(outcome.seconds for outcome in outcomes) / 3600
-    broken = sum(bool(outcome.broken) for outcome in outcomes)
-    return (
-        f"{len(outcomes)} schedules, {happened} things went wrong in {hours:.1f} virtual hours: "
-        + (f"{broken} broke a law" if broken else "every law held")
+    for option, value in (("--at-once", arguments.at_once), ("--seconds", arguments.seconds)):
+        if value is not None and not arguments.processes:
+            raise ConfigError(f"{option} is for real processes", "add --processes")
+        if value is not None and value <= 0:
+            raise ConfigError(f"{option} {value}", "allowed is more than 0")
+    report = _Report(arguments)
+    outcomes = (
+        _real(arguments, kinds, report) if arguments.processes else _simulated(arguments, kinds)
     )
+    try:
+        with contextlib.closing(outcomes):
+            for outcome in outcomes:
+                report.hear(outcome)
+    except KeyboardInterrupt:
+        report.say(f"interrupted after {report.verdict()}")
+        raise
+    common.say(json.dumps(report.as_json()) if arguments.json else report.verdict())
+    return 1 if report.broken else 0
 
 
-def _told(outcome: Any) -> str:
-    lines = [f"seed {outcome.seed}:", *(f"  {happening}" for happening in outcome.happenings)]
-    return "\n".join([*lines, *(f"  BROKEN: {law}" for law in outcome.broken[:8])])
+class _Report:
+    """What has come out so far, told as it comes."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.outcomes: list[Outcome] = []
+        self.broken: list[dict[str, Any]] = []
+        self.kept: dict[int, str] = {}
+        """Folder of evidence, by seed."""
+        self.options: tuple[str, ...] = ()
+        """Beyond those that were given: what else a schedule depends on."""
+        self._arguments = arguments
+        self._began = self._said = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """A line for people."""
+        print(line, file=sys.stderr if self._arguments.json else sys.stdout, flush=True)
+
+    def hear(self, outcome: Outcome) -> None:
+        """Of one schedule that has ended."""
+        self.outcomes.append(outcome)
+        if outcome.broken:
+            self._hear_of_a_break(outcome)
+        done, now = len(self.outcomes), time.monotonic()
+        if not self._arguments.processes and now - self._said <= _PROGRESS_S:
+            return
+        self._said = now
+        left = (now - self._began) / done * (self._arguments.schedules - done)
+        self.say(
+            (_in_short(outcome) if self._arguments.processes else "")
+            + f"{done} of {self._arguments.schedules} schedules, {len(self.broken)} broke a law, "
+            f"{left:.0f} s left"
+        )
+
+    def _hear_of_a_break(self, outcome: Outcome) -> None:
+        found: dict[str, Any] = {
+            "seed": outcome.seed,
+            "laws": list(outcome.broken),
+            "happenings": list(map(str, outcome.happenings)),
+            "again": self.again(outcome.seed),
+        }
+        lines = [f"seed {outcome.seed}:", *(f"  {each}" for each in found["happenings"])]
+        lines += [f"  BROKEN: {law}" for law in outcome.broken[:8]]
+        lines += [f"  again: {found['again']}"]
+        if outcome.seed in self.kept:
+            found["kept"] = self.kept[outcome.seed]
+            lines += [f"  logs, journal, what members gave: {found['kept']}"]
+        self.broken.append(found)
+        self.say("\n".join(lines))
+
+    def again(self, seed: int) -> str:
+        """The command that runs this one schedule again."""
+        given = self._arguments
+        words = ["edgetrain", "chaos", *given.job, *["--processes"][: given.processes]]
+        words += ["--seed", str(seed), "--schedules", "1", "--happenings", str(given.happenings)]
+        words += ["--kinds", given.kinds] if given.kinds else []
+        return shlex.join([*words, *self.options])
+
+    def verdict(self) -> str:
+        """In one line."""
+        happened = sum(len(outcome.happenings) for outcome in self.outcomes)
+        seconds = sum(outcome.seconds for outcome in self.outcomes)
+        rounds = sum(outcome.rounds for outcome in self.outcomes)
+        where = (
+            f"{rounds} rounds"
+            if self._arguments.processes
+            else (f"{seconds / 3600:.1f} virtual hours")
+        )
+        return f"{len(self.outcomes)} schedules, {happened} things went wrong in {where}: " + (
+            f"{len(self.broken)} broke a law" if self.broken else "every law held"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for scripts."""
+        seconds = "seconds" if self._arguments.processes else "virtual_seconds"
+        return {
+            "schedules": len(self.outcomes),
+            "happenings": sum(len(outcome.happenings) for outcome in self.outcomes),
+            "rounds": sum(outcome.rounds for outcome in self.outcomes),
+            seconds: sum(outcome.seconds for outcome in self.outcomes),
+            "broken": self.broken,
+        }
+
+
+def _in_short(outcome: Outcome) -> str:
+    kinds = ", ".join(happening.kind for happening in outcome.happenings) or "nothing"
+    return f"seed {outcome.seed}: {kinds}; {outcome.rounds} rounds, {outcome.seconds:.1f} s\n"
+
+
+def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcomes:
+    job, beside = common.job_of(arguments, _BASIS)
+    common.simulator()
+    from edgetrain import plans
+    from edgetrain.chaos import laws, schedule, simulated
+
+    planned = plans.plan(job, beside)
+    laws.Merging.of(planned.job)
+    calm_s = simulated.calm_seconds(planned)
+    members = planned.job.fleet.members
+    for seed in range(arguments.seed, arguments.seed + arguments.schedules):
+        drawn = schedule.draw(seed, members, calm_s, arguments.happenings, kinds)
+        yield simulated.run(planned, seed, drawn, calm_s)
+
+
+def _real(arguments: argparse.Namespace, kinds: tuple[Kind, ...], report: _Report) -> Outcomes:
+    if not sys.platform.startswith("linux"):
+        raise ConfigError(
+            f"--processes does to processes what {sys.platform} cannot", "take Linux, or simulate"
+        )
+    from edgetrain import runs
+    from edgetrain.chaos import trials
+
+    setting = _setting(arguments)
+    seconds = arguments.seconds or trials.SECONDS
+    if setting.task and not arguments.seconds:
+        calm = trials.calm(setting, arguments.seed)
+        if calm.broken:
+            yield calm
+            return
+        seconds = float(f"{trials.SHARE * calm.seconds:.3g}")
+        report.say(f"without a fault: {calm.rounds} rounds in {calm.seconds:.1f} s")
+    report.say(
+        f"a hub and {setting.job.fleet.members} members, each a process; what may go wrong in "
+        f"{seconds:g} s: {', '.join(kinds)}"
+    )
+    if setting.task or arguments.seconds:
+        report.options = ("--seconds", f"{seconds:g}")
+    found = trials.run_all(
+        setting,
+        trials.Schedules(seconds, arguments.happenings, kinds),
+        range(arguments.seed, arguments.seed + arguments.schedules),
+        arguments.at_once or 1,
+    )
+    with contextlib.closing(found):
+        for trial in found:
+            outcome = trial.outcome
+            if outcome.broken:
+                folder = runs.create(arguments.runs, f"chaos-{outcome.seed}")
+                trials.keep(trial, folder)
+                report.kept[outcome.seed] = str(folder)
+            yield outcome
+
+
+def _setting(arguments: argparse.Namespace) -> Setting:
+    """The job's own task where a job says so, else members that stand in for it."""
+    from edgetrain import networks, plans
+    from edgetrain.chaos.fleet import Setting, fit
+
+    words = arguments.job
+    job, beside = common.job_of(arguments, _STAND_IN)
+    if words and ("=" not in words[0] or any(word.startswith("task=") for word in words)):
+        planned = plans.plan(job, beside)
+        if planned.sites or planned.faults or not planned.presence.is_steady:
+            raise ConfigError(
+                "chaos with real processes and sites, faults or absences in the job: links are one "
+                "by one here, and what goes wrong is drawn",
+                "leave them out, or simulate",
+            )
+        return Setting(fit(planned.job), True, beside, planned.devices, planned.networks)
+    plans.hub_of(job)
+    links = networks.parse_fleet(job.fleet.network, job.fleet.members)
+    return Setting(fit(job), networks=tuple(links))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,13 +81,13 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, clock: Callable[[], float] = time.monotonic) -> int:
     """Listen, say where, serve until the job is over."""
     with Stop().installed() as stop:
-        return _run(arguments, stop)
+        return _run(arguments, stop, clock)
 
 
-def _run(arguments: argparse.Namespace, stop: Stop) -> int:
+def _run(arguments: argparse.Namespace, stop: Stop, clock: Callable[[], float]) -> int:
     job = _job_of(arguments)
     from edgetrain import interfaces, runs
     from edgetrain.effects import Note
@@ -126,14 +127,13 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
             common.say(f"journal: {line}")
         if journal.state is not None and journal.state.agreed.endswith(ANY_JOB):
             hub = hub_of(job, any_job=True)
-        _restore(hub, journal, arguments.resume is not None)
+        _restore(hub, journal, arguments.resume is not None, clock())
     for interface in listening.reachable:
         shown = f"[{interface.address}]" if ":" in interface.address else interface.address
         common.say(f"listening on {interface.name}: members join tcp://{shown}:{socket.port}")
     if gate is not None:
         common.say(f"encrypted; its public key is {spell(gate.pair.public)}")
     common.say(f"waiting for {job.fleet.members} members; run folder: {folder}")
-    clock = time.monotonic
     recorder = HubRecorder(folder, clock, socket.traffic, say=common.say, earlier_s=earlier_s)
     socket.refusals.tell = lambda line: recorder(Note("refused", "?", line))
     try:
@@ -170,14 +170,14 @@ def _job_of(arguments: argparse.Namespace) -> Job:
     return config.load(arguments.resume / "job.toml", arguments.job)
 
 
-def _restore(hub: Hub, journal: Journal, resuming: bool) -> None:
+def _restore(hub: Hub, journal: Journal, resuming: bool, now: float) -> None:
     if journal.state is not None:
         if not resuming:
             raise ConfigError(
                 f"the journal {journal.folder} is of a job that has begun",
                 "go on with --resume RUN, or name another folder",
             )
-        hub.restore(journal.state, journal.records(), time.monotonic())
+        hub.restore(journal.state, journal.records(), now)
         common.say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or 'nobody'}")
     elif resuming:
         common.say("the journal is empty: training had not begun")

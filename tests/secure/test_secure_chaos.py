@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from edgetrain import chaos, config, plans, runs, strategies
-from edgetrain.chaos import Happening
+from edgetrain import config, plans, runs, strategies
+from edgetrain.chaos import schedule
+from edgetrain.chaos.schedule import Happening
 from edgetrain.checksum import checksum
 from edgetrain.journal import Journal
 from edgetrain.link import Link
@@ -101,7 +102,7 @@ def run(folder: Path, happenings=(), *overrides: str) -> Ended:
 def broken_laws(
     ended: Ended, confided: Confided, members: int, gradient: bool = False
 ) -> list[str]:
-    """What of the laws does not hold; `chaos.judge` for contributions that only their sum is known
+    """What of the laws does not hold; `laws.judge` for contributions that only their sum is known
     of."""
     broken = [f"{e.get('about')}: {e['reason']}" for e in ended.events if e["event"] == "error"]
     torch.manual_seed(0)
@@ -153,7 +154,7 @@ def test_setting_up_a_block_keeps_no_round_waiting(confided, tmp_path):
 
 @pytest.mark.parametrize("seed", [0, 2, 5, 7, 9, 114])
 def test_whatever_goes_wrong_replies_are_sums_and_replicas_are_equal(seed, confided, tmp_path):
-    drawn = chaos.draw(seed, 5, 20.0, 5)
+    drawn = schedule.draw(seed, 5, 20.0, 5)
     ended = run(tmp_path, drawn, "steps=200")
     assert not broken_laws(ended, confided, 5), [str(each) for each in drawn]
 
@@ -188,6 +189,6 @@ def test_too_few_members_learn_nothing_together_and_the_job_ends_all_the_same(co
 @pytest.mark.parametrize("seed", [303, 306, 308])
 def test_short_deadlines_and_long_delays(seed, confided, tmp_path):
     """Rounds close without members that stand still; those learn it, and leave the rounds out."""
-    drawn = chaos.draw(seed, 5, 20.0, 7)
+    drawn = schedule.draw(seed, 5, 20.0, 7)
     ended = run(tmp_path, drawn, "steps=200", "delay=40", "every=2", "deadline_s=3")
     assert not broken_laws(ended, confided, 5), [str(each) for each in drawn]

@@ -10,15 +10,18 @@ from command_line import write_tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import chaos, config, plans, trial
+from edgetrain import codecs, config, plans
 from edgetrain.__main__ import main
-from edgetrain.chaos import Ended, Happening, Witness, judge
+from edgetrain.chaos import schedule, simulated
+from edgetrain.chaos.laws import Ended, Merging, Witness, judge
+from edgetrain.chaos.schedule import Happening
 from edgetrain.checksum import checksum
 from edgetrain.errors import ConfigError
 from edgetrain.journal import Journal
 from edgetrain.merge import Mean
 from edgetrain.records import Counted, Round
 
+MERGING = Merging(Mean(), codecs.Dense(), codecs.Dense())
 INITIAL = np.arange(3, dtype=np.float32)
 GIVEN = {
     (member, round): np.full(3, 1 + index + 10 * round, np.float32)
@@ -29,13 +32,13 @@ GIVEN = {
 
 @given(st.integers(0, 2**40), st.integers(1, 9), st.integers(0, 30))
 def test_a_schedule_is_drawn_by_its_seed(seed, members, count):
-    drawn = chaos.draw(seed, members, 50.0, count)
-    assert drawn == chaos.draw(seed, members, 50.0, count)
+    drawn = schedule.draw(seed, members, 50.0, count)
+    assert drawn == schedule.draw(seed, members, 50.0, count)
     assert len(drawn) == count
     assert list(drawn) == sorted(drawn, key=lambda happening: happening.at_s)
     for happening in drawn:
         assert 0 <= happening.at_s <= 50
-        assert 0 < happening.for_s <= chaos.LONGEST_S[happening.kind]
+        assert 0 < happening.for_s <= schedule.LONGEST_S[happening.kind]
         assert all(0 <= member < members for member in happening.members)
 
 
@@ -62,7 +65,7 @@ def verdict(journal, *, ended=None, steady=("m0", "m1"), twice=None):
     base = INITIAL + np.float32(1.5) + np.float32(11.5)
     good = Ended(2, f"{checksum(base):016x}")
     return judge(
-        journal, witness, Mean(), INITIAL, {"m0": good, "m1": good} | (ended or {}), steady
+        journal, witness, MERGING, INITIAL, {"m0": good, "m1": good} | (ended or {}), steady
     )
 
 
@@ -127,7 +130,7 @@ BROKEN = ("cut", "corrupt-up", "corrupt-down")
 def test_without_power_cuts_the_model_is_what_it_is_without_faults(tmp_path):
     """Hubs that crash, links that go, processes that stand still: the same contributions."""
     planned = fleet(tmp_path)
-    calm = trial.run(planned, 0, (), 15.0)
+    calm = simulated.run(planned, 0, (), 15.0)
     assert calm.broken == ()
     assert calm.rounds == 24
     happenings = (
@@ -140,7 +143,7 @@ def test_without_power_cuts_the_model_is_what_it_is_without_faults(tmp_path):
         Happening(4.2, "disk", 0.6),
         *(Happening(10.0 + i, kind, 0.05, (i,)) for i, kind in enumerate(BROKEN)),
     )
-    wild = trial.run(planned, 0, happenings, calm.seconds)
+    wild = simulated.run(planned, 0, happenings, calm.seconds)
     assert wild.broken == ()
     assert wild.rounds == calm.rounds
     assert wild.seconds > calm.seconds
@@ -163,7 +166,7 @@ ALL = (0, 1, 2, 3)
     ids=lambda happenings: happenings[0].kind,
 )
 def test_each_kind_breaks_no_law(tmp_path, happenings):
-    outcome = trial.run(fleet(tmp_path), 0, happenings, 15.0)
+    outcome = simulated.run(fleet(tmp_path), 0, happenings, 15.0)
     assert outcome.broken == ()
     assert outcome.rounds >= 24
 
@@ -172,7 +175,7 @@ def test_a_job_may_go_on_without_its_journal(tmp_path):
     """And a kill while it has none is left out: what that loses the job has chosen to lose."""
     planned = fleet(tmp_path, hub={"fsync": "never", "when_full": "go on"})
     happenings = [Happening(3.0, "disk", 4.0), Happening(4.0, "hub", 0.3)]
-    full = trial.run(planned, 0, happenings, 15.0)
+    full = simulated.run(planned, 0, happenings, 15.0)
     assert full.broken == ()
     assert full.seconds < 16, "nobody waited for the disk"
 
@@ -182,7 +185,7 @@ def test_a_full_disk_shows(tmp_path, monkeypatch, when_full):
     """A journal that forgets what did not fit breaks a law."""
     monkeypatch.setattr(Journal, "append", lambda journal, record: None)
     planned = fleet(tmp_path, hub={"fsync": "never", "when_full": when_full})
-    broken = trial.run(planned, 0, [Happening(4.0, "hub", 0.3)], 15.0).broken
+    broken = simulated.run(planned, 0, [Happening(4.0, "hub", 0.3)], 15.0).broken
     assert any("lost" in law or "not what members" in law for law in broken), broken
 
 
@@ -190,13 +193,13 @@ def test_a_full_disk_shows(tmp_path, monkeypatch, when_full):
 @pytest.mark.parametrize("seed", range(4))
 def test_drawn_schedules_break_no_law(tmp_path, strategy, seed):
     planned = fleet(tmp_path, **strategy)
-    outcome = trial.run(planned, seed, chaos.draw(seed, 4, 13.0, 6), 15.0)
+    outcome = simulated.run(planned, seed, schedule.draw(seed, 4, 13.0, 6), 15.0)
     assert outcome.broken == (), [str(happening) for happening in outcome.happenings]
 
 
 def test_a_member_given_up_before_the_end_is_owed_what_was_answered_and_no_more(tmp_path):
     planned = fleet(tmp_path)
-    outcome = trial.run(planned, 0, [Happening(12.0, "link", 60.0, (0,))], 15.0)
+    outcome = simulated.run(planned, 0, [Happening(12.0, "link", 60.0, (0,))], 15.0)
     assert outcome.broken == ()
 
 
@@ -204,13 +207,12 @@ def test_a_member_given_up_before_the_end_is_owed_what_was_answered_and_no_more(
     ("words", "says"),
     [
         ({"name": "sync-sgd", "every": 1, "delay": 0}, "cannot join"),
-        ({"codec": "int8"}, "leave it at fp32"),
         ({"merge": "krum(1)"}, "leave it at 'mean'"),
     ],
 )
 def test_a_job_that_cannot_be_judged_is_refused(words, says):
     with pytest.raises(ConfigError, match=says):
-        trial.merge_rule(config.parse({"fleet": {"members": 5}, "strategy": words}))
+        Merging.of(config.parse({"fleet": {"members": 5}, "strategy": words}))
 
 
 def test_the_command_gives_a_verdict(capsys):
@@ -222,6 +224,6 @@ def test_the_command_gives_a_verdict(capsys):
     with pytest.raises(SystemExit):
         main(["chaos", "--help"])
     text = capsys.readouterr().out
-    assert all(kind in text for kind in chaos.KINDS)
+    assert all(kind in text for kind in schedule.KINDS)
     assert main(["chaos", "--kinds", "hubs"]) == 2
     assert "did you mean 'hub'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""One chaos schedule over a simulated fleet: run it, and judge it by the laws of `chaos`."""
+"""One chaos schedule over a simulated fleet: run it, and judge it by the laws."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
-from edgetrain import chaos, codecs, runs, strategies
-from edgetrain.chaos import Happening, Outcome
-from edgetrain.config import Job
-from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain import layout as layouts
+from edgetrain import runs
+from edgetrain.chaos import laws
+from edgetrain.chaos.laws import Merging, Outcome
+from edgetrain.chaos.schedule import Happening
+from edgetrain.errors import EdgetrainError
 from edgetrain.journal import Journal
-from edgetrain.merge import SliceRule
 from edgetrain.plans import Plan
 from edgetrain.records import Round
 from edgetrain.simulate import Simulation
@@ -25,31 +26,9 @@ MOST_TIMES = 20.0
 """A run that takes so many times what it takes without faults, and two minutes, stands still."""
 
 
-def merge_rule(job: Job) -> SliceRule:
-    """The rule that a verdict merges again with; ConfigError for a job that cannot be judged so."""
-    if job.strategy.secure:
-        raise ConfigError(
-            "chaos with strategy.secure: its verdict merges contributions again, and nobody can "
-            "read these",
-            "leave secure out",
-        )
-    rule = strategies.find(job.strategy.name).merge_rule(job.strategy.merge)
-    if strategies.find(job.strategy.name).contributes != "displacement":
-        raise ConfigError(
-            f"chaos with {job.strategy.name}: a device that comes back cannot join",
-            "choose dga or fedavg",
-        )
-    named = {job.strategy.codec, job.strategy.reply_codec or job.strategy.codec}
-    if any(not isinstance(codecs.parse(name), codecs.Dense) for name in named):
-        raise ConfigError(f"chaos with codec {' and '.join(sorted(named))}", "leave it at fp32")
-    if not isinstance(rule, SliceRule):
-        raise ConfigError(f"chaos with merge = '{job.strategy.merge}'", "leave it at 'mean'")
-    return rule
-
-
 def run(planned: Plan, seed: int, happenings: Sequence[Happening], calm_s: float) -> Outcome:
     """Run a planned job through one schedule. `calm_s` is what it takes without: `calm_seconds`."""
-    rule = merge_rule(planned.job)
+    merging = laws.Merging.of(planned.job)
     broken: list[str] = []
     with tempfile.TemporaryDirectory(prefix="edgetrain-chaos-") as made:
         folder = Path(made)
@@ -61,18 +40,18 @@ def run(planned: Plan, seed: int, happenings: Sequence[Happening], calm_s: float
             except EdgetrainError as error:
                 broken.append(f"the run failed: {error}")
             simulation.close()
-            broken += _judged(planned, simulation, folder, rule)
+            broken += _judged(planned, simulation, folder, merging)
         finally:
             simulation.close()
     rounds = len(simulation.merged)
     return Outcome(seed, tuple(happenings), rounds, simulation.seconds, tuple(broken))
 
 
-def _judged(planned: Plan, simulation: Simulation, folder: Path, rule: SliceRule) -> list[str]:
+def _judged(planned: Plan, simulation: Simulation, folder: Path, merging: Merging) -> list[str]:
     events = list(runs.read_metrics(folder, "event"))
     applied = {member.name: member.half.applied for member in simulation.trained.values()}
     ended = {
-        name: chaos.Ended(applied[name], event["reason"].rpartition("base ")[2])
+        name: laws.Ended(applied[name], event["reason"].rpartition("base ")[2])
         for event in events
         if event["event"] == "finished" and "base " in event["reason"]
         for name in [event["member"]]
@@ -82,9 +61,11 @@ def _judged(planned: Plan, simulation: Simulation, folder: Path, rule: SliceRule
     names = [f"m{i}" for i in range(planned.job.fleet.members) if i not in simulation.cut_off]
     steady = [name for name in names if name not in simulation.given_up]
     torch.manual_seed(planned.job.seed)
-    initial = FlatModel(simulation.task.model()).params.copy()
+    flat = FlatModel(simulation.task.model())
+    initial = flat.params.copy()
+    merging = merging.bound(layouts.read(flat.description, flat.elements))
     told = [simulation.merged[round] for round in sorted(simulation.merged)]
-    broken = chaos.judge(told, simulation.witness, rule, initial, ended, steady)
+    broken = laws.judge(told, simulation.witness, merging, initial, ended, steady)
     if planned.job.hub.when_full == "stop":  # else the journal has what came after the last gap
         broken += _compared(folder / "journal", told)
     broken += [

@@ -1,0 +1,100 @@
+"""What goes wrong, and when: drawn by a seed. Pure; the standard library and nothing else.
+
+Who does it (the simulator, signals to processes) and what has to hold in spite of it is elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from edgetrain.errors import ConfigError, did_you_mean
+
+Kind = Literal[
+    "hub", "disk", "kill", "power", "pause", "clock", "link", "partition", "slow", "cut",
+    "corrupt-up", "corrupt-down",
+]  # fmt: skip
+
+MEANS: dict[Kind, str] = {
+    "hub": "the hub is killed, and started again from its journal",
+    "disk": "the disk of the journal is full: the hub stops until there is room, or goes on",
+    "kill": "a member's process is killed, and started anew",
+    "power": "a member's device loses power, and starts anew: nobody is told",
+    "pause": "a member's process stands still",
+    "clock": "a clock, the hub's or a member's, jumps ahead",
+    "link": "a member's link is down",
+    "partition": "several members' links are down at once",
+    "slow": "a member's link has a twentieth of its rate",
+    "cut": "a member's connection breaks, with what was under way",
+    "corrupt-up": "a message of a member arrives damaged: the hub breaks the connection off",
+    "corrupt-down": "a message to a member arrives damaged: the member breaks the connection off",
+}
+"""What can go wrong. Connections are encrypted, so that whoever gets a damaged message knows it."""
+
+KINDS: tuple[Kind, ...] = tuple(MEANS)
+
+AN_INSTANT_S = 0.1
+
+LONGEST_S: dict[Kind, float] = {
+    "hub": 8.0, "disk": 8.0, "kill": 10.0, "power": 30.0, "pause": 12.0, "clock": 40.0,
+    "link": 20.0, "partition": 25.0, "slow": 10.0, "cut": AN_INSTANT_S,
+    "corrupt-up": AN_INSTANT_S, "corrupt-down": AN_INSTANT_S,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Happening:
+    """One thing that goes wrong, `at_s` after the beginning of training, `for_s` long (a clock
+    jumps by so much), to these members (none: to the hub)."""
+
+    at_s: float
+    kind: Kind
+    for_s: float
+    members: tuple[int, ...] = ()
+
+    def shrunk(self, share: float) -> Happening:
+        """The same in this share of its time."""
+        return replace(self, at_s=self.at_s * share, for_s=self.for_s * share)
+
+    def __str__(self) -> str:
+        who = " and ".join(f"m{member}" for member in self.members) or "the hub"
+        return f"{self.at_s:.2f} s: {self.kind} of {who} for {self.for_s:.2f} s"
+
+
+def draw(
+    seed: int, members: int, seconds: float, count: int, kinds: Sequence[Kind] = KINDS
+) -> tuple[Happening, ...]:
+    """`count` happenings within the first `seconds` of training, in order of time."""
+    rng = random.Random(f"{seed} chaos")
+    found = []
+    for _ in range(count):
+        kind = rng.choice(kinds)
+        longest = LONGEST_S[kind]
+        # Short ones are as likely as long ones: both find mistakes.
+        for_s = longest ** rng.random() * 0.05 ** (1 - rng.random())
+        struck = _struck(kind, members, rng)
+        found.append(Happening(rng.uniform(0, seconds), kind, min(for_s, longest), struck))
+    return tuple(sorted(found, key=lambda happening: happening.at_s))
+
+
+def _struck(kind: Kind, members: int, rng: random.Random) -> tuple[int, ...]:
+    """Whom it strikes."""
+    if kind in ("hub", "disk") or (kind == "clock" and not rng.randrange(members + 1)):
+        return ()
+    count = rng.randint(min(2, members), members) if kind == "partition" else 1
+    return tuple(sorted(rng.sample(range(members), count)))
+
+
+def parse_kinds(text: str) -> tuple[Kind, ...]:
+    """Kinds from "hub,link"; all of them from "". ConfigError names the near miss.
+
+    >>> parse_kinds("hub, link")
+    ('hub', 'link')
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in KINDS:
+            raise ConfigError(f"no kind of chaos '{name}'", did_you_mean(name, KINDS))
+    return tuple(kind for kind in KINDS if kind in names) or KINDS

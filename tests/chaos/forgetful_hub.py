@@ -1,0 +1,20 @@
+"""A hub whose journal loses the rounds it is told to keep: a law has to break."""
+
+import sys
+
+from edgetrain.chaos import hub
+from edgetrain.journal import Journal
+from edgetrain.records import Round
+
+append = Journal.append
+
+
+def forget(journal, record):
+    if not isinstance(record, Round) or record.round < 5:
+        append(journal, record)
+
+
+Journal.append = forget
+
+if __name__ == "__main__":
+    sys.exit(hub.main(sys.argv[1:]))
