@@ -217,6 +217,7 @@ def train(
     task = task_of(job, place.beside, place.keys)
     privacy.check(job)
     job, agreed = settle(job, samples_of(job, task)), job
+    privacy.check(job)
     torch.manual_seed(job.seed)
     model = task.model()
     pace = Pace(step_times(job, place, pace_of(job, place.device, model, task)))

@@ -23,6 +23,10 @@ SAMPLINGS = ("poisson", "shuffle")
 LITTLE = 20.0
 """An epsilon above which the promise is next to nothing: odds may change e^20-fold."""
 
+ROOM = 5.0
+"""Deviations of noise that masked contributions must have room for: one element in 1.7 million is
+further out."""
+
 
 @dataclass(frozen=True)
 class Releases:
@@ -154,7 +158,7 @@ def _why_not_member(job: Job) -> Refusal | None:
             "take low-rank, or a codec of one trip",
         )
     if table.where == "member":
-        return None
+        return _why_not_masked(job) if job.strategy.secure else None
     if job.strategy.secure:
         return (
             f"strategy.secure with privacy.where = '{table.where}': the hub sees no contribution, "
@@ -168,6 +172,20 @@ def _why_not_member(job: Job) -> Refusal | None:
             "merge = 'mean', or noise what members send: where = 'member'",
         )
     return _why_not_hub(job) if table.where == "hub" else _why_not_sum(job)
+
+
+def _why_not_masked(job: Job) -> Refusal | None:
+    """Masked elements beyond the span are cut. That spares the promise, and not the learning."""
+    table, span = job.privacy, job.strategy.span
+    deviation = table.noise * table.clip
+    needed = table.clip + ROOM * deviation
+    if not table.noise or span >= needed:
+        return None
+    return (
+        f"strategy.span = {span:g} with noise of deviation {deviation:g}: masked elements are cut "
+        f"to the span, and these reach {needed:g}",
+        f"span = {needed:g}, or less noise, or a smaller clip",
+    )
 
 
 def _why_not_hub(job: Job) -> Refusal | None:
