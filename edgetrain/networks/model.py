@@ -30,9 +30,11 @@ class GilbertElliott:
     The order of sch_netem's loss_gilb_ell: first the state may change, then the packet is drawn.
     """
 
-    __slots__ = ("_bad", "_burst", "_random")
+    __slots__ = ("_bad", "_burst", "_random", "lost")
 
     def __init__(self, burst: Burst, rng: random.Random) -> None:
+        self.lost = 0
+        """Packets lost since whoever minds the time has set this to 0."""
         self._burst = burst
         self._random = rng.random
         self._bad = False
@@ -44,7 +46,10 @@ class GilbertElliott:
         else:
             self._bad = draw() * 100 < burst.enter_percent
         percent = burst.lost_in_bad_percent if self._bad else burst.lost_in_good_percent
-        return percent > 0 and draw() * 100 < percent
+        if percent > 0 and draw() * 100 < percent:
+            self.lost += 1
+            return True
+        return False
 
     def rest(self, packets: int) -> None:
         """So many packets could have passed and did not: the state that the chain is in by then."""
@@ -304,6 +309,10 @@ class LinkModel:
         """
         if self._chain is None or not self._packet_ns:
             return
+        # A lost packet did not take up the line, but the chain has gone on for it. Were its time
+        # counted as quiet as well, bursts alone would pass twice as fast, and lose too little.
+        self._quiet_since += self._chain.lost * self._packet_ns
+        self._chain.lost = 0
         packets = (now - self._quiet_since) // self._packet_ns
         if packets > 0:
             self._chain.rest(packets)

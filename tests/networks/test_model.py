@@ -203,11 +203,13 @@ def test_without_a_rate_bursts_are_counted_in_packets() -> None:
     assert lost_after(10_000, Direction(delay_ms=1, burst=Burst(1.0, 1.0))) > 0.95
 
 
-@given(gap_ms=st.integers(0, 40), seed=st.integers(0, 99))
-@settings(max_examples=15)
+@pytest.mark.parametrize("gap_ms", [0, 1, 2, 3, 10, 40])
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=5)
 def test_pauses_do_not_change_the_mean_loss(gap_ms: int, seed: int) -> None:
+    """The line is quiet for gap_ms - 1 after each packet but the first; a packet takes 1 ms."""
     way = Direction(delay_ms=1, rate_mbit=12.112, burst=Burst(5.0, 20.0))
-    model, now, lost, count = LinkModel(way, seed), 0, 0, 4000
+    model, now, lost, count = LinkModel(way, seed), 0, 0, 40_000
     for _ in range(count):
         now += gap_ms * MS
         model.pause(now)
@@ -215,7 +217,10 @@ def test_pauses_do_not_change_the_mean_loss(gap_ms: int, seed: int) -> None:
             lost += 1
         else:
             model.arrival(now, 1500)
-    assert 100 * lost / count == pytest.approx(20, abs=5 * loss_deviation(way, count))
+    # Pauses only make packets less alike, so that of a chain without any is the largest deviation:
+    # here 0.53 %, of 5,700 independent draws' worth, whose share is as good as normal. Beyond seven
+    # deviations it is once in 4e11; a quiet millisecond counted twice costs twelve and more.
+    assert 100 * lost / count == pytest.approx(20, abs=7 * loss_deviation(way, count))
 
 
 def test_the_deviation_of_jitter_is_off_by_chance_as_much_as_said() -> None:
