@@ -8,13 +8,13 @@ The real driver, hub and journal, two honest members and an insider, in virtual 
 several kinds take turns. The insider's own messages are damaged on their way one time in four, and
 between them four more members with keys throw in what would fit, which is known from a look into
 the hub, and recorded messages of every kind, both ways, and those found to reach new lines of code:
-fields, kinds and payloads changed, cut, swapped and taken from what is going on. One more joins and
-leaves, or comes back and lacks a base, and gives nothing. Lines are watched for one message in 500.
-Promised: nothing is raised but what the hub answers with a refusal; no
-message leads to more than 24 lines in the log; no connection that gives nothing is sent more than
-32 bases; after each 50,000 frames the hub is killed and goes
-on from its journal with the same bits, and both honest members have gone on; memory at the end is
-at most 5 % above what it was after 100,000 frames, or half of a shorter run of one kind. A message
+fields, kinds and payloads changed, cut, swapped and taken from what is going on. At times one more
+joins and leaves, or comes back and lacks a base, and gives nothing. Lines are watched for one
+message in 500. Promised: nothing is raised but what the hub answers with a refusal; no message
+leads to more than 24 lines in the log; no connection that gives nothing is sent more than 32 bases;
+after each 50,000 frames the hub is killed and goes on from its journal with the same bits, and both
+honest members have gone on; memory at the end is at most 5 % above what it was after 100,000
+frames, or half of a shorter run of one kind. A message
 that breaks a promise is printed.
 """
 
@@ -70,6 +70,7 @@ from edgetrain.messages import (
     Reveal,
     Shares,
     pack,
+    unpack,
 )
 from edgetrain.roster import Peer
 from edgetrain.secure import Agreement, forms
@@ -86,8 +87,10 @@ CORPUS = 4096
 MOST_LINES = 24
 MOST_GROWTH = 1.05
 PACE_S = 0.5
-GREEDY = b"greedy-"
-ADDRESSES = [b"stranger-%d" % number for number in range(4)]
+GREEDY = b"greedy"
+GREEDY_FRAMES, GREEDY_TURNS = 2_500, 8
+"""It is there for so many frames, one time in so many."""
+STRANGERS = 4
 
 
 @dataclass(frozen=True)
@@ -338,8 +341,10 @@ class Attack(Room):
         self.last: tuple[bytes, Frames] = (b"", [])
         self.wordiest: Frames = []
         self.attacking = True
-        self.greedy = 0
-        """Connections of the greedy one that it was refused more over."""
+        self.again = 0
+        """Connections over which no more bases are sent; those who had them open others."""
+        self.strangers = [b"stranger-%d" % number for number in range(STRANGERS)]
+        self.greedy = GREEDY
         self.bases: Counter[bytes] = Counter()
         """Sent to each of its connections by this hub."""
         self.most_bases = 0
@@ -382,8 +387,12 @@ class Attack(Room):
         if self.journal.mended or (hub.round, hub.base.tobytes()) != before:
             raise AssertionError("the restored hub is another one")
         self.restarts += 1
-        self.bases.clear()
         self.serve(hub, self.journal)
+
+    def serve(self, hub: Hub, journal: Journal | None) -> None:
+        """See Room; another hub knows nothing of what was sent before."""
+        self.bases.clear()
+        super().serve(hub, journal)
 
     # what the driver sees
 
@@ -416,22 +425,23 @@ class Attack(Room):
     def send(self, to: bytes, frames: Any) -> bool:
         """See HubTransport."""
         self.sent += 1
-        if to.startswith(GREEDY):
-            self._count(to, frames)
-        thrown_in = to in ADDRESSES or to.startswith(GREEDY)
-        return super().send(to, frames) or (self.attacking and thrown_in)
-
-    def _count(self, to: bytes, frames: Any) -> None:
-        if frames[0] == Base.kind:
+        thrown_in = to in self.strangers or to.startswith(GREEDY)
+        if thrown_in and frames[0] == Refuse.kind:
+            self._refused(to, unpack(copied(frames)))
+        if to.startswith(GREEDY) and frames[0] == Base.kind:
             self.bases[to] += 1
             self.most_bases = max(self.most_bases, self.bases[to])
-        elif to == self.greedy_address and frames[0] == Refuse.kind and b"again" in frames[1]:
-            self.greedy += 1
+        return super().send(to, frames) or (self.attacking and thrown_in)
 
-    @property
-    def greedy_address(self) -> bytes:
-        """Its connection now."""
-        return GREEDY + b"%d" % self.greedy
+    def _refused(self, to: bytes, message: Message) -> None:
+        if not isinstance(message, Refuse) or message.code != "again":
+            return
+        self.again += 1
+        other = to.partition(b"+")[0] + b"+%d" % self.again
+        if to == self.greedy:
+            self.greedy = other
+        elif to in self.strangers:
+            self.strangers[self.strangers.index(to)] = other
 
     # what the insider does
 
@@ -477,12 +487,15 @@ class Attack(Room):
     def throw(self, count: int) -> None:
         """Throw in so many messages: remembered ones, or what would fit, most of them changed."""
         rng = self.rng
+        greedy = self.frames // GREEDY_FRAMES % GREEDY_TURNS == 1
+        if not greedy and (peer := self.hub._peers.named("greedy")) is not None:
+            self.inbox.put((peer.sender, copied(pack(Leave("")))))  # rounds would wait for it
         for _ in range(count):
-            if rng.random() < 0.02:
-                here = self.greedy_address
-                self.inbox.put((here, copied(pack(self.fitting.greedy(here)))))
+            if greedy and rng.random() < 0.1:
+                message = self.fitting.greedy(self.greedy)
+                self.inbox.put((self.greedy, copied(pack(message))))
                 continue
-            sender = rng.choice(ADDRESSES)
+            sender = rng.choice(self.strangers)
             if rng.random() < 0.4:
                 frames = self.mutator.thrown()
             else:
@@ -614,7 +627,7 @@ class Result:
     most_sent: int = 0
     most_bases: int = 0
     """To one connection that gives nothing."""
-    greedy: int = 0
+    again: int = 0
     """Connections that were refused more."""
     memory: tuple[int, int] = (0, 0)
     events: dict[str, int] = field(default_factory=dict)
@@ -644,7 +657,7 @@ def attacked(name: str, frames: int, seed: int) -> Result:
         result.rounds, result.events = attack.hub.round, dict(attack.events)
         result.lines = len(attack.lines.seen)
         result.most_said, result.most_sent = attack.most_said, attack.most_sent
-        result.most_bases, result.greedy = attack.most_bases, attack.greedy
+        result.most_bases, result.again = attack.most_bases, attack.again
         if attack.most_bases > MOST_UNREQUITED:
             result.wrong.append(f"{attack.most_bases} bases for a connection that gives nothing")
         if attack.most_said > MOST_LINES:
