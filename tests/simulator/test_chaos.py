@@ -189,7 +189,15 @@ def test_a_full_disk_shows(tmp_path, monkeypatch, when_full):
     assert any("lost" in law or "not what members" in law for law in broken), broken
 
 
-@pytest.mark.parametrize("strategy", [{"name": "dga"}, {"name": "fedavg", "delay": 0}])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"name": "dga"},
+        {"name": "fedavg", "delay": 0},
+        {"name": "dga", "codec": "topk(0.5) | q2", "reply_codec": "int8"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_drawn_schedules_break_no_law(tmp_path, strategy, seed):
     planned = fleet(tmp_path, **strategy)
