@@ -41,6 +41,8 @@ PATIENT_S = 20.0
 """A hub with this hub.gone_s goes through simulated schedules as they are: see `share_of`."""
 
 POLL_S = 0.01
+RESTART_S = 0.3
+"""A hub that ends by itself is started again so long after it was last."""
 LAST_S = 10.0
 """The hub may take so long after the last member, and members after the hub."""
 SLOW_VECTOR_S = 0.5
@@ -103,7 +105,8 @@ def run(
     watch: Callable[[Happening], None] = lambda happening: None,
 ) -> Outcome:
     """Run one schedule in `folder`, which is there and empty; what is written stays. `watch` hears
-    of each happening as it begins. After `patience_s` whatever still runs is ended.
+    of each happening as it begins; those that a job's end came before are not in the outcome. After
+    `patience_s` whatever still runs is ended.
 
     No process and no thread is left, whatever happens. Raises EdgetrainError where the fleet did
     not even start.
@@ -111,10 +114,10 @@ def run(
     with ExitStack() as stack:
         fleet = _Fleet(setting, folder, stack)
         began = time.monotonic()
-        fleet.live(happenings, patience_s, watch)
+        begun = fleet.live(happenings, patience_s, watch)
         seconds = time.monotonic() - began
     rounds, broken = fleet.judged()
-    return Outcome(seed, tuple(happenings), rounds, seconds, tuple(broken))
+    return Outcome(seed, tuple(happenings[:begun]), rounds, seconds, tuple(broken))
 
 
 @dataclass
@@ -253,14 +256,14 @@ class _Fleet:
         happenings: Sequence[Happening],
         patience_s: float,
         watch: Callable[[Happening], None],
-    ) -> None:
-        """Let things happen and heal, until everyone has ended."""
+    ) -> int:
+        """Let things happen and heal, until everyone has ended; how many of them happened."""
         began = over = time.monotonic()
         waiting = list(happenings)
         while self._healing or self._busy():
             now = time.monotonic()
             if now - began > patience_s or now - over > LAST_S:
-                return
+                break
             while waiting and began + waiting[0].at_s <= now:
                 happening = waiting.pop(0)
                 watch(happening)
@@ -274,8 +277,10 @@ class _Fleet:
             self._mind_hub()
             self._mind_members()
             time.sleep(POLL_S)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._hub.process.wait(LAST_S)
+        else:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._hub.process.wait(LAST_S)
+        return len(happenings) - len(waiting)
 
     def _busy(self) -> bool:
         return any(m.running or (m.wants_again and self._hub_has_work()) for m in self._members)
@@ -288,7 +293,8 @@ class _Fleet:
         """Start it again, as a service manager does, once nothing keeps it down. A disk that was
         full ends it some time later than the disk was."""
         kept_down = any(happening.kind in ("hub", "disk") for _, happening in self._healing)
-        if self._hub.process.poll() and not kept_down:
+        just_now = time.monotonic() - self._hub.began < RESTART_S
+        if self._hub.process.poll() and not kept_down and not just_now:
             self._hub = self._start_hub("--resume", str(self._run_folder))
 
     def _mind_members(self) -> None:

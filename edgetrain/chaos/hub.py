@@ -38,6 +38,7 @@ class HubProcess:
 
     def __init__(self, cwd: Path, *words: str, program: Sequence[str] = OURS) -> None:
         self.said: list[tuple[float, str]] = []
+        self.began = time.monotonic()
         self._log = cwd / "hub.log"
         command = [*program, str(os.getpid()), str(cwd / "hub.clock"), *words]
         self.process = subprocess.Popen(
