@@ -38,9 +38,6 @@ SHARE = 0.6
 MOST_TIMES, MOST_S = 10.0, 60.0
 """A trial that takes so many times the seconds of its schedule, and so many more, stands still."""
 
-CALM_S = 360.0
-"""A trial without faults counts as one of so many seconds."""
-
 _POLL_S = 0.05
 
 
@@ -59,6 +56,10 @@ class Schedules:
         members = setting.job.fleet.members
         drawn = draw(seed, members, self.seconds / share, self.happenings, self.kinds)
         return tuple(happening.shrunk(share) for happening in drawn)
+
+
+CALM = Schedules(seconds=360.0, happenings=0)
+"""For a job of which nobody knows yet how long it takes: an hour, if it has to."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,6 @@ def run_all(
             trial.terminate()
         for trial in running.values():
             trial.clear()
-
-
-def calm(setting: Setting, seed: int) -> Outcome:
-    """A trial in which nothing goes wrong, for the seconds that it takes."""
-    with contextlib.closing(run_all(setting, Schedules(CALM_S, 0), [seed])) as found:
-        return next(found).outcome
 
 
 class _Running:

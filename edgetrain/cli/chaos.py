@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edgetrain.chaos.fleet import Setting
     from edgetrain.chaos.laws import Outcome
     from edgetrain.chaos.schedule import Kind
+    from edgetrain.chaos.trials import Trial
 
     Outcomes = Generator[Outcome, None, None]
 _BASIS = (
@@ -249,13 +250,14 @@ def _real(arguments: argparse.Namespace, kinds: tuple[Kind, ...], report: _Repor
         raise ConfigError(
             f"--processes does to processes what {sys.platform} cannot", "take Linux, or simulate"
         )
-    from edgetrain import runs
     from edgetrain.chaos import trials
 
     setting = _setting(arguments)
     seconds = arguments.seconds or trials.SECONDS
     if setting.task and not arguments.seconds:
-        calm = trials.calm(setting, arguments.seed)
+        alone = trials.run_all(setting, trials.CALM, [arguments.seed])
+        with contextlib.closing(alone):
+            calm = _seen(next(alone), arguments, report)
         if calm.broken:
             yield calm
             return
@@ -275,12 +277,20 @@ def _real(arguments: argparse.Namespace, kinds: tuple[Kind, ...], report: _Repor
     )
     with contextlib.closing(found):
         for trial in found:
-            outcome = trial.outcome
-            if outcome.broken:
-                folder = runs.create(arguments.runs, f"chaos-{outcome.seed}")
-                trials.keep(trial, folder)
-                report.kept[outcome.seed] = str(folder)
-            yield outcome
+            yield _seen(trial, arguments, report)
+
+
+def _seen(trial: Trial, arguments: argparse.Namespace, report: _Report) -> Outcome:
+    """What became of it; its folder is kept where a law broke."""
+    from edgetrain import runs
+    from edgetrain.chaos import trials
+
+    outcome = trial.outcome
+    if outcome.broken:
+        folder = runs.create(arguments.runs, f"chaos-{outcome.seed}")
+        trials.keep(trial, folder)
+        report.kept[outcome.seed] = str(folder)
+    return outcome
 
 
 def _setting(arguments: argparse.Namespace) -> Setting:
