@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -21,6 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from edgetrain.errors import ConfigError
 from edgetrain.keys import Keyring
+from edgetrain.keys import folder as key_folder
 
 SUFFIX = ".bundle"
 MOST_BYTES = 16 << 20
@@ -179,6 +181,9 @@ class Allowed:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "bundles"
+        usual = folder == key_folder(None)
+        self.option = "" if usual else f" --keys {shlex.quote(str(folder))}"
+        """What the commands of `edgetrain bundle` have to be told to mean this list."""
         self._ring = Keyring(folder)
 
     def all(self) -> dict[Digest, str]:
@@ -275,8 +280,9 @@ def opened(path: Path, allowed: Allowed, pin: str = "") -> Path:
     files = unpack(archive)
     if digest not in allowed.all():
         raise ConfigError(
-            f"the code in {path} is not allowed on this device (sha256 {digest})",
-            f"look into it, then: edgetrain bundle allow {digest}",
+            f"the code in {path} is not allowed on this device (sha256 {digest}; what is, stands "
+            f"in {allowed.path})",
+            f"look into it, then: edgetrain bundle allow {digest}{allowed.option}",
         )
     if digest not in _UNPACKED:
         _UNPACKED[digest] = _written(files)

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from command_line import TINY, running
 
-from edgetrain import __version__, catalog
+from edgetrain import __version__, bundles, catalog, runs
 
 ROOT = Path(__file__).parents[1]
 
@@ -102,3 +103,69 @@ def test_the_installed_command_trains(installed, tmp_path):
     assert answer["status"] == "finished"
     environment = json.loads((tmp_path / answer["folder"] / "environment.json").read_text())
     assert environment["git"] is None
+
+
+def test_members_run_the_code_that_the_folder_of_their_keys_allows(installed, tmp_path):
+    """An encrypted hub and two devices, each with a folder of keys, as processes of the wheel."""
+    program = (installed / "python", "-I", "-m", "edgetrain")
+    ran = tmp_path / "ran"
+    mark = f"import sys\nwith open({str(ran)!r}, 'a') as file:\n    print(sys.argv, file=file)\n"
+    (tmp_path / "bundled_tiny.py").write_text(mark + TINY)
+
+    def done(*words):
+        return run([*program, *words], tmp_path)
+
+    done("bundle", "make", "bundled_tiny.py", "-o", "tiny.bundle")
+    (tmp_path / "bundled_tiny.py").unlink()
+    digest = bundles.digest_of((tmp_path / "tiny.bundle").read_bytes())
+    job = {
+        "task": "tiny.bundle#bundled_tiny:Tiny",
+        "fleet": {"members": 2},
+        "train": {"steps": 20},
+        "strategy": {"name": "fedavg", "every": 2},
+    }
+    (tmp_path / "job.toml").write_text(runs.to_toml(job))
+    done("keys", "init", "--keys", "hub")
+    tokens = [done("keys", "enroll", f"d{i}", "--keys", "hub").split() for i in range(2)]
+    tokens = [next(word for word in words if word.startswith("edgetrain-")) for words in tokens]
+
+    def member(address, index):
+        own = ["--keys", f"d{index}", "--index", str(index)]
+        words = ("member", "job.toml", "--hub", address, *own)
+        return running(*words, cwd=tmp_path, program=program)
+
+    def refused(address, index):
+        with member(address, index) as found:
+            assert found.finish() == 2, found.said
+        assert "is not allowed on this device" in found.said
+        assert f"edgetrain bundle allow {digest} --keys d{index}" in found.said
+        assert "Traceback" not in found.said
+
+    bind = ("--bind", "tcp://localhost:0", "--keys", "hub")
+    with running("hub", "job.toml", *bind, cwd=tmp_path, program=program) as hub:
+        address = hub.until("members join").split()[-1]
+        for i, token in enumerate(tokens):
+            done("keys", "enroll", "--hub", address, "--token", token, "--keys", f"d{i}")
+        done("bundle", "allow", "tiny.bundle", "--keys", "hub")  # says nothing of the devices
+        done("bundle", "allow", digest, "--keys", "d1")
+        refused(address, 0)
+        assert not ran.exists(), "it was imported before it was looked up"
+        done("bundle", "allow", "tiny.bundle", "--keys", "d0")
+        with member(address, 0) as first, member(address, 1) as second:
+            assert (first.finish(), second.finish()) == (0, 0), first.said + second.said
+        assert hub.finish() == 0, hub.said
+    trained = ran.read_text().splitlines()
+    assert len(trained) == 2
+    assert all("'member'" in line for line in trained), "the hub needs no task"
+    done("bundle", "revoke", digest[:8], "--keys", "d0")
+    with running("hub", "job.toml", *bind, cwd=tmp_path, program=program) as hub:
+        address = hub.until("members join").split()[-1]
+        key = hub.until("its public key is")
+        (tmp_path / "hub.key").write_text(key.split()[-1])
+        with running(
+            "member", "job.toml", "--hub", address, "--keys", "d0", "--index", "0",
+            "--hub-key", "hub.key", cwd=tmp_path, program=program,
+        ) as found:  # fmt: skip
+            assert found.finish() == 2
+        assert "is not allowed on this device" in found.said
+    assert ran.read_text().splitlines() == trained, "nothing of it ran any more"
