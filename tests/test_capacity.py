@@ -387,7 +387,8 @@ def test_loss_costs_round_trips_and_timeouts():
     hit = late > 1e-6
     assert hit.mean() == pytest.approx(1 - 0.95**10, rel=0.05)
     assert 0.09 < np.median(late[hit]) < 0.11
-    assert (late > 0.3).mean() == pytest.approx(hit.mean() * 0.05, rel=0.5)
+    # A repetition that is lost too, or the last segment, which nothing behind it misses.
+    assert (late > 0.3).mean() == pytest.approx(hit.mean() * 0.05 + 0.05, rel=0.2)
 
 
 def test_a_burst_is_one_hole():
@@ -465,7 +466,7 @@ SIMULATED = {
 
 @pytest.mark.parametrize("name", SIMULATED)
 def test_a_plan_agrees_with_the_event_driven_simulation(name, tmp_path):
-    """Seconds per step, within 7 % (20 % with loss, whose draws are few here); the bytes too."""
+    """Seconds per step, within 7 % (20 % with loss, in the mean of many draws); the bytes too."""
     pytest.importorskip("greenlet")
     from edgetrain import config, plans, simulate
     from edgetrain.__main__ import parser
@@ -479,8 +480,13 @@ def test_a_plan_agrees_with_the_event_driven_simulation(name, tmp_path):
     rounds = 100 // summary["every"]
     words = ["capacity", "--rounds", str(rounds), "--hub-rate", "0", "--merge-rate", "0"]
     found = answer(question_of(job, parser().parse_args(words), None))
-    tolerance = 0.20 if "loss" in name else 0.07
-    assert 1 / summary["steps_per_second"] == pytest.approx(found.seconds_per_step, rel=tolerance)
+    tolerance, draws = (0.20, 20) if "loss" in name else (0.07, 1)
+    question = question_of(job, parser().parse_args(words), None)
+    planned = [
+        answer(dataclasses.replace(question, seed=seed)).seconds_per_step for seed in range(draws)
+    ]
+    expected = sum(planned) / draws
+    assert 1 / summary["steps_per_second"] == pytest.approx(expected, rel=tolerance)
     assert summary["sent_bytes"] == pytest.approx(8 * found.member_sent_bytes, rel=0.03)
 
 

@@ -45,17 +45,22 @@ class Losses:
         """Lost segments of `count` bytes that enter now; pieces of segments are carried over."""
         if not self._share:
             return 0
-        self._model.pause(now)
         segments, self._carry = divmod(self._carry + count, MSS)
+        return len(self.places(segments, now))
+
+    def places(self, segments: int, now: int) -> list[int]:
+        """Which of so many segments that enter together now are lost, counted from 0."""
+        if not self._share:
+            return []
+        self._model.pause(now)
         if not self._independent:
-            return sum(self._model.lost() for _ in range(segments))
-        lost = 0
-        while self._gap < segments:
-            lost += 1
-            segments -= self._gap + 1
-            self._gap = self._draw_gap()
-        self._gap -= segments
-        return lost
+            return [place for place in range(segments) if self._model.lost()]
+        found, at = [], self._gap
+        while at < segments:
+            found.append(at)
+            at += 1 + self._draw_gap()
+        self._gap = at - segments
+        return found
 
     def again(self) -> bool:
         """Whether a retransmission is lost too."""

@@ -190,6 +190,11 @@ class Rate:
         """True where the queue has no room for another packet."""
         return self._free - now > self._queue_ns
 
+    def room(self, now: int, packet_bytes: int) -> int:
+        """How many packets of this size the queue takes now, one after the other."""
+        waiting = self.waiting_bytes(now)
+        return int((self._queue_bytes - waiting) // packet_bytes) + 1 if not self.full(now) else 0
+
     def depart(self, now: int, wire_bytes: int) -> int:
         """When the last of these bytes has left."""
         free = self._free
@@ -224,6 +229,10 @@ class RateTrace:
 
     def full(self, now: int) -> bool:
         return self.waiting_bytes(now) > self._queue_bytes
+
+    def room(self, now: int, packet_bytes: int) -> int:
+        waiting = self.waiting_bytes(now)
+        return int((self._queue_bytes - waiting) // packet_bytes) + 1 if not self.full(now) else 0
 
     def depart(self, now: int, wire_bytes: int) -> int:
         first = self._number_at(now)

@@ -16,6 +16,9 @@ _INITIAL = 10 * MSS
 _RTO_MIN = 200_000_000
 _CUBIC_BETA = 717 / 1024
 _CUBIC_C = 0.4
+TICK = 4_000_000
+"""Of a kernel with CONFIG_HZ=250, as Debian's, Raspberry Pi OS's and Ubuntu's are."""
+_CUBIC_LOOK = 7 * TICK  # HZ / 32
 _RENO_BETA = 0.5
 _HYSTART_LOW = 16 * MSS
 _HYSTART_SPACING = 2_000_000
@@ -63,6 +66,8 @@ class Window:
         self._limit = limit_bytes
         self._sent = self._acked = 0
         self._recover = 0  # no second cut before this much is acknowledged
+        self.held = False
+        """What is acknowledged does not let it grow: somebody repairs losses."""
         self._last_send = 0
         # What the application made of the window, held until `_used_until` is acknowledged.
         self._was_full, self._most_in_flight, self._used_until = False, 0, 0
@@ -81,6 +86,10 @@ class Window:
             self._restart(now)
         return int(min(self.size, self._limit)) - self.in_flight
 
+    def space(self) -> int:
+        """As `room`, while something is still to be acknowledged: no pause begins."""
+        return int(min(self.size, self._limit)) - self.in_flight
+
     def sent(self, count: int, now: int) -> None:
         self._last_send = now
         self._sent += count
@@ -90,6 +99,15 @@ class Window:
         if fresh or full or (not self._was_full and self.in_flight > self._most_in_flight):
             self._was_full, self._most_in_flight = full, self.in_flight
             self._used_until = self._sent
+
+    def lost(self, count: int) -> None:
+        """So many bytes are not under way any more, and have not arrived."""
+        self.in_flight -= count
+
+    def resent(self, count: int, now: int) -> None:
+        """Bytes that were `sent` before leave again."""
+        self._sent -= count
+        self.sent(count, now)
 
     def _restart(self, now: int) -> None:
         """After an idle timeout the window halves for each one that has passed."""
@@ -111,7 +129,7 @@ class Window:
         self._acked += count
         self._time(rtt)
         self._least_rtt = min(self._least_rtt, rtt)
-        if self._acked <= self._recover:
+        if self._acked <= self._recover or self.held:
             return
         if self.size < self.threshold:
             self._hystart(count, rtt, now, now - spread)
@@ -214,3 +232,101 @@ class Window:
         self.cut()
         self.size = float(MSS)
         self._recover = 0
+
+
+class WholeWindow(Window):
+    """The same sender in whole segments, as Linux counts them (tcp_cubic.c, tcp_cong.c).
+
+    Where losses keep a window at a few segments, what integers cut off and round up is a tenth of
+    the throughput. CUBIC forgets its peak after a timeout, and looks at its curve every 28 ms.
+    """
+
+    def __init__(self, algorithm: str, rtt_ns: int, limit_bytes: int) -> None:
+        super().__init__(algorithm, rtt_ns, limit_bytes)
+        self._credit = 0  # snd_cwnd_cnt
+        self._pace = 0  # cnt: acknowledged segments for which the window grows by one
+        self._seen, self._seen_at = 0, -1
+        self._since, self._reno = 0, 0  # ack_cnt, tcp_cwnd
+
+    def _restart(self, now: int) -> None:
+        """After a pause of any length the curve goes on where it was (CA_EVENT_TX_START)."""
+        epoch, pause = self._epoch, now - self._last_send
+        super()._restart(now)
+        if epoch:
+            self._epoch = min(epoch + pause, now)
+
+    def _grow(self, count: int, now: int) -> None:
+        acked, size = -(-count // MSS), int(self.size) // MSS
+        if self.size < self.threshold:
+            most = int(self.threshold) // MSS if self.threshold < float("inf") else size + acked
+            grown = max(min(size + acked, most), size)
+            acked -= grown - size
+            size = grown
+        if acked > 0:
+            if self.algorithm == "reno":
+                self._pace = size
+            else:
+                self._follow(size, acked, now)
+            size = self._add(size, acked)
+        self.size = float(size * MSS)
+
+    def _add(self, size: int, acked: int) -> int:
+        """tcp_cong_avoid_ai."""
+        if self._credit >= self._pace:
+            self._credit = 0
+            size += 1
+        self._credit += acked
+        whole = self._credit // self._pace
+        self._credit -= whole * self._pace
+        return size + whole
+
+    def _follow(self, size: int, acked: int, now: int) -> None:
+        """bictcp_update."""
+        self._since += acked
+        if self._seen == size and now - self._seen_at <= _CUBIC_LOOK:
+            return
+        if not self._epoch or now // TICK != self._seen_at // TICK:
+            self._seen, self._seen_at = size, now
+            self._aim(size, acked, now)
+        friendly = max(size * 15 >> 3, 1)
+        while self._since > friendly:
+            self._since -= friendly
+            self._reno += 1
+        if self._reno > size:
+            self._pace = min(self._pace, size // (self._reno - size))
+        self._pace = max(self._pace, 2)
+
+    def _aim(self, size: int, acked: int, now: int) -> None:
+        """The curve itself: how far the window is from where it should be by now."""
+        peak = int(self._peak) // MSS
+        if not self._epoch:
+            self._epoch, self._since, self._reno = now, acked, size
+            self._k = (max(peak - size, 0) / _CUBIC_C) ** (1 / 3)
+            self._origin = max(peak, size)
+        rise = (now - self._epoch + self._least_rtt) / 1e9 - self._k
+        target = int(self._origin) + int(_CUBIC_C * rise**3)  # both halves rounded towards it
+        self._pace = size // (target - size) if target > size else 100 * size
+        if not peak:
+            self._pace = min(self._pace, 20)
+
+    def cut(self) -> None:
+        """See Window."""
+        if self._acked < self._recover:
+            return
+        self._recover = self._sent
+        size = max(int(self.size) // MSS, 1)
+        falling = self.algorithm == "cubic" and size * MSS < self._peak
+        self._peak = float((size * (1024 + 717) // 2048 if falling else size) * MSS)
+        kept = size * 717 // 1024 if self.algorithm == "cubic" else size // 2
+        self.size = self.threshold = float(max(kept, 2) * MSS)
+        self._epoch = self._credit = 0
+
+    def recovered(self) -> None:
+        """Everything that was under way at the cut has arrived."""
+        self.size = self.threshold
+        self._recover = 0
+
+    def collapse(self) -> None:
+        """See Window."""
+        super().collapse()
+        self._peak = 0.0

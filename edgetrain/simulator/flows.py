@@ -19,6 +19,13 @@ from edgetrain.devices import Device
 from edgetrain.networks.fluid import HEADERS
 from edgetrain.networks.model import ETHERNET_BYTES
 from edgetrain.networks.profile import Direction
+from edgetrain.networks.recovery import (
+    DUPLICATES,
+    PROBE_ALONE_NS,
+    PROBE_ROUND_TRIPS,
+    PROBE_SLACK_NS,
+    REORDER_SHARE,
+)
 from edgetrain.networks.window import MSS
 
 Array = npt.NDArray[np.float64]
@@ -316,18 +323,21 @@ class Streams:
         self._epoch = np.where(idle, math.nan, self._epoch)
 
     def _repair(self, size: int, now: Array, span: Array) -> Array | float:
-        """What losses add to a message: a round trip for the hole nearest to its end, or a timeout
-        where a retransmission is lost as well; and the window is cut."""
+        """What losses add to a message: what it takes to notice the one nearest to its end and to
+        send that again (`_notice`), or a timeout where a retransmission is lost as well; and the
+        window is cut."""
         if not self._loses:
             return 0.0
         count, rng = len(now), self._rng
+        segments = math.ceil(size / self._connections / MSS)
         strikes = rng.binomial(math.ceil(size / MSS), self._strikes)
-        lost = strikes * self._share / np.maximum(self._strikes, 1e-12)
-        again = rng.random(count) < 1 - (1 - np.minimum(self._share, 0.999)) ** lost
+        length = self._share / np.maximum(self._strikes, 1e-12)
+        again = rng.random(count) < 1 - (1 - np.minimum(self._share, 0.999)) ** (strikes * length)
         timeout = self._round_trip + self._patience
-        # Each further loss doubles the timeout: sum over k of (2 share)^k.
-        stall = self._round_trip + again * timeout / (1 - np.minimum(2 * self._share, 0.9))
         place = rng.random(count) ** (1 / np.maximum(strikes, 1))
+        # Each further loss doubles the timeout: sum over k of (2 share)^k.
+        stall = self._notice(segments, place, rng.geometric(1 / np.maximum(length, 1.0)), timeout)
+        stall = stall + again * timeout / (1 - np.minimum(2 * self._share, 0.9))
         hit = strikes > 0
         falling = self._window < self._peak
         peak = np.where(falling, self._window * (1 + _CUBIC_BETA) / 2, self._window)
@@ -337,6 +347,23 @@ class Streams:
         self._window = np.where(hit, np.where(again, float(MSS), cut), self._window)
         self._epoch = np.where(hit, math.nan, self._epoch)
         return np.where(hit, np.maximum(stall - (1 - place) * span, 0), 0.0)
+
+    def _notice(
+        self, segments: int, place: Array, length: npt.NDArray[np.int64], timeout: Array
+    ) -> Array:
+        """How much later than it would have a burst of losses arrives that begins at `place` (0 to
+        1) of a message of so many segments, by the rules of `networks.recovery`: a round trip where
+        three behind it tell, a quarter more with fewer, a tail loss probe where there is none."""
+        trip = self._round_trip
+        left = segments - np.floor(place * segments)  # of the message, from the burst on
+        behind = left - length
+        gone = np.minimum(length, left)
+        told = trip * np.where(behind < DUPLICATES, 1 + 1 / REORDER_SHARE, 1.0)
+        patience = np.where(gone > 1, PROBE_SLACK_NS, PROBE_ALONE_NS) / 1e9
+        probe = np.minimum(PROBE_ROUND_TRIPS * trip + patience, timeout)
+        probe = probe + trip * (left < segments)  # it counts from the last acknowledgement
+        probe = probe + trip * (gone > 1)  # it is of the last segment, and shows the holes
+        return np.where(behind > 0, told, probe)
 
 
 def wire_bytes(size: float) -> float:

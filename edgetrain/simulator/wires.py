@@ -1,26 +1,24 @@
 """Messages on emulated links in virtual time: the transports of a simulated hub and its members.
 
-Each member has one TCP connection to the hub; each direction of it is a fluid behind a congestion
-window (`networks.fluid`), which goes through the member's access link and, at a site, through the
-uplink that it shares with others. The same link models as in the emulator, and no packets.
+Each member has one TCP connection to the hub; each direction of it (`streams`, and `lossy` where
+packets are lost) goes through the member's access link and, at a site, through the uplink that it
+shares with others. The same link models as in the emulator.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from edgetrain.messages import Buffer
 from edgetrain.networks import Fault, Profile, Site
 from edgetrain.networks.faults import Schedule
-from edgetrain.networks.fluid import HEADERS, Way
-from edgetrain.networks.window import MSS, Window
+from edgetrain.networks.fluid import Way
+from edgetrain.networks.recovery import GREETING_TIMEOUT_NS
+from edgetrain.networks.window import MSS
+from edgetrain.simulator.lossy import LossyStream
+from edgetrain.simulator.streams import Frames, Path, Stream, wire_bytes
 from edgetrain.simulator.virtual import SECOND, Mailbox, World
 from edgetrain.transport import SILENCE_S, Traffic
-
-SEND_LIMIT_BYTES = 4 << 20
-"""The most that one connection has unacknowledged: what Linux allows by default (tcp_wmem)."""
 
 HANDSHAKES, HANDSHAKE_BYTES = 3, 64
 """Round trips of TCP's and ZMTP's greetings before the first message, and bytes in each."""
@@ -29,186 +27,13 @@ TRAIN_SEGMENTS, COARSE_TRAIN_SEGMENTS, COARSE_FROM = 4, 16, 64
 """Segments that leave at once where the congestion window is the limit; so many more from so many
 members on, where each costs more time than it tells."""
 
-Frames = Sequence[Buffer]
 
-
-def wire_bytes(frames: Frames) -> int:
-    """What a message takes in the byte stream: its frames behind ZMTP 3.1's flags and lengths."""
-    total = 0
-    for frame in frames:
-        size = memoryview(frame).nbytes
-        total += size + (2 if size < 256 else 9)
-    return total
-
-
-@dataclass
-class _Message:
-    frames: Frames
-    left: int
-
-
-@dataclass(frozen=True)
-class _Path:
-    """The ways that bytes go, in order: the access link and a site's uplink, or back."""
-
-    ways: tuple[Way, ...]
-    train_bytes: int
-
-    @property
-    def mean_delay(self) -> int:
-        return sum(way.mean_delay for way in self.ways)
-
-    @property
-    def chunk(self) -> int:
-        return min(way.chunk for way in self.ways)
-
-    @property
-    def down(self) -> bool:
-        """A fault takes the access link away: the first way up, the last way down."""
-        return self.ways[0].model.down or self.ways[-1].model.down
-
-    def ack_delay(self, now: int) -> int:
-        for way in self.ways:
-            now += way.delay_ns(now)
-        return now
-
-
-class _Stream:
-    """One direction of one connection: messages in, the same messages out, later."""
-
-    def __init__(
-        self,
-        world: World,
-        path: _Path,
-        back: _Path,
-        congestion: str,
-        deliver: Callable[[Frames], None],
-    ) -> None:
-        self.sent_bytes = self.received_bytes = self.repeated_bytes = 0
-        self._world, self._path, self._back = world, path, back
-        self._deliver = deliver
-        self._chunk = path.chunk
-        self._ns_per_byte = max(way.ns_per_byte for way in path.ways)
-        self.window = Window(congestion, path.mean_delay + back.mean_delay, SEND_LIMIT_BYTES)
-        self._backlog: deque[_Message] = deque()
-        self._acks: deque[tuple[int, int, int, int]] = deque()
-        self._last = 0
-        self._opens = 0
-        self._waits = False
-        self._held: deque[tuple[Frames, int]] = deque()
-        self.cut = False
-        self.on_damage: Callable[[], None] | None = None
-        """Called in place of the next delivery, whose bytes are damaged."""
-
-    def send(self, frames: Frames, size: int) -> None:
-        """Queue a message."""
-        self._backlog.append(_Message(frames, size))
-        if not self._waits:
-            self._pump()
-
-    def wait(self, delay: int) -> None:
-        """Send nothing for so long."""
-        self._opens = self._world.now + delay
-        self._waits = True
-        self._world.at(self._opens, self._pump)
-
-    def _pump(self) -> None:
-        """Put on the way what the window has room for."""
-        now, window, acks = self._world.now, self.window, self._acks
-        if now < self._opens:
-            return
-        while acks and acks[0][0] <= now:
-            at, count, sent, spread = acks.popleft()
-            window.acked(count, at, at - sent, spread)
-        self._waits = False
-        while self._backlog and not self.cut and not self._path.down:
-            room = window.room(now)
-            if room < MSS and window.in_flight:
-                self._waits = True
-                if acks:
-                    self._world.at(acks[0][0], self._pump)
-                return
-            message = self._backlog[0]
-            # Where the window is the limit, acknowledgements come and let go a few at a time.
-            most = self._chunk if room >= message.left else self._path.train_bytes
-            size = min(room, most, message.left)
-            message.left -= size
-            whole = message.frames if not message.left else None
-            if whole is not None:
-                self._backlog.popleft()
-            self._enter(size, whole)
-
-    def _enter(self, size: int, whole: Frames | None) -> None:
-        now = self._world.now
-        self.window.sent(size, now)
-        self.sent_bytes += size
-        self._through(0, now, now, size, whole, 0)
-
-    def _through(
-        self, stage: int, now: int, sent: int, size: int, whole: Frames | None, stall: int
-    ) -> None:
-        """A chunk is at the entry of a way. Shared ways are entered in the order of time."""
-        way = self._path.ways[stage]
-        segments = -(-size // MSS)
-        lost = way.losses.within(size, now)
-        rate = way.model.rate
-        overflow = rate is not None and rate.full(now)
-        arrival = way.model.arrival(now, size + segments * HEADERS, segments)
-        if lost or overflow:
-            stall = max(stall, way.repair(self.window, lost, now))
-            self.repeated_bytes += lost * MSS
-            self.sent_bytes += lost * MSS
-        if stage + 1 < len(self._path.ways):
-            self._world.at(
-                arrival,
-                lambda: self._through(stage + 1, arrival, sent, size, whole, stall),
-            )
-            return
-        spread = int(max(size - MSS, 0) * self._ns_per_byte)
-        acked_at = self._back.ack_delay(arrival)
-        if self._acks:  # acknowledgements do not overtake each other
-            acked_at = max(acked_at, self._acks[-1][0])
-        self._acks.append((acked_at, size, sent, spread))
-        if self._waits and len(self._acks) == 1:
-            self._world.at(acked_at, self._pump)
-        self._last = max(arrival + stall, self._last)
-        if whole is not None:
-            self._world.at(self._last, lambda: self._arrive(whole, size))
-        else:
-            self.received_bytes += size
-
-    def _arrive(self, frames: Frames, size: int) -> None:
-        if self.cut:
-            return
-        if self._held or self._path.down:  # goes on when the link is up again, in its turn
-            self._held.append((frames, size))
-        else:
-            self._hand_over(frames, size)
-
-    def _hand_over(self, frames: Frames, size: int) -> None:
-        self.received_bytes += size
-        if self.on_damage is None:
-            self._deliver(frames)
-        elif not self.cut:
-            self.on_damage()
-
-    def unbegun(self) -> list[Frames]:
-        """Messages of which nothing has left yet."""
-        return [m.frames for m in self._backlog if m.left == wire_bytes(m.frames)]
-
-    def recover(self, outage_ns: int) -> None:
-        """The link is up again: TCP goes on at its next retransmission, each twice as late."""
-        timeout = at = self.window.timeout
-        while at < outage_ns:
-            timeout *= 2
-            at += timeout
-        self.window.collapse()
-        self._world.at(self._world.now + max(at - outage_ns, 0), self._go_on)
-
-    def _go_on(self) -> None:
-        while self._held and not self._path.down:
-            self._hand_over(*self._held.popleft())
-        self._pump()
+def stream(
+    world: World, path: Path, back: Path, congestion: str, deliver: Callable[[Frames], None]
+) -> Stream:
+    """One direction of a connection: the finer model where its path loses packets."""
+    kind = LossyStream if path.loses else Stream
+    return kind(world, path, back, congestion, deliver)
 
 
 class MemberWire:
@@ -229,8 +54,8 @@ class MemberWire:
         up, down = self._network.paths(self.member)
         world, congestion = self._network.world, self._network.congestion
         hub = self._network.hub
-        self.up = _Stream(world, up, down, congestion, lambda frames: hub.take(name, frames))
-        self.down = _Stream(world, down, up, congestion, self._inbox.put)
+        self.up = stream(world, up, down, congestion, lambda frames: hub.take(name, frames))
+        self.down = stream(world, down, up, congestion, self._inbox.put)
         if at_once:
             self._network.add(self)
 
@@ -255,13 +80,13 @@ class MemberWire:
         self._network.hub.forget(self.name)
         self._open(self.name, at_once=False)
         self.connections = before
-        self._greet()
+        delay = self._greet()
         for frames in waiting:
             self.up.send(frames, wire_bytes(frames))
         up, world = self.up, self._network.world
-        world.at(world.now + HANDSHAKES * up.window.rtt, lambda: self._stands(up))
+        world.at(world.now + delay, lambda: self._stands(up))
 
-    def _stands(self, up: _Stream) -> None:
+    def _stands(self, up: Stream) -> None:
         if up is self.up and not up.cut:
             self.connections += 1
             self._network.add(self)
@@ -283,10 +108,13 @@ class MemberWire:
         self.up.cut = self.down.cut = True
         self._before = self.traffic()
 
-    def _greet(self) -> None:
+    def _greet(self) -> int:
         """Nothing leaves before the greetings of TCP and ZMTP have gone to and fro."""
+        window = self.up.window
+        delay = sum(self._network.greetings(self.member, window.rtt, window.timeout))
         for stream in (self.up, self.down):
-            stream.wait(HANDSHAKES * self.up.window.rtt)
+            stream.wait(delay)
+        return delay
 
     def send(self, frames: Frames) -> None:
         """See MemberTransport."""
@@ -451,26 +279,38 @@ class SimulatedNetwork:
         up, down = profile.up, profile.down
         return Way.make(up, next(number), 0), Way.make(down, next(number), 0)
 
-    def paths(self, member: int) -> tuple[_Path, _Path]:
+    def paths(self, member: int) -> tuple[Path, Path]:
         """Up and down, between a member and the hub."""
         up, down = self._access[member]
         shared = self._uplink.get(member)
         if shared is None:
-            return _Path((up,), self._train_bytes), _Path((down,), self._train_bytes)
+            return Path((up,), self._train_bytes), Path((down,), self._train_bytes)
         ways_up, ways_down = (up, shared[0]), (shared[1], down)
-        return _Path(ways_up, self._train_bytes), _Path(ways_down, self._train_bytes)
+        return Path(ways_up, self._train_bytes), Path(ways_down, self._train_bytes)
 
     def connect(self, member: int) -> MemberWire:
         """A new connection of this member, after the round trips that TCP and ZMTP need."""
         wire = MemberWire(self, member, self.new_name(member))
         up, down = self.paths(member)
         rtt = up.mean_delay + down.mean_delay
-        for _ in range(HANDSHAKES):
+        for trip in self.greetings(member, rtt, wire.up.window.timeout):
             for window in (wire.up.window, wire.down.window):
                 window.sent(HANDSHAKE_BYTES, self.world.now)
                 window.acked(HANDSHAKE_BYTES, self.world.now + rtt, rtt)
-            self.world.sleep(rtt / SECOND)
+            self.world.sleep(trip / SECOND)
         return wire
+
+    def greetings(self, member: int, rtt: int, patience: int) -> list[int]:
+        """How long each of a new connection's first round trips takes: TCP's, and two of ZMTP's.
+        One that loses a segment takes a timeout more."""
+        paths = self.paths(member)
+        trips: list[int] = []
+        for number in range(HANDSHAKES):
+            now = self.world.now + sum(trips)
+            timeout = patience if number else GREETING_TIMEOUT_NS
+            late = sum(path.once(now, timeout) for path in paths if path.loses)
+            trips.append(rtt + late)
+        return trips
 
     def new_name(self, member: int) -> bytes:
         """What a new connection of this member is called."""

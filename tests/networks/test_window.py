@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.networks.window import ALGORITHMS, MSS, Window
+from edgetrain.networks.window import ALGORITHMS, MSS, WholeWindow, Window
 
 RTT = 100_000_000
 
@@ -154,3 +154,37 @@ def test_a_round_trip_that_grows_a_little_does_not_end_slow_start() -> None:
     window.acked(20 * MSS, 2 * rtt, rtt + 5_000_000)
     assert math.isinf(window.threshold)
     assert window.size == 40 * MSS
+
+
+def test_a_pause_does_not_let_cubic_run_on():
+    """Linux shifts the curve by every pause (CA_EVENT_TX_START): it counts the time of sending."""
+    rtt = 40_000_000
+
+    def after(pause):
+        window, now = WholeWindow("cubic", rtt, 1 << 30), 1
+        window.size = window.threshold = 40.0 * MSS
+        window.sent(40 * MSS, now)
+        window.cut()
+        window.recovered()
+        window.acked(40 * MSS, now + rtt, rtt)
+        for _ in range(30):
+            now += rtt + pause
+            window.sent(window.room(now), now)
+            window.acked(window.in_flight, now + rtt, rtt)
+        return window.size / MSS
+
+    assert after(100_000_000) == pytest.approx(after(1), abs=1)
+
+
+def test_a_whole_window_is_whole():
+    window, now = WholeWindow("cubic", 40_000_000, 1 << 30), 1
+    for turn in range(200):
+        room = window.room(now)
+        window.sent(room, now)
+        now += 40_000_000
+        window.acked(room, now, 40_000_000)
+        if turn % 20 == 19:
+            window.cut()
+            window.recovered()
+        assert window.size % MSS == 0
+        assert window.size >= 2 * MSS

@@ -187,3 +187,148 @@ def test_a_device_without_power_is_given_up_when_tcp_gives_up():
     assert seen == [True, False, None]
     assert [frames for _, frames in links.hub.poll(0.0)] == [[b"hello"]]
     assert not links.hub.send(b"nobody", [b"x"])
+
+
+# -- losses ---------------------------------------------------------------------------------------
+
+
+def lossy_up(delay_ms=20.0, **figures):
+    """Losses on the way up; acknowledgements come back."""
+    return Profile(
+        "test", up=Direction(delay_ms=delay_ms, **figures), down=Direction(delay_ms=delay_ms)
+    )
+
+
+def one_by_one(profile, size, count, links=4, **network_figures):
+    """Seconds of each message on each link, sent when the one before has been answered; wires."""
+    world = World()
+    network = SimulatedNetwork(world, [profile] * links, **network_figures)
+    seconds, wires = [[] for _ in range(links)], []
+
+    def member(number):
+        wire = network.connect(number)
+        wires.append(wire)
+        for _ in range(count):
+            began = world.now
+            wire.send([bytes(size)])
+            while wire.receive(600.0) is None:
+                pass
+            seconds[number].append((world.now - began) / SECOND)
+
+    def hub():
+        for _ in range(links * count):
+            for sender, _ in network.hub.poll(3600.0):
+                network.hub.send(sender, [b"y"])
+
+    for number in range(links):
+        world.start(f"m{number}", lambda m=number: member(m))
+    world.start("hub", hub)
+    while world.step():
+        pass
+    assert all(len(link) == count for link in seconds)
+    return seconds, wires
+
+
+def mean(times):
+    return sum(map(sum, times)) / sum(map(len, times))
+
+
+@pytest.mark.parametrize(("size", "delay_ms"), [(1_000, 100.0), (20_000, 5.0), (100_000, 100.0)])
+def test_more_loss_is_never_faster_in_the_mean(size, delay_ms):
+    means = [
+        mean(one_by_one(lossy_up(delay_ms, loss_percent=p), size, 40)[0]) for p in (0.0, 1.0, 8.0)
+    ]
+    assert means == sorted(means)
+
+
+@pytest.mark.parametrize(
+    "losses", [{"loss_percent": 2.0}, {"burst": Burst(0.5, 25.0), "rate_mbit": 50.0}]
+)
+@pytest.mark.parametrize("size", [700, 30_000])
+def test_as_many_segments_are_lost_as_the_profile_says(losses, size):
+    _, wires = one_by_one(lossy_up(**losses), size, 300)
+    sent = sum(wire.up.sent_bytes for wire in wires)
+    again = sum(wire.up.repeated_bytes for wire in wires)
+    expected = 0.02 if "loss_percent" in losses else 0.5 / 25.5
+    # Each retransmission stands for a lost segment; a burst counts as one draw.
+    draws = sent / min(size, MSS) / (1 if "loss_percent" in losses else 8)
+    assert again / sent == pytest.approx(expected, abs=4 * (expected / draws) ** 0.5)
+
+
+def time_with(lost, segments, delay_ms=50.0):
+    """Seconds of one message of so many segments of which these are lost, once each."""
+    world = World()
+    network = SimulatedNetwork(world, [lossy_up(delay_ms, loss_percent=1e-9)])
+    wire = []
+    world.start("m", lambda: wire.append(network.connect(0)))
+    while world.step():
+        pass
+    path, _ = network.paths(0)
+    numbers = iter(range(10**6))
+    path.ways[0].losses.places = lambda count, now: [
+        place for place in range(count) if next(numbers) in lost
+    ]
+    began, arrived = world.now, []
+    world.start("hub", lambda: arrived.extend(network.hub.poll(60.0)), began)
+    world.at(began, lambda: wire[0].send([bytes(segments * MSS - 9)]))
+    seen = []
+    while world.step():
+        if arrived and not seen:
+            seen.append((world.now - began) / SECOND)
+    return seen[0]
+
+
+def test_what_is_lost_decides_what_it_costs():
+    clean = time_with((), 8)
+    assert clean == pytest.approx(0.050)
+    # In the middle: those behind it tell, and it takes a round trip more.
+    assert time_with((3,), 8) == pytest.approx(clean + 0.100, abs=0.001)
+    # One before the last: a quarter of a round trip, for it might only be late.
+    assert time_with((6,), 8) == pytest.approx(clean + 0.125, abs=0.001)
+    # The last two: when the others are acknowledged, a probe after two round trips, and one more
+    # for the hole that it shows.
+    assert time_with((6, 7), 8) == pytest.approx(clean + 0.100 + 0.206 + 0.100, abs=0.002)
+    # The only one: a timeout, for its acknowledgement might be a late one. The last one: the same.
+    alone = time_with((0,), 1) - clean
+    assert 0.300 < alone < 0.340
+    assert time_with((7,), 8) - clean == pytest.approx(0.100 + alone, abs=0.02)
+    # Its repetition too: another timeout.
+    assert time_with((0, 1), 1) - clean == pytest.approx(2 * alone, abs=0.02)
+
+
+def test_a_lossy_link_that_loses_nothing_is_as_fast_as_one_without_loss():
+    for size in (500, 5_000, 40_000, 400_000):
+        clean = one_by_one(lossy_up(30.0, rate_mbit=20.0), size, 3)[0]
+        spared = one_by_one(lossy_up(30.0, rate_mbit=20.0, loss_percent=1e-9), size, 3)[0]
+        assert mean(spared) == pytest.approx(mean(clean), rel=0.03)
+
+
+@pytest.mark.parametrize("percent", [0.5, 2.0])
+def test_the_law_of_mathis_holds_in_bulk(percent):
+    """Reno's throughput is MSS / RTT * sqrt(3/2) / sqrt(p): Mathis et al. 1997."""
+    size = 3_000_000
+    seconds, _ = one_by_one(
+        lossy_up(25.0, loss_percent=percent), size, 3, links=8, congestion="reno"
+    )
+    warm = [link[1:] for link in seconds]
+    law = MSS / 0.05 * (1.5 / (percent / 100)) ** 0.5
+    assert size / mean(warm) == pytest.approx(law, rel=0.2)
+
+
+def test_a_lost_greeting_is_repeated_after_a_second():
+    world = World()
+    network = SimulatedNetwork(world, [lossy_up(20.0, loss_percent=1e-9)])
+    path, _ = network.paths(0)
+    draws = iter([[0], [0], [], [], []])
+    path.ways[0].losses.places = lambda count, now: next(draws)
+    world.start("m", lambda: network.connect(0))
+    while world.step():
+        pass
+    assert world.now == 3 * 40_000_000 + (1 + 2) * SECOND
+
+
+def test_seeds_reproduce_and_tell_apart():
+    profile = lossy_up(20.0, loss_percent=3.0)
+    first = one_by_one(profile, 30_000, 40, seed=1)[0]
+    assert one_by_one(profile, 30_000, 40, seed=1)[0] == first
+    assert one_by_one(profile, 30_000, 40, seed=2)[0] != first
