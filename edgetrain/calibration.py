@@ -5,6 +5,8 @@ Works on summaries and on the bases that members ended with; nothing is run, not
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,11 +38,28 @@ class Pair:
     same_base: bool | None
     """Whether all members of both ended with the same parameters, bit for bit; None: not known."""
     trusted: bool | None
+    drawn_s: tuple[float, ...] = ()
+    """Seconds per step of each simulated run, where several drew their losses apart; `step_s` has
+    their mean."""
 
     @property
     def time_error(self) -> float:
         """How much longer a step is simulated than emulated, relative."""
         return relative(self.step_s)
+
+    @property
+    def chance(self) -> float | None:
+        """By how much an emulated run may be off by its losses alone: two standard deviations of
+        one run less the mean of those simulated, relative. None: nothing was drawn apart."""
+        if len(self.drawn_s) < 2:
+            return None
+        spread = statistics.stdev(self.drawn_s) * math.sqrt(1 + 1 / len(self.drawn_s))
+        return 2 * spread / self.step_s[0]
+
+    @property
+    def good(self) -> bool:
+        """Within GOOD of the emulated run, or what is left is no more than chance."""
+        return abs(self.time_error) <= max(GOOD, self.chance or 0.0)
 
 
 def relative(both: tuple[float, float]) -> float:
@@ -57,9 +76,12 @@ def pair(
     simulated: Mapping[str, Any],
     bases: tuple[set[str], set[str]],
     real_seconds: tuple[float, float],
+    drawn: Sequence[Mapping[str, Any]] = (),
 ) -> Pair:
-    """Two summaries of the same job beside each other; `bases` as `bases_of` found them."""
+    """Two summaries of the same job beside each other; `bases` as `bases_of` found them. `drawn`
+    are the summaries of further simulated runs, whose links lost other packets."""
     metric = str(emulated["metric"])
+    every = tuple(_step_s(each) for each in (simulated, *drawn))
 
     def both(key: str) -> tuple[Any, Any]:
         return emulated[key], simulated[key]
@@ -68,7 +90,7 @@ def pair(
     return Pair(
         name=name,
         metric=metric,
-        step_s=(_step_s(emulated), _step_s(simulated)),
+        step_s=(_step_s(emulated), statistics.fmean(every)),
         wait_s=both("wait_s"),
         sent_bytes=both("sent_bytes"),
         received_bytes=both("received_bytes"),
@@ -77,6 +99,7 @@ def pair(
         real_seconds=real_seconds,
         same_base=(bases[0] == bases[1] and len(bases[0]) == 1) if known else None,
         trusted=(emulated.get("emulation") or {}).get("trusted"),
+        drawn_s=every if drawn else (),
     )
 
 
@@ -93,7 +116,9 @@ def bases_of(events: Iterable[Record]) -> set[str]:
 def as_json(pairs: Sequence[Pair], picture: Path | None = None) -> dict[str, Any]:
     """Plain data for --json."""
     return {
-        "pairs": [asdict(each) | {"time_error": each.time_error} for each in pairs],
+        "pairs": [
+            asdict(each) | {"time_error": each.time_error, "chance": each.chance} for each in pairs
+        ],
         "worst_time_error": max((abs(each.time_error) for each in pairs), default=None),
         "picture": None if picture is None else str(picture),
     }
@@ -106,6 +131,7 @@ def text(pairs: Sequence[Pair], picture: Path | None = None) -> str:
         column("emulated", (units.duration(each.step_s[0]) for each in pairs), below="per step"),
         column("simulated", (units.duration(each.step_s[1]) for each in pairs), below="per step"),
         column("error", (_percent(each.time_error) for each in pairs), below="time"),
+        column("by", (_chance(each) for each in pairs), below="chance"),
         column("error", (_wait_error(each) for each in pairs), below="waiting"),
         column("error", (_percent(relative(each.sent_bytes)) for each in pairs), below="sent"),
         column(
@@ -118,13 +144,19 @@ def text(pairs: Sequence[Pair], picture: Path | None = None) -> str:
         column("faster", (units.times(_faster(each)) for each in pairs), below="to know"),
     ]
     worst = max(pairs, key=lambda each: abs(each.time_error))
-    good = sum(abs(each.time_error) <= GOOD for each in pairs)
+    near = sum(abs(each.time_error) <= GOOD for each in pairs)
+    good = sum(each.good for each in pairs)
     lines = [
         *as_text(columns),
         "",
-        f"{good} of {len(pairs)} within {GOOD:.0%} of the emulated time; worst: {worst.name}, "
+        f"{near} of {len(pairs)} within {GOOD:.0%} of the emulated time; worst: {worst.name}, "
         f"{_percent(worst.time_error)}",
     ]
+    if any(each.chance is not None for each in pairs):
+        lines.append(
+            f"{good} of {len(pairs)} within that, or within what chance explains: two standard "
+            "deviations of runs that lose other packets"
+        )
     if any(each.trusted is False for each in pairs):
         lines.append("an emulation marked NO was late itself: its time is not the network's")
     if picture is not None:
@@ -137,6 +169,10 @@ _YES = {True: "yes", False: "NO", None: units.ABSENT}
 
 def _percent(share: float) -> str:
     return f"{100 * share:+.1f} %"
+
+
+def _chance(each: Pair) -> str:
+    return units.ABSENT if each.chance is None else f"±{100 * each.chance:.1f} %"
 
 
 def _wait_error(each: Pair) -> str:

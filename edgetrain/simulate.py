@@ -65,13 +65,15 @@ def run(
     poll_s: float = 0.1,
     batched: bool | None = None,
     clock: Callable[[], float] = time.monotonic,
+    luck: int = 0,
 ) -> dict[str, Any]:
     """Simulate a planned job in `folder` (made by `runs`); returns its summary, also written.
 
     Deterministic: the same job gives the same bits and the same virtual times. `batched` steps
     members together with torch.func.vmap (None: where there are many), which is faster and rounds
     differently; one by one, the parameters are those of the emulated run. `watch` is called every
-    `poll_s` real seconds. Raises what a hub or all members failed with, ConfigError.
+    `poll_s` real seconds. Another `luck` draws other losses and jitter on the links, and nothing
+    else. Raises what a hub or all members failed with, ConfigError.
     """
     job = planned.job
     runs.write_job(folder, job.to_dict())
@@ -79,7 +81,7 @@ def run(
     status, report = "failed", {}
     try:
         with _python_for_many():
-            simulation = Simulation(planned, folder, batched)
+            simulation = Simulation(planned, folder, batched, luck=luck)
             try:
                 simulation.run(watch, poll_s, clock)
                 status = simulation.verdict()
@@ -162,9 +164,10 @@ class Simulation:
         batched: bool | None = None,
         journal: Path | None = None,
         happenings: Sequence[Happening] = (),
+        luck: int = 0,
     ) -> None:
         """`journal` is where the hub keeps its own (None: nowhere), `happenings` what goes wrong
-        besides the job's own faults; to kill the hub needs a journal."""
+        besides the job's own faults; to kill the hub needs a journal. `luck` as in `run`."""
         self._planned, self._folder, self._job = planned, folder, planned.job
         self._journal, self._happenings = journal, happenings
         self._digest = planned.job.digest()
@@ -188,7 +191,7 @@ class Simulation:
             self._world,
             [profiles[name] for name in planned.networks],
             message_s=planned.job.hub.message_s,
-            seed=planned.job.seed,
+            seed=planned.job.seed + luck,
             congestion=planned.congestion,
             sites=planned.sites,
             faults=planned.faults,

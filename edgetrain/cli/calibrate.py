@@ -10,6 +10,7 @@ from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.config import Job
+from edgetrain.errors import ConfigError
 
 _BASIS = ("members=8", "pace_s=0.05", "steps=240", "optimizer={ name = 'sgd', lr = 0.2 }")
 
@@ -38,7 +39,10 @@ examples:
 
 Runs every job twice, emulated (real processes, real TCP) and simulated (virtual time), and prints
 how far the simulation is from the emulated run: seconds per step, waiting (in parts of a step),
-bytes, final figure, and whether the parameters are the same bit for bit.
+bytes, final figure, and whether the parameters are the same bit for bit. Where packets are lost,
+two runs of one job differ by luck: such a job is simulated --draws times, with other losses each
+time; their mean is compared, and `by chance` says how far off one emulated run may be for no other
+reason.
 """
 
 
@@ -54,12 +58,18 @@ def add_parser(subparsers: Any) -> None:
     common.add_job(parser)
     parser.add_argument("--strategies", help="comma-separated; default: the job's own")
     parser.add_argument("--networks", help="comma-separated; default: the job's own")
+    parser.add_argument(
+        "--draws", type=int, default=8, metavar="N",
+        help="simulated runs of a job whose links lose packets (default 8)",
+    )  # fmt: skip
     common.add_output(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan all, run each both ways, report."""
+    if not 1 <= arguments.draws <= 1000:
+        raise ConfigError(f"--draws {arguments.draws}", "allowed are 1 to 1000")
     jobs, beside = jobs_of(arguments)
     common.simulator()
     from edgetrain import calibration, emulate, plans, plot, runs, simulate
@@ -77,8 +87,14 @@ def run(arguments: argparse.Namespace) -> int:
             found.append(start(each, inside))
             real.append(time.monotonic() - began)
             bases.append(calibration.bases_of(runs.read_metrics(inside, "event")))
+        drawn = [
+            simulate.run(each, runs.create_inside(folder, f"{name} simulated {luck}"), luck=luck)
+            for luck in range(1, arguments.draws if _loses(each) else 1)
+        ]
         pairs.append(
-            calibration.pair(name, found[0], found[1], (bases[0], bases[1]), (real[0], real[1]))
+            calibration.pair(
+                name, found[0], found[1], (bases[0], bases[1]), (real[0], real[1]), drawn
+            )
         )
     picture = _picture(plot, pairs, folder / "calibration.png")
     report = calibration.as_json(pairs, picture)
@@ -107,6 +123,14 @@ def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]
             name = f"{variant.strategy.name}, {network.strip()}"
             found[name] = replace(variant, fleet=replace(variant.fleet, network=network.strip()))
     return found, beside
+
+
+def _loses(planned: Any) -> bool:
+    """Whether packets are lost on any link of the job."""
+    from edgetrain import networks
+
+    profiles = [networks.load(name) for name in set(planned.networks)]
+    return any(p.has_loss for p in (*profiles, *(site.uplink for site in planned.sites)))
 
 
 def _picture(plot: Any, pairs: Any, path: Path) -> Path | None:

@@ -50,8 +50,9 @@ class LossyStream(Stream):
         while heard and heard[0][0] <= now:
             at, piece, spread = heard.popleft()
             recovery.acked(piece, at, spread)
-            # Each lets go what it has room for: what a loss cuts is what is under way by then.
-            while not shut and self._send_some(now):
+            # Each that was waited for lets go what it has room for: what a loss cuts is what is
+            # under way by then. Of the others, heard long ago, the last may end in a pause.
+            while at == now and not shut and self._send_some(now):
                 pass
         self._waits = False
         if shut:

@@ -1,0 +1,54 @@
+"""Emulated and simulated figures beside each other, and what chance alone explains."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+
+from edgetrain import calibration
+
+
+def summary(step_s):
+    return {
+        "metric": "accuracy",
+        "steps_per_second": 1 / step_s,
+        "wait_s": 0.01,
+        "sent_bytes": 1000,
+        "received_bytes": 1000,
+        "final": {"accuracy": 0.9},
+        "target_seconds": None,
+        "emulation": {"trusted": True},
+    }
+
+
+def pair(emulated_s, first_s, *more_s):
+    return calibration.pair(
+        "job",
+        summary(emulated_s),
+        summary(first_s),
+        ({"a"}, {"a"}),
+        (10.0, 1.0),
+        [summary(each) for each in more_s],
+    )
+
+
+def test_without_losses_one_run_is_compared_and_nothing_is_chance():
+    found = pair(0.100, 0.110)
+    assert found.time_error == pytest.approx(0.10)
+    assert found.chance is None
+    assert not found.good
+    assert "chance explains" not in calibration.text([found])
+
+
+def test_with_losses_the_mean_is_compared_and_chance_is_told():
+    drawn = (0.090, 0.110, 0.100, 0.120)
+    found = pair(0.100, *drawn)
+    assert found.step_s[1] == pytest.approx(0.105)
+    spread = statistics.stdev(drawn) * math.sqrt(1.25)
+    assert found.chance == pytest.approx(2 * spread / 0.100)
+    text = calibration.text([found, pair(0.130, *drawn), pair(0.160, *drawn)])
+    assert "1 of 3 within 5%" in text
+    assert "2 of 3 within that, or within what chance explains" in text
+    assert f"±{100 * found.chance:.1f} %" in text
