@@ -76,6 +76,7 @@ from edgetrain.roster import Peer
 from edgetrain.secure import Agreement, forms
 from edgetrain.secure.hub import Aggregator
 from edgetrain.terms import Policy, Terms
+from edgetrain.transport import owned
 
 ELEMENTS = 300
 HONEST = 2
@@ -363,7 +364,7 @@ class Attack(Room):
         """No attackers any more; their connections are gone."""
         self.attacking = False
         self._inside.kill()
-        for name in [name for name in self.wires if not name.startswith(b"honest")]:
+        for name in [name for name in self.wires if not name.startswith(b"khonest")]:
             self.wires[name].close()
 
     def let_in(self) -> None:
@@ -371,7 +372,7 @@ class Attack(Room):
         codec = self.kind.codecs()[0] if self.kind.part_elements else None
         for number in range(HONEST):
             trainee = Trainee(f"h{number}", ELEMENTS, PACE_S, codec=codec)
-            trainee.start(self, Wire(self, b"honest-%d" % number))
+            trainee.start(self, Wire(self, owned((b"honest-%d" % number).ljust(32), b"")))
             self.honest.append(trainee)
 
     def _opened(self) -> Journal:
@@ -405,7 +406,7 @@ class Attack(Room):
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """See HubTransport; counts what each message leads to, and watches some."""
         for sender, frames in super().poll(timeout_s):
-            attacker = not sender.startswith(b"honest")
+            attacker = not sender.startswith(b"khonest")
             self.last = sender, frames
             self.said = self.sent = 0
             watched = attacker and self.rng.randrange(WATCHED) == 0

@@ -12,7 +12,7 @@ from edgetrain import layout as layouts
 from edgetrain.agreement import Agreement
 from edgetrain.errors import BadMessage
 from edgetrain.messages import PROTOCOL, Join, Resume
-from edgetrain.roster import Peer, Roster
+from edgetrain.roster import Away, Peer, Roster
 from edgetrain.terms import Policy, Terms
 
 WhyNot = tuple[str, str] | None
@@ -49,6 +49,7 @@ class Admission:
     policy: Policy
     model: Model
     peers: Roster
+    away: Away
     checksums: Agreement
     round: int
     started: bool
@@ -78,6 +79,9 @@ class Admission:
                 "only in the members: use a displacement strategy (dga, fedavg) to join late"
             )
         namesake = self.peers.named(join.name)
+        known = namesake or self.away.get(join.name)
+        if known is not None and not known.may_be_at(sender):
+            return "name", f"the name '{join.name}' is that of a member with another key"
         there = self.peers.get(sender)
         if there is None and namesake is not None and namesake.unreachable_since is None:
             there = namesake

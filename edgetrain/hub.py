@@ -286,7 +286,8 @@ class Hub:
 
     def _join(self, sender: bytes, join: Join, now: float) -> list[Effect]:
         mine = self._peers.in_session(join.session)
-        if mine is not None and mine.merged == 0 and join.protocol == PROTOCOL:
+        again = mine is not None and mine.merged == 0 and mine.may_be_at(sender)
+        if mine is not None and again and join.protocol == PROTOCOL:
             return self._join_again(mine, sender, join, now)
         why_not = self._admission().why_not(sender, join)
         if why_not is not None:
@@ -352,8 +353,9 @@ class Hub:
     def _admission(self) -> Admission:
         """The rules of who may come in, as things are now."""
         return Admission(
-            self.terms, self.policy, self._model, self._peers, self._checksums, self.round,
-            self.started, self.finished, self.base is not None, self.tail, self._exchange.slack,
+            self.terms, self.policy, self._model, self._peers, self._away, self._checksums,
+            self.round, self.started, self.finished, self.base is not None, self.tail,
+            self._exchange.slack,
         )  # fmt: skip
 
     def _welcome(self, peer: Peer) -> Welcome:
@@ -440,6 +442,8 @@ class Hub:
     def _resume(self, sender: bytes, message: Resume, now: float) -> list[Effect]:
         """A member that trained before goes on where it was, or from the base as it is now."""
         peer = self._peers.in_session(message.session) or self._away.get(message.name)
+        if peer is not None and not peer.may_be_at(sender):
+            peer = None
         admission = self._admission()
         why_not = admission.why_not_back(sender, peer, message)
         if why_not is not None or peer is None:

@@ -13,6 +13,7 @@ from itertools import count
 
 from edgetrain.messages import Buffer
 from edgetrain.records import Seat
+from edgetrain.transport import owner_of
 
 AWAY = 4
 """Members that were given up and may come back are remembered: so many times those that may be
@@ -57,6 +58,11 @@ class Peer:
         """It is in, and not given up."""
         return self.state in ("waiting", "training", "late")
 
+    def may_be_at(self, sender: bytes) -> bool:
+        """Whether this member may have this connection: one that came with a key stays with it."""
+        key = owner_of(self.sender)
+        return not key or key == owner_of(sender)
+
     def seat(self) -> Seat:
         """What the journal keeps of it."""
         return Seat(
@@ -98,6 +104,7 @@ class Away:
 
     def remember(self, peer: Peer) -> None:
         """Of a member that is not in any more: its place in the rounds, and no payloads."""
+        peer.state = "gone"
         self._peers.pop(peer.name, None)
         self._peers[peer.name] = peer
         while len(self._peers) > self._most:

@@ -25,10 +25,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from edgetrain.allocator import keep_freed
 from edgetrain.errors import HubUnreachable, NetworkError, Refused
-from edgetrain.keys import Credentials, Gate, Pair
+from edgetrain.keys import Credentials, Gate, Pair, spell
 from edgetrain.limits import Refusals
 from edgetrain.messages import Buffer
-from edgetrain.transport import SILENCE_S, Traffic
+from edgetrain.transport import SILENCE_S, Traffic, owned, owner_of
 
 ZERO_COPY_BYTES = 1 << 16
 """Below this size a copy is cheaper than the bookkeeping that avoids it."""
@@ -317,7 +317,10 @@ class HubSocket:
             self.send(sender, answer)
             return False
         if gate.knows(identity):
-            return True
+            if identity == f"member {spell(owner_of(sender))}":
+                return True
+            self.refusals.add("name", "a connection that goes by another's key; it is not heard")
+            return False
         key = identity.removeprefix("member ")[:8]
         self.refusals.add("revoked", f"key {key}… has been revoked; what it sends is dropped")
         return False
@@ -418,6 +421,8 @@ class MemberSocket:
     ) -> None:
         self._hub = split_address(address)
         self._name = b"m" + os.urandom(16)
+        if credentials is not None:
+            self._name = owned(credentials.pair.public, os.urandom(16))
         self._max_message_bytes = max_message_bytes
         self._credentials = credentials
         self._encrypted = credentials is not None

@@ -22,6 +22,22 @@ way, and on a slow link close the connection that carries it.
 """
 
 
+KEY_BYTES = 32
+_OWNED = b"k"
+
+
+def owned(key: bytes, rest: bytes) -> bytes:
+    """The name of a connection of whoever holds this key, [32]: a transport that says so has seen
+    the proof of it."""
+    return _OWNED + key + rest
+
+
+def owner_of(sender: bytes) -> bytes:
+    """The key that a connection of this name was proved with; b"" where nothing was proved."""
+    whole = sender.startswith(_OWNED) and len(sender) > KEY_BYTES
+    return sender[1 : 1 + KEY_BYTES] if whole else b""
+
+
 @dataclass(frozen=True)
 class Traffic:
     """What the kernel counted on a member's TCP connection since it was made."""

@@ -15,6 +15,7 @@ from edgetrain import keys, sockets
 from edgetrain.errors import HubUnreachable, Refused
 from edgetrain.keys import Credentials, Gate, Keyring, spell
 from edgetrain.sockets import HubSocket, MemberSocket, new_pair, pair_of
+from edgetrain.transport import owned, owner_of
 
 
 def wait_for(hub, end):
@@ -85,11 +86,21 @@ def test_a_device_on_the_list_talks_to_the_hub(place):
     member.send([b"J", b"hello", b"x" * 200_000])
     ((sender, frames),) = heard(place.hub, 1)
     assert [bytes(f) for f in frames] == [b"J", b"hello", b"x" * 200_000]
+    assert owner_of(sender) == member._credentials.pair.public
     assert place.hub.send(sender, [b"W", b"welcome"])
     assert [bytes(f) for f in member.receive(PATIENCE_S)] == [b"W", b"welcome"]
     assert member.receive(0.0) is None
     assert member._proved
     assert place.told == []
+
+
+def test_a_connection_that_goes_by_anothers_key_is_not_heard(place):
+    honest, thief = place.device("pi-1"), place.device("pi-2")
+    member = place.join(thief)
+    member._name = owned(honest.public, b"x" * 16)
+    member._renew()
+    member.send([b"J", b"hello"])
+    place.until_told("goes by another's key")
 
 
 def test_a_key_that_is_not_on_the_list_is_refused_on_both_sides(place):

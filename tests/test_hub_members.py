@@ -19,6 +19,7 @@ from edgetrain.messages import (
 )
 from edgetrain.roster import AWAY
 from edgetrain.terms import Policy
+from edgetrain.transport import owned
 
 
 def test_unreachable_then_gone():
@@ -291,3 +292,43 @@ def test_finished_when_the_last_one_is_gone():
     desk.tick(desk.hub.policy.return_s)
     assert desk.hub.finished
     assert not desk.hub._peers
+
+
+def keyed(letter, connection="1"):
+    """The name of a connection that was proved with a key."""
+    return owned(letter.encode() * 32, connection.encode()).decode()
+
+
+def two_with_keys(**policy):
+    desk = Desk(2, **policy)
+    desk.join(keyed("A"), name="a")
+    desk.join(keyed("B"), name="b", session=7)
+    desk.tell(keyed("A"), Base(0, 1, raw(ZEROS)))
+    desk.notes.clear()
+    return desk
+
+
+def test_a_name_stays_with_the_key_that_came_with_it():
+    desk = two_with_keys(gone_s=1)
+    lost(desk, keyed("B"))  # given up, and remembered
+    for other in ("plain", keyed("C"), keyed("C", "2")):
+        assert refusal(desk, desk.join(other, name="b"), other)[0] == "name"
+        assert refusal(desk, back(desk, other), other)[0] == "session"
+    assert desk.hub.present == ["a"]
+    there = keyed("B", "2")
+    assert the(Start, back(desk, there)[there])
+    desk.take(desk.hub.unreachable(there.encode(), desk.now))  # not given up yet
+    assert refusal(desk, desk.join(keyed("C"), name="b"), keyed("C"))[0] == "name"
+    anew = keyed("B", "3")
+    assert the(Welcome, desk.join(anew, name="b", session=8)[anew])
+
+
+def test_a_restored_hub_that_refuses_one_it_had_given_up_stays_up():
+    desk = two_with_keys(gone_s=1)
+    lost(desk, keyed("B"))
+    again = Desk(2, gone_s=1)
+    again.hub.restore(desk.hub.state(), [], 0.0)
+    said = back(again, keyed("B"), applied=5)
+    assert refusal(again, said, keyed("B"))[0] == "ahead"
+    assert again.hub.present == ["a"]
+    assert the(Start, back(again, keyed("B"))[keyed("B")])
