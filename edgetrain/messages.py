@@ -136,7 +136,7 @@ CODES = {
     "job": "the member runs another job, or the same job with other settings",
     "model": "names, shapes or dtypes of the model's parameters differ",
     "layout": "the model's tensors are not told, not as their digest says, or not for the codec",
-    "name": "another member with this name is there",
+    "name": "another member with this name is there, or has it with another key",
     "full": "all places of the job are taken",
     "started": "the strategy cannot take in members after the start",
     "unknown": "the hub does not know this connection (any more): come back with Resume, or join",
