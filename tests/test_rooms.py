@@ -1,0 +1,83 @@
+"""Rooms import only the rooms below them, and no files import each other in a cycle."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import edgetrain
+
+PACKAGE = Path(edgetrain.__file__).parent
+GROUND = {"errors"}
+MAY = {
+    "errors": set(),
+    "vectors": GROUND,
+    "fleet": GROUND,
+    "runs": GROUND,
+    "strategies": GROUND | {"vectors"},
+    "tasks": GROUND | {"vectors"},
+    "codecs": GROUND | {"vectors"},
+    "exchange": GROUND | {"vectors", "codecs", "strategies"},
+    "jobs": GROUND | {"vectors", "codecs", "fleet", "runs", "strategies", "tasks", "exchange"},
+}
+MAY["training"] = MAY["jobs"] | {"jobs"}
+MAY["cli"] = MAY["training"] | {"training"}
+FACES = {"__init__", "__main__"}
+ROOT = {*MAY, *FACES, "py.typed"}
+"""What stands at the root of the package: the rooms, and the two faces."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module's dotted name and file."""
+    names = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def imported(path: Path, known: dict[str, Path]) -> set[str]:
+    """All edgetrain modules it imports, inside functions and under TYPE_CHECKING as well."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in known else node.module for name in names}
+    return (found & known.keys()) - {"edgetrain"}
+
+
+def room(name: str) -> str:
+    """The room that a module is in."""
+    return name.split(".")[1] if "." in name else "__init__"
+
+
+@pytest.mark.xfail(reason="the rooms are being built")
+def test_rooms_import_only_what_they_may():
+    known = modules()
+    wrong = [
+        f"{name} imports {other}"
+        for name, path in known.items()
+        for other in imported(path, known)
+        if room(name) not in FACES | {room(other)} and room(other) not in MAY[room(name)]
+    ]
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+@pytest.mark.xfail(reason="the rooms are being built")
+def test_no_import_cycles():
+    known = modules()
+    left = {name: imported(path, known) - {name} for name, path in known.items()}
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f"in a cycle, or importing one: {sorted(left)}"
+
+
+@pytest.mark.xfail(reason="the rooms are being built")
+def test_the_root_holds_the_rooms_and_nothing_else():
+    there = {path.stem if path.suffix == ".py" else path.name for path in PACKAGE.iterdir()}
+    assert there - {"__pycache__", "_catalog"} == ROOT
