@@ -20,7 +20,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class KernelsBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds edgetrain/codecs/_kernels.so to a wheel and names the platform in its tag."""
+    """Adds edgetrain/codecs/kernels/_kernels.so to a wheel and names the platform in its tag."""
 
     PLUGIN_NAME = "custom"
 
@@ -28,7 +28,7 @@ class KernelsBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         self._folder: str | None = None
         if version == "editable" or os.environ.get("EDGETRAIN_PURE"):
             return
-        compiler = _load(Path(self.root) / "edgetrain" / "codecs" / "compiler.py")
+        compiler = _load(Path(self.root) / "edgetrain" / "codecs" / "kernels" / "compiler.py")
         self._folder = tempfile.mkdtemp(prefix="edgetrain-kernels-")
         library = Path(self._folder) / "_kernels.so"
         try:
@@ -36,7 +36,7 @@ class KernelsBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         except compiler.CannotCompile as error:
             self.app.display_warning(f"building a pure wheel: {error}")
             return
-        build_data["force_include"][str(library)] = "edgetrain/codecs/_kernels.so"
+        build_data["force_include"][str(library)] = "edgetrain/codecs/kernels/_kernels.so"
         build_data["pure_python"] = False
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform}"

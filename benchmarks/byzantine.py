@@ -23,18 +23,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from edgetrain import codecs, merging, strategies
-from edgetrain.checksum import Vector
-from edgetrain.effects import Closed, Note
+from edgetrain import codecs, strategies
 from edgetrain.errors import EdgetrainError
-from edgetrain.hub import Hub
-from edgetrain.link import Request
-from edgetrain.member import Member
-from edgetrain.serve import serve
+from edgetrain.exchange.hub.effects import Closed, Note
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.member.link import Request
+from edgetrain.exchange.transport import Loopback
+from edgetrain.strategies import merging
 from edgetrain.tasks import Task, load_task
-from edgetrain.terms import Policy, Terms
-from edgetrain.transport import Loopback
-from edgetrain.vector import FlatModel
+from edgetrain.tasks.flat import FlatModel
+from edgetrain.training.member import Member
+from edgetrain.vectors.vector import Vector
 
 MEMBERS, LIARS = 10, 3
 RULES = ("mean", "median", "trimmed-mean(0.3)", "krum(3)", "multi-krum(3)", "centered-clip(1x)",

@@ -11,11 +11,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from edgetrain import config, plans
 from edgetrain.__main__ import parser
 from edgetrain.cli.capacity import question_of
-from edgetrain.config import Job
-from edgetrain.simulator import capacity
+from edgetrain.jobs import plan as plans
+from edgetrain.jobs import reading as config
+from edgetrain.jobs.capacity import estimate as capacity
+from edgetrain.jobs.reading import Job
 
 BASIS = ("members=8", "pace_s=0.05", "steps=100", "optimizer={ name = 'sgd', lr = 0.2 }")
 JOBS = {
@@ -43,7 +44,7 @@ def planned(job: Job, beside: Path | None = None) -> capacity.Answer:
 
 def simulated(job: Job, beside: Path | None = None) -> float:
     """Seconds per step of the simulated job."""
-    from edgetrain import simulate
+    from edgetrain.training.simulated import simulation as simulate
 
     with tempfile.TemporaryDirectory() as folder:
         summary = simulate.run(plans.plan(job, beside), Path(folder))

@@ -22,13 +22,13 @@ import torch
 from torch import nn
 
 from edgetrain import codecs, strategies
-from edgetrain.checkpoint import Keep, Sparing
-from edgetrain.hub import Hub
-from edgetrain.link import Request
-from edgetrain.member import Member, bind, keeping_of
-from edgetrain.serve import serve
-from edgetrain.terms import Policy, Terms
-from edgetrain.transport import Loopback
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.member.checkpoint import Keep, Sparing
+from edgetrain.exchange.member.link import Request
+from edgetrain.exchange.transport import Loopback
+from edgetrain.training.member import Member, bind, keeping_of
 
 
 def hub_of(codec: str) -> tuple[Loopback, Hub]:

@@ -39,16 +39,16 @@ import numpy as np
 from room import Room, Trainee, Wire
 
 from edgetrain import codecs
-from edgetrain.effects import Closed, Note
 from edgetrain.errors import Refused
-from edgetrain.hub import Hub
-from edgetrain.journal import Fsync, Journal, Settings
-from edgetrain.keys import Credentials, Keyring
-from edgetrain.link import CatchUp, Link, Request
-from edgetrain.merge import Mean
-from edgetrain.simulator.virtual import SECOND
-from edgetrain.sockets import MemberSocket, new_pair
-from edgetrain.terms import Policy, Terms
+from edgetrain.exchange.hub.effects import Closed, Note
+from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.keys.keyring import Credentials, Keyring
+from edgetrain.exchange.member.link import CatchUp, Link, Request
+from edgetrain.exchange.zeromq.frames import MemberSocket, new_pair
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.training.simulated.virtual import SECOND
 
 PLACES = 8
 ELEMENTS = 256

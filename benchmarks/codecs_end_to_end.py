@@ -19,7 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from edgetrain import config, emulate, plans, runs
+from edgetrain.jobs import plan as plans
+from edgetrain.jobs import reading as config
+from edgetrain.runs import folder as runs
+from edgetrain.training import emulated as emulate
 
 
 def job_for(args: argparse.Namespace, strategy: str, codec: str, seed: int) -> config.Job:

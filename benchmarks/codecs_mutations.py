@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgetrain.codecs import kernels, native
+from edgetrain.codecs.kernels import chosen as kernels
+from edgetrain.codecs.kernels import native
 from edgetrain.errors import BadPayload
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "codecs"))

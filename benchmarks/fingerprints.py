@@ -30,7 +30,8 @@ SIMULATED = {
     "sync-sgd": "strategy=sync-sgd members=3 steps=20 codec=int8",
     "fedavg, momentum": "strategy=fedavg members=5 steps=40 optimizer.momentum=0.9",
     "secure": "strategy=fedavg members=4 steps=20 secure=true",
-    "private": "strategy=local-sgd members=4 steps=20 privacy=member privacy.clip=1 privacy.noise=0.5",
+    "private": "strategy=local-sgd members=4 steps=20 "
+    "privacy=member privacy.clip=1 privacy.noise=0.5",
     "median": "strategy=dga members=5 steps=30 delay=5 merge=median codec=int8",
 }
 EMULATED = {

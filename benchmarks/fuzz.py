@@ -43,17 +43,20 @@ import numpy as np
 from room import Frames, Room, Trainee, Wire, copied
 
 import edgetrain
-from edgetrain import codecs, merging
-from edgetrain.checksum import checksum
+from edgetrain import codecs
 from edgetrain.codecs import Codec
-from edgetrain.effects import Closed, Note
 from edgetrain.errors import EdgetrainError
-from edgetrain.hub import Hub
-from edgetrain.journal import Fsync, Journal, Settings
-from edgetrain.limits import MOST_UNREQUITED
-from edgetrain.link import Link, Request
-from edgetrain.merge import Mean
-from edgetrain.messages import (
+from edgetrain.exchange.hub.effects import Closed, Note
+from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
+from edgetrain.exchange.hub.members import Peer
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.limits import MOST_UNREQUITED
+from edgetrain.exchange.masks import payloads as forms
+from edgetrain.exchange.masks.aggregator import Aggregator
+from edgetrain.exchange.masks.terms import Agreement
+from edgetrain.exchange.member.link import Link, Request
+from edgetrain.exchange.messages import (
     KINDS,
     MAX_HEADER_BYTES,
     PROTOCOL,
@@ -72,11 +75,10 @@ from edgetrain.messages import (
     pack,
     unpack,
 )
-from edgetrain.roster import Peer
-from edgetrain.secure import Agreement, forms
-from edgetrain.secure.hub import Aggregator
-from edgetrain.terms import Policy, Terms
-from edgetrain.transport import owned
+from edgetrain.exchange.transport import owned
+from edgetrain.strategies import merging
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.vectors.vector import checksum
 
 ELEMENTS = 300
 HONEST = 2

@@ -35,10 +35,11 @@ from pathlib import Path
 
 import psutil
 
-from edgetrain import keys, sockets
 from edgetrain.errors import EdgetrainError
-from edgetrain.keys import Credentials, Keyring, Pair, spell
-from edgetrain.messages import PROTOCOL, Base, Beat, Contribute, Join, Leave, Message, pack
+from edgetrain.exchange.keys import keyring as keys
+from edgetrain.exchange.keys.keyring import Credentials, Keyring, Pair, spell
+from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Contribute, Join, Leave, Message, pack
+from edgetrain.exchange.zeromq import frames as sockets
 
 STEP_S = 0.01
 ELEMENTS = 100_000
@@ -58,7 +59,7 @@ def honest(pipe: Connection, address: str, folder: str, name: str) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
-    from edgetrain.member import join
+    from edgetrain.training.member import join
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -21,7 +21,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from edgetrain import config, emulate, plans, plot, runs
+from edgetrain.jobs import plan as plans
+from edgetrain.jobs import reading as config
+from edgetrain.runs import folder as runs
+from edgetrain.runs.reports import plot
+from edgetrain.training import emulated as emulate
 
 STRATEGIES = ("sync-sgd", "fedavg", "dga")
 

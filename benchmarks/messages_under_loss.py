@@ -21,12 +21,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgetrain import networks
-from edgetrain.networks import Burst, Direction, Profile
-from edgetrain.networks.measure import Bench
-from edgetrain.networks.window import MSS
-from edgetrain.simulator.virtual import SECOND, World
-from edgetrain.simulator.wires import MemberWire, SimulatedNetwork
+from edgetrain.fleet import networks
+from edgetrain.fleet.networks import Burst, Direction, Profile
+from edgetrain.fleet.networks.emulation.measure import Bench
+from edgetrain.fleet.networks.links.window import MSS
+from edgetrain.training.simulated.virtual import SECOND, World
+from edgetrain.training.simulated.wires import MemberWire, SimulatedNetwork
 
 SIZES = (1_400, 10_000, 40_000, 400_000, 4_000_000)
 BURST = Burst(enter_percent=0.1, leave_percent=20.0)

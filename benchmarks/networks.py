@@ -15,10 +15,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from edgetrain import networks
-from edgetrain.networks import Burst, Direction, Profile
-from edgetrain.networks.check import jitter_deviation, loss_deviation
-from edgetrain.networks.measure import (
+from edgetrain.fleet import networks
+from edgetrain.fleet.networks import Burst, Direction, Profile
+from edgetrain.fleet.networks.emulation.check import jitter_deviation, loss_deviation
+from edgetrain.fleet.networks.emulation.measure import (
     PAYLOAD_SHARE,
     Bench,
     drawn_ms,
@@ -27,7 +27,7 @@ from edgetrain.networks.measure import (
     one_ways,
     steady_mbit,
 )
-from edgetrain.networks.model import link_seeds
+from edgetrain.fleet.networks.links.model import link_seeds
 
 
 def both(**figures: object) -> Profile:

@@ -30,8 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgetrain import networks, units
-from edgetrain.networks import lab
+from edgetrain.fleet import networks
+from edgetrain.fleet.networks.emulation import lab
+from edgetrain.runs.reports import units
 
 HERE = Path(__file__).resolve().parent
 OURS = {

@@ -4,7 +4,7 @@
     python benchmarks/privacy.py --picture docs/privacy.png
     python benchmarks/privacy.py --units example --noises 1,4 --steps 50 --json
 
-Simulated fleets (`edgetrain.simulate`: the real hub, members and strategy), noise from seeds. In
+Simulated fleets (the real hub, members and strategy, in virtual time), noise from seeds. In
 `example` each of 8 members clips and noises its own examples' gradients; in `member` a hub that is
 trusted clips and noises what each of 8, or of 256, members contributes in a round. The first line
 of each has no privacy. Epsilon is at delta = 1e-5.
@@ -20,7 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgetrain import config, plans, runs, simulate
+from edgetrain.jobs import plan as plans
+from edgetrain.jobs import reading as config
+from edgetrain.runs import folder as runs
+from edgetrain.training.simulated import simulation as simulate
 
 COMMON = ("device=raspberry-pi-4b", "strategy=dga", "every=5", "delay=5")
 

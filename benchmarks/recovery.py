@@ -25,18 +25,18 @@ from pathlib import Path
 import numpy as np
 
 from edgetrain import codecs
-from edgetrain.chaos.hub import HubProcess, free_port
-from edgetrain.chaos.standin import StandIn
 from edgetrain.errors import EdgetrainError
-from edgetrain.hub import Hub
-from edgetrain.journal import Fsync, Journal, Settings
-from edgetrain.link import CatchUp, Link
-from edgetrain.merge import Mean
-from edgetrain.records import Round
-from edgetrain.serve import serve
-from edgetrain.sockets import HubSocket, MemberSocket
+from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.records import Round
+from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.member.link import CatchUp, Link
+from edgetrain.exchange.zeromq.frames import HubSocket, MemberSocket
 from edgetrain.strategies import MemberHalf
-from edgetrain.terms import Policy, Terms
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.training.chaos.hub import HubProcess, free_port
+from edgetrain.training.chaos.standin import StandIn
 
 MEMBERS = 2
 BEAT_S = 0.5

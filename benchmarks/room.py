@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgetrain.checksum import Vector, checksum
 from edgetrain.codecs import Codec
-from edgetrain.effects import Closed, Note
-from edgetrain.hub import Hub
-from edgetrain.journal import Journal
-from edgetrain.link import CatchUp, Link, Request
-from edgetrain.messages import Buffer
-from edgetrain.serve import serve
-from edgetrain.simulator.virtual import SECOND, Mailbox, Process, World
-from edgetrain.transport import Traffic
+from edgetrain.exchange.hub.effects import Closed, Note
+from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.member.link import CatchUp, Link, Request
+from edgetrain.exchange.messages import Buffer
+from edgetrain.exchange.transport import Traffic
+from edgetrain.training.simulated.virtual import SECOND, Mailbox, Process, World
+from edgetrain.vectors.vector import Vector, checksum
 
 Frames = list[bytes]
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import psutil
 
-from edgetrain import processes
+from edgetrain.training import processes
 
 PATIENCE_S = 120.0
 TENSORS = 62
@@ -67,11 +67,11 @@ def obey(pipe: Connection, one_round: Callable[[], object], report: Callable[[],
 def hub(pipe: Connection, members: int) -> None:
     """Our hub."""
     from edgetrain import codecs
-    from edgetrain.hub import Hub
-    from edgetrain.merge import Mean
-    from edgetrain.serve import serve
-    from edgetrain.sockets import HubSocket
-    from edgetrain.terms import Policy, Terms
+    from edgetrain.exchange.hub.protocol import Hub
+    from edgetrain.exchange.hub.serve import serve
+    from edgetrain.exchange.hub.terms import Policy, Terms
+    from edgetrain.exchange.zeromq.frames import HubSocket
+    from edgetrain.strategies.merging.rule import Mean
 
     socket = HubSocket("tcp://127.0.0.1:0")
     pipe.send(socket.address)
@@ -86,7 +86,7 @@ def member(pipe: Connection, address: str, elements: int) -> None:
     baseline = bytes_after_torch()
     import torch
 
-    from edgetrain.member import join
+    from edgetrain.training.member import join
 
     class Nudge:
         """Not a torch.optim.Optimizer: the first of those imports torch._dynamo, some 75 MB that
@@ -187,7 +187,7 @@ def star_client(pipe: Connection, address: str, elements: int) -> None:
 def star_parts(elements: int) -> list[slice]:
     """The parts in which our dense codec sends."""
     from edgetrain.codecs.base import DENSE_PART_ELEMENTS
-    from edgetrain.parts import parts_of
+    from edgetrain.vectors.parts import parts_of
 
     return list(parts_of(elements, DENSE_PART_ELEMENTS))
 

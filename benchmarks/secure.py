@@ -21,12 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from edgetrain import config, emulate, plans, runs
-from edgetrain.messages import Masking
-from edgetrain.secure import Agreement, default_threshold
-from edgetrain.secure.fixed import FixedPoint
-from edgetrain.secure.hub import Aggregator, Outgoing
-from edgetrain.secure.member import Masker, parts
+from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing
+from edgetrain.exchange.masks.fixed_point import FixedPoint
+from edgetrain.exchange.masks.masker import Masker, parts
+from edgetrain.exchange.masks.terms import Agreement, default_threshold
+from edgetrain.exchange.messages import Masking
+from edgetrain.jobs import plan as plans
+from edgetrain.jobs import reading as config
+from edgetrain.runs import folder as runs
+from edgetrain.training import emulated as emulate
 
 ROUNDS = 16
 """In a block, as a hub asks for them."""

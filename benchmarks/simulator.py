@@ -18,7 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edgetrain import config, plans, runs, simulate
+from edgetrain.jobs import plan as plans
+from edgetrain.jobs import reading as config
+from edgetrain.runs import folder as runs
+from edgetrain.training.simulated import simulation as simulate
 
 
 def measure(args: argparse.Namespace, members: int) -> dict[str, Any]:

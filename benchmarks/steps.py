@@ -16,7 +16,7 @@ import time
 import numpy as np
 import torch
 
-from edgetrain import devices
+from edgetrain.fleet import devices
 from edgetrain.tasks import char_lm, digits
 
 STEPS = 60

@@ -19,13 +19,13 @@ __all__ = ["EdgetrainError", "Member", "__version__", "join"]
 
 _HOMES = {
     "EdgetrainError": "edgetrain.errors",
-    "Member": "edgetrain.member",
-    "join": "edgetrain.member",
+    "Member": "edgetrain.training.member",
+    "join": "edgetrain.training.member",
 }
 
 if TYPE_CHECKING:
     from edgetrain.errors import EdgetrainError
-    from edgetrain.member import Member, join
+    from edgetrain.training.member import Member, join
 
 
 def __getattr__(name: str) -> Any:

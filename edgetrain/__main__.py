@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         strategies,
         sweep,
     )
-    from edgetrain.networks import commands
+    from edgetrain.cli import networks as commands
 
     top = argparse.ArgumentParser(
         prog="edgetrain",
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parse(argv)
     try:
         if arguments.command == "networks":
-            from edgetrain.networks import commands
+            from edgetrain.cli import networks as commands
 
             return commands.run(arguments)
         status: int = arguments.run(arguments)

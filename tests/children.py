@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
-import edgetrain.member
+import edgetrain.training.member
 from edgetrain import codecs, strategies
-from edgetrain.checkpoint import Keep, Sparing
-from edgetrain.effects import Closed, Note
-from edgetrain.hub import Hub
-from edgetrain.serve import serve
-from edgetrain.terms import Policy, Terms
+from edgetrain.exchange.hub.effects import Closed, Note
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.member.checkpoint import Keep, Sparing
 
 
 def model(seed: int = 0) -> nn.Module:
@@ -57,7 +57,7 @@ def three_lines(address: str, out: str, index: int, steps: int) -> None:
     torch.set_num_threads(1)
     found = model(index)
     optim = optimizer("sgd", found)
-    member = edgetrain.member.join(address, found, optim, name=f"m{index}")
+    member = edgetrain.training.member.join(address, found, optim, name=f"m{index}")
     for step in range(steps):
         optim.zero_grad()
         x, y = batch(index, step)
@@ -73,7 +73,9 @@ def keeps_on(address: str, out: str, folder: Path | None, index: int, steps: int
     found = model(0)
     optim = optimizer("adam", found)
     keep = None if folder is None else Keep(folder, Sparing(0.02, 0.5, 1e15))
-    member = edgetrain.member.join(address, found, optim, name=f"m{index}", checkpoint=keep)
+    member = edgetrain.training.member.join(
+        address, found, optim, name=f"m{index}", checkpoint=keep
+    )
     with Path(f"{out}.batches").open("a") as file:
         print("begins", file=file, flush=True)
         for _ in range(member.begins_at, steps):
@@ -91,7 +93,9 @@ def stops_when_asked(address: str, out: str, folder: Path | None, index: int, st
     torch.set_num_threads(1)
     found = model(0)
     optim = optimizer("adam", found)
-    member = edgetrain.member.join(address, found, optim, name=f"m{index}", checkpoint=folder)
+    member = edgetrain.training.member.join(
+        address, found, optim, name=f"m{index}", checkpoint=folder
+    )
     signal.signal(signal.SIGTERM, member.stop)
     with Path(f"{out}.batches").open("a") as file, member:
         for _ in range(member.begins_at, steps):
@@ -112,7 +116,7 @@ def has_a_schedule(address: str, out: str, folder: Path | None, index: int, step
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optim, steps)
     keep = None if folder is None else Keep(folder, Sparing(0.02, 0.5, 1e15))
     state = None if folder is None else {"scheduler": scheduler}
-    member = edgetrain.member.join(
+    member = edgetrain.training.member.join(
         address, found, optim, name=f"m{index}", checkpoint=keep, state=state
     )
     while scheduler.last_epoch < member.begins_at:

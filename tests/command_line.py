@@ -53,7 +53,7 @@ class Tiny:
 
 def write_tiny(folder: Path, **tables: Any) -> str:
     """Write tiny.py and a job that names it into `folder`; returns the job file's name."""
-    from edgetrain import runs
+    from edgetrain.runs import folder as runs
 
     (folder / "tiny.py").write_text(TINY)
     (folder / "job.toml").write_text(runs.to_toml({"task": "tiny:Tiny", **tables}))

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from edgetrain import codecs, strategies
-from edgetrain import layout as layouts
-from edgetrain.checksum import Vector, checksum
-from edgetrain.effects import Closed, Note, Replay, Save, Send, Write, replies_of
-from edgetrain.hub import Hub
-from edgetrain.messages import (
+from edgetrain.exchange.hub.effects import Closed, Note, Replay, Save, Send, Write, replies_of
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.records import Round, State, decode, encode
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.messages import (
     PROTOCOL,
     Base,
     Beat,
@@ -32,9 +32,9 @@ from edgetrain.messages import (
     pack,
     unpack,
 )
-from edgetrain.parts import parts_of
-from edgetrain.records import Round, State, decode, encode
-from edgetrain.terms import Policy, Terms
+from edgetrain.vectors import layout as layouts
+from edgetrain.vectors.parts import parts_of
+from edgetrain.vectors.vector import Vector, checksum
 
 LocalStep = Callable[[int, int, Vector], Vector]
 """(member, step, params) -> what a plain optimizer would subtract, as float32."""

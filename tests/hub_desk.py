@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from edgetrain import codecs
-from edgetrain.checksum import checksum
-from edgetrain.effects import Closed, Note, Send
-from edgetrain.hub import Hub
-from edgetrain.merge import Mean
-from edgetrain.messages import (
+from edgetrain.exchange.hub.effects import Closed, Note, Send
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.messages import (
     CODES,
     PROTOCOL,
     Base,
@@ -19,7 +18,8 @@ from edgetrain.messages import (
     Resume,
     pack,
 )
-from edgetrain.terms import Policy, Terms
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.vectors.vector import checksum
 
 ELEMENTS = 5
 

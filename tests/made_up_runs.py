@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgetrain import runs
-from edgetrain.metrics import MetricsLog
+from edgetrain.runs import folder as runs
+from edgetrain.runs.metrics.log import MetricsLog
 
 
 @dataclass

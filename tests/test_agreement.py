@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.agreement import Agreement
+from edgetrain.exchange.hub.checksums import Agreement
 
 TRUE = 7
 

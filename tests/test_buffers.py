@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.buffers import Vectors
 from edgetrain.strategies.displacement import Displacement
+from edgetrain.vectors.pool import Vectors
 
 
 def address(vector) -> int:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import bundles
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError, EdgetrainError, TaskError
+from edgetrain.jobs import bundles
 from edgetrain.tasks import load_task
 
 TASK = """

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from edgetrain import calibration
+from edgetrain.runs.reports import calibration
 
 
 def summary(step_s):

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import codecs, devices, networks
+from edgetrain import codecs
 from edgetrain.errors import ConfigError, NetworkError
-from edgetrain.messages import Contribute, pack
-from edgetrain.networks import Burst, Direction, Profile
-from edgetrain.simulator.capacity import (
+from edgetrain.exchange.messages import Contribute, pack
+from edgetrain.fleet import devices, networks
+from edgetrain.fleet.networks import Burst, Direction, Profile
+from edgetrain.jobs.capacity.estimate import (
     Exchange,
     Hubs,
     Kind,
@@ -25,7 +26,7 @@ from edgetrain.simulator.capacity import (
     contribution,
     reply,
 )
-from edgetrain.simulator.flows import Ports, Steps, Streams
+from edgetrain.jobs.capacity.flows import Ports, Steps, Streams
 
 BOARD = devices.load("raspberry-pi-4b")
 CALM = dataclasses.replace(
@@ -332,8 +333,8 @@ def test_a_message_is_passed_on_while_it_arrives():
 def event_driven(profile, size, count, gap_s):
     """What messages of one size take over a simulated connection, `gap_s` from one to the next."""
     pytest.importorskip("greenlet")
-    from edgetrain.simulator.virtual import World
-    from edgetrain.simulator.wires import SimulatedNetwork
+    from edgetrain.training.simulated.virtual import World
+    from edgetrain.training.simulated.wires import SimulatedNetwork
 
     world = World()
     network = SimulatedNetwork(world, [profile])
@@ -468,9 +469,11 @@ SIMULATED = {
 def test_a_plan_agrees_with_the_event_driven_simulation(name, tmp_path):
     """Seconds per step, within 7 % (20 % with loss, in the mean of many draws); the bytes too."""
     pytest.importorskip("greenlet")
-    from edgetrain import config, plans, simulate
     from edgetrain.__main__ import parser
     from edgetrain.cli.capacity import question_of
+    from edgetrain.jobs import plan as plans
+    from edgetrain.jobs import reading as config
+    from edgetrain.training.simulated import simulation as simulate
 
     words = ("members=8", "pace_s=0.05", "steps=100", "optimizer={ name = 'sgd', lr = 0.2 }")
     job = config.load(None, [*words, *SIMULATED[name]])

@@ -22,10 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from edgetrain import checkpoint, codecs
-from edgetrain.checkpoint import Folder, Keeper, Saved, Sparing
+from edgetrain import codecs
 from edgetrain.errors import BadMessage, ConfigError
-from edgetrain.training_state import TrainingState, pack, unpack
+from edgetrain.exchange.member import checkpoint
+from edgetrain.exchange.member.checkpoint import Folder, Keeper, Saved, Sparing
+from edgetrain.training.state import TrainingState, pack, unpack
 
 
 def saved(number=0, size=40):

@@ -20,15 +20,17 @@ from command_line import running, write_tiny
 from test_resume import free_port, hub_folder, journal_of, wait_for_rounds
 from torch import nn
 
-from edgetrain import processes, runs, tasks
-from edgetrain.checkpoint import Keep, Sparing
+from edgetrain import tasks
 from edgetrain.errors import ConfigError, HubUnreachable, Refused
-from edgetrain.journal import Journal
-from edgetrain.link import Request
-from edgetrain.member import Member, bind, keeping_of
-from edgetrain.sockets import HubSocket
+from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.member.checkpoint import Keep, Sparing
+from edgetrain.exchange.member.link import Request
+from edgetrain.exchange.transport import Loopback
+from edgetrain.exchange.zeromq.frames import HubSocket
+from edgetrain.runs import folder as runs
 from edgetrain.tasks import batches_from
-from edgetrain.transport import Loopback
+from edgetrain.training import processes
+from edgetrain.training.member import Member, bind, keeping_of
 
 
 class Life:
@@ -366,7 +368,7 @@ def test_what_is_left_out_is_not_looked_at(monkeypatch):
 
 @pytest.fixture
 def start():
-    context = processes.fork_server(["torch", "edgetrain.member"])
+    context = processes.fork_server(["torch", "edgetrain.training.member"])
     started = []
 
     def begin(target, *arguments):

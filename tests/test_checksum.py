@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.checksum import TILE, checksum, combine, tile_sum, tiles
+from edgetrain.vectors.vector import TILE, checksum, combine, tile_sum, tiles
 
 SIZES = st.one_of(
     st.integers(0, 9), st.sampled_from([TILE - 1, TILE, TILE + 1, 2 * TILE, 2 * TILE + 3])

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from churn import PLACES, Churn
 
-from edgetrain.roster import AWAY, Peer
+from edgetrain.exchange.hub.members import AWAY, Peer
 
 
 def held():

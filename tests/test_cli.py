@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from command_line import Running, edgetrain, environment, hub, running, write_tiny
 
-from edgetrain import emulate, runs
 from edgetrain.__main__ import main, parser
+from edgetrain.runs import folder as runs
+from edgetrain.training import emulated as emulate
 
 
 def verbs(
@@ -70,8 +71,10 @@ HEAVY = ("torch", "zmq", "numpy", "rich", "matplotlib", "sklearn")
 LIGHT = {
     "import edgetrain": "import edgetrain",
     "what it exports": "import edgetrain; edgetrain.EdgetrainError, edgetrain.__version__",
-    "torch-free modules": "from edgetrain import "
-    "catalog, config, devices, errors, messages, networks, strategies",
+    "torch-free modules": "from edgetrain import errors, strategies\n"
+    "from edgetrain.fleet import catalog, devices, networks\n"
+    "from edgetrain.exchange import messages\n"
+    "from edgetrain.jobs import reading",
     "--version": "import edgetrain.__main__ as m; m.parser()",
     "--help": "import edgetrain.__main__ as m; m.main(['--help'])",
     "every verb's help": "import edgetrain.__main__ as m, contextlib\n"
@@ -96,9 +99,10 @@ def test_light_commands_load_nothing_heavy(what):
 
 def test_a_hub_loads_no_torch():
     code = (
-        "import sys, edgetrain.serve, edgetrain.sockets, edgetrain.recorder, edgetrain.plans\n"
-        "from edgetrain import config\n"
-        "edgetrain.plans.hub_of(config.load(None))\n"
+        "import sys, edgetrain.exchange.hub.serve, edgetrain.exchange.zeromq.frames\n"
+        "import edgetrain.training.recorder, edgetrain.jobs.plan\n"
+        "from edgetrain.jobs import reading\n"
+        "edgetrain.jobs.plan.hub_of(reading.load(None))\n"
         "print('torch' in sys.modules)"
     )
     said = subprocess.run(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from made_up_runs import DGA, FEDAVG, SYNC, write_comparison
 from rich.console import Console
 
-from edgetrain import columns, comparison, runs, units
+from edgetrain.runs import folder as runs
+from edgetrain.runs.reports import columns, comparison, units
 
 
 def summaries(root: Path, *stories: Any) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.config import Job, keys, load, parse
 from edgetrain.errors import ConfigError
+from edgetrain.jobs.reading import Job, keys, load, parse
 
 JOBS = Path(__file__).parent.parent / "docs" / "jobs.md"
 

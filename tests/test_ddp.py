@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from torch import nn
 
-from edgetrain import processes
-from edgetrain.link import Request
-from edgetrain.member import Member, bind
-from edgetrain.transport import Loopback
+from edgetrain.exchange.member.link import Request
+from edgetrain.exchange.transport import Loopback
+from edgetrain.training import processes
+from edgetrain.training.member import Member, bind
 
 STEPS = 12
 NAMES = ["sgd", "adam"]
@@ -19,7 +19,7 @@ NAMES = ["sgd", "adam"]
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
-    context = processes.fork_server(["torch", "edgetrain.member"])
+    context = processes.fork_server(["torch", "edgetrain.training.member"])
     ranks = [
         processes.start(
             context, f"rank{rank}", children.with_ddp,

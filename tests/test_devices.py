@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from edgetrain import devices
-from edgetrain.devices import Device, Energy, StepTimes, joules_source, measure_step
-from edgetrain.devices.sensors import find_sensor
 from edgetrain.errors import ConfigError
+from edgetrain.fleet import devices
+from edgetrain.fleet.devices import Device, Energy, StepTimes, joules_source, measure_step
+from edgetrain.fleet.devices.sensors import find_sensor
 
 TABLE = {
     "title": "a board",
@@ -202,7 +202,7 @@ def test_a_bad_fleet_is_refused(text):
 
 def test_devices_load_neither_torch_nor_numpy():
     code = (
-        "import sys; from edgetrain import devices; devices.load('host'); devices.names();"
+        "import sys; from edgetrain.fleet import devices; devices.load('host'); devices.names();"
         "print(sorted({'torch', 'numpy', 'zmq'} & set(sys.modules)))"
     )
     answer = subprocess.run(

@@ -11,11 +11,12 @@ import time
 import pytest
 from test_transport import PATIENCE_S, heard
 
-from edgetrain import keys, sockets
 from edgetrain.errors import HubUnreachable, Refused
-from edgetrain.keys import Credentials, Gate, Keyring, spell
-from edgetrain.sockets import HubSocket, MemberSocket, new_pair, pair_of
-from edgetrain.transport import owned, owner_of
+from edgetrain.exchange.keys import keyring as keys
+from edgetrain.exchange.keys.keyring import Credentials, Gate, Keyring, spell
+from edgetrain.exchange.transport import owned, owner_of
+from edgetrain.exchange.zeromq import frames as sockets
+from edgetrain.exchange.zeromq.frames import HubSocket, MemberSocket, new_pair, pair_of
 
 
 def wait_for(hub, end):

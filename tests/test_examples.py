@@ -8,7 +8,7 @@ from pathlib import Path
 
 from command_line import hub, running
 
-from edgetrain import runs
+from edgetrain.runs import folder as runs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from command_line import edgetrain, write_tiny
 
-from edgetrain import config, plans, runs
 from edgetrain.cli.init import commented
 from edgetrain.errors import ConfigError
-from edgetrain.networks import Fault, probe
+from edgetrain.fleet.networks import Fault
+from edgetrain.fleet.networks.emulation import probe
+from edgetrain.jobs import plan as plans
+from edgetrain.jobs import reading as config
+from edgetrain.runs import folder as runs
 
 PACKETS, WHY_NOT = probe.packets_possible()
 needs_packets = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")

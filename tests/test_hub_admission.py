@@ -8,18 +8,10 @@ import pytest
 from hub_desk import ELEMENTS, ZEROS, Desk, raw, refusal, the
 
 from edgetrain import codecs
-from edgetrain import layout as layouts
-from edgetrain.checksum import checksum
-from edgetrain.messages import (
-    PROTOCOL,
-    Base,
-    Beat,
-    Leave,
-    Reply,
-    Start,
-    Welcome,
-)
-from edgetrain.parts import BASE_PART_ELEMENTS
+from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Leave, Reply, Start, Welcome
+from edgetrain.vectors import layout as layouts
+from edgetrain.vectors.parts import BASE_PART_ELEMENTS
+from edgetrain.vectors.vector import checksum
 
 
 def test_the_first_member_is_asked_for_its_parameters_and_all_start_from_them():

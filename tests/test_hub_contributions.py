@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 from hub_desk import ELEMENTS, Desk, back, refusal, the, with_session
 
-from edgetrain import codecs, pace
-from edgetrain import hub as hub_module
-from edgetrain.messages import (
-    Leave,
-    Reply,
-    Start,
-)
+from edgetrain import codecs
+from edgetrain.exchange.hub import delay as pace
+from edgetrain.exchange.hub import protocol as hub_module
+from edgetrain.exchange.messages import Leave, Reply, Start
 
 
 @pytest.mark.parametrize(

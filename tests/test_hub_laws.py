@@ -13,14 +13,9 @@ from hub_desk import ZEROS, Desk, raw
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import exchange
-from edgetrain.checksum import checksum
-from edgetrain.messages import (
-    Base,
-    Beat,
-    Contribute,
-    Leave,
-)
+from edgetrain.exchange.hub import rounds as exchange
+from edgetrain.exchange.messages import Base, Beat, Contribute, Leave
+from edgetrain.vectors.vector import checksum
 
 
 @pytest.mark.parametrize("gradient", [False, True])

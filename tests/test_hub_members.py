@@ -7,19 +7,11 @@ import pytest
 from hub_desk import ELEMENTS, ZEROS, Desk, back, lost, raw, refusal, the, with_session
 
 from edgetrain import codecs
-from edgetrain.checksum import checksum
-from edgetrain.messages import (
-    PROTOCOL,
-    Base,
-    Beat,
-    Leave,
-    Reply,
-    Start,
-    Welcome,
-)
-from edgetrain.roster import AWAY
-from edgetrain.terms import Policy
-from edgetrain.transport import owned
+from edgetrain.exchange.hub.members import AWAY
+from edgetrain.exchange.hub.terms import Policy
+from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Leave, Reply, Start, Welcome
+from edgetrain.exchange.transport import owned
+from edgetrain.vectors.vector import checksum
 
 
 def test_unreachable_then_gone():

@@ -8,14 +8,10 @@ from hub_desk import ELEMENTS, ZEROS, Desk, raw, refusal, the
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import codecs, pace
-from edgetrain.checksum import checksum
-from edgetrain.messages import (
-    Base,
-    Beat,
-    Refuse,
-    Reply,
-)
+from edgetrain import codecs
+from edgetrain.exchange.hub import delay as pace
+from edgetrain.exchange.messages import Base, Beat, Refuse, Reply
+from edgetrain.vectors.vector import checksum
 
 
 def test_a_round_is_the_mean_and_goes_to_all():

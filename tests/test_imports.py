@@ -16,26 +16,26 @@ PACKAGE = Path(edgetrain.__file__).parent
 HEAVY = ("torch", "zmq", "numpy", "matplotlib", "rich", "sklearn", "cryptography", "Crypto")
 
 TORCH = {
-    "member.py",
-    "training_state.py",
-    "vector.py",
-    "train.py",
-    "emulate.py",
-    "simulate.py",
-    "simulator/local.py",
-    "chaos/simulated.py",
-    "privacy/examples.py",
+    "training/member.py",
+    "training/state.py",
+    "tasks/flat.py",
+    "training/train.py",
+    "training/emulated.py",
+    "training/simulated/simulation.py",
+    "training/simulated/local.py",
+    "training/chaos/simulated.py",
+    "tasks/private_work.py",
 }
 """Modules outside the tasks that may import torch, at whatever place."""
 TORCH_INSIDE_FUNCTIONS = {
-    "chaos/member.py",
-    "devices/cost.py",
-    "environment.py",
-    "devices/profile.py",
+    "training/chaos/member.py",
+    "fleet/devices/cost.py",
+    "runs/environment.py",
+    "fleet/devices/profile.py",
 }
 LAZY_ONLY = ("matplotlib", "rich", "sklearn", "dp_accounting")
 CRYPTOGRAPHY = ("cryptography", "Crypto")
-PRIMITIVES = "secure/primitives.py"
+PRIMITIVES = "exchange/masks/primitives.py"
 """The one module that imports them. Nothing loads it before a job is secure."""
 
 
@@ -50,9 +50,10 @@ def loaded_by(*code: str) -> list[str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-LIGHT = ["errors", "catalog", "config", "messages", "networks", "devices", "strategies",
-         "interfaces", "keys", "merging", "secure", "privacy", "bundles", "transport", "units",
-         "runs", "cli", "__main__"]  # fmt: skip
+LIGHT = ["errors", "fleet.catalog", "jobs.reading", "exchange.messages", "fleet.networks",
+         "fleet.devices", "strategies", "exchange.addresses", "exchange.keys.keyring",
+         "strategies.merging", "exchange.masks.terms", "jobs.privacy.promise", "jobs.bundles",
+         "exchange.transport", "runs.reports.units", "runs.folder", "cli", "__main__"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +102,23 @@ def test_the_whole_command_starts_within_a_second_of_processor_time():
 
 
 def test_a_hub_needs_no_torch():
-    loaded = loaded_by("import edgetrain.hub, edgetrain.serve, edgetrain.sockets, edgetrain.codecs")
+    loaded = loaded_by(
+        "import edgetrain.exchange.hub.protocol, edgetrain.exchange.hub.serve",
+        "import edgetrain.exchange.zeromq.frames, edgetrain.codecs",
+    )
     assert "torch" not in loaded
 
 
 def test_the_hub_and_stand_ins_of_chaos_need_no_torch():
-    assert "torch" not in loaded_by("import edgetrain.chaos.trials, edgetrain.chaos.member")
-    assert loaded_by("import edgetrain.chaos.schedule") == []
+    assert "torch" not in loaded_by(
+        "import edgetrain.training.chaos.trials, edgetrain.training.chaos.member"
+    )
+    assert loaded_by("import edgetrain.training.chaos.schedule") == []
 
 
 def test_cryptography_is_loaded_for_secure_jobs_only():
-    plain = "from edgetrain import config, plans\nplans.hub_of(config.parse({}, {}))"
-    assert not set(CRYPTOGRAPHY) & set(loaded_by(plain, "import edgetrain.link"))
+    plain = "from edgetrain.jobs import plan, reading\nplan.hub_of(reading.parse({}, {}))"
+    assert not set(CRYPTOGRAPHY) & set(loaded_by(plain, "import edgetrain.exchange.member.link"))
     secure = plain.replace("{}, {}", "{}, ['secure=true']")
     assert set(loaded_by(secure)) >= set(CRYPTOGRAPHY)
 
@@ -147,7 +153,7 @@ def imports(path: Path) -> dict[str, bool]:
 @pytest.mark.parametrize(("name", "path"), modules(), ids=lambda v: v if isinstance(v, str) else "")
 def test_a_module_imports_only_what_it_may(name, path):
     found = imports(path)
-    if name != "sockets.py":
+    if name != "exchange/zeromq/frames.py":
         assert "zmq" not in found
     if not name.startswith("tasks/") and name not in TORCH:
         assert "torch" not in found or name in TORCH_INSIDE_FUNCTIONS
@@ -160,27 +166,27 @@ def test_a_module_imports_only_what_it_may(name, path):
 
 
 PURE = [
-    "chaos/laws.py",
-    "chaos/schedule.py",
-    "messages.py",
-    "merge.py",
-    "hub.py",
-    "admission.py",
-    "contributions.py",
-    "effects.py",
-    "exchange.py",
-    "merger.py",
-    "pace.py",
-    "parts.py",
-    "reliving.py",
-    "rounds.py",
-    "terms.py",
-    "upload.py",
-    "secure/fixed.py",
-    "secure/forms.py",
-    "secure/hub.py",
-    "secure/member.py",
-    "secure/primitives.py",
+    "training/chaos/laws.py",
+    "training/chaos/schedule.py",
+    "exchange/messages.py",
+    "strategies/merging/rule.py",
+    "exchange/hub/protocol.py",
+    "exchange/hub/admission.py",
+    "exchange/hub/contributions.py",
+    "exchange/hub/effects.py",
+    "exchange/hub/rounds.py",
+    "exchange/hub/merger.py",
+    "exchange/hub/delay.py",
+    "vectors/parts.py",
+    "exchange/hub/replay.py",
+    "exchange/hub/open_rounds.py",
+    "exchange/hub/terms.py",
+    "exchange/hub/base_transfer.py",
+    "exchange/masks/fixed_point.py",
+    "exchange/masks/payloads.py",
+    "exchange/masks/aggregator.py",
+    "exchange/masks/masker.py",
+    "exchange/masks/primitives.py",
     "strategies/displacement.py",
     "strategies/gradient.py",
 ]

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from edgetrain import codecs
-from edgetrain.checksum import checksum
-from edgetrain.effects import Note, Replay, Send
 from edgetrain.errors import BadMessage
-from edgetrain.hub import MOST_STRAYS, Hub
-from edgetrain.limits import MOST_UNREQUITED, Unrequited
-from edgetrain.merge import Mean
-from edgetrain.messages import (
+from edgetrain.exchange.hub.effects import Note, Replay, Send
+from edgetrain.exchange.hub.protocol import MOST_STRAYS, Hub
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.limits import MOST_UNREQUITED, Unrequited
+from edgetrain.exchange.messages import (
     PROTOCOL,
     Advertise,
     Base,
@@ -24,7 +23,8 @@ from edgetrain.messages import (
     Reply,
     Resume,
 )
-from edgetrain.terms import Policy, Terms
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.vectors.vector import checksum
 
 ZEROS = np.zeros(3, np.float32)
 FAR = (1 << 63) - 1
@@ -133,9 +133,10 @@ def test_a_base_that_overflows_is_added_up_in_silence():
 def test_keys_that_would_stop_the_others_are_their_senders_fault(what):
     pytest.importorskip("cryptography")
     pytest.importorskip("Crypto")
-    from edgetrain.secure import Agreement, forms
-    from edgetrain.secure.hub import Aggregator
-    from edgetrain.secure.member import Masker
+    from edgetrain.exchange.masks import payloads as forms
+    from edgetrain.exchange.masks.aggregator import Aggregator
+    from edgetrain.exchange.masks.masker import Masker
+    from edgetrain.exchange.masks.terms import Agreement
 
     agreement = Agreement(3, 2, 8.0)
     hub = Aggregator(agreement)

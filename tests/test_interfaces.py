@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from edgetrain import interfaces as module
 from edgetrain.errors import ConfigError, HubUnreachable, NetworkError
-from edgetrain.interfaces import (
+from edgetrain.exchange import addresses as module
+from edgetrain.exchange.addresses import (
     Interface,
     check_hub_name,
     interfaces,
@@ -17,7 +17,7 @@ from edgetrain.interfaces import (
     resolve,
     route,
 )
-from edgetrain.sockets import HubSocket
+from edgetrain.exchange.zeromq.frames import HubSocket
 
 LAN = Interface("eth0", "192.168.1.17", True)
 WIFI = Interface("wlan0", "10.0.0.5", True)

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import journal as journal_module
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.journal import Fsync, Journal, Settings
-from edgetrain.records import Counted, Departed, Entered, Restarted, Round, Seat, State
+from edgetrain.exchange.hub import journal as journal_module
+from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
+from edgetrain.exchange.hub.records import Counted, Departed, Entered, Restarted, Round, Seat, State
 
 SEAT = Seat("m0", b"address", 7, 0, 1.0, 0, 3)
 

@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import keys
 from edgetrain.errors import ConfigError, NetworkError, Refused
-from edgetrain.keys import Gate, Keyring, Pair, public_key, read_key, read_token, spell
-from edgetrain.sockets import new_pair, pair_of
+from edgetrain.exchange.keys import keyring as keys
+from edgetrain.exchange.keys.keyring import (
+    Gate,
+    Keyring,
+    Pair,
+    public_key,
+    read_key,
+    read_token,
+    spell,
+)
+from edgetrain.exchange.zeromq.frames import new_pair, pair_of
 
 NUMBERS = itertools.count(1)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from command_line import edgetrain, hub, running, write_tiny
 
-from edgetrain import keys
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
-from edgetrain.keys import Keyring, credentials, spell
+from edgetrain.exchange.keys import keyring as keys
+from edgetrain.exchange.keys.keyring import Keyring, credentials, spell
 
 
 def answer(capsys, *words):

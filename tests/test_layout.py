@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import layout
 from edgetrain.errors import BadMessage, ConfigError
+from edgetrain.vectors import layout
 
 NAMES = st.text(st.characters(exclude_categories=("C", "Z")) | st.just(" "), min_size=1)
 TENSORS = st.lists(

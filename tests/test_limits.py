@@ -7,20 +7,22 @@ import itertools
 import pytest
 from test_merging_hub import ELEMENTS, Room, closed, filled, is_reply_to
 
-from edgetrain import exchange, limits, runs
 from edgetrain.codecs import Dense
-from edgetrain.config import parse
-from edgetrain.effects import Note, Send
-from edgetrain.hub import Hub
-from edgetrain.limits import Rate, Refusals
-from edgetrain.merge import Mean
-from edgetrain.messages import Beat, Refuse, pack, unpack
-from edgetrain.pace import AUTO_ROUNDS, MAX_AHEAD, MAX_IN_FLIGHT, Pace
-from edgetrain.plans import LARGEST_PART_BYTES, message_limit
-from edgetrain.recorder import FIRST, NEWEST, HubRecorder
-from edgetrain.serve import serve
-from edgetrain.terms import Policy, Terms
-from edgetrain.transport import Loopback, Traffic
+from edgetrain.exchange import limits
+from edgetrain.exchange.hub import rounds as exchange
+from edgetrain.exchange.hub.delay import AUTO_ROUNDS, MAX_AHEAD, MAX_IN_FLIGHT, Pace
+from edgetrain.exchange.hub.effects import Note, Send
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.limits import Rate, Refusals
+from edgetrain.exchange.messages import Beat, Refuse, pack, unpack
+from edgetrain.exchange.transport import Loopback, Traffic
+from edgetrain.jobs.plan import LARGEST_PART_BYTES, message_limit
+from edgetrain.jobs.reading import parse
+from edgetrain.runs import folder as runs
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.training.recorder import FIRST, NEWEST, HubRecorder
 
 
 def test_a_sender_has_so_many_messages_a_second_and_is_then_forgotten():

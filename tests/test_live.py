@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from made_up_runs import DGA, FEDAVG, SYNC, Clock, Story, write_metrics, write_run
 from rich.console import Console
 
-from edgetrain import live, runs
-from edgetrain.metrics import MetricsLog
+from edgetrain.runs import folder as runs
+from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.runs.reports.live import view as live
 
 
 def watched(folder: Path) -> live.Watch:
@@ -302,7 +303,7 @@ def test_names_and_reasons_from_afar_cannot_steer_the_terminal(tmp_path: Path) -
 def test_watching_in_plain_lines_loads_neither_rich_nor_torch(tmp_path: Path) -> None:
     write_run(tmp_path / "dga", DGA, upto=20)
     script = (
-        "import sys, pathlib, time; from edgetrain import live\n"
+        "import sys, pathlib, time; from edgetrain.runs.reports.live import view as live\n"
         "with live.LiveView([pathlib.Path(sys.argv[1])], clock=time.monotonic) as view:\n"
         "    view.refresh()\n"
         "print(sorted({'torch', 'zmq', 'numpy', 'rich'} & set(sys.modules)))\n"

@@ -13,12 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from edgetrain import config, processes, strategies
-from edgetrain.checksum import checksum
+from edgetrain import strategies
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError, HubUnreachable, Refused
-from edgetrain.link import Link, Request
-from edgetrain.member import Member, bind, join
-from edgetrain.messages import (
+from edgetrain.exchange.member.link import Link, Request
+from edgetrain.exchange.messages import (
     Beat,
     Contribute,
     Join,
@@ -30,14 +28,18 @@ from edgetrain.messages import (
     pack,
     unpack,
 )
-from edgetrain.sockets import HubSocket
-from edgetrain.train import Place, request_of
-from edgetrain.transport import Loopback, Traffic
+from edgetrain.exchange.transport import Loopback, Traffic
+from edgetrain.exchange.zeromq.frames import HubSocket
+from edgetrain.jobs import reading as config
+from edgetrain.training import processes
+from edgetrain.training.member import Member, bind, join
+from edgetrain.training.train import Place, request_of
+from edgetrain.vectors.vector import checksum
 
 
 @pytest.fixture
 def processes_of_ours():
-    context = processes.fork_server(["torch", "edgetrain.member"])
+    context = processes.fork_server(["torch", "edgetrain.training.member"])
     started = []
 
     def start(target, *arguments):

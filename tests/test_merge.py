@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain import codecs
-from edgetrain.checksum import Vector
-from edgetrain.merge import Mean
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.vectors.vector import Vector
 
 
 @dataclass

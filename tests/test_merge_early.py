@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.checksum import checksum
 from edgetrain.codecs import Dense
-from edgetrain.effects import Send
-from edgetrain.hub import Hub
-from edgetrain.merge import Mean
-from edgetrain.messages import PROTOCOL, Base, Contribute, Join, Leave, Reply
-from edgetrain.terms import Policy, Terms
+from edgetrain.exchange.hub.effects import Send
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.messages import PROTOCOL, Base, Contribute, Join, Leave, Reply
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.vectors.vector import checksum
 
 ELEMENTS, PART, PARTS = 11, 4, 3
 

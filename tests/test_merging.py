@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_merge import pieces_of
 
-from edgetrain import merging
 from edgetrain.errors import ConfigError
-from edgetrain.merge import Mean, RoundRule, SliceRule
-from edgetrain.merging import elementwise
+from edgetrain.strategies import merging
+from edgetrain.strategies.merging import elementwise
+from edgetrain.strategies.merging.rule import Mean, RoundRule, SliceRule
 
 PART = 5
 """Elements of a part, so that a vector of a few elements has several."""

@@ -7,20 +7,24 @@ import json
 import numpy as np
 import pytest
 
-from edgetrain import comparison, config, live, merging, runs
 from edgetrain.__main__ import main
-from edgetrain.checksum import checksum
 from edgetrain.codecs import Dense
-from edgetrain.effects import Closed, Note, Send
 from edgetrain.errors import ConfigError
-from edgetrain.hub import Hub
-from edgetrain.merge import Mean
-from edgetrain.messages import PROTOCOL, Base, Contribute, Join, Refuse, Reply
-from edgetrain.metrics import MetricsLog
-from edgetrain.plans import hub_of
-from edgetrain.recorder import HubRecorder
-from edgetrain.terms import Policy, Terms
-from edgetrain.transport import Traffic
+from edgetrain.exchange.hub.effects import Closed, Note, Send
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.messages import PROTOCOL, Base, Contribute, Join, Refuse, Reply
+from edgetrain.exchange.transport import Traffic
+from edgetrain.jobs import reading as config
+from edgetrain.jobs.plan import hub_of
+from edgetrain.runs import folder as runs
+from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.runs.reports import comparison
+from edgetrain.runs.reports.live import view as live
+from edgetrain.strategies import merging
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.training.recorder import HubRecorder
+from edgetrain.vectors.vector import checksum
 
 ELEMENTS, PART, PARTS = 11, 4, 3
 START = np.zeros(ELEMENTS, np.float32)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import messages
 from edgetrain.errors import BadMessage
-from edgetrain.messages import (
+from edgetrain.exchange import messages
+from edgetrain.exchange.messages import (
     CODES,
     KINDS,
     MAX_ELEMENTS,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edgetrain import config, plans
 from edgetrain.errors import ConfigError
+from edgetrain.jobs import plan as plans
+from edgetrain.jobs import reading as config
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_masks_without_their_packages_name_what_to_install(monkeypatch):
 
 
 def test_a_verdict_over_masked_contributions_is_refused():
-    from edgetrain.chaos.laws import Merging
+    from edgetrain.training.chaos.laws import Merging
 
     with pytest.raises(ConfigError, match="leave secure out"):
         Merging.of(config.load(None, ["secure=true"]))

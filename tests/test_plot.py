@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import DGA, FEDAVG, SYNC, write_comparison, write_run
 
-from edgetrain import plot, runs
 from edgetrain.errors import ConfigError
-from edgetrain.plot import style
+from edgetrain.runs import folder as runs
+from edgetrain.runs.reports import plot
+from edgetrain.runs.reports.plot import style
 
 pytest.importorskip("matplotlib")
 
@@ -189,7 +190,7 @@ def test_without_matplotlib_the_way_out_is_named(
 
 
 def test_importing_loads_no_matplotlib() -> None:
-    script = "import sys, edgetrain.plot; print('matplotlib' in sys.modules)"
+    script = "import sys, edgetrain.runs.reports.plot; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "False"
 

@@ -14,16 +14,21 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from edgetrain import config, merging, privacy, strategies
-from edgetrain.config import Privacy
+from edgetrain import strategies
 from edgetrain.errors import ConfigError
-from edgetrain.hub import Hub
-from edgetrain.link import Request
-from edgetrain.member import Member, release_of
-from edgetrain.merge import Mean
-from edgetrain.plans import hub_of
-from edgetrain.privacy import examples
-from edgetrain.privacy.gaussian import (
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.member.link import Request
+from edgetrain.jobs import reading as config
+from edgetrain.jobs.plan import hub_of
+from edgetrain.jobs.privacy import promise as privacy
+from edgetrain.jobs.reading import Privacy
+from edgetrain.strategies import merging
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.tasks import private_work as examples
+from edgetrain.tasks.flat import FlatModel
+from edgetrain.training.member import Member, release_of
+from edgetrain.vectors.noise import (
     Gaussian,
     PrivateMean,
     chosen,
@@ -33,8 +38,6 @@ from edgetrain.privacy.gaussian import (
     share,
     system,
 )
-from edgetrain.terms import Policy, Terms
-from edgetrain.vector import FlatModel
 
 ANY = arrays(
     np.float32,
@@ -171,7 +174,7 @@ def test_members_take_their_noise_from_the_operating_system():
     import inspect
     import os
 
-    from edgetrain import train
+    from edgetrain.training import train
 
     assert system is os.urandom
     assert inspect.signature(train.train).parameters["source"].default is system
@@ -235,8 +238,8 @@ def trained(table, strategy="dga", codec="fp32", source=None, members=3):
     import time
 
     from edgetrain import codecs
-    from edgetrain.serve import serve
-    from edgetrain.transport import Loopback
+    from edgetrain.exchange.hub.serve import serve
+    from edgetrain.exchange.transport import Loopback
 
     row = strategies.find(strategy)
     every = 1 if row.contributes == "gradient" else 2
@@ -543,7 +546,7 @@ def test_tasks_and_models_that_cannot_are_refused():
 
 @pytest.mark.parametrize("task", ["digits", "char_lm"])
 def test_the_tasks_that_come_along_can_be_sampled(task):
-    from edgetrain.train import task_of, work_of
+    from edgetrain.training.train import task_of, work_of
 
     named = job(f"task=edgetrain.tasks:{task}", "privacy=example", "noise=0.5", "batch=8")
     loaded = task_of(named)
@@ -568,8 +571,9 @@ def test_shares_agree_with_those_of_vectors():
 
 @pytest.mark.parametrize("table", ["privacy=example", "privacy=member", "where=hub"])
 def test_a_simulated_run_says_what_it_promised_and_gives_the_same_bits_again(table, tmp_path):
-    from edgetrain import runs, simulate
-    from edgetrain.plans import plan
+    from edgetrain.jobs.plan import plan
+    from edgetrain.runs import folder as runs
+    from edgetrain.training.simulated import simulation as simulate
 
     unit = "privacy=example" if "example" in table else "privacy=member"
     given_job = job(unit, table, "noise=0.8", "clip=0.5", "pace_s=0.01", "delay=5")

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain import config
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
-from edgetrain.privacy import Releases
-from edgetrain.privacy.accounting import epsilon, noise_for, promise, releases_of, settle
+from edgetrain.jobs import reading as config
+from edgetrain.jobs.privacy.accounting import epsilon, noise_for, promise, releases_of, settle
+from edgetrain.jobs.privacy.promise import Releases
 
 # TensorFlow Privacy, privacy/analysis/compute_dp_sgd_privacy_test.py, values of its authors:
 # (accountant, noise, steps, rate, delta, epsilon). Half the noise: that of "microbatching", which

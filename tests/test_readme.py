@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from command_line import edgetrain
 
-from edgetrain import config
 from edgetrain.__main__ import _parse, main, parser
+from edgetrain.jobs import reading as config
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

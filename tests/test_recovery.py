@@ -12,13 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgetrain import codecs
-from edgetrain.effects import Send, Write
 from edgetrain.errors import ConfigError, Diverged
-from edgetrain.hub import Hub
-from edgetrain.merge import Mean
-from edgetrain.messages import Beat
-from edgetrain.records import Restarted, Round, decode, encode
-from edgetrain.terms import Policy, Terms
+from edgetrain.exchange.hub.effects import Send, Write
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.records import Restarted, Round, decode, encode
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.messages import Beat
+from edgetrain.strategies.merging.rule import Mean
 
 STRATEGIES = ("sync-sgd", "local-sgd", "fedavg", "dga")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from command_line import edgetrain, running, write_tiny
 
-from edgetrain import runs
-from edgetrain.journal import Journal
-from edgetrain.records import Round
+from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.hub.records import Round
+from edgetrain.runs import folder as runs
 
 
 def free_port() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.roster import Peer, Roster
+from edgetrain.exchange.hub.members import Peer, Roster
 
 
 def plain_free(taken: set[int]) -> int:

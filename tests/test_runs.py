@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import DGA, SYNC, Story, extra, write_comparison, write_run
 
-from edgetrain import environment, runs
 from edgetrain.errors import ConfigError
+from edgetrain.runs import environment
+from edgetrain.runs import folder as runs
 
 NOW = time.struct_time((2026, 1, 31, 14, 25, 1, 5, 31, 0))
 
@@ -140,7 +141,7 @@ def test_a_folder_without_runs_says_so(tmp_path: Path) -> None:
 
 def test_the_environment_says_what_is_known_without_loading_torch(tmp_path: Path) -> None:
     script = (
-        "import sys, pathlib; from edgetrain import runs\n"
+        "import sys, pathlib; from edgetrain.runs import folder as runs\n"
         "runs.write_environment(pathlib.Path(sys.argv[1]))\n"
         "print(sorted({'torch', 'zmq', 'numpy'} & set(sys.modules)))\n"
     )
@@ -180,7 +181,7 @@ def test_a_meter_counts_from_when_it_was_made() -> None:
 
 
 def test_a_meter_does_not_inherit_the_peak_of_the_process_that_started_it() -> None:
-    script = "from edgetrain.runs import Meter; print(Meter().peak_bytes)"
+    script = "from edgetrain.runs.folder import Meter; print(Meter().peak_bytes)"
     parent = f"import subprocess, sys; ballast = bytes(300_000_000)\nsubprocess.run({[sys.executable, '-c', script]!r})"  # noqa: E501
     done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
     assert int(done.stdout) < 150_000_000

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from made_up_runs import Clock
 
 from edgetrain.errors import ConfigError, TaskError
-from edgetrain.metrics import (
+from edgetrain.runs.metrics.log import (
     LINE_BYTES,
     Counter,
     Follower,
@@ -144,7 +144,7 @@ def test_every_line_fits_and_says_what_was_cut(
 def test_many_processes_share_a_file_without_tearing_a_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     script = (
-        "import sys, time; from edgetrain.metrics import MetricsLog\n"
+        "import sys, time; from edgetrain.runs.metrics.log import MetricsLog\n"
         "with MetricsLog(sys.argv[1], sys.argv[2], time.monotonic, 0.0) as log:\n"
         "    for step in range(500): log.event('late', 'x' * (step * 7))\n"
     )

@@ -6,12 +6,13 @@ import msgpack
 import numpy as np
 
 from edgetrain import codecs
-from edgetrain.checksum import checksum
-from edgetrain.effects import Note
-from edgetrain.hub import Hub
-from edgetrain.journal import Journal, _scan
-from edgetrain.merge import Mean
-from edgetrain.messages import (
+from edgetrain.exchange.hub.effects import Note
+from edgetrain.exchange.hub.journal import Journal, _scan
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.records import Round
+from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.messages import (
     PROTOCOL,
     Base,
     Contribute,
@@ -23,10 +24,9 @@ from edgetrain.messages import (
     pack,
     unpack,
 )
-from edgetrain.records import Round
-from edgetrain.serve import serve
-from edgetrain.terms import Policy, Terms
-from edgetrain.transport import Loopback
+from edgetrain.exchange.transport import Loopback
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.vectors.vector import checksum
 
 
 class Room:

@@ -17,12 +17,12 @@ from command_line import running, write_tiny
 from test_checkpoint_fleet import STRATEGIES, Life
 from test_resume import free_port, hub_folder, wait_for_rounds
 
-from edgetrain import processes
 from edgetrain.errors import EdgetrainError, Stopped
-from edgetrain.journal import Journal
-from edgetrain.sockets import HubSocket
-from edgetrain.stopping import GRACE_S, SIGNALS, Stop
-from edgetrain.transport import Loopback
+from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.transport import Loopback
+from edgetrain.exchange.zeromq.frames import HubSocket
+from edgetrain.training import processes
+from edgetrain.training.stopping import GRACE_S, SIGNALS, Stop
 
 
 def test_before_it_is_deferred_a_signal_ends_what_goes_on():
@@ -284,7 +284,7 @@ def test_a_member_that_is_told_while_it_waits_for_others_leaves(tmp_path):
 
 
 def test_a_loop_of_ones_own_takes_sigterm_as_documented(tmp_path):
-    context, started = processes.fork_server(["torch", "edgetrain.member"]), []
+    context, started = processes.fork_server(["torch", "edgetrain.training.member"]), []
 
     def start(index):
         folder = tmp_path / "kept" if index == 0 else None

@@ -10,11 +10,11 @@ from fleet import Fleet, noisy_descent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.checksum import TILE, checksum
 from edgetrain.errors import ConfigError, Diverged
+from edgetrain.exchange.hub.terms import Policy
 from edgetrain.strategies.displacement import Displacement
 from edgetrain.strategies.gradient import Gradient
-from edgetrain.terms import Policy
+from edgetrain.vectors.vector import TILE, checksum
 
 SHAPES = {
     "members": st.integers(1, 5),

@@ -16,9 +16,13 @@ from command_line import environment
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import config, networks, plot, runs, sweep
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError, TaskError
+from edgetrain.fleet import networks
+from edgetrain.jobs import reading as config
+from edgetrain.runs import folder as runs
+from edgetrain.runs.reports import plot
+from edgetrain.training import sweep
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "paper"
 
@@ -431,7 +435,7 @@ def test_a_plan_that_fails_is_a_failed_cell(tmp_path):
 
 def test_the_module_loads_nothing_heavy():
     heavy = ("torch", "numpy", "zmq", "matplotlib")
-    code = f"import sys, edgetrain.sweep; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, edgetrain.training.sweep; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True
     )

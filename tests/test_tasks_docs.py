@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgetrain import devices
+from edgetrain.fleet import devices
 from edgetrain.tasks.load import load_task
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -9,11 +9,11 @@ import time
 import pytest
 import zmq
 
-from edgetrain import sockets
 from edgetrain.errors import HubUnreachable, NetworkError
-from edgetrain.messages import Beat, Leave, pack
-from edgetrain.sockets import HubSocket, MemberSocket, check_reachable, split_address
-from edgetrain.transport import Loopback
+from edgetrain.exchange.messages import Beat, Leave, pack
+from edgetrain.exchange.transport import Loopback
+from edgetrain.exchange.zeromq import frames as sockets
+from edgetrain.exchange.zeromq.frames import HubSocket, MemberSocket, check_reachable, split_address
 
 PATIENCE_S = 10.0
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from edgetrain.errors import ConfigError
-from edgetrain.vector import FlatModel
+from edgetrain.tasks.flat import FlatModel
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 from command_line import TINY, running
 
-from edgetrain import __version__, bundles, catalog, runs
+from edgetrain import __version__
+from edgetrain.fleet import catalog
+from edgetrain.jobs import bundles
+from edgetrain.runs import folder as runs
 
 ROOT = Path(__file__).parents[1]
 

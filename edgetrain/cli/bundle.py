@@ -56,8 +56,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _make(arguments: argparse.Namespace) -> int:
-    from edgetrain import bundles
     from edgetrain.errors import ConfigError
+    from edgetrain.jobs import bundles
 
     archive = bundles.make(arguments.source)
     try:
@@ -74,7 +74,7 @@ def _make(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from edgetrain import bundles
+    from edgetrain.jobs import bundles
 
     archive = bundles.read(arguments.bundle)
     files = {name: len(content) for name, content in bundles.unpack(archive).items()}
@@ -85,7 +85,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _allow(arguments: argparse.Namespace) -> int:
-    from edgetrain import bundles, keys
+    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.jobs import bundles
 
     path = Path(arguments.bundle)
     if path.is_file():
@@ -100,7 +101,8 @@ def _allow(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from edgetrain import bundles, keys
+    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.jobs import bundles
 
     found = bundles.Allowed(keys.folder(arguments.keys)).all()
     lines = [f"{digest}  {note}".rstrip() for digest, note in found.items()]
@@ -109,7 +111,8 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
-    from edgetrain import bundles, keys
+    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.jobs import bundles
 
     digest = bundles.Allowed(keys.folder(arguments.keys)).revoke(arguments.digest)
     said = f"{digest} may run here no longer (a member that runs has it in memory)"

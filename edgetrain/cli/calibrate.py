@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.cli import common
-from edgetrain.config import Job
 from edgetrain.errors import ConfigError
+from edgetrain.jobs.reading import Job
 
 _BASIS = ("members=8", "pace_s=0.05", "steps=240", "optimizer={ name = 'sgd', lr = 0.2 }")
 
@@ -72,7 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--draws {arguments.draws}", "allowed are 1 to 1000")
     jobs, beside = jobs_of(arguments)
     common.simulator()
-    from edgetrain import calibration, emulate, plans, plot, runs, simulate
+    from edgetrain.jobs import plan as plans
+    from edgetrain.runs import folder as runs
+    from edgetrain.runs.reports import calibration, plot
+    from edgetrain.training import emulated as emulate
+    from edgetrain.training.simulated import simulation as simulate
 
     emulate.warm_up()
     planned = {name: plans.plan(job, beside) for name, job in jobs.items()}
@@ -113,7 +117,7 @@ def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]
     from edgetrain.cli.compare import variants
 
     if not arguments.job and not arguments.strategies and not arguments.networks:
-        from edgetrain import config
+        from edgetrain.jobs import reading as config
 
         return {name: config.load(None, [*_BASIS, *case]) for name, case in CASES.items()}, None
     job, beside = common.job_of(arguments, _BASIS)
@@ -127,7 +131,7 @@ def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]
 
 def _loses(planned: Any) -> bool:
     """Whether packets are lost on any link of the job."""
-    from edgetrain import networks
+    from edgetrain.fleet import networks
 
     profiles = [networks.load(name) for name in set(planned.networks)]
     return any(p.has_loss for p in (*profiles, *(site.uplink for site in planned.sites)))

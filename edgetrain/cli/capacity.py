@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
 from edgetrain.cli.run import SIMULATED
-from edgetrain.config import Job
 from edgetrain.errors import ConfigError
+from edgetrain.jobs.reading import Job
 
 if TYPE_CHECKING:
-    from edgetrain.columns import Column
-    from edgetrain.simulator.capacity import Answer, Kind, Question
+    from edgetrain.jobs.capacity.estimate import Answer, Kind, Question
+    from edgetrain.runs.reports.columns import Column
 
 _EXAMPLES = """\
 examples:
@@ -80,9 +80,10 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ask, print, draw."""
     job, beside = common.job_of(arguments, SIMULATED)
-    from edgetrain import plot, runs
     from edgetrain.cli.run import common_picture
-    from edgetrain.simulator import capacity
+    from edgetrain.jobs.capacity import estimate as capacity
+    from edgetrain.runs import folder as runs
+    from edgetrain.runs.reports import plot
 
     question = question_of(job, arguments, beside)
     found = capacity.answer(question)
@@ -125,9 +126,10 @@ def _count(text: str) -> int:
 
 def question_of(job: Job, arguments: argparse.Namespace, beside: Path | None) -> Question:
     """What is to be worked out. ConfigError for names and numbers that cannot be."""
-    from edgetrain import codecs, networks, strategies
-    from edgetrain.plans import hub_of
-    from edgetrain.simulator.capacity import Exchange, Hubs, Question
+    from edgetrain import codecs, strategies
+    from edgetrain.fleet import networks
+    from edgetrain.jobs.capacity.estimate import Exchange, Hubs, Question
+    from edgetrain.jobs.plan import hub_of
 
     hub_of(job)  # refuses what no hub would take
     strategy = strategies.find(job.strategy.name)
@@ -171,8 +173,8 @@ def _kinds(
     job: Job, arguments: argparse.Namespace, beside: Path | None
 ) -> tuple[tuple[Kind, ...], int]:
     """The kinds of members, in turn, and the model's parameters; measured where nobody said."""
-    from edgetrain import devices, networks
-    from edgetrain.simulator.capacity import Kind
+    from edgetrain.fleet import devices, networks
+    from edgetrain.jobs.capacity.estimate import Kind
 
     boards = devices.parse_fleet(job.fleet.device)
     links = networks.parse_fleet(job.fleet.network)
@@ -199,7 +201,7 @@ def _kinds(
 
 def _measure(job: Job, boards: list[str], beside: Path | None) -> tuple[int, dict[str, float]]:
     """The task's parameters, and a step's seconds on each device. Loads torch and the data."""
-    from edgetrain import train
+    from edgetrain.training import train
 
     alone = replace(job, fleet=replace(job.fleet, members=1))
     task = train.task_of(alone, beside)
@@ -213,8 +215,8 @@ def _measure(job: Job, boards: list[str], beside: Path | None) -> tuple[int, dic
 
 def heading_of(job: Job, question: Question) -> str:
     """The fleet and what it exchanges, in a line."""
-    from edgetrain import units
-    from edgetrain.simulator.capacity import contribution, reply
+    from edgetrain.jobs.capacity.estimate import contribution, reply
+    from edgetrain.runs.reports import units
 
     exchange, hubs = question.exchange, question.hubs
     up = contribution(exchange.elements, exchange.codec, exchange.ratio).bytes
@@ -238,8 +240,8 @@ def _plain(answer: Answer) -> dict[str, Any]:
 
 
 def _text(heading: str, found: Answer, table: list[Answer], picture: Path | None) -> str:
-    from edgetrain import units
-    from edgetrain.columns import as_text
+    from edgetrain.runs.reports import units
+    from edgetrain.runs.reports.columns import as_text
 
     duration, size = units.duration, units.size
     lines = [
@@ -281,8 +283,8 @@ def _left(cells: Iterable[str]) -> list[str]:
 
 def columns(table: list[Answer]) -> list[Column]:
     """The same fleet in other sizes, a line each."""
-    from edgetrain import units
-    from edgetrain.columns import column
+    from edgetrain.runs.reports import units
+    from edgetrain.runs.reports.columns import column
 
     return [
         column("members", (f"{each.members:,}".rjust(7) for each in table)),

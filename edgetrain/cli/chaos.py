@@ -16,10 +16,10 @@ from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgetrain.chaos.fleet import Setting
-    from edgetrain.chaos.laws import Outcome
-    from edgetrain.chaos.schedule import Kind
-    from edgetrain.chaos.trials import Trial
+    from edgetrain.training.chaos.fleet import Setting
+    from edgetrain.training.chaos.laws import Outcome
+    from edgetrain.training.chaos.schedule import Kind
+    from edgetrain.training.chaos.trials import Trial
 
     Outcomes = Generator[Outcome, None, None]
 _BASIS = (
@@ -115,7 +115,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run every schedule, say which laws broke. 1 where one did."""
-    from edgetrain.chaos import schedule
+    from edgetrain.training.chaos import schedule
 
     kinds = schedule.parse_kinds(arguments.kinds)
     if arguments.schedules is None:
@@ -233,8 +233,8 @@ def _in_short(outcome: Outcome) -> str:
 def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcomes:
     job, beside = common.job_of(arguments, _BASIS)
     common.simulator()
-    from edgetrain import plans
-    from edgetrain.chaos import laws, schedule, simulated
+    from edgetrain.jobs import plan as plans
+    from edgetrain.training.chaos import laws, schedule, simulated
 
     planned = plans.plan(job, beside)
     laws.Merging.of(planned.job)
@@ -250,7 +250,7 @@ def _real(arguments: argparse.Namespace, kinds: tuple[Kind, ...], report: _Repor
         raise ConfigError(
             f"--processes does to processes what {sys.platform} cannot", "take Linux, or simulate"
         )
-    from edgetrain.chaos import trials
+    from edgetrain.training.chaos import trials
 
     setting = _setting(arguments)
     seconds = arguments.seconds or trials.SECONDS
@@ -282,8 +282,8 @@ def _real(arguments: argparse.Namespace, kinds: tuple[Kind, ...], report: _Repor
 
 def _seen(trial: Trial, arguments: argparse.Namespace, report: _Report) -> Outcome:
     """What became of it; its folder is kept where a law broke."""
-    from edgetrain import runs
-    from edgetrain.chaos import trials
+    from edgetrain.runs import folder as runs
+    from edgetrain.training.chaos import trials
 
     outcome = trial.outcome
     if outcome.broken:
@@ -295,8 +295,9 @@ def _seen(trial: Trial, arguments: argparse.Namespace, report: _Report) -> Outco
 
 def _setting(arguments: argparse.Namespace) -> Setting:
     """The job's own task where a job says so, else members that stand in for it."""
-    from edgetrain import networks, plans
-    from edgetrain.chaos.fleet import Setting, fit
+    from edgetrain.fleet import networks
+    from edgetrain.jobs import plan as plans
+    from edgetrain.training.chaos.fleet import Setting, fit
 
     words = arguments.job
     job, beside = common.job_of(arguments, _STAND_IN)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgetrain import config
-from edgetrain.config import Job
 from edgetrain.errors import ConfigError
+from edgetrain.jobs import reading as config
+from edgetrain.jobs.reading import Job
 
 RUNS = "runs"
 
@@ -67,7 +67,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 def runner(arguments: argparse.Namespace) -> Callable[..., dict[str, Any]]:
     """What runs a planned job: `emulate.run`, or `simulate.run` where that was asked for."""
     if not arguments.simulate:
-        from edgetrain import emulate
+        from edgetrain.training import emulated as emulate
 
         return emulate.run
     batched = {"auto": None, "on": True, "off": False}[arguments.vmap]
@@ -77,7 +77,7 @@ def runner(arguments: argparse.Namespace) -> Callable[..., dict[str, Any]]:
 def simulator() -> Callable[..., dict[str, Any]]:
     """`simulate.run`; ConfigError where what it needs is not installed."""
     try:
-        from edgetrain import simulate
+        from edgetrain.training.simulated import simulation as simulate
     except ImportError as error:
         raise ConfigError(
             f"the simulator needs {error.name}", "pip install 'edgetrain[lab]'"

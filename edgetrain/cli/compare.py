@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.cli import common
-from edgetrain.config import Job
+from edgetrain.jobs.reading import Job
 
 DEMO = (
     "members=8",
@@ -58,9 +58,12 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan all, run one after the other, compare."""
     job, beside = common.job_of(arguments, DEMO)
-    from edgetrain import comparison, emulate, plans, plot, runs
     from edgetrain.cli.run import common_picture
-    from edgetrain.live import LiveView
+    from edgetrain.jobs import plan as plans
+    from edgetrain.runs import folder as runs
+    from edgetrain.runs.reports import comparison, plot
+    from edgetrain.runs.reports.live.view import LiveView
+    from edgetrain.training import emulated as emulate
 
     run_planned = common.runner(arguments)
     if not arguments.simulate:

@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was asked for."""
-    from edgetrain import devices
+    from edgetrain.fleet import devices
 
     names = devices.names() if arguments.verb == "list" else [arguments.name]
     found = [devices.load(name) for name in names]

@@ -39,10 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def examine() -> dict[str, Any]:
     """Topic -> what was found."""
-    from edgetrain import devices, interfaces
-    from edgetrain.codecs import kernels
-    from edgetrain.environment import capture
-    from edgetrain.networks import probe
+    from edgetrain.codecs.kernels import chosen as kernels
+    from edgetrain.exchange import addresses as interfaces
+    from edgetrain.fleet import devices
+    from edgetrain.fleet.networks.emulation import probe
+    from edgetrain.runs.environment import capture
 
     environment = capture()
     extras = {"matplotlib": "pictures", "sklearn": "the digits task"}

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain import config
 from edgetrain.cli import common
-from edgetrain.config import Job
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.stopping import Stop
+from edgetrain.jobs import reading as config
+from edgetrain.jobs.reading import Job
+from edgetrain.training.stopping import Stop
 
 if TYPE_CHECKING:
-    from edgetrain.hub import Hub
-    from edgetrain.journal import Journal
+    from edgetrain.exchange.hub.journal import Journal
+    from edgetrain.exchange.hub.protocol import Hub
 
 _EXAMPLES = """\
 examples:
@@ -89,16 +89,17 @@ def run(arguments: argparse.Namespace, clock: Callable[[], float] = time.monoton
 
 def _run(arguments: argparse.Namespace, stop: Stop, clock: Callable[[], float]) -> int:
     job = _job_of(arguments)
-    from edgetrain import interfaces, runs
-    from edgetrain.effects import Note
-    from edgetrain.journal import Journal
-    from edgetrain.keys import Gate, Keyring, spell
-    from edgetrain.keys import folder as key_folder
-    from edgetrain.plans import hub_of, journal_settings, message_limit
-    from edgetrain.recorder import HubRecorder
-    from edgetrain.serve import serve
-    from edgetrain.sockets import HubSocket, split_address
-    from edgetrain.terms import ANY_JOB
+    from edgetrain.exchange import addresses as interfaces
+    from edgetrain.exchange.hub.effects import Note
+    from edgetrain.exchange.hub.journal import Journal
+    from edgetrain.exchange.hub.serve import serve
+    from edgetrain.exchange.hub.terms import ANY_JOB
+    from edgetrain.exchange.keys.keyring import Gate, Keyring, spell
+    from edgetrain.exchange.keys.keyring import folder as key_folder
+    from edgetrain.exchange.zeromq.frames import HubSocket, split_address
+    from edgetrain.jobs.plan import hub_of, journal_settings, message_limit
+    from edgetrain.runs import folder as runs
+    from edgetrain.training.recorder import HubRecorder
 
     host, port = split_address(arguments.bind)
     listening = interfaces.listen_on(host, port)

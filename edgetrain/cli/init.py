@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from edgetrain import config
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
+from edgetrain.jobs import reading as config
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def commented(job: config.Job) -> str:
     """A job as TOML, each key with its explanation behind it."""
-    from edgetrain import runs
+    from edgetrain.runs import folder as runs
 
     lines: list[str] = []
     tables: dict[str, list[str]] = {}

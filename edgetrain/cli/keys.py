@@ -58,8 +58,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from edgetrain import keys
-    from edgetrain.sockets import new_pair
+    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.zeromq.frames import new_pair
 
     ring = keys.Keyring(keys.folder(arguments.keys))
     pair = ring.init(new_pair, replace=arguments.replace)
@@ -85,8 +85,8 @@ def _enroll(arguments: argparse.Namespace) -> int:
 
 def _let_in(arguments: argparse.Namespace) -> int:
     """At the hub: a token, or the list itself."""
-    from edgetrain import keys
-    from edgetrain.sockets import new_pair
+    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.zeromq.frames import new_pair
 
     ring = keys.Keyring(keys.folder(arguments.keys))
     if arguments.key:
@@ -111,7 +111,9 @@ def _enroll_here(arguments: argparse.Namespace) -> int:
     """At the device: the exchange with the hub."""
     import getpass
 
-    from edgetrain import interfaces, keys, sockets
+    from edgetrain.exchange import addresses as interfaces
+    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.zeromq import frames as sockets
 
     token = arguments.token
     if not token:
@@ -134,7 +136,7 @@ def _enroll_here(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from edgetrain import keys
+    from edgetrain.exchange.keys import keyring as keys
 
     ring = keys.Keyring(keys.folder(arguments.keys))
     own = keys.spell(ring.pair().public) if ring.exists else ""
@@ -151,7 +153,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
-    from edgetrain import keys
+    from edgetrain.exchange.keys import keyring as keys
 
     ring = keys.Keyring(keys.folder(arguments.keys))
     key, name = ring.revoke(arguments.who)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
-from edgetrain.config import Job
-from edgetrain.stopping import Stop
+from edgetrain.jobs.reading import Job
+from edgetrain.training.stopping import Stop
 
 if TYPE_CHECKING:
-    from edgetrain.train import Place
+    from edgetrain.training.train import Place
 
 _EXAMPLES = """\
 examples:
@@ -74,9 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, stop: Stop) -> int:
     job, beside = common.job_of(arguments)
-    from edgetrain import devices, interfaces, keys, runs
     from edgetrain.errors import ConfigError
-    from edgetrain.metrics import MetricsLog
+    from edgetrain.exchange import addresses as interfaces
+    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.fleet import devices
+    from edgetrain.runs import folder as runs
+    from edgetrain.runs.metrics.log import MetricsLog
 
     if not 0 <= arguments.index < job.fleet.members:
         raise ConfigError(
@@ -89,7 +92,7 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
         arguments.hub, arguments.hub_key, arguments.keys, insecure=arguments.insecure
     )
     common.say(f"joining {arguments.hub} over {via}" + (", encrypted" if credentials else ""))
-    from edgetrain.train import Place, train
+    from edgetrain.training.train import Place, train
 
     folder = runs.create(arguments.runs, f"{job.name or 'member'}-m{arguments.index}")
     runs.write_job(folder, job.to_dict())
@@ -125,8 +128,8 @@ def _promise(job: Job, place: Place) -> dict[str, Any]:
     if job.privacy.unit == "none":
         return {}
     from edgetrain.errors import ConfigError
-    from edgetrain.privacy.accounting import promise, settle
-    from edgetrain.train import samples_of, task_of
+    from edgetrain.jobs.privacy.accounting import promise, settle
+    from edgetrain.training.train import samples_of, task_of
 
     try:
         samples = samples_of(job, task_of(job, place.beside, place.keys))

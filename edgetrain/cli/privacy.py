@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_numbers(arguments: argparse.Namespace) -> int:
-    from edgetrain.privacy import LITTLE, Releases
-    from edgetrain.privacy.accounting import epsilon, noise_for
+    from edgetrain.jobs.privacy.accounting import epsilon, noise_for
+    from edgetrain.jobs.privacy.promise import LITTLE, Releases
 
     rounds, rate, delta = arguments.rounds, arguments.sample_rate, arguments.delta
     noise = arguments.noise
@@ -86,7 +86,8 @@ def _of_numbers(arguments: argparse.Namespace) -> int:
 
 
 def _of_job(arguments: argparse.Namespace) -> int:
-    from edgetrain import plans, privacy
+    from edgetrain.jobs import plan as plans
+    from edgetrain.jobs.privacy import promise as privacy
 
     job, beside = common.job_of(arguments)
     if job.privacy.unit == "none":

@@ -42,8 +42,12 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan, run, watch, sum up."""
     job, beside = common.job_of(arguments, SIMULATED if arguments.simulate else ())
-    from edgetrain import comparison, emulate, plans, plot, privacy, runs
-    from edgetrain.live import LiveView
+    from edgetrain.jobs import plan as plans
+    from edgetrain.jobs.privacy import promise as privacy
+    from edgetrain.runs import folder as runs
+    from edgetrain.runs.reports import comparison, plot
+    from edgetrain.runs.reports.live.view import LiveView
+    from edgetrain.training import emulated as emulate
 
     run_planned = common.runner(arguments)
     if not arguments.simulate:

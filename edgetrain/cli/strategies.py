@@ -7,9 +7,8 @@ import dataclasses
 import json
 from typing import Any
 
-from edgetrain import merging
 from edgetrain.cli import common
-from edgetrain.strategies import TABLE
+from edgetrain.strategies import TABLE, merging
 
 
 def add_parser(subparsers: Any) -> None:

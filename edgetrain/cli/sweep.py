@@ -15,8 +15,8 @@ from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgetrain.columns import Column
-    from edgetrain.sweep import Axis, Progress, Row, Sweep
+    from edgetrain.runs.reports.columns import Column
+    from edgetrain.training.sweep import Axis, Progress, Row, Sweep
 
 AXES = ("rtt", "members", "delay", "every", "strategy", "codec", "network", "device")
 """Axes with an option of their own; --set takes any key of the job."""
@@ -63,7 +63,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run every cell, then say and draw what came of it."""
-    from edgetrain import runs, sweep
+    from edgetrain.runs import folder as runs
+    from edgetrain.training import sweep
 
     chosen, folder = sweep_of(arguments)
     cells = chosen.cells()
@@ -86,10 +87,11 @@ def _driver(chosen: Sweep) -> tuple[Callable[..., Any], Callable[..., dict[str, 
     """What plans and runs a cell."""
     if chosen.how == "simulated":
         simulated = common.simulator()
-        from edgetrain import plans
+        from edgetrain.jobs import plan as plans
 
         return plans.plan, simulated
-    from edgetrain import emulate, plans
+    from edgetrain.jobs import plan as plans
+    from edgetrain.training import emulated as emulate
 
     emulate.warm_up()
     return plans.plan, emulate.run
@@ -97,8 +99,9 @@ def _driver(chosen: Sweep) -> tuple[Callable[..., Any], Callable[..., dict[str, 
 
 def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
     """The sweep that is asked for, and its folder if it has one already."""
-    from edgetrain import config, sweep
     from edgetrain.cli.run import SIMULATED
+    from edgetrain.jobs import reading as config
+    from edgetrain.training import sweep
 
     axes = [
         sweep.axis(name, sweep.split(text)) for name in AXES if (text := getattr(arguments, name))
@@ -138,7 +141,7 @@ def _name(chosen: Sweep) -> str:
 
 
 def _teller(chosen: Sweep, out: Any) -> Callable[[Progress], None]:
-    from edgetrain import units
+    from edgetrain.runs.reports import units
 
     def tell(progress: Progress) -> None:
         cell, summary = progress.cell, progress.summary
@@ -164,9 +167,11 @@ def _teller(chosen: Sweep, out: Any) -> Callable[[Progress], None]:
 
 
 def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: list[Row]) -> int:
-    from edgetrain import plot, runs, sweep
     from edgetrain.cli.run import common_picture
-    from edgetrain.columns import as_text
+    from edgetrain.runs import folder as runs
+    from edgetrain.runs.reports import plot
+    from edgetrain.runs.reports.columns import as_text
+    from edgetrain.training import sweep
 
     names = [each.name for each in chosen.axes]
     found = sweep.points(names, rows)
@@ -210,8 +215,8 @@ def _file(name: str) -> str:
 
 def columns(names: list[str], found: list[Row], metric: str) -> list[Column]:
     """A line a cell: medians over its seeds."""
-    from edgetrain import units
-    from edgetrain.columns import column
+    from edgetrain.runs.reports import units
+    from edgetrain.runs.reports.columns import column
 
     def spread(point: Row) -> str:
         text = units.figure(metric, point["final"])
@@ -243,7 +248,7 @@ def _waiting(point: Row) -> float | None:
 
 def gains(chosen: Sweep, found: list[Row]) -> list[str]:
     """Along each axis of numbers, the fleet's steps a second against the first value's."""
-    from edgetrain import sweep
+    from edgetrain.training import sweep
 
     names = [each.name for each in chosen.axes]
     lines = []

@@ -14,7 +14,7 @@ from edgetrain.codecs.base import Buffer, Codec, Layout, Vector
 from edgetrain.codecs.blocks import Blockwise, Planes, Sign
 from edgetrain.codecs.dense import BFloat, Dense, Half
 from edgetrain.codecs.feedback import Deep, DeepGradient, Feedback, memory
-from edgetrain.codecs.kernels import Backend, backend
+from edgetrain.codecs.kernels.chosen import Backend, backend
 from edgetrain.codecs.lowrank import BoundTwoTrips, LowRank, PowerSGD, TwoTrips
 from edgetrain.codecs.rules import Rules, bound
 from edgetrain.codecs.sparse import RandK, TopK

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from edgetrain.codecs import kernels
 from edgetrain.codecs.base import Vector, zeros
 from edgetrain.codecs.blocks import Planes
 from edgetrain.codecs.feedback import Feedback
-from edgetrain.codecs.kernels import LEVEL_BLOCK
+from edgetrain.codecs.kernels import chosen as kernels
+from edgetrain.codecs.kernels.chosen import LEVEL_BLOCK
 from edgetrain.codecs.sparse import TopK
 from edgetrain.codecs.spec import parse
 from edgetrain.errors import ConfigError

@@ -6,10 +6,10 @@ The loops are in `kernels`; what the bytes mean is in docs/codecs.md.
 
 from __future__ import annotations
 
-from edgetrain.codecs import kernels
 from edgetrain.codecs.base import Buffer, Vector, as_bytes
 from edgetrain.codecs.fixed import FixedSize
-from edgetrain.codecs.kernels import LEVEL_BLOCK, SIGN_BLOCK, Blocks
+from edgetrain.codecs.kernels import chosen as kernels
+from edgetrain.codecs.kernels.chosen import LEVEL_BLOCK, SIGN_BLOCK, Blocks
 from edgetrain.errors import ConfigError
 
 

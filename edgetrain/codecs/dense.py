@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgetrain.codecs import kernels
 from edgetrain.codecs.base import Buffer, Vector, add_scaled, check_vector
 from edgetrain.codecs.fixed import FixedSize, Ranged
+from edgetrain.codecs.kernels import chosen as kernels
 
 
 class Dense(Ranged):

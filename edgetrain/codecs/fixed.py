@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 
 from edgetrain.codecs.base import BaseCodec, Buffer, Vector, as_bytes, check_length, check_vector
-from edgetrain.codecs.kernels import Bytes
+from edgetrain.codecs.kernels.chosen import Bytes
 
 
 def content_seed(r: Vector, g: Vector | None) -> int:

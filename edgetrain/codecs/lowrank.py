@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.codecs import wire
 from edgetrain.codecs.base import (
     TILE,
     BaseCodec,
@@ -28,9 +27,10 @@ from edgetrain.codecs.base import (
 )
 from edgetrain.codecs.dense import Dense
 from edgetrain.codecs.fixed import Ranged
-from edgetrain.codecs.kernels import LIMIT, Bytes
+from edgetrain.codecs.kernels import wire
+from edgetrain.codecs.kernels.chosen import LIMIT, Bytes
+from edgetrain.codecs.kernels.tiles import hash32
 from edgetrain.codecs.rules import Unbound, check_layout
-from edgetrain.codecs.tiles import hash32
 from edgetrain.errors import ConfigError
 
 FACTOR_CODECS = ("fp32", "fp16", "bf16")

@@ -13,16 +13,8 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from edgetrain.codecs import wire
-from edgetrain.codecs.base import (
-    BaseCodec,
-    Buffer,
-    Codec,
-    Layout,
-    Vector,
-    as_bytes,
-    check_vector,
-)
+from edgetrain.codecs.base import BaseCodec, Buffer, Codec, Layout, Vector, as_bytes, check_vector
+from edgetrain.codecs.kernels import wire
 from edgetrain.errors import ConfigError
 
 WHOLE = 2**31

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from edgetrain.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from edgetrain.buffers import Vectors
-    from edgetrain.checksum import Vector
-    from edgetrain.merge import RoundRule, SliceRule
     from edgetrain.strategies.factored import Factors
+    from edgetrain.strategies.merging.rule import RoundRule, SliceRule
+    from edgetrain.vectors.pool import Vectors
+    from edgetrain.vectors.vector import Vector
 
 Contributes = Literal["gradient", "displacement"]
 
@@ -108,7 +108,7 @@ class Strategy:
 
     def merge_rule(self, spelled: str = "mean") -> SliceRule | RoundRule:
         """A fresh merge rule for the hub, as `merging` spells them; ConfigError."""
-        from edgetrain import merging
+        from edgetrain.strategies import merging
 
         return merging.parse(spelled, keeps_late=self.contributes == "displacement")
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgetrain.buffers import Vectors
-from edgetrain.checksum import TILE, Vector, all_finite, checksum, combine, tile_sum, tiles
 from edgetrain.errors import ConfigError, Diverged
+from edgetrain.vectors.pool import Vectors
+from edgetrain.vectors.vector import TILE, Vector, all_finite, checksum, combine, tile_sum, tiles
 
 
 @dataclass(frozen=True)

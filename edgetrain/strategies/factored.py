@@ -10,9 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from edgetrain.buffers import Vectors
-from edgetrain.checksum import Vector
 from edgetrain.strategies.gradient import Gradient
+from edgetrain.vectors.pool import Vectors
+from edgetrain.vectors.vector import Vector
 
 
 class Factors(Protocol):

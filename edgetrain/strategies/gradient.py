@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgetrain.buffers import Vectors
-from edgetrain.checksum import Vector, all_finite, checksum
 from edgetrain.errors import Diverged, EdgetrainError
+from edgetrain.vectors.pool import Vectors
+from edgetrain.vectors.vector import Vector, all_finite, checksum
 
 
 class Gradient:

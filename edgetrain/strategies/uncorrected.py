@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgetrain.checksum import Vector, all_finite
 from edgetrain.errors import Diverged
 from edgetrain.strategies.displacement import Displacement, Flight
+from edgetrain.vectors.vector import Vector, all_finite
 
 
 class Uncorrected(Displacement):

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from edgetrain import bundles
-from edgetrain.bundles import Named
 from edgetrain.errors import EdgetrainError, TaskError, did_you_mean
-from edgetrain.keys import folder as key_folder
+from edgetrain.exchange.keys.keyring import folder as key_folder
+from edgetrain.jobs import bundles
+from edgetrain.jobs.bundles import Named
 from edgetrain.tasks.protocol import MEMBERS_OF_TASK, METHODS_OF_TASK, Task
 
 

@@ -2,9 +2,9 @@
 
 import sys
 
-from edgetrain.chaos import hub
-from edgetrain.journal import Journal
-from edgetrain.records import Round
+from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.hub.records import Round
+from edgetrain.training.chaos import hub
 
 append = Journal.append
 

@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import codecs, config
-from edgetrain.chaos import fleet, ledger, schedule
-from edgetrain.chaos.clock import Clock
-from edgetrain.chaos.fleet import Setting
-from edgetrain.chaos.laws import Ended, Merging, Witness, judge
-from edgetrain.chaos.ledger import End, Given, Ledger
-from edgetrain.chaos.schedule import Happening
-from edgetrain.chaos.trials import Schedules
-from edgetrain.checksum import checksum
+from edgetrain import codecs
 from edgetrain.errors import ConfigError
-from edgetrain.merge import Mean
-from edgetrain.messages import Base, Beat, Contribute, pack
-from edgetrain.records import Counted, Round
+from edgetrain.exchange.hub.records import Counted, Round
+from edgetrain.exchange.messages import Base, Beat, Contribute, pack
+from edgetrain.jobs import reading as config
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.training.chaos import fleet, ledger, schedule
+from edgetrain.training.chaos.clock import Clock
+from edgetrain.training.chaos.fleet import Setting
+from edgetrain.training.chaos.laws import Ended, Merging, Witness, judge
+from edgetrain.training.chaos.ledger import End, Given, Ledger
+from edgetrain.training.chaos.schedule import Happening
+from edgetrain.training.chaos.trials import Schedules
+from edgetrain.vectors.vector import checksum
 
 
 def test_kinds_by_name_and_the_near_miss():

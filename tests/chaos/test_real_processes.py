@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from command_line import edgetrain, running, write_tiny
 
-from edgetrain import config
 from edgetrain.__main__ import main
-from edgetrain.chaos import fleet, schedule
-from edgetrain.chaos.fleet import Setting
-from edgetrain.chaos.schedule import Happening
 from edgetrain.cli import chaos
+from edgetrain.jobs import reading as config
+from edgetrain.training.chaos import fleet, schedule
+from edgetrain.training.chaos.fleet import Setting
+from edgetrain.training.chaos.schedule import Happening
 
 FORGETFUL = (sys.executable, str(Path(__file__).parent / "forgetful_hub.py"))
 SMALL = ("steps=150", "--seconds", "1.5")
@@ -148,7 +148,7 @@ def test_who_is_interrupted_leaves_nothing_behind(how, tmp_path, temporary):
 
 
 def hubs(command):
-    return [each for each in command.started() if "edgetrain.chaos.hub" in line_of(each)]
+    return [each for each in command.started() if "edgetrain.training.chaos.hub" in line_of(each)]
 
 
 def line_of(process):

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from edgetrain.codecs import Codec, kernels
+from edgetrain.codecs import Codec
+from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.errors import BadPayload
 
 FIXED = 256 * 1024

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.codecs import Feedback, Vector, compiler, kernels, native, parse
-from edgetrain.codecs.kernels import Blocks
+from edgetrain.codecs import Feedback, Vector, parse
+from edgetrain.codecs.kernels import chosen as kernels
+from edgetrain.codecs.kernels import compiler, native
+from edgetrain.codecs.kernels.chosen import Blocks
 from edgetrain.errors import BadPayload, ConfigError, EdgetrainError
 
 SOME = settings(max_examples=30, deadline=None)

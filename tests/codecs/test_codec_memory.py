@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from test_codec_payloads import mutate
 
-from edgetrain.codecs import kernels, native
+from edgetrain.codecs.kernels import chosen as kernels
+from edgetrain.codecs.kernels import native
 
 ELEMENTS = 200_000
 DENSER = ["topk(0.9)", "topk(0.8) | int8", "randk(1.0) | bf16"]

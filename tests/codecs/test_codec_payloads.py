@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.codecs import Codec, kernels, native, parse
+from edgetrain.codecs import Codec, parse
+from edgetrain.codecs.kernels import chosen as kernels
+from edgetrain.codecs.kernels import native
 from edgetrain.errors import BadPayload
 
 ELEMENTS = 1200

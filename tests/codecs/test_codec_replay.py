@@ -11,9 +11,10 @@ import codec_cases as cases
 import numpy as np
 import pytest
 
-from edgetrain.codecs import compiler, kernels, wire
-from edgetrain.codecs.fallback import Fallback
-from edgetrain.codecs.kernels import Blocks
+from edgetrain.codecs.kernels import chosen as kernels
+from edgetrain.codecs.kernels import compiler, wire
+from edgetrain.codecs.kernels.chosen import Blocks
+from edgetrain.codecs.kernels.numpy_twin import Fallback
 from edgetrain.errors import BadPayload
 
 HERE = Path(__file__).parent

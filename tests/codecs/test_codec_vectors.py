@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgetrain.codecs import Layout, Vector, kernels, parse
+from edgetrain.codecs import Layout, Vector, parse
+from edgetrain.codecs.kernels import chosen as kernels
 
 DOCS = Path(__file__).parents[2] / "docs" / "codecs.md"
 

@@ -7,8 +7,10 @@ import json
 
 import pytest
 
+from edgetrain.cli import networks as commands
 from edgetrain.errors import ConfigError
-from edgetrain.networks import commands, names, probe
+from edgetrain.fleet.networks import names
+from edgetrain.fleet.networks.emulation import probe
 
 PACKETS, WHY_NOT = probe.packets_possible()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgetrain.networks import Direction
+from edgetrain.fleet.networks import Direction
 
 TEXT = (Path(__file__).parents[2] / "docs/networks.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from edgetrain import config
 from edgetrain.cli.compare import DEMO
 from edgetrain.errors import ConfigError, NetworkError
-from edgetrain.networks import Direction, Fault, Profile, Site, emulate, load, probe
-from edgetrain.networks.measure import Bench, line_mbit, one_way
+from edgetrain.fleet.networks import Direction, Fault, Profile, Site, emulate, load
+from edgetrain.fleet.networks.emulation import probe
+from edgetrain.fleet.networks.emulation.measure import Bench, line_mbit, one_way
+from edgetrain.jobs import reading as config
 
 PACKETS, WHY_NOT = probe.packets_possible()
 needs_packets = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
@@ -291,7 +292,7 @@ _ORDINARY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 def test_an_ordinary_user_may_emulate_too() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
-        "from edgetrain.networks import fabric;"
+        "from edgetrain.fleet.networks.emulation import fabric;"
         "print(fabric.become_able()); print(len(fabric.build(3, 'reno')))"
     )
     checkout = str(Path(__file__).parents[2])

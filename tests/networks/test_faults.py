@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.networks import Fault, parse_faults
-from edgetrain.networks.faults import Schedule
+from edgetrain.fleet.networks import Fault, parse_faults
+from edgetrain.fleet.networks.faults import Schedule
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.networks import gso
+from edgetrain.fleet.networks.emulation import gso
 
 
 def super_packet(payload: bytes, size: int, options: int = 3, flags: int = 0x99) -> bytes:

@@ -11,11 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.networks import Burst, Direction
-from edgetrain.networks.check import jitter_deviation, loss_deviation
-from edgetrain.networks.lateness import Lateness, limit_ms
-from edgetrain.networks.measure import drawn_ms
-from edgetrain.networks.model import ETHERNET_BYTES, GilbertElliott, LinkModel, link_seeds
+from edgetrain.fleet.networks import Burst, Direction
+from edgetrain.fleet.networks.emulation.check import jitter_deviation, loss_deviation
+from edgetrain.fleet.networks.emulation.lateness import Lateness, limit_ms
+from edgetrain.fleet.networks.emulation.measure import drawn_ms
+from edgetrain.fleet.networks.links.model import (
+    ETHERNET_BYTES,
+    GilbertElliott,
+    LinkModel,
+    link_seeds,
+)
 
 MS = 1_000_000
 ARRIVALS = st.lists(

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from edgetrain import catalog
 from edgetrain.errors import ConfigError, NetworkError
-from edgetrain.networks import Direction, load, names, parse, parse_fleet, parse_sites
-from edgetrain.networks.lora import Radio
+from edgetrain.fleet import catalog
+from edgetrain.fleet.networks import Direction, load, names, parse, parse_fleet, parse_sites
+from edgetrain.fleet.networks.lora import Radio
 
 FILE = Path("/somewhere/mine.toml")
 
@@ -159,8 +159,8 @@ def test_sites() -> None:
 
 def test_importing_networks_loads_neither_torch_nor_zmq_nor_numpy() -> None:
     code = (
-        "import sys, edgetrain.networks.commands, edgetrain.networks.stream,"
-        " edgetrain.networks.packet;"
+        "import sys, edgetrain.cli.networks, edgetrain.fleet.networks.emulation.stream,"
+        " edgetrain.fleet.networks.emulation.packet;"
         "print([m for m in ('torch', 'zmq', 'numpy') if m in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

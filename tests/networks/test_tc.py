@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from edgetrain.errors import ConfigError, NetworkError
-from edgetrain.networks import Burst, Direction, Profile, guard, tc
+from edgetrain.fleet.networks import Burst, Direction, Profile
+from edgetrain.fleet.networks.emulation import guard, tc
 
 UP = Direction(delay_ms=100, jitter_ms=10, rate_mbit=20, loss_percent=0.5)
 SHAPING = tc.Shaping("eth0", Profile("wan", "", UP, Direction(delay_ms=50)), (5555,))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.networks.recovery import (
+from edgetrain.fleet.networks.links.loss_recovery import (
     NEVER,
     PROBE_ALONE_NS,
     PROBE_SLACK_NS,
@@ -14,7 +14,7 @@ from edgetrain.networks.recovery import (
     Recovery,
     on_wheel,
 )
-from edgetrain.networks.window import MSS, WholeWindow
+from edgetrain.fleet.networks.links.window import MSS, WholeWindow
 
 MS = 1_000_000
 RTT = 100 * MS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.networks.window import ALGORITHMS, MSS, WholeWindow, Window
+from edgetrain.fleet.networks.links.window import ALGORITHMS, MSS, WholeWindow, Window
 
 RTT = 100_000_000
 

@@ -8,11 +8,11 @@ from collections.abc import Collection
 
 import numpy as np
 
-from edgetrain.messages import Masking, Unmask, pack, unpack
-from edgetrain.secure import Agreement
-from edgetrain.secure.fixed import FixedPoint
-from edgetrain.secure.hub import Aggregator, Outgoing, Sum
-from edgetrain.secure.member import Masker, parts
+from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing, Sum
+from edgetrain.exchange.masks.fixed_point import FixedPoint
+from edgetrain.exchange.masks.masker import Masker, parts
+from edgetrain.exchange.masks.terms import Agreement
+from edgetrain.exchange.messages import Masking, Unmask, pack, unpack
 
 PATIENCE_S = 60.0
 PART = 8

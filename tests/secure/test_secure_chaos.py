@@ -15,16 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from edgetrain import config, plans, runs, strategies
-from edgetrain.chaos import schedule
-from edgetrain.chaos.schedule import Happening
-from edgetrain.checksum import checksum
-from edgetrain.journal import Journal
-from edgetrain.link import Link
-from edgetrain.secure.fixed import FixedPoint
-from edgetrain.secure.member import Masker
-from edgetrain.simulate import Simulation
-from edgetrain.vector import FlatModel
+from edgetrain import strategies
+from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.masks.fixed_point import FixedPoint
+from edgetrain.exchange.masks.masker import Masker
+from edgetrain.exchange.member.link import Link
+from edgetrain.jobs import plan as plans
+from edgetrain.jobs import reading as config
+from edgetrain.runs import folder as runs
+from edgetrain.tasks.flat import FlatModel
+from edgetrain.training.chaos import schedule
+from edgetrain.training.chaos.schedule import Happening
+from edgetrain.training.simulated.simulation import Simulation
+from edgetrain.vectors.vector import checksum
 
 BASIS = (
     "fleet.members=5", "pace_s=0.1", "network=wan-50ms", "batch=2", "delay=5", "secure=true",

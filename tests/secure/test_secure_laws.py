@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from secure_room import PATIENCE_S, Room, vector
 
 from edgetrain.errors import BadMessage, ConfigError, Diverged, EdgetrainError
-from edgetrain.messages import Rekey, Reveal, Roster, Shares, Unmask
-from edgetrain.secure import Agreement, default_threshold, forms, primitives, why_not
-from edgetrain.secure.fixed import LARGEST, FixedPoint
-from edgetrain.secure.member import Masker, pair_key
+from edgetrain.exchange.masks import payloads as forms
+from edgetrain.exchange.masks import primitives
+from edgetrain.exchange.masks.fixed_point import LARGEST, FixedPoint
+from edgetrain.exchange.masks.masker import Masker, pair_key
+from edgetrain.exchange.masks.terms import Agreement, default_threshold, why_not
+from edgetrain.exchange.messages import Rekey, Reveal, Roster, Shares, Unmask
 
 PHASES = ("advertise", "share", "contribute", "unmask")
 

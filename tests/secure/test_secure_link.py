@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from edgetrain.errors import ConfigError, Refused
-from edgetrain.link import Request, _masker_of
-from edgetrain.messages import Welcome
-from edgetrain.secure import Agreement
+from edgetrain.exchange.masks.terms import Agreement
+from edgetrain.exchange.member.link import Request, _masker_of
+from edgetrain.exchange.messages import Welcome
 
 
 def welcome(**other):
@@ -66,9 +66,9 @@ def test_a_threshold_that_cannot_be():
 
 
 def test_what_does_not_fit_into_the_span_is_told_once(caplog):
-    from edgetrain.link import Link
-    from edgetrain.secure.member import Masker
-    from edgetrain.transport import Loopback
+    from edgetrain.exchange.masks.masker import Masker
+    from edgetrain.exchange.member.link import Link
+    from edgetrain.exchange.transport import Loopback
 
     link = Link(Loopback().connect(), lambda: 0.0)
     link._settle(welcome(), request(False))

@@ -19,13 +19,14 @@ import pytest
 from children import in_threads
 from command_line import running, write_tiny
 
-from edgetrain import config, plans
-from edgetrain.checksum import checksum
-from edgetrain.link import Link, Request
-from edgetrain.messages import Start
-from edgetrain.secure import Agreement
-from edgetrain.secure.fixed import FixedPoint
-from edgetrain.sockets import MemberSocket
+from edgetrain.exchange.masks.fixed_point import FixedPoint
+from edgetrain.exchange.masks.terms import Agreement
+from edgetrain.exchange.member.link import Link, Request
+from edgetrain.exchange.messages import Start
+from edgetrain.exchange.zeromq.frames import MemberSocket
+from edgetrain.jobs import plan as plans
+from edgetrain.jobs import reading as config
+from edgetrain.vectors.vector import checksum
 
 MEMBERS, ELEMENTS, ROUNDS = 3, 5000, 3
 NEEDLE = 32

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from secure_room import Room
 from test_secure_laws import PHASES
 
-from edgetrain import config, privacy
 from edgetrain.errors import ConfigError
-from edgetrain.privacy.gaussian import Gaussian, seeded
-from edgetrain.secure import default_threshold
-from edgetrain.secure.fixed import FixedPoint
+from edgetrain.exchange.masks.fixed_point import FixedPoint
+from edgetrain.exchange.masks.terms import default_threshold
+from edgetrain.jobs import reading as config
+from edgetrain.jobs.privacy import promise as privacy
+from edgetrain.vectors.noise import Gaussian, seeded
 
 MEMBERS, ELEMENTS = 10, 20
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from command_line import edgetrain, running, write_tiny
 
-from edgetrain import runs
-from edgetrain.journal import Journal
-from edgetrain.records import Round
-from edgetrain.secure.fixed import FixedPoint
+from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.hub.records import Round
+from edgetrain.exchange.masks.fixed_point import FixedPoint
+from edgetrain.runs import folder as runs
 
 MEMBERS, STEPS, EVERY, BATCH = 4, 60, 2, 4
 

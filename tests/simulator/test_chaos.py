@@ -10,16 +10,18 @@ from command_line import write_tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain import codecs, config, plans
+from edgetrain import codecs
 from edgetrain.__main__ import main
-from edgetrain.chaos import schedule, simulated
-from edgetrain.chaos.laws import Ended, Merging, Witness, judge
-from edgetrain.chaos.schedule import Happening
-from edgetrain.checksum import checksum
 from edgetrain.errors import ConfigError
-from edgetrain.journal import Journal
-from edgetrain.merge import Mean
-from edgetrain.records import Counted, Round
+from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.hub.records import Counted, Round
+from edgetrain.jobs import plan as plans
+from edgetrain.jobs import reading as config
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.training.chaos import schedule, simulated
+from edgetrain.training.chaos.laws import Ended, Merging, Witness, judge
+from edgetrain.training.chaos.schedule import Happening
+from edgetrain.vectors.vector import checksum
 
 MERGING = Merging(Mean(), codecs.Dense(), codecs.Dense())
 INITIAL = np.arange(3, dtype=np.float32)

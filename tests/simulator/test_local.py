@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from edgetrain import config, train
 from edgetrain.errors import ConfigError
-from edgetrain.simulator import local
+from edgetrain.jobs import reading as config
+from edgetrain.training import train
+from edgetrain.training.simulated import local
 
 
 def job(*words):

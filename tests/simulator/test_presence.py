@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError
-from edgetrain.presence import Absence, Presence, parse_absences
+from edgetrain.fleet.presence import Absence, Presence, parse_absences
 
 TIMES = st.floats(0, 100, allow_nan=False)
 

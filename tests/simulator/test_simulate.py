@@ -7,9 +7,14 @@ import json
 import pytest
 from command_line import write_tiny
 
-from edgetrain import calibration, config, emulate, plans, runs, simulate
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.jobs import plan as plans
+from edgetrain.jobs import reading as config
+from edgetrain.runs import folder as runs
+from edgetrain.runs.reports import calibration
+from edgetrain.training import emulated as emulate
+from edgetrain.training.simulated import simulation as simulate
 
 DIGITS = (
     "members=8", "device=raspberry-pi-4b", "steps=15", "batch=4", "evaluate_every=5",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.simulator.virtual import SECOND, Mailbox, World
+from edgetrain.training.simulated.virtual import SECOND, Mailbox, World
 
 
 def ran(world: World) -> World:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgetrain.networks import Burst, Direction, Fault, Profile, Site
-from edgetrain.networks.fluid import HEADERS
-from edgetrain.networks.window import MSS
-from edgetrain.simulator.virtual import SECOND, World
-from edgetrain.simulator.wires import SimulatedNetwork, wire_bytes
-from edgetrain.transport import SILENCE_S
+from edgetrain.exchange.transport import SILENCE_S
+from edgetrain.fleet.networks import Burst, Direction, Fault, Profile, Site
+from edgetrain.fleet.networks.links.fluid import HEADERS
+from edgetrain.fleet.networks.links.window import MSS
+from edgetrain.training.simulated.virtual import SECOND, World
+from edgetrain.training.simulated.wires import SimulatedNetwork, wire_bytes
 
 
 def both_ways(**figures):

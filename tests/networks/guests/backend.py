@@ -6,8 +6,8 @@ import statistics
 import subprocess
 import sys
 
-from edgetrain.networks import Direction, Profile, emulate
-from edgetrain.networks.measure import Bench, line_mbit
+from edgetrain.fleet.networks import Direction, Profile, emulate
+from edgetrain.fleet.networks.emulation.measure import Bench, line_mbit
 
 
 def main() -> None:

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 
 from edgetrain.errors import NetworkError
-from edgetrain.networks import Direction, Profile, guard, linux, tc
-from edgetrain.networks.netlink import Netlink, Wire
+from edgetrain.fleet.networks import Direction, Profile
+from edgetrain.fleet.networks.emulation import guard, linux, tc
+from edgetrain.fleet.networks.emulation.netlink import Netlink, Wire
 
 os.environ["EDGETRAIN_STATE"] = "/run/edgetrain"
 PORT, OTHER_PORT = 5555, 6666
@@ -190,7 +191,7 @@ def failing_command() -> None:
 
 def every_word() -> None:
     """netem takes each word that a profile can turn into."""
-    from edgetrain.networks import Burst
+    from edgetrain.fleet.networks import Burst
 
     rich = Direction(
         delay_ms=40,

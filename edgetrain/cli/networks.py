@@ -1,0 +1,325 @@
+"""`edgetrain networks list | show | check | lab | apply | clear`: thin verbs over this package.
+
+`add_parser` puts them under a parser's subparsers; `run` does what was parsed and returns the exit
+status. Text is made by pure functions; only `run` prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import shlex
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from edgetrain.errors import ConfigError, NetworkError
+from edgetrain.fleet.assignment import parse_fleet
+from edgetrain.fleet.networks import profile
+from edgetrain.fleet.networks.emulation import guard, lab, probe
+from edgetrain.fleet.networks.emulation.check import Finding, as_json, check
+from edgetrain.fleet.networks.profile import Direction, Profile
+
+_BACKENDS = ("auto", "packet", "tc", "stream")
+_EXAMPLES = """\
+examples:
+  edgetrain networks list
+  edgetrain networks show starlink
+  edgetrain networks check wan-200ms 4g-bad
+  edgetrain networks lab --hosts 4 --network 4g-bad --hub 'iperf3 -s' -- \\
+      sh -c 'sleep 1; iperf3 -c $EDGETRAIN_HUB -t 5'
+  edgetrain networks apply wan-200ms --dev eth0 --port 5555 --for 10m
+  edgetrain networks clear --dev eth0
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `networks` and its verbs; the parsed arguments go to `run`."""
+    parser = subparsers.add_parser(
+        "networks",
+        help="emulated networks: list, show, check, lab, apply, clear",
+        description="Emulated networks: their profiles, how true they are here, and labs on them.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for add in (_add_list, _add_show, _add_check, _add_lab, _add_apply, _add_clear):
+        add(verbs)
+
+
+def _verb(verbs: Any, name: str, text: str, example: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=f"example:\n  edgetrain networks {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return made
+
+
+def _json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="answer in JSON")
+
+
+def _add_list(verbs: Any) -> None:
+    _json_option(_verb(verbs, "list", "list the network profiles", "list --json"))
+
+
+def _add_show(verbs: Any) -> None:
+    parser = _verb(verbs, "show", "show a profile and the source of each figure", "show starlink")
+    parser.add_argument("name", help="a profile, rtt-<ms>ms, or the path of a .toml file")
+    _json_option(parser)
+
+
+def _add_check(verbs: Any) -> None:
+    text = "measure profiles on this machine: target, measured, error"
+    parser = _verb(verbs, "check", text, "check wan-200ms 4g-bad --backend packet")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="profiles (default: all)")
+    parser.add_argument("--backend", choices=_BACKENDS, default="auto")
+    parser.add_argument("--seconds", type=float, default=4.0, help="per figure (default: 4)")
+    _json_option(parser)
+
+
+def _add_lab(verbs: Any) -> None:
+    text = "run a command in emulated hosts, or open a shell in one"
+    example = "lab --hosts 4 --network 4g-bad -- sh -c 'ping -c 3 $EDGETRAIN_HUB'"
+    parser = _verb(verbs, "lab", text, example)
+    parser.add_argument("--hosts", type=int, default=2, help="members beside the hub (default: 2)")
+    parser.add_argument("--network", default="wan-200ms", help="one profile, or a mix wifi:1, 3g:1")
+    parser.add_argument("--hub", default="", metavar="COMMAND", help="run this in the hub's host")
+    parser.add_argument("--shell", type=int, metavar="HOST", help="a shell in a host, 0: the hub")
+    parser.add_argument("--backend", choices=("packet", "tc"), default="packet")
+    parser.add_argument("--seed", type=int, default=0)
+    # Not "command": that is where the whole command line keeps its verb.
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: run by each member"
+    )
+
+
+def _add_apply(verbs: Any) -> None:
+    text = "shape a real interface, only the job's ports, with a dead man's switch"
+    example = "apply wan-200ms --dev eth0 --port 5555 --for 10m --dry-run"
+    parser = _verb(verbs, "apply", text, example)
+    parser.add_argument("name", help="a profile")
+    parser.add_argument("--dev", required=True, help="the interface")
+    parser.add_argument("--port", type=int, action="append", default=[], help="a TCP port to shape")
+    parser.add_argument("--for", dest="time", default="10m", help="how long: 90s, 10m, 2h")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
+    parser.add_argument("--hold", action="store_true", help="stay, and put back when this ends")
+
+
+def _add_clear(verbs: Any) -> None:
+    parser = _verb(verbs, "clear", "put a shaped interface back now", "clear --dev eth0")
+    parser.add_argument("--dev", required=True, help="the interface")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what was parsed. Returns the exit status; raises EdgetrainError for what cannot be."""
+    verbs = {
+        "list": _run_list,
+        "show": _run_show,
+        "check": _run_check,
+        "lab": _run_lab,
+        "apply": _run_apply,
+        "clear": _run_clear,
+    }
+    return verbs[arguments.verb](arguments)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # flushed: `check` takes minutes and is read as it goes
+
+
+def _run_list(arguments: argparse.Namespace) -> int:
+    profiles = [profile.load(name) for name in profile.names()]
+    if arguments.json:
+        _say(json.dumps([summary(p) for p in profiles], indent=2))
+    else:
+        _say("\n".join(table([_row(p) for p in profiles], _HEADINGS)))
+        _say("Any round trip: rtt-<ms>ms, as rtt-120ms. No emulation: none.")
+        possible, how = probe.packets_possible()
+        _say(f"Here: {'packet' if possible else 'stream'} ({how}).")
+    return 0
+
+
+_HEADINGS = ("network", "rtt ms", "jitter", "up Mbit/s", "down", "loss %", "what it is")
+
+
+def _row(p: Profile) -> tuple[str, ...]:
+    return (
+        p.name,
+        f"{p.rtt_ms:g}",
+        f"{p.up.jitter_ms:g}",
+        f"{p.up.mean_rate_mbit:g}" if p.up.mean_rate_mbit else "-",
+        f"{p.down.mean_rate_mbit:g}" if p.down.mean_rate_mbit else "-",
+        f"{p.up.mean_loss_percent:.2g}",
+        p.title,
+    )
+
+
+def table(rows: Iterable[Sequence[str]], headings: Sequence[str]) -> list[str]:
+    """Lines of a table: columns as wide as they must be, the last one ragged."""
+    lines = [tuple(headings), *map(tuple, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+    made = []
+    for line in lines:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        made.append("  ".join(cells).rstrip())
+    return made
+
+
+def summary(p: Profile) -> dict[str, Any]:
+    """A profile as JSON, with its sources."""
+    return {
+        "name": p.name,
+        "title": p.title,
+        "rtt_ms": p.rtt_ms,
+        "up": dataclasses.asdict(p.up),
+        "down": dataclasses.asdict(p.down),
+        "lora": dataclasses.asdict(p.lora) if p.lora else None,
+        "source": dict(p.source),
+    }
+
+
+def _run_show(arguments: argparse.Namespace) -> int:
+    shown = profile.load(arguments.name)
+    _say(json.dumps(summary(shown), indent=2) if arguments.json else "\n".join(describe(shown)))
+    return 0
+
+
+def describe(p: Profile) -> list[str]:
+    """A profile for people: its figures each way, and where each comes from."""
+    lines = [f"{p.name}: {p.title}", f"  round trip {p.rtt_ms:g} ms"]
+    lines += [f"  {name:5}{_figures(way)}" for name, way in (("up", p.up), ("down", p.down))]
+    if p.lora:
+        full = p.lora.payload_bytes
+        lines += [
+            f"  LoRa: {1000 * p.lora.time_on_air_seconds(full):.0f} ms on air per {full} bytes at "
+            f"spreading factor {p.lora.spreading_factor}",
+            f"  1 MB takes {p.lora.transfer_seconds(1_000_000) / 3600:.0f} hours within the "
+            f"{p.lora.duty_cycle_percent:g} % duty cycle: no training",
+        ]
+    return lines + [f"  source of {key}: {text}" for key, text in p.source.items()]
+
+
+def _figures(way: Direction) -> str:
+    words = [f"delay {way.mean_delay_ms:g} ms"]
+    if way.jitter_ms:
+        words[0] += f" ± {way.jitter_ms:g} ms ({way.distribution})"
+    if way.mean_rate_mbit:
+        traced = " (mean of a trace)" if way.rate_trace else ""
+        words.append(f"rate {way.mean_rate_mbit:g} Mbit/s{traced}")
+        words.append(f"queue {way.queue_bytes / 1000:g} kB")
+    if way.mean_loss_percent:
+        kind = " in bursts" if way.burst else ""
+        words.append(f"loss {way.mean_loss_percent:.3g} %{kind}")
+    for key in ("reorder_percent", "duplicate_percent", "corrupt_percent"):
+        if getattr(way, key):
+            words.append(f"{key.removesuffix('_percent')} {getattr(way, key):g} %")
+    return ", ".join(words)
+
+
+def _run_check(arguments: argparse.Namespace) -> int:
+    names = arguments.names or [n for n in profile.names() if profile.load(n).lora is None]
+    chosen = [profile.load(name) for name in names]
+    choice = probe.choose(arguments.backend, chosen)
+    if not arguments.json:
+        _say(f"backend {choice.backend}: {choice.reason}")
+    found: list[Finding] = []
+    for p in chosen:
+        for finding in check(p, choice.backend, arguments.seconds):
+            found.append(finding)
+            if not arguments.json:
+                _say(finding_line(finding))
+    if arguments.json:
+        facts = {"backend": choice.backend, "reason": choice.reason}
+        _say(json.dumps({**facts, "findings": [as_json(f) for f in found]}, indent=2))
+    return 0 if all(f.good for f in found) else 1
+
+
+def finding_line(f: Finding) -> str:
+    mark = "ok " if f.good else "OFF"
+    note = f"  ({f.note})" if f.note else ""
+    return (
+        f"{mark} {f.network:20} {f.figure:11} target {f.target:9.3f} {f.unit:6} "
+        f"measured {f.measured:9.3f}  error {f.error}{note}"
+    )
+
+
+def _run_lab(arguments: argparse.Namespace) -> int:
+    if arguments.hosts < 1:
+        raise ConfigError(f"--hosts {arguments.hosts} is out of range", "allowed: 1 or more")
+    names = parse_fleet(arguments.network, arguments.hosts)
+    profiles = [profile.load(name) for name in names]
+    command = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if arguments.shell is not None:
+        if not 0 <= arguments.shell <= arguments.hosts:
+            raise ConfigError(
+                f"--shell {arguments.shell} is out of range", f"allowed: 0 to {arguments.hosts}"
+            )
+        return lab.shell(profiles, arguments.shell, arguments.backend, arguments.seed)
+    if not command:
+        raise ConfigError("no command to run", "put it after --, or ask for --shell 1")
+    hub = shlex.split(arguments.hub)
+    return lab.run(profiles, command, hub, arguments.backend, arguments.seed)
+
+
+def _run_apply(arguments: argparse.Namespace) -> int:
+    seconds = parse_time(arguments.time)
+    shaping = guard.shaping(arguments.dev, arguments.name, arguments.port)
+    if arguments.dry_run:
+        _say("\n".join(shlex.join(command) for command in shaping.commands()))
+        _say("# and to put it back:")
+        _say("\n".join(shlex.join(command) for command in shaping.undo()))
+        return 0
+    if not shaping.commands():
+        raise NetworkError(f"network '{arguments.name}' changes nothing", "choose another")
+    owner = os.getpid() if arguments.hold else 0
+    pid = guard.apply(shaping, guard.Terms(seconds, owner=owner))
+    ports = ", ".join(map(str, shaping.ports))
+    _say(
+        f"{arguments.dev}: TCP port {ports} is on {arguments.name} for {seconds:g} s; process "
+        f"{pid} puts it back, or `edgetrain networks clear --dev {arguments.dev}`"
+    )
+    return _hold(arguments.dev, seconds) if arguments.hold else 0
+
+
+def _hold(device: str, seconds: float) -> int:
+    """Stay until the time is over or Ctrl-C; then, and whatever else happens, it is put back."""
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        _say("")
+    finally:
+        guard.clear(device)
+    _say(f"{device} is as it was")
+    return 0
+
+
+def _run_clear(arguments: argparse.Namespace) -> int:
+    if guard.clear(arguments.dev):
+        _say(f"{arguments.dev} is as it was")
+    else:
+        _say(f"nothing of edgetrain's is on {arguments.dev}")
+    return 0
+
+
+def parse_time(text: str) -> float:
+    """Seconds of "90s", "10m", "2h" or "90"; ConfigError out of 1 s to 24 h.
+
+    >>> parse_time("10m")
+    600.0
+    """
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= 86_400:
+        raise ConfigError(f"time '{text}' is out of range", "allowed: 1s to 24h, as 90s, 10m, 2h")
+    return seconds

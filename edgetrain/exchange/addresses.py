@@ -1,0 +1,145 @@
+"""Which network interface is used, found and named before training starts.
+
+The failures this is for: a hub that listens where nobody can reach it, a host name that Debian maps
+to 127.0.1.1, a name that cannot be resolved. Nothing here sends a message or imports zmq at import.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+from dataclasses import dataclass
+
+import psutil
+
+from edgetrain.errors import ConfigError, NetworkError
+
+log = logging.getLogger("edgetrain")
+
+ANY = ("*", "0.0.0.0", "::")  # noqa: S104  # compared with, not bound to
+
+
+@dataclass(frozen=True)
+class Interface:
+    """An address of this machine."""
+
+    name: str
+    address: str
+    up: bool
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine itself can reach it."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+
+def interfaces() -> list[Interface]:
+    """This machine's addresses; IPv4 first, loopback last."""
+    states = psutil.net_if_stats()
+    found = [
+        Interface(name, entry.address.split("%")[0], name in states and states[name].isup)
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+        and not entry.address.startswith("fe80:")
+    ]
+    return sorted(found, key=lambda i: (i.loopback, ":" in i.address, i.name, i.address))
+
+
+def resolve(host: str) -> list[str]:
+    """The IP addresses of a host name, IPv4 first; NetworkError when there is none."""
+    try:
+        answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
+        raise NetworkError(
+            f"the name '{host}' cannot be resolved: {reason}",
+            "check the spelling, or use an IP address",
+        ) from None
+    addresses = dict.fromkeys(str(answer[4][0]).split("%")[0] for answer in answers)
+    return sorted(addresses, key=lambda address: ":" in address)
+
+
+def is_local_name(host: str) -> bool:
+    """Whether the user plainly said "this machine": localhost or a loopback address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_hub_name(host: str) -> list[str]:
+    """The hub's addresses; NetworkError if its *name* leads only back to the asking machine.
+
+    Debian and Raspberry Pi OS write their own host name as 127.0.1.1 into /etc/hosts: a member
+    given that name would look for the hub on itself, and wait for ever.
+    """
+    addresses = resolve(host)
+    loopback = all(ipaddress.ip_address(address).is_loopback for address in addresses)
+    if loopback and not is_local_name(host):
+        raise NetworkError(
+            f"the name '{host}' leads only to {', '.join(addresses)}, which is this machine itself",
+            "usually a line of /etc/hosts; use the hub's IP address, or localhost if you mean it",
+        )
+    return addresses
+
+
+def route(hub: str, timeout_s: float) -> str:
+    """The interface over which this machine reaches the hub, e.g. "wlan0 192.168.1.17".
+
+    Connects once, to tell a wrong name, a closed port and a dead machine apart before anything
+    waits. Raises NetworkError, HubUnreachable.
+    """
+    from edgetrain.exchange.zeromq.frames import check_reachable, split_address
+
+    check_hub_name(split_address(hub)[0])
+    own = check_reachable(hub, timeout_s)
+    named = {interface.address: interface.name for interface in interfaces()}
+    via = f"{named.get(own, '?')} {own}"
+    log.info("joining %s over %s", hub, via)
+    return via
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a hub is going to listen, and what to tell the members."""
+
+    bind: str
+    """For the transport: "tcp://IP:port", the port 0 if any will do."""
+    reachable: tuple[Interface, ...]
+    """Interfaces over which members can come; the first is the one to announce."""
+
+    @property
+    def local(self) -> bool:
+        """Whether only members on this machine can come."""
+        return all(interface.loopback for interface in self.reachable)
+
+
+def listen_on(host: str, port: int) -> Listening:
+    """Where a hub told to listen on `host` (a name, an address, an interface or "*") listens.
+
+    Raises NetworkError when the name cannot be resolved, leads to loopback without saying so, or is
+    not an address of this machine; ConfigError for a port outside 0-65535.
+    """
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port {port}: allowed are 0 (any free one) to 65535")
+    mine = [interface for interface in interfaces() if interface.up]
+    if host in ANY:
+        return Listening(f"tcp://0.0.0.0:{port}", tuple(i for i in mine if ":" not in i.address))
+    chosen = tuple(interface for interface in mine if interface.name == host)
+    if not chosen:
+        addresses = check_hub_name(host)
+        chosen = tuple(interface for interface in mine if interface.address in addresses)
+        # All of 127.0.0.0/8 is this machine, though only 127.0.0.1 is listed.
+        loopback = [a for a in addresses if ipaddress.ip_address(a).is_loopback]
+        if not chosen and loopback:
+            chosen = (Interface("lo", loopback[0], True),)
+    if not chosen:
+        known = ", ".join(f"{i.name} {i.address}" for i in mine)
+        raise NetworkError(
+            f"'{host}' is no address of this machine", f"it has {known}; or listen on * (all)"
+        )
+    address = chosen[0].address
+    shown = f"[{address}]" if ":" in address else address
+    return Listening(f"tcp://{shown}:{port}", chosen)

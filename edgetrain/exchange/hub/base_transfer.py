@@ -1,0 +1,72 @@
+"""A base on its way, part by part: from the member whose parameters all start from, and to those
+that lack it.
+
+No connection and no rule of who starts: the hub says whose it is and whether training has begun.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgetrain.exchange.hub.contributions import NOT_FINITE
+from edgetrain.exchange.hub.members import Peer
+from edgetrain.exchange.messages import Base, Buffer
+from edgetrain.vectors.parts import base_parts
+from edgetrain.vectors.vector import Vector, all_finite
+
+
+def base_messages(base: Vector) -> list[Base]:
+    """A base as it goes to a member. The messages are views of it."""
+    parts = list(base_parts(base.size))
+    return [Base(i, len(parts), base[here].data.cast("B")) for i, here in enumerate(parts)]
+
+
+class Upload:
+    """The parameters that all start from: whose they are, and how much of them is here."""
+
+    def __init__(self) -> None:
+        self.uploader: Peer | None = None
+        self._payloads: list[Buffer] = []
+
+    def __len__(self) -> int:
+        """Parts that are here."""
+        return len(self._payloads)
+
+    def expect(self, uploader: Peer | None) -> None:
+        """From this member, from the beginning."""
+        self.uploader = uploader
+        self.forget()
+
+    def forget(self) -> None:
+        """What is here is not needed, or comes once more."""
+        self._payloads = []
+
+    def take(self, message: Base, elements: int) -> tuple[str, str] | None:
+        """The next part of a vector [elements], or what is wrong with it: (code, reason)."""
+        parts = list(base_parts(elements))
+        here = parts[message.part] if message.part < len(parts) else slice(0, 0)
+        size = memoryview(message.payload).nbytes
+        if message.part != len(self._payloads):
+            return "order", f"base part {message.part} was not asked for"
+        if message.parts != len(parts) or size != 4 * (here.stop - here.start):
+            return "size", f"part {message.part} of the base has {size} bytes"
+        if not all_finite(np.frombuffer(message.payload, np.float32)):
+            return "payload", f"the base: {NOT_FINITE}"
+        self._payloads.append(message.payload)
+        return None
+
+    def is_whole(self, elements: int) -> bool:
+        """Whether all of a vector [elements] is here."""
+        return len(self._payloads) >= len(list(base_parts(elements)))
+
+    def messages(self) -> list[Base]:
+        """What is here, as it goes to others: what came, which nobody writes to."""
+        count = len(self._payloads)
+        return [Base(i, count, payload) for i, payload in enumerate(self._payloads)]
+
+    def vector(self, elements: int) -> Vector:
+        """All of it, float32 [elements], in memory of its own."""
+        base: Vector = np.empty(elements, np.float32)
+        for here, payload in zip(base_parts(elements), self._payloads, strict=True):
+            base[here] = np.frombuffer(payload, np.float32)
+        return base

@@ -1,0 +1,90 @@
+"""What a hub wants done, as data: what to send, what to write down, what people want to know.
+
+The hub makes them, in order; a driver (`serve`, the simulator, a test) carries them out in that
+order. No decision is taken here, and nothing is carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from edgetrain.exchange.hub.records import Record, Round, State
+from edgetrain.exchange.messages import Message, Refuse, Reply
+
+Event = Literal["joined", "started", "late", "gone", "left", "refused", "back"]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to a peer, by its transport address."""
+
+    to: bytes
+    message: Message
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a person wants to know about a member."""
+
+    event: Event
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A round has been merged."""
+
+    round: int
+    members: tuple[str, ...]
+    missing: tuple[str, ...]
+    weight: float
+    open_s: float
+    """From the first whole contribution to the merge."""
+    delay: int
+    """In force once this round's reply is applied."""
+    cuts: tuple[tuple[str, float, str], ...] = ()
+    """(member, share of its contribution that was left out, why), where a merge rule left some out;
+    a remark about the whole round stands under "hub"."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """Bring this to the journal before any effect that follows."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Save:
+    """Bring a snapshot to the journal, which begins with it."""
+
+    state: State
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Send a peer the replies of rounds [first, end) from the journal."""
+
+    to: bytes
+    first: int
+    end: int
+
+
+Effect = Send | Note | Closed | Write | Save | Replay
+
+
+def refusal(to: bytes, code: str, reason: str) -> Send:
+    """Tell a peer why it is not let in, or not any more; `code` is one of `messages.CODES`."""
+    return Send(to, Refuse(code, reason[:512]))
+
+
+def replies_of(record: Round) -> Iterator[Reply]:
+    """The replies of a round as they were sent, from what the journal keeps of it."""
+    parts, members = len(record.reply), len(record.counted)
+    for part, payload in enumerate(record.reply):
+        yield Reply(
+            record.round, part, parts, members, record.delay, record.checksum, False, payload
+        )  # fmt: skip

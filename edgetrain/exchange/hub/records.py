@@ -1,0 +1,222 @@
+"""What a hub must know after a crash, as records: their fields, and bytes there and back.
+
+A `State` is all of it at one moment; the others are what changed since. The hub makes them, the
+journal keeps them, `Hub.restore` reads them. No file here, no socket, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from edgetrain.errors import BadMessage
+from edgetrain.exchange.messages import Buffer
+
+LAYOUT = 1
+"""Of the records' fields; goes up when they change."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One contribution that was merged. (member, meant_for) is the key it counts once by."""
+
+    member: str
+    meant_for: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round was merged. Written before anyone is told."""
+
+    round: int
+    counted: tuple[Counted, ...]
+    delay: int
+    """In force once this round's reply is applied."""
+    before: int
+    """Checksum of the base before this round; 0: nobody said it."""
+    checksum: int
+    """Of the base after it; 0 where the hub holds no base."""
+    reply: tuple[Buffer, ...] = field(repr=False)
+    """The payloads that went to everyone."""
+    inputs: tuple[tuple[Buffer, ...], ...] = field(default=(), repr=False)
+    """The payloads of each contribution, where what the hub keeps cannot be made from replies."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A member as the hub knows it."""
+
+    name: str
+    address: bytes
+    """How the transport last knew it."""
+    session: int
+    """What it proves itself by when it comes back."""
+    index: int
+    weight: float
+    first_round: int
+    next_round: int
+    """The once-only key: of all rounds before this one, what it gave has been merged."""
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A member was let in, or came back over another connection."""
+
+    seat: Seat
+
+
+@dataclass(frozen=True)
+class Departed:
+    """A member is no longer waited for. `final`: it took its leave, or was expelled."""
+
+    name: str
+    final: bool
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """The hub has been restored from this journal, for the so many-th time."""
+
+    epoch: int
+
+
+Record = Round | Entered | Departed | Restarted
+
+
+@dataclass(frozen=True)
+class State:
+    """All a hub needs to go on. `base` and `memory` belong to the hub: write them at once."""
+
+    agreed: str
+    """Job, strategy and codecs, as text: another hub must not go on with it."""
+    model: str
+    layout: bytes
+    elements: int
+    epoch: int
+    round: int
+    delay: int
+    seats: tuple[Seat, ...]
+    """Members that are in."""
+    away: tuple[Seat, ...]
+    """Members that were given up and may come back."""
+    checksums: tuple[tuple[int, int], ...]
+    """(replies, checksum of the base after them), as far back as the hub remembers."""
+    base: NDArray[np.float32] | None = field(repr=False)
+    memory: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+    """What a lossy reply codec has not sent yet."""
+
+
+def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
+    """The header of a record and the buffers behind it, which are not copied."""
+    match record:
+        case Round():
+            payloads = [*record.reply, *(part for each in record.inputs for part in each)]
+            counted = [[c.member, c.meant_for, c.weight] for c in record.counted]
+            fields: list[Any] = [
+                record.round, counted, record.delay, record.before, record.checksum,
+                len(record.reply), len(record.inputs), [memoryview(p).nbytes for p in payloads],
+            ]  # fmt: skip
+            return _header("R", fields), payloads
+        case Entered():
+            return _header("E", _seat_fields(record.seat)), []
+        case Departed():
+            return _header("D", [record.name, record.final]), []
+        case Restarted():
+            return _header("A", [record.epoch]), []
+        case State():
+            return _encode_state(record)
+
+
+def _header(kind: str, fields: Sequence[Any]) -> bytes:
+    packed: bytes = msgpack.packb([LAYOUT, kind, *fields])
+    return packed
+
+
+def _seat_fields(seat: Seat) -> list[Any]:
+    return [
+        seat.name, seat.address, seat.session, seat.index, seat.weight, seat.first_round,
+        seat.next_round,
+    ]  # fmt: skip
+
+
+def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
+    arrays = dict(state.memory)
+    if state.base is not None:
+        arrays[""] = state.base
+    told = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
+    fields = [
+        state.agreed, state.model, state.layout, state.elements, state.epoch, state.round,
+        state.delay, [_seat_fields(seat) for seat in state.seats],
+        [_seat_fields(seat) for seat in state.away], [list(pair) for pair in state.checksums], told,
+    ]  # fmt: skip
+    payloads: list[Buffer] = [
+        np.ascontiguousarray(array).reshape(-1).data.cast("B") for array in arrays.values()
+    ]
+    return _header("S", fields), payloads
+
+
+def decode(header: Buffer, payload: Buffer) -> Record | State:
+    """The record that `encode` made these of; its vectors and payloads are views of `payload`.
+
+    Raises BadMessage, and nothing else: a journal of another layout, or damage that a checksum let
+    through.
+    """
+    try:
+        layout, kind, *fields = msgpack.unpackb(header, use_list=True)
+        if layout != LAYOUT:
+            raise ValueError(f"layout {layout}, this version reads {LAYOUT}")
+        return _decode(kind, fields, memoryview(payload))
+    except Exception as error:  # msgpack and NumPy raise many unrelated types on bad bytes
+        raise BadMessage(f"not a record: {error}") from None
+
+
+def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State:
+    if kind == "R":
+        round, counted, delay, before, checksum, replies, inputs, sizes = fields
+        parts = list(_cut(payload, sizes))
+        reply, rest = tuple(parts[:replies]), parts[replies:]
+        each = len(rest) // inputs if inputs else 0
+        return Round(
+            round, tuple(Counted(*c) for c in counted), delay, before, checksum, reply,
+            tuple(tuple(rest[i * each : (i + 1) * each]) for i in range(inputs)),
+        )  # fmt: skip
+    if kind == "E":
+        return Entered(Seat(*fields))
+    if kind == "D":
+        return Departed(*fields)
+    if kind == "A":
+        return Restarted(*fields)
+    if kind != "S":
+        raise ValueError(f"no kind {kind!r}")
+    agreed, model, layout, elements, epoch, round, delay, seats, away, checksums, told = fields
+    sizes = [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in told]
+    arrays = {
+        name: np.frombuffer(part, np.dtype(dtype)).reshape(shape)
+        for (name, dtype, shape), part in zip(told, _cut(payload, sizes), strict=True)
+    }
+    base = arrays.pop("", None)
+    return State(
+        agreed, model, layout, elements, epoch, round, delay,
+        tuple(Seat(*s) for s in seats),
+        tuple(Seat(*s) for s in away),
+        tuple((applied, checksum) for applied, checksum in checksums),
+        base,
+        arrays,
+    )  # fmt: skip
+
+
+def _cut(payload: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    if sum(sizes) != payload.nbytes:
+        raise ValueError(f"{payload.nbytes} bytes where {sum(sizes)} were told")
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(payload[start : start + size])
+        start += size
+    return parts

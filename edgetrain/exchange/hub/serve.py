@@ -1,0 +1,161 @@
+"""The hub's driver: carries out what the pure protocol says, over any transport.
+
+It reads the clock, moves messages and keeps the journal; it decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from edgetrain.errors import BadMessage
+from edgetrain.exchange.hub.effects import (
+    Closed,
+    Effect,
+    Note,
+    Replay,
+    Save,
+    Send,
+    Write,
+    replies_of,
+)
+from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.limits import Rate, Refusals
+from edgetrain.exchange.messages import (
+    PROTOCOL,
+    Buffer,
+    Message,
+    Refuse,
+    other_protocol,
+    pack,
+    unpack,
+)
+from edgetrain.exchange.transport import HubTransport
+
+Clock = Callable[[], float]
+
+
+class Observer(Protocol):
+    """Who wants to know what the hub does (metrics, a person)."""
+
+    def __call__(self, effect: Note | Closed) -> None: ...
+
+
+def serve(
+    hub: Hub,
+    transport: HubTransport,
+    clock: Clock,
+    observe: Observer,
+    stop: Callable[[], bool] = lambda: False,
+    journal: Journal | None = None,
+) -> None:
+    """Run the hub until its job is over or `stop` answers true (asked at least once a second).
+
+    What the hub says has to be in the `journal` is there before anyone is told. Raises
+    EdgetrainError when the journal's disk is full and the job says to stop.
+    """
+    driver = _Driver(hub, transport, clock, observe, journal)
+    pause = hub.policy.beat_s / 4
+    next_tick = clock()
+    while not hub.finished and not stop():
+        for sender, frames in transport.poll(min(1.0, max(0.0, next_tick - clock()))):
+            if driver.too_many(sender):
+                continue
+            try:
+                message = unpack(frames)
+            except BadMessage as error:
+                driver.garbled(sender, frames, error)
+                continue
+            driver.carry_out(hub.handle(sender, message, clock()))
+        if clock() >= next_tick:
+            next_tick = clock() + pause
+            driver.carry_out(hub.tick(clock()))
+
+
+class _Driver:
+    """Carries out effects, in order."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        transport: HubTransport,
+        clock: Clock,
+        observe: Observer,
+        journal: Journal | None,
+    ) -> None:
+        self._hub, self._transport, self._clock = hub, transport, clock
+        self._observe, self._journal = observe, journal
+        self._garbled = 0
+        self._rate = Rate()
+        self._floods = Refusals()
+        self._floods.tell = lambda line: observe(Note("refused", "?", line))
+        if journal is not None:
+            hub.tail = journal.tail
+
+    def carry_out(self, effects: Iterable[Effect]) -> None:
+        """What one message or one tick led to; afterwards a snapshot, if one is due."""
+        self._each(effects)
+        journal = self._journal
+        if journal is not None and journal.due:
+            journal.save(self._hub.state(), self._hub.needed)
+            self._hub.tail = journal.tail
+
+    def _each(self, effects: Iterable[Effect]) -> None:
+        # One reply goes to everyone: it is packed once, and the transport sees the same frames.
+        packed: tuple[Message, list[Buffer]] | None = None
+        journal = self._journal
+        for effect in effects:
+            match effect:
+                case Send():
+                    if packed is None or packed[0] is not effect.message:
+                        packed = effect.message, pack(effect.message)
+                    if not self._transport.send(effect.to, packed[1]):
+                        self._each(self._hub.unreachable(effect.to, self._clock()))
+                case Write():
+                    if journal is not None:
+                        journal.append(effect.record)
+                        self._hub.tail = journal.tail
+                case Save():
+                    if journal is not None:
+                        journal.save(effect.state)
+                        self._hub.tail = journal.tail
+                case Replay():
+                    self._replay(effect)
+                case _:
+                    self._observe(effect)
+
+    def _replay(self, asked: Replay) -> None:
+        sent = asked.first
+        for record in self._journal.replies(asked.first) if self._journal else ():
+            if record.round >= asked.end:
+                break
+            for reply in replies_of(record):
+                if not self._transport.send(asked.to, pack(reply)):
+                    self._each(self._hub.unreachable(asked.to, self._clock()))
+            sent = record.round + 1
+        if sent < asked.end:
+            self._each(self._hub.unreadable(asked.to, self._clock()))
+
+    def too_many(self, sender: bytes) -> bool:
+        """Whether a sender keeps the hub from the others; what is over the limit is dropped."""
+        if self._rate.allows(sender, self._clock()):
+            return False
+        if self._rate.just_passed(sender):
+            most = self._rate.most
+            self._floods.add("flood", f"more than {most:,} messages a second: the rest is dropped")
+        return True
+
+    def garbled(self, sender: bytes, frames: list[Buffer], error: BadMessage) -> None:
+        """Bytes that are no message. Anyone can send any number of them: noted one in ten times
+        as many as before. Who speaks another version is told so."""
+        self._garbled += 1
+        count = self._garbled
+        if count == 10 ** (len(str(count)) - 1):
+            so_far = f" ({count} so far)" if count > 1 else ""
+            self._observe(Note("refused", "?", f"{error}{so_far}"))
+        version = other_protocol(frames)
+        self._each(self._hub.garbled(sender, self._clock()))
+        if version is not None:
+            reason = f"the hub speaks version {PROTOCOL}, the member {version}"
+            self._transport.send(sender, pack(Refuse("protocol", reason)))

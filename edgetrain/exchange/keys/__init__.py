@@ -1,0 +1,1 @@
+"""Who a machine is and who may come in: key pairs, keyrings, tokens, the gate."""

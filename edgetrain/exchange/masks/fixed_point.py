@@ -1,0 +1,67 @@
+"""Float32 vectors as integers modulo 2^32, so that sums are exact and masks hide all of it.
+
+NumPy only; nothing here knows a mask.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgetrain.errors import ConfigError, Diverged
+from edgetrain.vectors.vector import Vector, all_finite, tiles
+
+Words: TypeAlias = NDArray[np.uint32]
+"""A flat array of integers modulo 2^32."""
+
+LARGEST = 2**31 - 1
+
+
+class FixedPoint:
+    """x as round(x * scale) modulo 2^32, for x in [-span, span].
+
+    `scale` is the largest power of two with which the numbers of `members` members, each at the end
+    of the range, add up to less than 2^31: no sum overflows, so that the sum of the integers is
+    exactly the integer of the sum. What rounding costs is at most half a step of 1 / scale an
+    element and member (see `error`); what lies outside the range is moved to its end.
+    """
+
+    def __init__(self, span: float, members: int) -> None:
+        if not (2.0**-20 <= span <= 2.0**20 and 1 <= members <= 2**20):
+            raise ConfigError(
+                f"fixed point numbers up to {span:g} of {members} members",
+                "allowed are ranges from 2^-20 to 2^20 and at most 2^20 members",
+            )
+        self.span = span
+        self.members = members
+        self.scale = 2.0 ** math.floor(math.log2(LARGEST / (members * span)))
+        self._end = math.floor(span * self.scale)
+
+    def encode(self, vector: Vector, out: Words, factor: float = 1.0) -> int:
+        """Overwrite `out` with factor * vector; returns how many elements were cut to the range.
+
+        `vector` (float32) is only read. Raises Diverged for what is not a finite number.
+        """
+        cut = 0
+        for here in tiles(vector.size):
+            if not all_finite(vector[here]):
+                raise Diverged("a contribution is not finite", "lower the learning rate")
+            scaled = np.rint(vector[here].astype(np.float64) * (factor * self.scale))
+            cut += int(np.count_nonzero(np.abs(scaled) > self._end))
+            np.clip(scaled, -self._end, self._end, out=scaled)
+            out[here] = scaled.astype(np.int32).view(np.uint32)
+        return cut
+
+    def decode(self, total: Words, weight: float, out: Vector) -> None:
+        """Overwrite `out` with the sum that `total` stands for, divided by `weight`."""
+        unit = 1.0 / (self.scale * weight)
+        for here in tiles(total.size):
+            out[here] = total[here].view(np.int32) * unit
+
+    def error(self, counted: int, weight: float) -> float:
+        """How far an element of the decoded mean of so many members can be from the exact one,
+        before it is rounded to float32."""
+        return counted * 0.5 / (self.scale * weight)

@@ -1,0 +1,136 @@
+"""What others have built and others have checked: key agreement, key derivation, keystream,
+authenticated encryption (`cryptography`), secret sharing (`pycryptodome`).
+
+The one module of edgetrain that imports these packages for secure aggregation, and nothing else:
+it says how they are used, and has no cryptography of its own. It is loaded when a job is secure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+
+import numpy as np
+from Crypto.Protocol.SecretSharing import Shamir
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from edgetrain.errors import BadPayload
+from edgetrain.exchange.masks.fixed_point import Words
+
+SEED_BYTES = 16
+"""Of what is shared: a seed of 128 bits, which is what Shamir's field takes, and X25519's level."""
+KEY_BYTES = 32
+TAG_BYTES = 16
+
+_NONCE = bytes(12)
+"""Every key encrypts one message."""
+_TILE_BYTES = 1 << 18
+
+
+def _derived(secret: bytes, purpose: bytes, context: bytes) -> bytes:
+    info = b"edgetrain secure 1 " + purpose + b"\0" + context
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
+
+
+def public_of(seed: bytes, context: bytes) -> bytes:
+    """The X25519 public key whose private key comes from this seed."""
+    return _private(seed, context).public_key().public_bytes_raw()
+
+
+def _private(seed: bytes, context: bytes) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(_derived(seed, b"private key", context))
+
+
+def is_public(key: bytes) -> bool:
+    """Whether others can agree on keys with the owner of this one: with a point of low order they
+    cannot, whatever theirs is."""
+    try:
+        _private(bytes(SEED_BYTES), b"").exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return False
+    return True
+
+
+def commitment(seed: bytes, context: bytes) -> bytes:
+    """What can be told of a seed beforehand, so that another one is noticed afterwards."""
+    return _derived(seed, b"commitment", context)
+
+
+def equal(a: bytes, b: bytes) -> bool:
+    """In a time that does not depend on where they differ."""
+    return hmac.compare_digest(a, b)
+
+
+def digest(data: bytes) -> bytes:
+    """SHA-256."""
+    return hashlib.sha256(data).digest()
+
+
+def agreed_key(
+    seed: bytes, public: bytes, purpose: bytes, own_context: bytes, context: bytes
+) -> bytes:
+    """The key that the owner of `seed` has in common with the owner of `public`, for one purpose.
+
+    `own_context` is what the private key was made with. Raises BadPayload for a public key that is
+    none.
+    """
+    try:
+        shared = _private(seed, own_context).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise BadPayload("a public key of another member is not one of X25519") from None
+    return _derived(shared, purpose, context)
+
+
+def own_key(seed: bytes, context: bytes) -> bytes:
+    """The key of a member's own mask."""
+    return _derived(seed, b"own mask", context)
+
+
+def add_mask(key: bytes, sign: int, total: Words) -> None:
+    """total += sign * mask, modulo 2^32. The mask is the ChaCha20 keystream under the key."""
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    zeros, made = bytes(_TILE_BYTES), bytearray(_TILE_BYTES)
+    mask = np.frombuffer(made, "<u4")
+    for start in range(0, total.size, mask.size):
+        here = total[start : start + mask.size]
+        stream.update_into(zeros[: 4 * here.size], made)
+        if sign > 0:
+            here += mask[: here.size]
+        else:
+            here -= mask[: here.size]
+
+
+def seal(key: bytes, plain: bytes, told: bytes) -> bytes:
+    """Encrypt and authenticate, `told` with it. A key may be used once."""
+    return ChaCha20Poly1305(key).encrypt(_NONCE, plain, told)
+
+
+def unseal(key: bytes, sealed: bytes, told: bytes) -> bytes | None:
+    """What `seal` was given; None if it was not sealed under this key."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, told)
+    except InvalidTag:
+        return None
+
+
+def split(seed: bytes, threshold: int, places: int) -> list[bytes]:
+    """Shamir shares of a seed, one for each place; `threshold` of them give it back.
+
+    The polynomial's coefficients are drawn by the package, from the operating system.
+    """
+    if places == 1:
+        return [seed]
+    return [share for _, share in Shamir.split(threshold, places, seed)]
+
+
+def combine(shares: Mapping[int, bytes]) -> bytes:
+    """The seed, from exactly as many shares as its threshold was; keyed by place, from 0."""
+    pairs = [(place + 1, share) for place, share in sorted(shares.items())]
+    return bytes(Shamir.combine(pairs))

@@ -1,0 +1,170 @@
+"""The seam to the network, as protocols, and an in-memory transport that keeps the same promises.
+
+`sockets` implements these over ZeroMQ. `Loopback` is the public fake: threads of one process join
+a hub through queues. Both pass the same conformance suite (tests/test_transport.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from edgetrain.exchange.messages import Buffer
+
+SILENCE_S = 10
+"""A connection over which the other machine's kernel acknowledges nothing for so long is closed.
+
+The kernels' own timers: a heartbeat of ZeroMQ would have to wait behind the frame that is under
+way, and on a slow link close the connection that carries it.
+"""
+
+
+KEY_BYTES = 32
+_OWNED = b"k"
+
+
+def owned(key: bytes, rest: bytes) -> bytes:
+    """The name of a connection of whoever holds this key, [32]: a transport that says so has seen
+    the proof of it."""
+    return _OWNED + key + rest
+
+
+def owner_of(sender: bytes) -> bytes:
+    """The key that a connection of this name was proved with; b"" where nothing was proved."""
+    whole = sender.startswith(_OWNED) and len(sender) > KEY_BYTES
+    return sender[1 : 1 + KEY_BYTES] if whole else b""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the kernel counted on a member's TCP connection since it was made."""
+
+    sent_bytes: int
+    received_bytes: int
+    retransmitted_bytes: int
+    round_trip_s: float
+
+
+class HubTransport(Protocol):
+    """The hub's end."""
+
+    def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
+        """(sender, frames) of what has arrived, after waiting for the first at most `timeout_s`."""
+
+    def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
+        """Queue a message for a peer; False when there is no connection to it."""
+
+    def close(self) -> None:
+        """Let go; works twice."""
+
+
+class MemberTransport(Protocol):
+    """A member's end."""
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Queue a message for the hub. The buffers must not be written again."""
+
+    def receive(self, timeout_s: float) -> list[Buffer] | None:
+        """The next message's frames, in the order sent; None after `timeout_s` without one."""
+
+    def received_bytes(self) -> int:
+        """Bytes so far, those of a message that is not whole yet too: it grows while one comes."""
+
+    def traffic(self) -> Traffic:
+        """What the connection has carried so far."""
+
+    def close(self) -> None:
+        """Let go; works twice."""
+
+
+@runtime_checkable
+class Reconnecting(Protocol):
+    """A member's end that can be made anew after a silence."""
+
+    @property
+    def connections(self) -> int:
+        """How many connections have stood since it was made, or made anew. More than one: the one
+        before broke, and what was under way on it may be lost."""
+
+    def reconnect(self) -> None:
+        """Let go of the connection and of what is queued on it, and make another. The hub knows it
+        by the same name. What `traffic` has counted stays counted."""
+
+    def traffic(self) -> Traffic:
+        """As of MemberTransport."""
+
+
+class Loopback:
+    """A hub's end in memory; `connect` makes the members' ends. Safe between threads."""
+
+    def __init__(self) -> None:
+        self._inbox: queue.Queue[tuple[bytes, list[Buffer]]] = queue.Queue()
+        self._members: dict[bytes, queue.Queue[list[Buffer]]] = {}
+        self._numbers = itertools.count()
+
+    def connect(self) -> LoopbackMember:
+        """A new member's end."""
+        name = b"loopback-%d" % next(self._numbers)
+        box = self._members[name] = queue.Queue()
+        return LoopbackMember(self, name, box)
+
+    def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
+        """See HubTransport."""
+        try:
+            yield self._inbox.get(timeout_s > 0, timeout_s)
+            while True:
+                yield self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
+        """See HubTransport."""
+        box = self._members.get(to)
+        if box is None:
+            return False
+        box.put(list(frames))
+        return True
+
+    def close(self) -> None:
+        """See HubTransport."""
+        self._members.clear()
+
+
+class LoopbackMember:
+    """A member's end of a Loopback."""
+
+    def __init__(self, hub: Loopback, name: bytes, box: queue.Queue[list[Buffer]]) -> None:
+        self._hub = hub
+        self._name = name
+        self._box = box
+        self.connections = 1
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """See MemberTransport."""
+        self._hub._inbox.put((self._name, list(frames)))
+
+    def receive(self, timeout_s: float) -> list[Buffer] | None:
+        """See MemberTransport."""
+        try:
+            return self._box.get(timeout_s > 0, timeout_s)
+        except queue.Empty:
+            return None
+
+    def reconnect(self) -> None:
+        """See Reconnecting."""
+        self._box = self._hub._members[self._name] = queue.Queue()
+
+    def received_bytes(self) -> int:
+        """See MemberTransport. Messages in memory are always whole."""
+        return 0
+
+    def traffic(self) -> Traffic:
+        """See MemberTransport. There is no socket to count at."""
+        return Traffic(0, 0, 0, 0.0)
+
+    def close(self) -> None:
+        """See MemberTransport."""
+        self._hub._members.pop(self._name, None)

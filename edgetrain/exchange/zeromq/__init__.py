@@ -1,0 +1,1 @@
+"""Messages over ZeroMQ: the only package that imports zmq."""

@@ -1,0 +1,24 @@
+"""Devices: what a board can do and what it draws, pacing to its speed, and energy.
+
+The figures are data, `devices/*.toml` at the top level, each with its source. Importing this
+package loads neither torch nor numpy.
+"""
+
+from edgetrain.fleet.devices.cost import measure_step
+from edgetrain.fleet.devices.energy import Energy, joules_source
+from edgetrain.fleet.devices.profile import HOST, Device, here, load, names, parse, parse_fleet
+from edgetrain.fleet.devices.speed import StepTimes
+
+__all__ = [
+    "HOST",
+    "Device",
+    "Energy",
+    "StepTimes",
+    "here",
+    "joules_source",
+    "load",
+    "measure_step",
+    "names",
+    "parse",
+    "parse_fleet",
+]

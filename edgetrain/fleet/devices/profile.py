@@ -1,0 +1,222 @@
+"""What a device profile says: frozen figures with their sources, checked where they enter.
+
+Reads and checks `devices/*.toml`; measures nothing. Imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.fleet import catalog
+
+HOST = "host"
+"""The name that stands for this machine, whatever it is: it is not paced."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of machine. Figures that nobody knows are None: `host` has no speed to be paced to,
+    and no watts unless it is a board of the catalog."""
+
+    name: str
+    title: str
+    cores: int
+    memory_bytes: int
+    train_gflops: float | None  # float32, sustained in a training step, all cores
+    dispatch_s: float | None  # per operator call: Python, autograd, optimizer
+    idle_watts: float | None  # the whole board, at its power input
+    load_watts: float | None  # the same with all cores busy
+    step_jitter: float | None = None  # relative standard deviation of a step's time
+    slow_chance: float | None = None  # share of the steps that something else delays
+    slow_factor: float | None = None  # how many times longer those take
+    throttle_after_s: float | None = None  # of computing without a pause, until the board is hot
+    throttle_factor: float | None = None  # how many times longer a step takes from then on
+    boards: tuple[str, ...] = ()  # beginnings of /proc/device-tree/model that mean this device
+    source: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
+
+    def step_seconds(self, flops: float, operators: int) -> float:
+        """How long a step of so much work takes here; 0 where the device is not paced.
+
+        Calls and arithmetic follow each other: true on a CPU, and on a GPU an upper bound for
+        steps too small to keep it busy. See `measure_step` for both numbers.
+        """
+        if self.train_gflops is None or self.dispatch_s is None:
+            return 0.0
+        return operators * self.dispatch_s + flops / (self.train_gflops * 1e9)
+
+
+# key: (lowest, highest, unit). The ends belong to the range.
+RANGES: dict[str, tuple[float, float, str]] = {
+    "cores": (1, 4096, ""),
+    "memory_bytes": (1e6, 1e14, "bytes"),
+    "train_gflops": (1e-3, 1e7, "Gflop/s"),
+    "dispatch_s": (1e-8, 0.1, "s"),
+    "idle_watts": (0, 1e5, "W"),
+    "load_watts": (0, 1e5, "W"),
+    "step_jitter": (0, 10, ""),
+    "slow_chance": (0, 1, ""),
+    "slow_factor": (1, 1e4, ""),
+    "throttle_after_s": (0, 1e9, "s"),
+    "throttle_factor": (1, 1e4, ""),
+}
+_OPTIONAL = ("step_jitter", "slow_chance", "slow_factor", "throttle_after_s", "throttle_factor")
+_PAIRS = (("slow_chance", "slow_factor"), ("throttle_after_s", "throttle_factor"))
+_WHOLE = ("cores", "memory_bytes")
+_KEYS = ("title", *RANGES, "boards", "source")
+
+
+def load(name: str, root: Path = Path("/")) -> Device:
+    """A device by its name in the catalog, by the path of a .toml file, or "host".
+
+    Raises ConfigError: no such device (with the near miss), or a bad key or value in the file.
+    `root` is where /proc lies, for "host".
+    """
+    if name == HOST:
+        return _host(root)
+    try:
+        path, table = catalog.load("devices", name)
+    except ConfigError as error:
+        if name.endswith(".toml") or name in names():
+            raise
+        raise ConfigError(error.message, did_you_mean(name, [*names(), HOST])) from None
+    return parse(Path(name).stem if name.endswith(".toml") else name, table, path)
+
+
+def names() -> list[str]:
+    """The names of the catalog's devices, sorted; "host" is not among them."""
+    return catalog.names("devices")
+
+
+def parse(name: str, table: Mapping[str, Any], path: Path) -> Device:
+    """Build a device from a TOML table; `path` is named in errors."""
+    for key in table:
+        if key not in _KEYS:
+            raise ConfigError(f"{path}: unknown key {key}", did_you_mean(key, _KEYS))
+    for key in ("title", *RANGES, "source"):
+        if key not in table and key not in _OPTIONAL:
+            raise ConfigError(f"{path}: {key} is missing", "every device says it, with its source")
+    for one, other in _PAIRS:
+        if (one in table) != (other in table):
+            raise ConfigError(f"{path}: {one} and {other} go together", "give both or none")
+    given = [key for key in RANGES if key in table]
+    figures: dict[str, Any] = {key: _number(key, table[key], path) for key in given}
+    if figures["load_watts"] < figures["idle_watts"]:
+        raise ConfigError(
+            f"{path}: load_watts = {figures['load_watts']:g} is less than idle_watts = "
+            f"{figures['idle_watts']:g}"
+        )
+    figures |= {key: int(figures[key]) for key in _WHOLE}
+    return Device(
+        name=name,
+        title=_text("title", table["title"], path),
+        boards=_boards(table.get("boards", ()), path),
+        source=_source(table["source"], given, path),
+        **figures,
+    )
+
+
+def parse_fleet(text: str) -> list[str]:
+    """Device names in member order.
+
+    >>> parse_fleet("raspberry-pi-4b:2, jetson-orin-nano")
+    ['raspberry-pi-4b', 'raspberry-pi-4b', 'jetson-orin-nano']
+
+    Raises ConfigError for a bad count or a name that no profile has.
+    """
+    found: list[str] = []
+    for item in (part.strip() for part in text.split(",")):
+        name, colon, count = (part.strip() for part in item.partition(":"))
+        if not name or (colon and not (count.isdecimal() and int(count) > 0)):
+            raise ConfigError(
+                f"'{item}' in device '{text}' is not NAME or NAME:COUNT", "raspberry-pi-4b:8"
+            )
+        load(name)
+        found += [name] * (int(count) if colon else 1)
+    return found
+
+
+def here(root: Path = Path("/")) -> str:
+    """The catalog's name of the board that this machine is; empty where it is none of them.
+
+    Where several profiles name a beginning of the board's model, the longest beginning wins.
+    """
+    model = _first_line(root / "proc/device-tree/model")
+    if not model:
+        return ""
+    fits = [
+        (len(begin), device.name)
+        for device in map(load, names())
+        for begin in device.boards
+        if model.startswith(begin)
+    ]
+    return max(fits)[1] if fits else ""
+
+
+def _host(root: Path) -> Device:
+    """This machine; its watts are those of the board that it is, if the catalog knows it."""
+    board = load(name) if (name := here(root)) else None
+    return Device(
+        name=HOST,
+        title=_first_line(root / "proc/device-tree/model") or "this machine",
+        cores=os.cpu_count() or 1,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        train_gflops=None,
+        dispatch_s=None,
+        idle_watts=board.idle_watts if board else None,
+        load_watts=board.load_watts if board else None,
+        source={"watts": f"devices/{board.name}.toml"} if board else {},
+    )
+
+
+def _first_line(path: Path) -> str:
+    """Text up to the first line's or C string's end; empty where the file is not there."""
+    try:
+        return path.read_text(errors="replace").partition("\0")[0].partition("\n")[0].strip()
+    except OSError:
+        return ""
+
+
+def _number(key: str, value: Any, path: Path) -> float:
+    low, high, unit = RANGES[key]
+    said = f"allowed: {low:g} to {high:g}{' ' + unit if unit else ''}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{path}: {key} = {value!r} is not a number", said)
+    if not math.isfinite(value) or not low <= value <= high:
+        raise ConfigError(f"{path}: {key} = {value:g} is out of range", said)
+    if key in _WHOLE and value != int(value):
+        raise ConfigError(f"{path}: {key} = {value:g} is not a whole number", said)
+    return float(value)
+
+
+def _text(key: str, value: Any, path: Path) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{path}: {key} = {value!r} is not a text")
+    return value
+
+
+def _boards(value: Any, path: Path) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{path}: boards = {value!r} is not a list", '["Raspberry Pi 5"]')
+    return tuple(_text("boards", item, path) for item in value)
+
+
+def _source(table: Any, given: list[str], path: Path) -> dict[str, str]:
+    """Where each figure comes from. A figure without a source is refused."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path}: source must be a table", "[source]")
+    for key in table:
+        if key not in RANGES:
+            raise ConfigError(f"{path}: unknown key source.{key}", did_you_mean(key, RANGES))
+    for key in given:
+        if key not in table:
+            raise ConfigError(
+                f"{path}: source.{key} is missing",
+                "say where the figure comes from, or 'estimated: …' and how",
+            )
+    return {key: _text(f"source.{key}", value, path) for key, value in table.items()}

@@ -1,0 +1,29 @@
+"""Emulated networks: profiles from `netem/*.toml`, and links that behave like them.
+
+Loads neither torch nor zmq nor numpy.
+"""
+
+from edgetrain.fleet.assignment import Site, parse_fleet, parse_sites
+from edgetrain.fleet.networks.congestion import parse_congestion
+from edgetrain.fleet.networks.emulation.emulation import Emulation, Link, emulate
+from edgetrain.fleet.networks.faults import Fault, parse_faults, refuse_idle
+from edgetrain.fleet.networks.profile import Burst, Direction, Profile, load, names, parse
+
+__all__ = [
+    "Burst",
+    "Direction",
+    "Emulation",
+    "Fault",
+    "Link",
+    "Profile",
+    "Site",
+    "emulate",
+    "load",
+    "names",
+    "parse",
+    "parse_congestion",
+    "parse_faults",
+    "parse_fleet",
+    "parse_sites",
+    "refuse_idle",
+]

@@ -1,0 +1,1 @@
+"""Emulated links: one interface, four backends, and what tells how true they are."""

@@ -1,0 +1,194 @@
+"""The backends `none`, `stream`, `packet`, `tc`: the parent's side of an emulator's process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from edgetrain.errors import ConfigError, NetworkError
+from edgetrain.fleet.networks.emulation.emulation import Emulation, Link, Plan
+from edgetrain.fleet.networks.emulation.namespaces import Namespace
+from edgetrain.fleet.networks.emulation.travel import direction_to_json, faults_to_json
+from edgetrain.fleet.networks.emulation.worker import Worker
+from edgetrain.fleet.networks.profile import Profile
+
+_DEFAULT_PORT = 5555  # every port is free in a namespace of one's own
+
+
+class Bare(Emulation):
+    """Backend `none`: members connect to the hub as it is."""
+
+    backend = "none"
+
+    def __init__(self, plan: Plan, reason: str) -> None:
+        super().__init__(plan, reason)
+        if plan.sites or plan.faults:
+            raise NetworkError("backend 'none' has no sites and no faults", "use backend packet")
+        self._address = address(with_port(plan.hub))
+
+    @property
+    def hub_address(self) -> str:
+        return self._address
+
+    def link(self, member: int) -> Link:
+        return Link(self._address)
+
+
+class Streamed(Emulation):
+    """Backend `stream`: a proxy process between members and hub."""
+
+    backend = "stream"
+
+    def __init__(self, plan: Plan, reason: str) -> None:
+        super().__init__(plan, reason)
+        if plan.sites:
+            raise NetworkError(
+                f"backend 'stream' ({reason}) has no shared uplinks, and the job has sites",
+                "use backend packet where namespaces are allowed, or leave the sites out",
+            )
+        hub = with_port(plan.hub)
+        self._hub = address(hub)
+        self._worker = Worker(
+            "edgetrain.fleet.networks.emulation.stream", _stream_config(plan, hub)
+        )
+        self._links = [Link(address(tuple(ready))) for ready in self._worker.ready["addresses"]]
+
+    @property
+    def hub_address(self) -> str:
+        return self._hub
+
+    def link(self, member: int) -> Link:
+        return self._links[member]
+
+    def start_faults(self, began_s: float | None = None) -> None:
+        self._worker.ask(_start(began_s))
+
+    def _congestion(self) -> str:
+        return f"{self.plan.congestion}, as a model"
+
+    def _measured(self) -> dict[str, Any]:
+        ready = self._worker.ready
+        return {"approximate": True, "priority": ready["priority"], **self._worker.ask("report")}
+
+    def _end(self) -> None:
+        self._worker.close()
+
+
+def _stream_config(plan: Plan, hub: tuple[str, int]) -> dict[str, Any]:
+    links = [_both_ways(profile) for profile in plan.profiles]
+    for profile in plan.profiles:
+        if profile.has_loss and plan.congestion == "none":
+            raise ConfigError(
+                f"network '{profile.name}' loses packets, and the stream backend without a "
+                "congestion window would be far too fast (200 times at 1 %)",
+                "use congestion 'cubic', or the packet backend",
+            )
+    return {
+        "links": links,
+        "hub": hub,
+        "seed": plan.seed,
+        "congestion": plan.congestion,
+        "faults": faults_to_json(plan.faults),
+    }
+
+
+class Packeted(Emulation):
+    """Backend `packet`: a namespace per host, real TCP, packets held back by a process."""
+
+    backend = "packet"
+    module = "edgetrain.fleet.networks.emulation.packet"
+
+    def __init__(self, plan: Plan, reason: str) -> None:
+        super().__init__(plan, reason)
+        self._worker = Worker(self.module, _packet_config(plan))
+        self._port = plan.hub[1] or _DEFAULT_PORT
+        self._hosts = self._worker.ready["hosts"]
+
+    @property
+    def hub_address(self) -> str:
+        return address((self._hosts[0]["address"], self._port))
+
+    def _namespace(self, host: int) -> Namespace:
+        entry = self._hosts[host]
+        return Namespace(self._worker.ready["pid"], entry["fd"], entry["inode"])
+
+    def hub_link(self) -> Link:
+        return Link(self.hub_address, self._namespace(0))
+
+    def link(self, member: int) -> Link:
+        if not 0 <= member < len(self.plan.profiles):
+            raise ConfigError(f"no member {member}", f"allowed: 0 to {len(self.plan.profiles) - 1}")
+        return Link(self.hub_address, self._namespace(member + 1))
+
+    def start_faults(self, began_s: float | None = None) -> None:
+        self._worker.ask(_start(began_s))
+
+    def evict(self) -> None:
+        """Kill every process that still stands in one of the hosts."""
+        self._worker.ask("evict")
+
+    def _congestion(self) -> str:
+        return self.plan.congestion
+
+    def _measured(self) -> dict[str, Any]:
+        ready = self._worker.ready
+        facts = {"approximate": False, "priority": ready["priority"], "rights": ready["rights"]}
+        return {**facts, **self._worker.ask("report")}
+
+    def _end(self) -> None:
+        self._worker.close()
+
+
+class Shaped(Packeted):
+    """Backend `tc`: the same hosts, joined and shaped by the kernel's own netem."""
+
+    backend = "tc"
+    module = "edgetrain.fleet.networks.emulation.kernel"
+
+    def __init__(self, plan: Plan, reason: str) -> None:
+        if plan.sites or plan.faults:
+            raise NetworkError("backend 'tc' has no sites and no faults", "use backend packet")
+        super().__init__(plan, reason)
+
+
+def _start(began_s: float | None) -> str:
+    """The command that starts the faults' clock; all processes share the monotonic clock."""
+    return f"start {time.monotonic_ns() if began_s is None else round(began_s * 1e9)}"
+
+
+def _both_ways(profile: Profile) -> dict[str, Any]:
+    return {"up": direction_to_json(profile.up), "down": direction_to_json(profile.down)}
+
+
+def _packet_config(plan: Plan) -> dict[str, Any]:
+    return {
+        "links": [_both_ways(profile) for profile in plan.profiles],
+        "sites": [
+            {"uplink": _both_ways(site.uplink), "members": site.members} for site in plan.sites
+        ],
+        "seed": plan.seed,
+        "congestion": plan.congestion,
+        "faults": faults_to_json(plan.faults),
+    }
+
+
+def with_port(hub: tuple[str, int]) -> tuple[str, int]:
+    """`hub` with a free port in place of port 0."""
+    if hub[1]:
+        return hub
+    with socket.socket() as trial:
+        try:
+            trial.bind((hub[0], 0))
+        except OSError as error:
+            raise NetworkError(
+                f"the hub's address {hub[0]} is not usable here: {os.strerror(error.errno or 0)}",
+                "use an address of this machine, 127.0.0.1 for one machine alone",
+            ) from None
+        return hub[0], int(trial.getsockname()[1])
+
+
+def address(end: Sequence[Any]) -> str:
+    return f"tcp://{end[0]}:{end[1]}"

@@ -1,0 +1,167 @@
+"""Is an emulated network what its profile says? Measures with real traffic: target, got, error."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from edgetrain.fleet.networks.emulation.emulation import Emulation, emulate
+from edgetrain.fleet.networks.emulation.measure import PAYLOAD_SHARE, Bench, line_mbit, one_way
+from edgetrain.fleet.networks.links.model import jitter_period_s
+from edgetrain.fleet.networks.profile import Direction, Profile
+
+_LOSS_DATAGRAMS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One figure of one profile. `error` is absolute in `unit` for ms, relative in % otherwise."""
+
+    network: str
+    figure: str
+    target: float
+    measured: float
+    unit: str
+    good: bool
+    note: str = ""
+
+    @property
+    def error(self) -> str:
+        """The deviation, as text: in ms for times, in percent of the target for the rest."""
+        if self.unit == "ms":
+            return f"{self.measured - self.target:+.3f} ms"
+        if not self.target:
+            return f"{self.measured:+.3g} {self.unit}"
+        return f"{100 * (self.measured / self.target - 1):+.1f} %"
+
+
+def check(profile: Profile, backend: str = "auto", seconds: float = 4.0) -> Iterator[Finding]:
+    """Measure one profile on one backend of this machine; about 4 * `seconds` long.
+
+    Findings come as they are measured. `good` means: round trip within 0.3 ms, 2 % or what chance
+    allows of so many draws, rate within 2 % of the payload share, loss within 3 standard
+    deviations, jitter within 2 % and what chance allows.
+    Raises NetworkError where the profile or the backend cannot be used here.
+    """
+    seed = zlib.crc32(profile.name.encode()) % 1000  # or all profiles would be in luck together
+    with emulate([profile], backend=backend, seed=seed) as net, Bench(net) as bench:
+        yield _round_trip(profile, net, bench)
+        yield from _rates(profile, net, bench, seconds)
+        if net.backend != "stream":
+            yield from _one_way(profile, bench, seconds)
+
+
+def _round_trip(profile: Profile, net: Emulation, bench: Bench) -> Finding:
+    count = max(10, min(100, int(3000 / max(profile.rtt_ms, 1))))
+    if net.backend in ("stream", "none"):
+        found, note = bench.client.do("rtt", count=count, gap_s=0.005), "as a program sees it"
+    else:
+        found, note = bench.client.do("echoes", count=count, gap_s=0.02), "by the kernel's stamps"
+    measured = statistics.median(found) if found else float("nan")
+    spent = count * 0.02
+    chance = math.hypot(*(median_deviation(way, spent) for way in (profile.up, profile.down)))
+    allowed = max(0.3, 0.02 * profile.rtt_ms, 3 * chance)
+    good = abs(measured - profile.rtt_ms) <= allowed
+    if chance:
+        note += f", ±{3 * chance:.2g} ms by chance"
+    return Finding(profile.name, "round trip", profile.rtt_ms, measured, "ms", good, note)
+
+
+def _rates(profile: Profile, net: Emulation, bench: Bench, seconds: float) -> Iterator[Finding]:
+    for name, way, verb in (("up", profile.up, "push"), ("down", profile.down, "pull")):
+        if not way.mean_rate_mbit:
+            continue
+        if way.mean_loss_percent:
+            note = f"{net.plan.congestion} over {way.mean_loss_percent:.2g} % loss: not the line's"
+        else:
+            note = ""
+        duration = seconds + 12 * profile.rtt_ms / 1000 + 1.0 / way.mean_rate_mbit
+        measured = line_mbit(bench.client.do(verb, seconds=duration), skip=0.6)
+        target = way.mean_rate_mbit * PAYLOAD_SHARE
+        slow_start = profile.rtt_ms * way.mean_rate_mbit >= 20_000
+        good = abs(measured / target - 1) <= 0.02 or bool(note) or slow_start
+        if slow_start and not note:
+            note = "the window, not the line, may be the limit"
+        yield Finding(profile.name, f"rate {name}", target, measured, "Mbit/s", good, note)
+
+
+def _one_way(profile: Profile, bench: Bench, seconds: float) -> Iterator[Finding]:
+    """Loss and jitter of the way up, by numbered datagrams."""
+    way = profile.up
+    if not way.mean_loss_percent and not way.jitter_ms:
+        return
+    # A steady pace over all of the time, so that jitter is drawn often.
+    gap = max(
+        2 * seconds / _LOSS_DATAGRAMS,
+        8 * 100 / 1e6 / (0.5 * way.mean_rate_mbit) if way.mean_rate_mbit else 0,
+    )
+    count = int(2 * seconds / gap)
+    seen = one_way(bench, count, gap)
+    if way.mean_loss_percent:
+        target = way.mean_loss_percent
+        allowed = 3 * loss_deviation(way, count)
+        good = abs(seen.lost_percent - target) <= allowed
+        yield Finding(
+            profile.name,
+            "loss up",
+            target,
+            seen.lost_percent,
+            "%",
+            good,
+            f"±{allowed:.2g} by chance",
+        )
+    if way.jitter_ms:
+        chance = jitter_deviation(way, 2 * seconds)
+        good = abs(seen.deviation_ms / way.jitter_ms - 1) <= 0.02 + 3 * chance
+        note = f"±{300 * chance:.2g} % by chance" + ("" if seen.in_order else ", order not kept")
+        yield Finding(profile.name, "jitter up", way.jitter_ms, seen.deviation_ms, "ms", good, note)
+
+
+def median_deviation(way: Direction, seconds: float) -> float:
+    """Standard deviation, in ms, of the median of a delay that is drawn for so long.
+
+    The draws are wider than the lines between them by sqrt(3/2), a median than a mean by 1.25.
+    """
+    if not way.jitter_ms:
+        return 0.0
+    return 1.5 * way.jitter_ms / math.sqrt(max(seconds / jitter_period_s(way), 1))
+
+
+def jitter_deviation(way: Direction, seconds: float) -> float:
+    """Relative standard deviation of the deviation of a jitter that is drawn for so long.
+
+    For straight lines between normal draws: 0.75 / sqrt(draws); correlation widens it.
+    """
+    draws = max(seconds / jitter_period_s(way), 1)
+    keep = way.jitter_correlation
+    return float(0.75 * ((1 + keep) / (1 - keep) / draws) ** 0.5)
+
+
+def loss_deviation(way: Direction, count: int) -> float:
+    """Standard deviation, in percent, of the share lost among `count` packets.
+
+    Bursts are not independent draws: the chain's memory widens it by (1 + k) / (1 - k).
+    """
+    share = way.mean_loss_percent / 100
+    keep = 0.0
+    if way.burst:
+        keep = max(0.0, 1 - (way.burst.enter_percent + way.burst.leave_percent) / 100)
+    variance = share * (1 - share) / count * (1 + keep) / (1 - keep)
+    return float(100 * variance**0.5)
+
+
+def as_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "network": finding.network,
+        "figure": finding.figure,
+        "target": finding.target,
+        "measured": finding.measured,
+        "unit": finding.unit,
+        "error": finding.error,
+        "good": finding.good,
+        "note": finding.note,
+    }

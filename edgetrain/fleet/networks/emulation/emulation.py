@@ -1,0 +1,174 @@
+"""Emulated links for the members of one machine: the interface, and `emulate`.
+
+    with emulate(profiles, ("127.0.0.1", 0)) as net:
+        hub process:    net.hub_link().enter(), then bind net.hub_address
+        member i:       link = net.link(i); link.enter(), then connect link.address
+
+A backend is chosen by `probe`, which says why. The emulator runs in a process of its own and ends
+with this one, whatever happens. Loads neither torch nor zmq.
+"""
+
+from __future__ import annotations
+
+import platform
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from edgetrain.errors import ConfigError, NetworkError, did_you_mean
+from edgetrain.fleet.assignment import Site
+from edgetrain.fleet.networks import congestion as control
+from edgetrain.fleet.networks.emulation import lateness, probe
+from edgetrain.fleet.networks.emulation.namespaces import Namespace
+from edgetrain.fleet.networks.faults import Fault, refuse_idle
+from edgetrain.fleet.networks.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One process's way into the emulated network; travels by pickle.
+
+    `address` is what the member connects to (for the hub: what it binds). `enter` is called once,
+    in the process itself, before it opens a socket and before it starts a thread.
+    """
+
+    address: str
+    namespace: Namespace | None = None
+
+    def enter(self) -> None:
+        """Move this process into the member's network. NetworkError says why it could not."""
+        if self.namespace is not None:
+            self.namespace.enter()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be emulated: everything `emulate` was asked for, checked."""
+
+    profiles: tuple[Profile, ...]
+    hub: tuple[str, int]
+    seed: int = 0
+    congestion: str = "cubic"
+    sites: tuple[Site, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def smallest_delay_ms(self) -> float:
+        """The smallest delay of a link that has any: what lateness is measured against."""
+        ways = [way for profile in self.profiles for way in (profile.up, profile.down)]
+        return min((way.mean_delay_ms for way in ways if way.mean_delay_ms), default=0.0)
+
+
+class Emulation(ABC):
+    """A running emulation; leave the `with` block, or call `close`, to end it."""
+
+    backend: str
+
+    def __init__(self, plan: Plan, reason: str) -> None:
+        self.plan = plan
+        self.reason = reason
+        self._final: dict[str, Any] | None = None
+
+    @property
+    @abstractmethod
+    def hub_address(self) -> str:
+        """The tcp:// address that the hub binds, inside `hub_link().enter()`."""
+
+    @abstractmethod
+    def link(self, member: int) -> Link:
+        """Member `member`'s way in."""
+
+    def hub_link(self) -> Link:
+        return Link(self.hub_address)
+
+    def start_faults(self, began_s: float | None = None) -> None:
+        """The clock of the faults' schedule starts: now, or at a moment of time.monotonic()."""
+        if self.plan.faults:
+            raise NetworkError(f"backend '{self.backend}' has no faults", "use packet or stream")
+
+    def report(self) -> dict[str, Any]:
+        """What belongs in the run folder: backend, reason, kernel, lateness, whether to trust."""
+        if self._final is not None:
+            return self._final
+        measured = self._measured()
+        limit = lateness.limit_ms(self.plan.smallest_delay_ms)
+        late = measured.get("late_ms_p99")  # None where nothing measures it: none and tc
+        return {
+            "backend": self.backend,
+            "reason": self.reason,
+            "kernel": platform.release(),
+            "congestion": self._congestion(),
+            "late_ms_p99": late,
+            "late_limit_ms": limit,
+            "trusted": late is None or late <= limit,
+            **measured,
+        }
+
+    def _congestion(self) -> str:
+        return control.of_kernel()
+
+    def _measured(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """End the emulation and keep its last report; may be called twice."""
+        if self._final is None:
+            try:
+                self._final = self.report()
+            except NetworkError as error:
+                self._final = {"backend": self.backend, "reason": self.reason, "trusted": False}
+                self._final["error"] = str(error)
+            self._end()
+
+    def _end(self) -> None:
+        return
+
+    def __enter__(self) -> Emulation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def emulate(
+    profiles: Sequence[Profile],
+    hub: tuple[str, int] = ("127.0.0.1", 0),
+    backend: str = "auto",
+    seed: int = 0,
+    *,
+    congestion: str = "cubic",
+    sites: Sequence[Site] = (),
+    faults: Sequence[Fault] = (),
+) -> Emulation:
+    """Start links for members 0 … n-1, `profiles[i]` being member i's; use as a context manager.
+
+    `hub` is the IP address and port the hub will bind; port 0 lets the emulation choose one. A
+    backend in a network of its own (packet, tc) gives the hub an address there and keeps the port.
+    `backend` is auto, none, stream, packet or tc. `congestion` is pinned for all of the emulated
+    links: any algorithm of this kernel with packet, cubic or reno (or none, without loss) with
+    stream. `sites` share an uplink (packet), `faults` count from `start_faults()` (packet, stream).
+
+    Raises ConfigError for what cannot be asked, NetworkError for what this machine cannot do.
+    """
+    from edgetrain.fleet.networks.emulation.backends import Bare, Packeted, Shaped, Streamed
+
+    if not profiles:
+        raise ConfigError("an emulation needs one network profile per member", "give one or more")
+    for profile in profiles:
+        profile.refuse_training()
+    refuse_idle(faults, profiles)
+    plan = Plan(tuple(profiles), hub, seed, congestion, tuple(sites), tuple(faults))
+    made = {kind.backend: kind for kind in (Bare, Streamed, Packeted, Shaped)}
+    choice = probe.choose(backend, plan.profiles, needs_links=bool(sites or faults))
+    if choice.backend not in made:
+        raise ConfigError(f"no backend '{backend}'", did_you_mean(backend, [*made, "auto"]))
+    if choice.backend == "stream":
+        control.require_model(congestion, "the stream backend")
+    return made[choice.backend](plan, choice.reason)

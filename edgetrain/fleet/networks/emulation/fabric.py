@@ -1,0 +1,145 @@
+"""Emulated hosts: one network namespace each, a veth pair into the emulator's own namespace.
+
+Runs inside an emulator's process, which has one thread. Asks for no root: where this process may
+not make network namespaces, it first takes a user namespace of its own. Everything made here lives
+as long as the descriptors of this process do, so nothing has to be taken down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgetrain.errors import NetworkError
+from edgetrain.fleet.networks.emulation import linux
+from edgetrain.fleet.networks.emulation.netlink import Netlink, Wire
+
+NETWORK, PREFIX = "10.77.0.0", 16
+MTU = 1500
+#: Largest super-packet a host may hand over: it fits one slot of the emulator's receive ring.
+GSO_BYTES = 32_000
+#: All hosts have the same MAC, and nobody asks for it: a frame fits every host as it is.
+MAC = bytes.fromhex("020000000001")
+INTERFACE = "eth0"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """An emulated host: its address, its namespace, and the interface that leads to it."""
+
+    number: int
+    address: str
+    namespace: int  # descriptor
+    inode: int
+    port: str  # name of its veth in the emulator's namespace
+
+
+_WIRE = Wire(MAC, MTU, GSO_BYTES)
+
+
+def address_of(number: int) -> str:
+    """Host 0 is the hub, host i+1 is member i."""
+    return f"10.77.{(number + 1) >> 8}.{(number + 1) & 255}"
+
+
+def become_able() -> str:
+    """Get the right to make network namespaces; returns how it was had."""
+    try:
+        linux.unshare(linux.CLONE_NEWNET)
+    except PermissionError:
+        pass
+    else:
+        return "as root"
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        linux.unshare(linux.CLONE_NEWUSER)
+        Path("/proc/self/setgroups").write_text("deny", "ascii")
+        Path("/proc/self/uid_map").write_text(f"0 {uid} 1", "ascii")
+        Path("/proc/self/gid_map").write_text(f"0 {gid} 1", "ascii")
+        linux.unshare(linux.CLONE_NEWNET)
+    except OSError as error:
+        raise NetworkError(f"no network namespaces here: {error.strerror}", _why_not()) from None
+    return "in a user namespace, without root"
+
+
+def _why_not() -> str:
+    """The setting that forbids user namespaces, where one can be seen."""
+    settings = {
+        "/proc/sys/kernel/unprivileged_userns_clone": "0",
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
+        "/proc/sys/user/max_user_namespaces": "0",
+    }
+    for name, forbids in settings.items():
+        with contextlib.suppress(OSError):
+            if Path(name).read_text("ascii").strip() == forbids:
+                return f"{name} is {forbids}: ask the administrator, or use backend 'stream'"
+    return "a container may forbid unshare: use backend 'stream', or allow user namespaces"
+
+
+def build(count: int, congestion: str, wire: Wire = _WIRE) -> list[Host]:
+    """Make `count` hosts and stay in the emulator's own namespace. `become_able` comes first."""
+    hosts: list[Host] = []
+    links: list[Netlink] = []
+    for number in range(count):
+        linux.unshare(linux.CLONE_NEWNET)
+        descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        inode = os.fstat(descriptor).st_ino
+        hosts.append(Host(number, address_of(number), descriptor, inode, f"h{number}"))
+        links.append(Netlink())
+        _learn_nothing()
+    linux.unshare(linux.CLONE_NEWNET)
+    core = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    own = Netlink()
+    own.up("lo", 1)
+    for host in hosts:
+        own.add_veth(host.port, INTERFACE, host.namespace, wire)
+        own.up(host.port, socket.if_nametoindex(host.port), arp=False)
+    own.close()
+    for host, link in zip(hosts, links, strict=True):
+        linux.setns(host.namespace, linux.CLONE_NEWNET)
+        _configure(host, link, congestion)
+        link.close()
+    linux.setns(core, linux.CLONE_NEWNET)
+    os.close(core)
+    return hosts
+
+
+def _configure(host: Host, link: Netlink, congestion: str) -> None:
+    """Address, route and congestion control, from inside the host's namespace."""
+    index = socket.if_nametoindex(INTERFACE)
+    link.up("lo", 1)
+    link.up(INTERFACE, index, arp=False)
+    link.add_address(index, host.address, PREFIX)
+    try:
+        link.add_route(NETWORK, PREFIX, index, host.address, congestion)
+    except OSError as error:
+        available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text("ascii")
+        raise NetworkError(
+            f"congestion control '{congestion}' cannot be pinned: {error}",
+            f"this kernel has: {available.strip()}",
+        ) from None
+
+
+def _learn_nothing() -> None:
+    """Connections start without what earlier ones learnt, so that runs are alike."""
+    with contextlib.suppress(OSError):
+        Path("/proc/sys/net/ipv4/tcp_no_metrics_save").write_text("1", "ascii")
+
+
+def end_inhabitants(hosts: list[Host]) -> None:
+    """Kill every process that still stands in one of these hosts.
+
+    For an emulator whose parent was killed, and for what a lab's commands have left behind: what
+    runs on these links is about to lose its network, and nobody else would end it.
+    """
+    spaces = {host.inode for host in hosts}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if (entry / "ns/net").stat().st_ino in spaces:
+                os.kill(int(entry.name), signal.SIGKILL)

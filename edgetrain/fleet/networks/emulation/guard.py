@@ -1,0 +1,239 @@
+"""Shaping a real interface, with a dead man's switch: whatever happens, it is put back.
+
+Order: look whether it may be touched, start the detached reverter, then change. The reverter puts
+everything back when its time is over, when renewals stop, when its owner ends, and when it is told
+to. It is a process of its own session: a lost SSH connection does not take it along.
+
+    python -m edgetrain.fleet.networks.emulation.guard STATE_FILE   (started by `apply`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgetrain.errors import ConfigError, NetworkError
+from edgetrain.fleet.catalog import PACKAGE_PARENT
+from edgetrain.fleet.networks import profile as profiles
+from edgetrain.fleet.networks.emulation.tc import Shaping
+
+#: What the kernel puts on an interface by itself.
+_DEFAULT_QDISCS = ("noqueue", "pfifo_fast", "pfifo", "fq_codel", "fq", "mq", "cake", "noop")
+_SSH_PORT = 22
+_LOOK_SECONDS = 0.2
+_READY_SECONDS = 10.0
+
+Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+
+
+def run_command(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run one command; a program that is not there is an error like any other."""
+    try:
+        return subprocess.run(list(command), capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise NetworkError(f"no program '{command[0]}'", "install iproute2") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How long a shaping may stand: at most `seconds`, and `renew_seconds` from renewal to
+    renewal where it is not 0; and not longer than process `owner` where it is not 0."""
+
+    seconds: float
+    renew_seconds: float = 0.0
+    owner: int = 0
+
+
+def folder() -> Path:
+    """Where the state of shaped interfaces is kept: in memory, gone after a restart as tc's is."""
+    return Path(os.environ.get("EDGETRAIN_STATE", "/run/edgetrain"))
+
+
+def state_file(device: str) -> Path:
+    return folder() / f"shaped-{device}.json"
+
+
+def ports_allowed(ports: Sequence[int]) -> tuple[int, ...]:
+    """The ports, if they may be shaped: ConfigError for none, for SSH's, and out of range."""
+    for port in ports:
+        if not 0 < port < 65536:
+            raise ConfigError(f"port {port} is out of range", "allowed: 1 to 65535")
+        if port == _SSH_PORT:
+            raise ConfigError("port 22 is SSH's and is never shaped", "give the job's own port")
+    if not ports:
+        raise ConfigError("no port to shape", "--port 5555, the hub's port")
+    return tuple(ports)
+
+
+def refuse_foreign(device: str, run: Run = run_command) -> None:
+    """NetworkError where the interface is missing or somebody else has put a qdisc on it."""
+    shown = run(["tc", "-j", "qdisc", "show", "dev", device])
+    if shown.returncode:
+        raise NetworkError(
+            f"no interface '{device}': {shown.stderr.strip()}", "`ip -brief link` lists them"
+        )
+    for entry in json.loads(shown.stdout or "[]"):
+        kind = str(entry.get("kind"))
+        # An ingress qdisc is never a default; a root one is foreign unless it is one of those.
+        if kind in ("ingress", "clsact") or (entry.get("root") and kind not in _DEFAULT_QDISCS):
+            raise NetworkError(
+                f"{device} already has the qdisc '{kind}', which is not ours to change",
+                f"`edgetrain networks clear --dev {device}` if an earlier run left it",
+            )
+
+
+def apply(shaping: Shaping, terms: Terms, run: Run = run_command) -> int:
+    """Shape an interface under guard; returns the reverter's process id.
+
+    Nothing is changed unless the reverter stands. If a command fails, all of it is put back and
+    NetworkError carries what `tc` said.
+    """
+    ports_allowed(shaping.ports)
+    refuse_foreign(shaping.device, run)
+    file = state_file(shaping.device)
+    if file.exists():
+        raise NetworkError(
+            f"{shaping.device} is shaped already", f"edgetrain networks clear --dev {file.stem[7:]}"
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _write(file, {"undo": shaping.undo(), "renewed": _clock(), **_terms(terms)})
+    pid = _start_reverter(file)
+    for command in shaping.commands():
+        renew(shaping.device)
+        done = run(command)
+        if done.returncode:
+            clear(shaping.device)
+            said = done.stderr.strip() or f"exit status {done.returncode}"
+            raise NetworkError(
+                f"`{' '.join(command)}` failed: {said}; everything is put back",
+                "shaping needs root and a kernel with sch_netem, sch_prio, cls_u32 and ifb",
+            )
+    renew(shaping.device)
+    return pid
+
+
+def _terms(terms: Terms) -> dict[str, float]:
+    return {
+        "until": _clock() + terms.seconds,
+        "renew_seconds": terms.renew_seconds,
+        "owner": terms.owner,
+    }
+
+
+def renew(device: str) -> None:
+    """The heartbeat: all is well, keep the shaping for another `renew_seconds`."""
+    file = state_file(device)
+    state = _read(file)
+    if state is None:
+        raise NetworkError(f"{device} is not shaped", "its reverter has put it back")
+    _write(file, {**state, "renewed": _clock()})
+
+
+def clear(device: str, run: Run = run_command) -> bool:
+    """Put an interface back now. False where nothing of ours was on it."""
+    file = state_file(device)
+    state = _read(file)
+    if state is None:
+        return False
+    for command in state["undo"]:
+        run(command)
+    file.unlink(missing_ok=True)
+    return True
+
+
+def _clock() -> float:
+    """Seconds that do not fall, and go on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _write(file: Path, state: dict[str, Any]) -> None:
+    """Whole or not at all: the reverter reads it at any moment."""
+    fresh = file.with_suffix(".new")
+    fresh.write_text(json.dumps(state), "utf-8")
+    fresh.replace(file)
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        state: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return state
+
+
+def _start_reverter(file: Path) -> int:
+    """Start the reverter detached, and wait until it stands."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgetrain.fleet.networks.emulation.guard", str(file)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT)},
+    )
+    assert process.stdout is not None
+    with process.stdout as output:
+        said = output.readline().split()
+    process.wait(_READY_SECONDS)  # it forks once more, so that it is nobody's child
+    if len(said) != 2 or said[0] != b"ready":
+        file.unlink(missing_ok=True)
+        raise NetworkError("the reverter did not start, so nothing was changed")
+    return int(said[1])
+
+
+def over(state: dict[str, Any], now: float, owner_alive: Callable[[int], bool]) -> str:
+    """Why the shaping must end now, or "" while it may stand."""
+    if now > state["until"]:
+        return "its time is over"
+    if state["renew_seconds"] and now > state["renewed"] + state["renew_seconds"]:
+        return "nobody has renewed it"
+    if state["owner"] and not owner_alive(state["owner"]):
+        return "its owner has ended"
+    return ""
+
+
+def _alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def main() -> None:
+    """The reverter."""
+    file = Path(sys.argv[1])
+    device = file.stem.removeprefix("shaped-")
+    if os.fork():
+        os._exit(0)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    os.write(1, f"ready {os.getpid()}\n".encode())
+    with contextlib.suppress(OSError):
+        os.close(1)
+    while (state := _read(file)) is not None:
+        if over(state, _clock(), _alive):
+            clear(device)
+            return
+        time.sleep(_LOOK_SECONDS)
+
+
+def shaping(device: str, name: str, ports: Sequence[int]) -> Shaping:
+    """A shaping from what the command line says; ConfigError for a bad name or port."""
+    profile = profiles.load(name)
+    profile.refuse_training()
+    return Shaping(device, profile, ports_allowed(ports))
+
+
+if __name__ == "__main__":
+    main()

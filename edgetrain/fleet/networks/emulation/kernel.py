@@ -1,0 +1,87 @@
+"""The `tc` backend's process: emulated hosts joined by the kernel's own netem and router.
+
+`backends` runs this module through `worker`. It builds the hosts, shapes both ends of every
+member's veth, and then only keeps the namespaces alive. The kernel does not tell how late it was;
+`check` measures it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgetrain.errors import EdgetrainError, NetworkError
+from edgetrain.fleet.networks.emulation import fabric, linux, tc
+from edgetrain.fleet.networks.emulation.guard import run_command
+from edgetrain.fleet.networks.emulation.netlink import Netlink, Wire
+from edgetrain.fleet.networks.emulation.travel import direction_from_json
+from edgetrain.fleet.networks.emulation.worker import Parent
+from edgetrain.fleet.networks.profile import Direction
+
+# One segment per packet: netem loses a super-packet whole, which is 20 losses in a row.
+_SINGLE = Wire(fabric.MAC, fabric.MTU, fabric.GSO_BYTES, gso_segments=1)
+
+
+def build(config: Mapping[str, Any]) -> tuple[str, list[fabric.Host]]:
+    """Hosts with netem on both ends of each member's link, and routes between them."""
+    rights = fabric.become_able()
+    hosts = fabric.build(len(config["links"]) + 1, str(config["congestion"]), _SINGLE)
+    core = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1", "ascii")
+    own = Netlink()
+    for host in hosts:
+        own.add_route(host.address, 32, socket.if_nametoindex(host.port))
+    own.close()
+    for host, link in zip(hosts[1:], config["links"], strict=True):
+        _shape(host.port, direction_from_json(link["down"]))
+        linux.setns(host.namespace, linux.CLONE_NEWNET)
+        _shape(fabric.INTERFACE, direction_from_json(link["up"]))
+        linux.setns(core, linux.CLONE_NEWNET)
+    os.close(core)
+    return rights, hosts
+
+
+def _shape(device: str, way: Direction) -> None:
+    if way.is_plain:
+        return
+    for command in tc.whole(device, way):
+        done = run_command(command)
+        if done.returncode:
+            raise NetworkError(
+                f"`{' '.join(command)}` failed: {done.stderr.strip()}",
+                "this kernel may lack sch_netem; use backend packet",
+            )
+
+
+def main() -> None:
+    parent = Parent()
+    config = parent.config()
+    try:
+        rights, hosts = build(config)
+    except OSError as error:
+        parent.answer({"error": f"the kernel's emulation did not start: {error}"})
+        sys.exit(1)
+    except EdgetrainError as error:
+        parent.answer({"error": error.message, "hint": error.hint})
+        sys.exit(1)
+    described = [{"address": h.address, "fd": h.namespace, "inode": h.inode} for h in hosts]
+    parent.answer(
+        {"hosts": described, "priority": "the kernel's", "rights": rights, "pid": os.getpid()}
+    )
+    while not parent.gone():
+        if select.select([parent.fd], [], [], 0.4)[0]:
+            for command in parent.commands():
+                if command == "evict":
+                    fabric.end_inhabitants(hosts)
+                parent.answer({"lateness": "not measured by the kernel"})
+    if parent.died():
+        fabric.end_inhabitants(hosts)
+
+
+if __name__ == "__main__":
+    main()

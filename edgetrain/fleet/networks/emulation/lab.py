@@ -1,0 +1,144 @@
+"""Commands inside emulated hosts: anything at all on the same links as edgetrain.
+
+One host is the hub (host 0), the others are members; a command runs in each, told by its
+environment who it is and where the others are.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from edgetrain.errors import NetworkError
+from edgetrain.fleet.catalog import PACKAGE_PARENT
+from edgetrain.fleet.networks.emulation.backends import Packeted
+from edgetrain.fleet.networks.emulation.emulation import Emulation, Link, emulate
+from edgetrain.fleet.networks.emulation.fabric import address_of
+from edgetrain.fleet.networks.emulation.namespaces import Namespace
+from edgetrain.fleet.networks.profile import Profile
+
+_PATIENCE_SECONDS = 5.0
+
+# Enters the namespace and becomes the command; a fresh interpreter, so it has a single thread.
+_ENTER = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from edgetrain.fleet.networks.emulation import linux
+from edgetrain.fleet.networks.emulation.namespaces import Namespace
+Namespace(*map(int, sys.argv[2:5])).enter()
+linux.die_with_parent(signal.SIGKILL)
+try:
+    os.execvp(sys.argv[5], sys.argv[5:])
+except OSError as error:
+    sys.exit(f"{sys.argv[5]}: {error.strerror}")
+"""
+
+
+def _entering(space: Namespace, arguments: Sequence[str]) -> list[str]:
+    place = [str(PACKAGE_PARENT), str(space.pid), str(space.fd), str(space.inode)]
+    return [sys.executable, "-c", _ENTER, *place, *arguments]
+
+
+def environment(host: int, hosts: int) -> dict[str, str]:
+    """What a command is told. HOST 0 is the hub; ADDRESSES are all, separated by spaces."""
+    return {
+        "EDGETRAIN_HOST": str(host),
+        "EDGETRAIN_HOSTS": str(hosts),
+        "EDGETRAIN_ADDRESS": address_of(host),
+        "EDGETRAIN_HUB": address_of(0),
+        "EDGETRAIN_ADDRESSES": " ".join(address_of(number) for number in range(hosts)),
+    }
+
+
+def start(
+    link: Link, arguments: Sequence[str], extra: Mapping[str, str], quiet: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a command inside a host; the caller waits for it."""
+    if not isinstance(link.namespace, Namespace):
+        raise NetworkError("a lab needs hosts of their own", "use backend packet or tc")
+    return subprocess.Popen(
+        _entering(link.namespace, arguments),
+        env={**os.environ, **extra},
+        stdout=subprocess.DEVNULL if quiet else None,
+        start_new_session=True,
+    )
+
+
+def run(
+    profiles: Sequence[Profile],
+    member_command: Sequence[str],
+    hub_command: Sequence[str] = (),
+    backend: str = "packet",
+    seed: int = 0,
+) -> int:
+    """Run a command in every member's host (and one in the hub's); returns the worst exit status.
+
+    The hub's command is a server: it is stopped when the last member's command has ended. With a
+    single member the terminal is its. Ctrl-C ends all of them, and what they have started.
+    """
+    with emulate(profiles, backend=backend, seed=seed) as net:
+        hosts = len(profiles) + 1
+        running: list[subprocess.Popen[bytes]] = []
+        served: list[subprocess.Popen[bytes]] = []
+        try:
+            if hub_command:
+                served.append(start(net.hub_link(), hub_command, environment(0, hosts)))
+            for member in range(len(profiles)):
+                extra = environment(member + 1, hosts)
+                running.append(start(net.link(member), member_command, extra))
+            return max(process.wait() for process in running)
+        finally:
+            for process in (*running, *served):
+                _stop(process)
+            _evict(net)
+
+
+def shell(profiles: Sequence[Profile], host: int, backend: str = "packet", seed: int = 0) -> int:
+    """An interactive shell in one host, the other hosts standing idle beside it."""
+    with emulate(profiles, backend=backend, seed=seed) as net:
+        link = net.hub_link() if host == 0 else net.link(host - 1)
+        try:
+            return _interactive(link, host, len(profiles) + 1)
+        finally:
+            _evict(net)
+
+
+def _evict(net: Emulation) -> None:
+    """End what the commands started and did not end, in sessions of its own too."""
+    if isinstance(net, Packeted):
+        net.evict()
+
+
+def _interactive(link: Link, host: int, hosts: int) -> int:
+    if link.namespace is None:
+        raise NetworkError("a lab needs hosts of their own", "use backend packet or tc")
+    program = os.environ.get("SHELL", "/bin/sh")
+    # The shell shares our terminal: Ctrl-C is its affair. A handler, unlike "ignore", is not
+    # inherited by what is executed.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        command = _entering(link.namespace, [program])
+        return subprocess.call(command, env={**os.environ, **environment(host, hosts)})
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a command and what it started: it leads a session of its own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        except PermissionError:
+            process.send_signal(number)
+        try:
+            process.wait(_PATIENCE_SECONDS)
+            if number == signal.SIGTERM:
+                continue
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()

@@ -1,0 +1,171 @@
+"""Measuring an emulation with real traffic: round trip, rate, loss, jitter. The parent's side."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from edgetrain.fleet.networks.emulation.emulation import Emulation, Link
+from edgetrain.fleet.networks.emulation.worker import Worker
+from edgetrain.fleet.networks.links.model import LinkModel
+from edgetrain.fleet.networks.profile import Direction
+
+#: Payload of a full TCP segment (with timestamps) over its bytes on the wire.
+PAYLOAD_SHARE = 1448 / 1514
+_PATIENCE_SECONDS = 180.0
+_UDP_HEADERS = 28
+
+
+class End:
+    """One measuring process inside a link."""
+
+    def __init__(self, link: Link, role: str) -> None:
+        host, _, port = link.address.removeprefix("tcp://").rpartition(":")
+        namespace = dataclasses.asdict(link.namespace) if link.namespace else None
+        config = {"namespace": namespace, "role": role, "host": host, "port": int(port)}
+        self._worker = Worker("edgetrain.fleet.networks.emulation.meter", config)
+
+    def begin(self, what: str, **values: Any) -> None:
+        """Start measuring; `result` waits for it. For several ends at once."""
+        self._worker.tell(json.dumps({"do": what, "with": values}))
+
+    def result(self) -> Any:
+        return self._worker.answer(_PATIENCE_SECONDS)["result"]
+
+    def do(self, what: str, **values: Any) -> Any:
+        self.begin(what, **values)
+        return self.result()
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+class Bench:
+    """A server at the hub and a client at each of some members; a context manager."""
+
+    def __init__(self, emulation: Emulation, members: Sequence[int] = (0,)) -> None:
+        self.server = End(emulation.hub_link(), "server")
+        self.clients: list[End] = []
+        try:
+            for member in members:
+                self.clients.append(End(emulation.link(member), "client"))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def client(self) -> End:
+        return self.clients[0]
+
+    def close(self) -> None:
+        for end in (*self.clients, self.server):
+            end.close()
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OneWay:
+    """Numbered datagrams in one direction; `sent_ns` are the times of those that arrived."""
+
+    sent: int
+    arrived: int
+    sent_ns: tuple[int, ...]
+    delays_ms: tuple[float, ...]
+    in_order: bool
+
+    @property
+    def lost_percent(self) -> float:
+        return 100 * (1 - self.arrived / self.sent)
+
+    @property
+    def mean_ms(self) -> float:
+        return statistics.fmean(self.delays_ms)
+
+    @property
+    def deviation_ms(self) -> float:
+        return statistics.pstdev(self.delays_ms)
+
+
+def one_way(bench: Bench, count: int, gap_s: float, size: int = 64) -> OneWay:
+    """Datagrams from the first client to the hub, timed at both ends."""
+    return one_ways(bench, bench.clients[:1], count, gap_s, size)[0]
+
+
+def one_ways(
+    bench: Bench, clients: Sequence[End], count: int, gap_s: float, size: int = 64
+) -> list[OneWay]:
+    """The same from several clients at once."""
+    for place, client in enumerate(clients):
+        client.begin("datagrams", count=count, gap_s=gap_s, size=size, first=place * count)
+    for client in clients:
+        client.result()
+    clients[0].do("echoes", count=1, gap_s=0.01)  # what is still under way arrives meanwhile
+    seen: list[list[Any]] = [[] for _ in clients]
+    for arrival in bench.server.do("arrivals"):
+        seen[arrival[0] // count].append(arrival)
+    return [_one_way(count, arrivals) for arrivals in seen]
+
+
+def _one_way(count: int, seen: Sequence[Sequence[int]]) -> OneWay:
+    numbers = [number for number, _, _ in seen]
+    sent = tuple(sent for _, sent, _ in seen)
+    delays = tuple((arrived - sent) / 1e6 for _, sent, arrived in seen)
+    return OneWay(count, len(seen), sent, delays, numbers == sorted(numbers))
+
+
+def drawn_ms(way: Direction, seed: int, sent_ns: Sequence[int], size: int = 64) -> list[float]:
+    """What the emulator has drawn as the delay of each of these datagrams, drawn again.
+
+    How far that is from the profile is chance; how far a measurement is from it is error. `seed`
+    is the link's, `sent_ns` the times of the first datagrams that the link has carried.
+    """
+    model = LinkModel(way, seed)
+    return [(model.arrival(at, size + _UDP_HEADERS) - at) / 1e6 for at in sent_ns]
+
+
+def steady_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4) -> float:
+    """Payload Mbit/s of a transfer, its first part (slow start) left out.
+
+    `seen` is [(ns, bytes so far)]; `skip` is the share of its time that does not count.
+    """
+    first, last = seen[0][0], seen[-1][0]
+    begin = first + skip * (last - first)
+    rest = [(at, count) for at, count in seen if at >= begin]
+    if len(rest) < 2 or rest[-1][0] == rest[0][0]:
+        return 0.0
+    return (rest[-1][1] - rest[0][1]) * 8000 / (rest[-1][0] - rest[0][0])
+
+
+def line_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4, windows: int = 10) -> float:
+    """Payload Mbit/s of a line that is kept busy: the median over windows.
+
+    A hole in the sequence holds arrived bytes back and then hands them over at once; the median
+    does not mind, the mean of a short transfer does.
+    """
+    first, last = seen[0][0], seen[-1][0]
+    begin = first + skip * (last - first)
+    rest = [(at, count) for at, count in seen if at >= begin]
+    size = max(len(rest) // windows, 1)
+    marks = rest[::size]
+    rates = [
+        (right[1] - left[1]) * 8000 / (right[0] - left[0])
+        for left, right in itertools.pairwise(marks)
+        if right[0] > left[0]
+    ]
+    return statistics.median(rates) if rates else 0.0

@@ -1,0 +1,334 @@
+"""The `packet` backend's process: real TCP above packets that this process holds back.
+
+`backends` runs this module through `worker`. Every member and the hub have a network namespace of
+their own (`fabric`), each wired to this process (`ring`); a packet goes up its sender's link,
+through a site's shared uplink where there is one, and down the receiver's link (`model`). One
+thread, epoll and one timerfd; neither torch nor zmq is imported.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import itertools
+import os
+import select
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgetrain.errors import EdgetrainError
+from edgetrain.fleet.networks.emulation import fabric, gso, linux
+from edgetrain.fleet.networks.emulation.lateness import Lateness
+from edgetrain.fleet.networks.emulation.ring import Port
+from edgetrain.fleet.networks.emulation.travel import direction_from_json, faults_from_json
+from edgetrain.fleet.networks.emulation.worker import Parent
+from edgetrain.fleet.networks.faults import Fault, Schedule
+from edgetrain.fleet.networks.links.model import LinkModel, link_seeds
+from edgetrain.fleet.networks.profile import Direction
+
+_IDLE_SECONDS = 0.4
+_PACKETS_A_TURN = 64
+_HUB_FRAMES, _MEMBER_FRAMES = 512, 128  # 16 MB and 4 MB of receive ring
+_SLICE_NS = 1_000_000  # a super-packet is cut to this much of the line's time
+_WHOLE = 1 << 30
+# With this many packets under way, what is due within 0.1 ms leaves in one go.
+_BUSY, _BATCH_NS = 64, 100_000
+_now = time.monotonic_ns
+
+
+class Stage:
+    """A link model and how far it cuts super-packets."""
+
+    __slots__ = ("harmless", "model", "slice_bytes")
+
+    def __init__(self, way: Direction, seed: int, start: int) -> None:
+        self.model = LinkModel(way, seed, start)
+        self.harmless = not (self.model.loses or self.model.corrupts or self.model.duplicates)
+        rate = way.mean_rate_mbit
+        self.slice_bytes = max(int(rate * 1e6 / 8 * _SLICE_NS / 1e9), 1) if rate else _WHOLE
+
+
+Path = tuple[Stage, ...]
+
+
+class Network:
+    """Who stands where: the stages between any two hosts. Host 0 is the hub."""
+
+    def __init__(self, config: Mapping[str, Any], start: int) -> None:
+        seeds = (link_seeds(int(config["seed"]), place) for place in itertools.count())
+
+        def pair(link: Mapping[str, Any]) -> tuple[Stage, Stage]:
+            up, down = (direction_from_json(link[way]) for way in ("up", "down"))
+            seed_up, seed_down = next(seeds)
+            return Stage(up, seed_up, start), Stage(down, seed_down, start)
+
+        self.members = [pair(link) for link in config["links"]]
+        self.sites = [pair(site["uplink"]) for site in config["sites"]]
+        self._site_of = {
+            member: number
+            for number, site in enumerate(config["sites"])
+            for member in site["members"]
+        }
+
+    def path(self, source: int, target: int) -> Path:
+        """Stages from host to host; those that change nothing are left out."""
+        here = self._site_of.get(source - 1) if source else None
+        there = self._site_of.get(target - 1) if target else None
+        stages: list[Stage] = []
+        if source:
+            stages.append(self.members[source - 1][0])
+        if here != there:
+            stages += [self.sites[here][0]] if here is not None else []
+            stages += [self.sites[there][1]] if there is not None else []
+        if target:
+            stages.append(self.members[target - 1][1])
+        return tuple(stage for stage in stages if not stage.model.passes)
+
+
+class Emulator:
+    """Takes packets in, holds them, lets them out when they are due."""
+
+    def __init__(self, config: Mapping[str, Any], parent: Parent) -> None:
+        self._parent = parent
+        self.rights = fabric.become_able()
+        self.hosts = fabric.build(len(config["links"]) + 1, str(config["congestion"]))
+        self._network = Network(config, _now())
+        self._schedule = Schedule(faults_from_json(config["faults"]))
+        self._ports = [
+            Port(host.port, _MEMBER_FRAMES if host.number else _HUB_FRAMES) for host in self.hosts
+        ]
+        self._numbers = {
+            bytes(int(part) for part in host.address.split(".")): host.number for host in self.hosts
+        }
+        self._sends = [port.send for port in self._ports]
+        self._paths: dict[tuple[int, int], Path | None] = {}
+        # (due, serial, stages still ahead, target host, packet)
+        self._heap: list[tuple[int, int, Path, int, bytes]] = []
+        self._fault_times: list[tuple[int, int, Fault, bool]] = []
+        self._serial = 0
+        self._timer = linux.Timer()
+        self._lead = linux.Lead(self._timer)
+        self._lateness = Lateness()
+        self._packets = self._bytes = self._lost = self._refused = self._overrun = 0
+
+    def run(self) -> None:
+        """Carry traffic until the parent has gone."""
+        ports = {port.fileno(): (number, port) for number, port in enumerate(self._ports)}
+        timer, heap = self._timer, self._heap
+        with select.epoll() as epoll:
+            for fd in (*ports, self._parent.fd):
+                epoll.register(fd, select.EPOLLIN)
+            # Edge-triggered: an expiry is told once and need not be read off.
+            epoll.register(timer.fd, select.EPOLLIN | select.EPOLLET)
+            turns = 0
+            while turns & 255 or not self._parent.gone():
+                turns += 1
+                if heap or self._fault_times:
+                    timer.arm(self._next_time() - self._lead.ns)
+                rang = False
+                ready = epoll.poll(_IDLE_SECONDS)
+                if not ready:
+                    turns = 0
+                for fd, _ in ready:
+                    if fd in ports:
+                        self._take(*ports[fd])
+                    elif fd == timer.fd:
+                        timer.fired()
+                        rang = True
+                    else:
+                        self._obey()
+                        turns = 0
+                self._flush(rang)
+
+    def _next_time(self) -> int:
+        times = [queue[0][0] for queue in (self._heap, self._fault_times) if queue]
+        return min(times)
+
+    def _take(self, source: int, port: Port) -> None:
+        """Packets that a host has sent, each at the time the kernel saw it."""
+        paths, numbers = self._paths, self._numbers
+        address, end = gso.IP + 16, gso.IP + 20
+        for arrived, packet in port.take(_PACKETS_A_TURN):
+            target = numbers.get(packet[address:end])
+            if target is None:
+                continue
+            key = (source, target)
+            path = paths[key] if key in paths else self._find_path(key)
+            if path is not None:
+                self._forward(path, arrived, target, packet)
+
+    def _find_path(self, key: tuple[int, int]) -> Path | None:
+        """The way between two hosts, None while a fault keeps them apart."""
+        source, target = key
+        if source and target:
+            apart = self._schedule.apart(source - 1, target - 1)
+        else:
+            member = max(source, target) - 1
+            apart = member >= 0 and self._schedule.cut_off(member)
+        self._paths[key] = None if apart else self._network.path(source, target)
+        return self._paths[key]
+
+    def _forward(self, path: Path, now: int, target: int, packet: bytes) -> None:
+        """Put a packet that is at the entry of `path` at time `now` on its way."""
+        if not path:
+            self._send(target, packet)
+            return
+        stage, rest = path[0], path[1:]
+        if stage.harmless and not packet[1]:  # the common case, a single segment, is short
+            due = stage.model.due(now, len(packet) - gso.IP)
+            if due is not None:
+                self._push(due, rest, target, packet)
+            return
+        stage.model.pause(now)
+        for piece, count, headers in self._pieces(stage, packet):
+            length = len(piece) - gso.IP + (count - 1) * headers
+            due = stage.model.due(now, length, count)
+            if due is None:
+                continue
+            self._push(due, rest, target, piece)
+            if stage.model.duplicates and stage.model.duplicated():
+                self._push(due, rest, target, piece)
+
+    def _push(self, due: int, rest: Path, target: int, packet: bytes) -> None:
+        self._serial += 1
+        heapq.heappush(self._heap, (due, self._serial, rest, target, packet))
+
+    def _pieces(self, stage: Stage, packet: bytes) -> Sequence[tuple[bytes, int, int]]:
+        """What goes on of a packet: (piece, its segments, header bytes of a segment)."""
+        count, size, headers = gso.segments(packet)
+        model = stage.model
+        most = max(stage.slice_bytes // size, 1) if size else 1
+        if not model.loses and not model.corrupts:
+            if count <= most:
+                return ((packet, count, headers),)
+            kept = [True] * count
+        else:
+            lost, corrupts = model.lost, model.corrupts
+            kept = [not lost() for _ in range(count)] if model.loses else [True] * count
+            self._lost += count - sum(kept)
+            if corrupts:
+                most = 1
+        if count == 1:
+            pieces = [(packet, 1, headers)] if kept[0] else []
+        elif count <= most and all(kept):
+            return ((packet, count, headers),)
+        else:
+            ranges = gso.runs(kept, most)
+            pieces = [
+                (piece, last - first, headers)
+                for piece, (first, last) in zip(gso.cut(packet, ranges), ranges, strict=True)
+            ]
+        if model.corrupts:
+            return [(self._damage(model, piece), n, h) for piece, n, h in pieces]
+        return pieces
+
+    def _damage(self, model: LinkModel, packet: bytes) -> bytes:
+        if not model.corrupted():
+            return packet
+        return gso.corrupt(packet, model.choose(8 * len(packet)))
+
+    def _flush(self, rang: bool) -> None:
+        """Let out what is due. A further stage starts at the ideal time: lateness does not add.
+
+        `rang`: the timer woke us, so the first delivery tells whether the lead is right.
+        """
+        heap, pop = self._heap, heapq.heappop
+        late = self._lateness.add
+        ahead = self._lead.ns + (_BATCH_NS if len(heap) > _BUSY else 0)
+        while self._fault_times and self._fault_times[0][0] <= _now():
+            _, _, fault, begins = self._fault_times.pop(0)
+            self._change(fault, begins)
+        now = _now()
+        while heap and heap[0][0] <= now + ahead:
+            due, _, rest, target, packet = pop(heap)
+            if rest:
+                self._forward(rest, due, target, packet)
+                continue
+            self._send(target, packet)
+            now = _now()
+            late(now - due)
+            if rang:
+                self._lead.learn(now - due)
+                rang = False
+
+    def _send(self, target: int, packet: bytes) -> None:
+        try:
+            self._sends[target](packet)
+        except OSError:
+            self._refused += 1
+            return
+        self._packets += 1
+        self._bytes += len(packet)
+
+    # -- the parent -------------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        for command in self._parent.commands():
+            if command.startswith("start "):
+                self._begin_faults(int(command.split()[1]))
+            elif command == "evict":
+                fabric.end_inhabitants(self.hosts)
+            self._parent.answer(self.report())
+
+    def report(self) -> dict[str, Any]:
+        self._overrun += sum(port.take_dropped() for port in self._ports)
+        pairs = (*self._network.members, *self._network.sites)
+        return {
+            **self._lateness.report(),
+            "packets": self._packets,
+            "bytes": self._bytes,
+            "lost": self._lost,
+            "queue_dropped": sum(stage.model.dropped for pair in pairs for stage in pair),
+            "ring_dropped": self._overrun,
+            "refused_by_kernel": self._refused,
+            "cpu_s": time.process_time(),
+        }
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def _begin_faults(self, start: int) -> None:
+        self._fault_times = [
+            (start + int(seconds * 1e9), number, fault, begins)
+            for number, (seconds, fault, begins) in enumerate(self._schedule.changes())
+        ]
+
+    def _change(self, fault: Fault, begins: bool) -> None:
+        self._schedule.switch(fault, begins)
+        self._paths.clear()
+        for member, stages in enumerate(self._network.members):
+            for stage in stages:
+                stage.model.set_rate(self._schedule.rate_share(member))
+
+
+def main() -> None:
+    linux.fine_timers()
+    parent = Parent()
+    config = parent.config()
+    priority = linux.raise_priority()
+    try:
+        emulator = Emulator(config, parent)
+    except OSError as error:
+        parent.answer({"error": f"the packet emulator did not start: {error}"})
+        sys.exit(1)
+    except EdgetrainError as error:
+        parent.answer({"error": error.message, "hint": error.hint})
+        sys.exit(1)
+    hosts = [
+        {"address": host.address, "fd": host.namespace, "inode": host.inode}
+        for host in emulator.hosts
+    ]
+    # The loop makes no cycles; a collection would hold packets up for milliseconds.
+    gc.freeze()
+    gc.disable()
+    parent.answer(
+        {"hosts": hosts, "priority": priority, "rights": emulator.rights, "pid": os.getpid()}
+    )
+    emulator.run()
+    if parent.died():
+        fabric.end_inhabitants(emulator.hosts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Which backend this machine can run, and why. Asks the machine, changes nothing on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from edgetrain.fleet.catalog import PACKAGE_PARENT
+from edgetrain.fleet.networks.profile import Profile
+
+# A child tries what the emulator will do, so that this process keeps its own namespaces.
+_TRIAL = """
+import sys
+from edgetrain.errors import EdgetrainError
+from edgetrain.fleet.networks.emulation import fabric, ring
+try:
+    how = fabric.become_able()
+    hosts = fabric.build(1, "reno")
+    ring.Port(hosts[0].port, 8)
+    print(how)
+except EdgetrainError as error:
+    sys.exit(str(error))
+except OSError as error:
+    sys.exit(f"no emulated hosts here: {error}")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend and the sentence that says why it was chosen."""
+
+    backend: str
+    reason: str
+
+
+@cache
+def packets_possible() -> tuple[bool, str]:
+    """Whether this machine lets us make network namespaces and see packets; and how, or why not."""
+    if not sys.platform.startswith("linux"):
+        return False, f"{sys.platform} has no network namespaces"
+    trial = subprocess.run(
+        [sys.executable, "-c", _TRIAL],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT)},
+    )
+    if trial.returncode == 0:
+        return True, trial.stdout.strip()
+    lines = trial.stderr.strip().splitlines()
+    return False, lines[-1] if lines else f"the trial ended with {trial.returncode}"
+
+
+@cache
+def netem_possible() -> tuple[bool, str]:
+    """Whether the kernel's own netem can be used: the program is here and the kernel has it."""
+    if shutil.which("tc") is None:
+        return False, "no `tc` program (package iproute2)"
+    possible, how = packets_possible()
+    if not possible:
+        return False, how
+    rights = ["unshare", "--net"] if "root" in how and "without" not in how else []
+    rights = rights or ["unshare", "--user", "--map-root-user", "--net"]
+    command = [*rights, "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+    trial = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if trial.returncode == 0:
+        return True, how
+    lines = trial.stderr.strip().splitlines() or ["tc failed"]
+    return False, f"the kernel has no netem: {lines[-1]}"
+
+
+def choose(backend: str, profiles: Sequence[Profile], needs_links: bool = False) -> Choice:
+    """The backend to use: what was asked for, else the best that works here.
+
+    `packet` comes before `tc`: it keeps order under jitter without bias, measures its own lateness
+    and knows faults; both carry real TCP. `needs_links`: sites or faults want an emulator even
+    where no profile does.
+    """
+    if backend != "auto":
+        return Choice(backend, "asked for")
+    if all(p.up.is_plain and p.down.is_plain for p in profiles) and not needs_links:
+        return Choice("none", "no member's network changes anything")
+    possible, how = packets_possible()
+    if possible:
+        return Choice("packet", f"real TCP over emulated packets, {how}")
+    return Choice("stream", f"approximate: {how}")

@@ -1,0 +1,430 @@
+"""The `stream` backend's process: a TCP proxy that stands in for every member's link.
+
+`backends` runs this module through `worker`. For machines without namespaces, and approximate: it
+sees bytes, not packets. Each direction of a connection is
+
+    read -> virtual congestion window -> queue and rate -> delay -> write
+
+and a loss costs what it costs TCP: a smaller window and a stall of one round trip. Neither torch
+nor zmq is imported. One thread, epoll and one timerfd.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import select
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgetrain.errors import EdgetrainError
+from edgetrain.fleet.networks.emulation import linux
+from edgetrain.fleet.networks.emulation.lateness import Lateness
+from edgetrain.fleet.networks.emulation.travel import direction_from_json, faults_from_json
+from edgetrain.fleet.networks.emulation.worker import Parent
+from edgetrain.fleet.networks.faults import Fault, Schedule
+from edgetrain.fleet.networks.links.fluid import HEADERS, Way
+from edgetrain.fleet.networks.links.window import MSS, Window, send_limit_bytes
+
+_RECEIVE_LIMIT = 16 << 20  # bytes that wait for a reader that does not read
+_SOCKET_BUFFER = 1 << 20  # small enough that the window decides, large enough for gigabits
+_CHUNKS_A_TURN = 4
+_CONNECT_SECONDS = 0.2
+_IDLE_SECONDS = 0.4
+_now = time.monotonic_ns
+
+
+class Pipe:
+    """One direction of one connection. The loop calls `read`, `run` and `writable`."""
+
+    def __init__(self, ends: tuple[socket.socket, socket.socket], way: Way, back: Way) -> None:
+        self.source, self.sink = ends
+        self.way, self.back = way, back
+        self.window: Window | None = None
+        self.waiting = 0  # bytes taken in and not yet written out
+        self.queue: deque[tuple[int, memoryview | None]] = deque()
+        # (when, bytes, when sent, time they took on the line)
+        self.acks: deque[tuple[int, int, int, int]] = deque()
+        self.last = 0
+        self.reading = True
+        self.blocked = False
+        self.freed = 0  # when the other end last took data again
+        self.ended = False
+
+    def room(self, now: int) -> int:
+        """Bytes that may enter now; 0 where nothing may until something is acknowledged."""
+        window = self.window
+        while window is not None and self.acks and self.acks[0][0] <= now:
+            at, count, sent, spread = self.acks.popleft()
+            window.acked(count, at, at - sent, spread)
+        if self.waiting >= _RECEIVE_LIMIT:
+            return 0
+        if window is None:
+            return _RECEIVE_LIMIT - self.waiting
+        room = window.room(now)
+        return room if room >= MSS or not window.in_flight else 0
+
+    def enter(self, data: memoryview, now: int) -> int:
+        """Put a chunk on its way; returns when it is due at the other end."""
+        way, size = self.way, len(data)
+        segments = -(-size // MSS)
+        lost = way.losses.within(size, now)
+        rate = way.model.rate
+        overflow = rate is not None and rate.full(now)
+        arrival = way.model.arrival(now, size + segments * HEADERS, segments)
+        stall = 0
+        if self.window is not None:
+            self.window.sent(size, now)
+            spread = int(max(size - MSS, 0) * way.ns_per_byte)
+            self.acks.append((arrival + self.back.delay_ns(arrival), size, now, spread))
+            if lost or overflow:
+                stall = way.repair(self.window, lost, now)
+        self.last = max(arrival + stall, self.last)
+        self.queue.append((self.last, data))
+        self.waiting += size
+        return self.last
+
+    def end(self, now: int) -> int:
+        """The source has closed: say so at the other end, in its turn."""
+        self.ended = True
+        self.last = max(now + self.way.mean_delay, self.last)
+        self.queue.append((self.last, None))
+        return self.last
+
+
+class Poller:
+    """epoll with a mask and an owner per descriptor."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._masks: dict[int, int] = {}
+        self.owners: dict[int, Any] = {}
+
+    def want(self, fd: int, bit: int, wanted: bool) -> None:
+        old = self._masks.get(fd, 0)
+        new = old | bit if wanted else old & ~bit
+        if new == old:
+            return
+        if fd not in self._masks:
+            self._epoll.register(fd, new)
+        else:
+            self._epoll.modify(fd, new)
+        self._masks[fd] = new
+
+    def forget(self, fd: int) -> None:
+        if self._masks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+        self.owners.pop(fd, None)
+
+    def poll(self, seconds: float) -> list[tuple[int, int]]:
+        return self._epoll.poll(seconds)
+
+
+@dataclass(eq=False)
+class Connection:
+    """Both pipes of one proxied connection."""
+
+    up: Pipe
+    down: Pipe
+    member: int
+
+    @property
+    def sockets(self) -> tuple[socket.socket, socket.socket]:
+        return self.up.source, self.up.sink
+
+
+class Proxy:
+    """All links of an emulation in one process."""
+
+    def __init__(self, config: Mapping[str, Any], parent: Parent) -> None:
+        self._parent = parent
+        self._hub = (str(config["hub"][0]), int(config["hub"][1]))
+        self._congestion = str(config["congestion"])
+        self._limit = send_limit_bytes()
+        self._poller = Poller()
+        self._timer = linux.Timer()
+        self._lead = linux.Lead(self._timer)
+        self._heap: list[tuple[int, int, Callable[[int], None]]] = []
+        self._serial = 0
+        self._start = _now()
+        self._ways = self._make_ways(config)
+        self._schedule = Schedule(faults_from_json(config["faults"]))
+        self._listeners = [self._listen(i) for i in range(len(self._ways))]
+        self._connections: set[Connection] = set()
+        self._lateness = Lateness()
+        self._carried = 0
+        self._rang = False  # the timer woke us: the next delivery tells whether the lead is right
+        self.addresses = [s.getsockname()[:2] for s in self._listeners]
+
+    def _make_ways(self, config: Mapping[str, Any]) -> list[tuple[Way, Way]]:
+        made: list[tuple[Way, Way]] = []
+        for number, link in enumerate(config["links"]):
+            seed = int(config["seed"]) * 10_000 + 4 * number
+            made.append(
+                (
+                    Way.make(direction_from_json(link["up"]), seed, self._start),
+                    Way.make(direction_from_json(link["down"]), seed + 2, self._start),
+                )
+            )
+        return made
+
+    def _listen(self, member: int) -> socket.socket:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        listener.setblocking(False)
+        self._poller.owners[listener.fileno()] = member
+        self._poller.want(listener.fileno(), select.EPOLLIN, True)
+        return listener
+
+    def run(self) -> None:
+        """Carry traffic until the parent has gone."""
+        poller, timer, heap = self._poller, self._timer, self._heap
+        poller.want(timer.fd, select.EPOLLIN, True)
+        poller.want(self._parent.fd, select.EPOLLIN, True)
+        while not self._parent.gone():
+            seconds = _IDLE_SECONDS
+            if heap:
+                timer.arm(heap[0][0] - self._lead.ns)
+            self._rang = False
+            for fd, events in poller.poll(seconds):
+                if fd == timer.fd:
+                    timer.clear()
+                    self._rang = True
+                elif fd == self._parent.fd:
+                    self._obey()
+                else:
+                    self._dispatch(fd, events)
+            horizon = _now() + self._lead.ns
+            while heap and heap[0][0] <= horizon:
+                at, _, action = heapq.heappop(heap)
+                action(at)
+                horizon = _now() + self._lead.ns
+
+    def _at(self, when: int, action: Callable[[int], None]) -> None:
+        self._serial += 1
+        heapq.heappush(self._heap, (when, self._serial, action))
+
+    def _obey(self) -> None:
+        for command in self._parent.commands():
+            if command.startswith("start "):
+                self._begin_faults(int(command.split()[1]))
+            self._parent.answer(self.report())
+
+    def report(self) -> dict[str, Any]:
+        usage = time.process_time()
+        return {**self._lateness.report(), "carried_bytes": self._carried, "cpu_s": usage}
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def _dispatch(self, fd: int, events: int) -> None:
+        owner = self._poller.owners.get(fd)
+        if isinstance(owner, int):
+            self._accept(owner)
+        elif owner is not None:
+            connection, reads, writes = owner
+            if events & select.EPOLLOUT:
+                writes.blocked, writes.freed = False, _now()
+                self._poller.want(fd, select.EPOLLOUT, False)
+                self._deliver(connection, writes)
+            if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                self._read(connection, reads, broken=bool(events & select.EPOLLERR))
+
+    def _accept(self, member: int) -> None:
+        client, _ = self._listeners[member].accept()
+        up, down = self._ways[member]
+        now = _now()
+        handshake = up.delay_ns(now) + down.delay_ns(now)
+        self._at(now + handshake, lambda at: self._connect(client, member, at))
+
+    def _connect(self, client: socket.socket, member: int, at: int) -> None:
+        up, down = self._ways[member]
+        if up.model.down or down.model.down:
+            self._at(at + 1_000_000_000, lambda later: self._connect(client, member, later))
+            return
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
+        server.settimeout(_CONNECT_SECONDS)  # on this machine it answers at once or not at all
+        try:
+            server.connect(self._hub)
+        except OSError:
+            client.close()
+            server.close()
+            return
+        for end in (client, server):
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(
+            self._pipe(client, server, up, down), self._pipe(server, client, down, up), member
+        )
+        self._connections.add(connection)
+        owners = self._poller.owners
+        owners[client.fileno()] = (connection, connection.up, connection.down)
+        owners[server.fileno()] = (connection, connection.down, connection.up)
+        for end in (client, server):
+            self._poller.want(end.fileno(), select.EPOLLIN, True)
+
+    def _pipe(self, source: socket.socket, sink: socket.socket, way: Way, back: Way) -> Pipe:
+        pipe = Pipe((source, sink), way, back)
+        if self._congestion != "none":
+            rtt = way.mean_delay + back.mean_delay
+            pipe.window = Window(self._congestion, rtt, self._limit)
+        return pipe
+
+    def _read(self, connection: Connection, pipe: Pipe, broken: bool = False) -> None:
+        """Take in what the window has room for, a few chunks at a time: others wait too."""
+        for _ in range(_CHUNKS_A_TURN):
+            if pipe.ended:
+                return
+            now = _now()
+            room = pipe.room(now)
+            if not room and not broken:
+                self._pause(connection, pipe)
+                return
+            try:
+                data = pipe.source.recv(min(max(room, 1), pipe.way.chunk))
+            except BlockingIOError:
+                return
+            except OSError:
+                self._drop(connection)
+                return
+            if not data:
+                self._poller.want(pipe.source.fileno(), select.EPOLLIN, False)
+                due = pipe.end(now)
+            else:
+                due = pipe.enter(memoryview(data), now)
+            self._at(due, lambda at: self._deliver(connection, pipe))
+
+    def _pause(self, connection: Connection, pipe: Pipe) -> None:
+        if pipe.reading:
+            pipe.reading = False
+            self._poller.want(pipe.source.fileno(), select.EPOLLIN, False)
+        if pipe.acks:
+            self._at(pipe.acks[0][0], lambda at: self._resume(connection, pipe))
+
+    def _resume(self, connection: Connection, pipe: Pipe) -> None:
+        if connection not in self._connections or pipe.reading or pipe.ended:
+            return
+        if pipe.room(_now()):
+            pipe.reading = True
+            self._poller.want(pipe.source.fileno(), select.EPOLLIN, True)
+            self._read(connection, pipe)
+        else:
+            self._pause(connection, pipe)
+
+    def _deliver(self, connection: Connection, pipe: Pipe) -> None:
+        """Write what is due, as far as the other end takes it."""
+        queue, horizon = pipe.queue, _now() + self._lead.ns
+        while queue and queue[0][0] <= horizon and not pipe.blocked:
+            if pipe.way.model.down:
+                return
+            due, data = queue[0]
+            try:
+                done = self._write(pipe, data)
+            except OSError:
+                self._drop(connection)
+                return
+            if done is not None:
+                queue[0] = (due, done)
+                pipe.blocked = True
+                self._poller.want(pipe.sink.fileno(), select.EPOLLOUT, True)
+                return
+            queue.popleft()
+            horizon = _now()
+            if due > pipe.freed:  # a reader that does not read is not our lateness
+                self._lateness.add(horizon - due)
+                if self._rang:
+                    self._lead.learn(horizon - due)
+                    self._rang = False
+            horizon += self._lead.ns
+        if not pipe.reading and not pipe.acks:
+            self._resume(connection, pipe)
+        if connection.up.ended and connection.down.ended and not queue:
+            self._close_if_done(connection)
+
+    def _write(self, pipe: Pipe, data: memoryview | None) -> memoryview | None:
+        """What is left of `data`, or None where all of it went out."""
+        if data is None:
+            pipe.sink.shutdown(socket.SHUT_WR)
+            return None
+        try:
+            sent = pipe.sink.send(data)
+        except BlockingIOError:
+            return data
+        pipe.waiting -= sent
+        self._carried += sent
+        return data[sent:] if sent < len(data) else None
+
+    def _close_if_done(self, connection: Connection) -> None:
+        if not connection.up.queue and not connection.down.queue:
+            self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        for end in connection.sockets:
+            self._poller.forget(end.fileno())
+            end.close()
+        for pipe in (connection.up, connection.down):
+            pipe.ended = True
+            pipe.queue.clear()
+            pipe.acks.clear()
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def _begin_faults(self, start: int) -> None:
+        for seconds, fault, begins in self._schedule.changes():
+            at = start + int(seconds * 1e9)
+            self._at(at, lambda _, f=fault, b=begins: self._change(f, b))  # type: ignore[misc]
+
+    def _change(self, fault: Fault, begins: bool) -> None:
+        self._schedule.switch(fault, begins)
+        for member, ways in enumerate(self._ways):
+            for way in ways:
+                way.model.down = self._schedule.cut_off(member)
+                way.model.set_rate(self._schedule.rate_share(member))
+        if begins:
+            return
+        for connection in list(self._connections):
+            for pipe in (connection.up, connection.down):
+                self._recover(connection, pipe, fault)
+
+    def _recover(self, connection: Connection, pipe: Pipe, fault: Fault) -> None:
+        """After an outage TCP goes on at its next retransmission, each twice as late as before."""
+        if pipe.way.model.down or not fault.stops_traffic:
+            return
+        timeout = pipe.window.timeout if pipe.window else 0
+        outage = int(fault.for_s * 1e9)
+        wait, at = timeout, timeout
+        while wait and at < outage:
+            wait *= 2
+            at += wait
+        if pipe.window and pipe.queue:
+            pipe.window.collapse()
+        when = _now() + max(at - outage, 0)
+        self._at(when, lambda _: self._deliver(connection, pipe))
+
+
+def main() -> None:
+    linux.fine_timers()
+    parent = Parent()
+    config = parent.config()
+    priority = linux.raise_priority()
+    try:
+        proxy = Proxy(config, parent)
+    except (OSError, EdgetrainError) as error:
+        parent.answer({"error": f"the stream proxy did not start: {error}"})
+        sys.exit(1)
+    parent.answer({"addresses": proxy.addresses, "priority": priority, "pid": os.getpid()})
+    proxy.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Profiles as `tc` commands. Pure: argument lists in, argument lists out; nothing is run here.
+
+The kernel's netem has its own idea of jitter (independent per packet), so order is kept only where
+a rate is set, and `stream`'s and `packet`'s smooth jitter is not what it does. Traces have no
+counterpart and are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgetrain.errors import NetworkError
+from edgetrain.fleet.networks.profile import Direction, Profile
+
+_FRAME = 1514
+_UNLIMITED_PACKETS = 100_000
+#: The fourth band of a prio qdisc; the default priority map never uses it.
+_BANDS = ("bands", "4", "priomap", *"1222120011111111")
+
+
+def netem(way: Direction) -> list[str]:
+    """The arguments of one netem qdisc for one direction.
+
+    `limit` counts packets waiting for the rate and packets under way alike, so it is both.
+    """
+    if way.rate_trace or way.delay_trace:
+        raise NetworkError("the kernel's netem plays no traces", "use backend packet")
+    words = ["netem", "limit", str(_limit(way))]
+    if way.delay_ms or way.jitter_ms:
+        words += ["delay", f"{way.delay_ms:g}ms"]
+    if way.jitter_ms:
+        words += [f"{way.jitter_ms:g}ms", f"{100 * way.jitter_correlation:g}%"]
+        if way.distribution != "uniform":
+            words += ["distribution", way.distribution]
+    if way.burst:
+        b = way.burst
+        words += ["loss", "gemodel", *(f"{p:g}%" for p in (b.enter_percent, b.leave_percent))]
+        words += [f"{b.lost_in_bad_percent:g}%", f"{b.lost_in_good_percent:g}%"]
+    elif way.loss_percent:
+        words += ["loss", "random", f"{way.loss_percent:g}%"]
+    for key, percent in (
+        ("duplicate", way.duplicate_percent),
+        ("corrupt", way.corrupt_percent),
+        ("reorder", way.reorder_percent),
+    ):
+        words += [key, f"{percent:g}%"] if percent else []
+    if way.rate_mbit:
+        words += ["rate", f"{way.rate_mbit * 1000:.0f}kbit"]
+    return words
+
+
+def _limit(way: Direction) -> int:
+    if not way.rate_mbit:
+        return _UNLIMITED_PACKETS
+    under_way = way.rate_mbit * 1e6 / 8 * (way.delay_ms + 3 * way.jitter_ms) / 1000
+    return math.ceil((way.queue_bytes + under_way) / _FRAME)
+
+
+def whole(device: str, way: Direction) -> list[list[str]]:
+    """Everything that leaves an interface: for emulated hosts, whose interfaces are ours."""
+    return [["tc", "qdisc", "replace", "dev", device, "root", *netem(way)]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """A profile on a real interface, for TCP connections of these ports only."""
+
+    device: str
+    profile: Profile
+    ports: tuple[int, ...]
+
+    @property
+    def helper(self) -> str:
+        """The name of the device that carries what comes in; at most 15 bytes, one per device."""
+        return f"ifb{_mark(self.device)}"
+
+    def commands(self) -> list[list[str]]:
+        """What `apply` runs, in this order. Other traffic keeps the kernel's default bands."""
+        up, down = self.profile.up, self.profile.down
+        made = _banded(self.device, up, self.ports)
+        if not down.is_plain:
+            made += [
+                ["ip", "link", "add", "name", self.helper, "type", "ifb"],
+                ["ip", "link", "set", "dev", self.helper, "up"],
+                ["tc", "qdisc", "replace", "dev", self.helper, "root", *netem(down)],
+                ["tc", "qdisc", "add", "dev", self.device, "handle", "ffff:", "ingress"],
+            ]
+            redirect = ["action", "mirred", "egress", "redirect", "dev", self.helper]
+            made += [
+                [*_filter(self.device, "ffff:"), *match, "flowid", "1:1", *redirect]
+                for match in _matches(self.ports)
+            ]
+        return made
+
+    def undo(self) -> list[list[str]]:
+        """What puts everything back. Each may fail where `commands` did not get that far."""
+        return [
+            ["tc", "qdisc", "del", "dev", self.device, "root"],
+            ["tc", "qdisc", "del", "dev", self.device, "ingress"],
+            ["ip", "link", "del", "dev", self.helper],
+        ]
+
+
+def _mark(device: str) -> str:
+    """Six hexadecimal digits that stand for an interface's name."""
+    number = 0
+    for byte in device.encode():
+        number = (number * 131 + byte) & 0xFFFFFF
+    return f"{number:06x}"
+
+
+def _banded(device: str, way: Direction, ports: Sequence[int]) -> list[list[str]]:
+    if way.is_plain:
+        return []
+    made = [
+        ["tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "prio", *_BANDS],
+        ["tc", "qdisc", "add", "dev", device, "parent", "1:4", "handle", "40:", *netem(way)],
+    ]
+    return made + [[*_filter(device, "1:"), *match, "flowid", "1:4"] for match in _matches(ports)]
+
+
+def _filter(device: str, parent: str) -> list[str]:
+    place = ["tc", "filter", "add", "dev", device, "parent", parent]
+    return [*place, "protocol", "ip", "prio", "1", "u32"]
+
+
+def _matches(ports: Sequence[int]) -> list[list[str]]:
+    """TCP from and to each port. The header is taken to have no IP options, as u32 sees it."""
+    tcp = ["match", "ip", "protocol", "6", "0xff"]
+    return [
+        [*tcp, "match", "ip", end, str(port), "0xffff"]
+        for port in ports
+        for end in ("sport", "dport")
+    ]

@@ -1,0 +1,150 @@
+"""Faults as data: links that go down, partitions, rates that drop, after a schedule. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.fleet.networks.profile import Profile
+
+KINDS = ("down", "partition", "rate")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to some members' links for a time.
+
+    down        nothing passes on these members' links.
+    partition   these members reach each other, and neither the hub nor anyone else. Towards a hub
+                it is the same as `down`; it differs where members talk to each other.
+    rate        these members' access links run at `share` of their profile's rate.
+
+    `at_s` counts from the beginning of training; `members` empty means all.
+    """
+
+    kind: str
+    at_s: float
+    for_s: float
+    members: tuple[int, ...] = ()
+    share: float = 1.0
+
+    @property
+    def stops_traffic(self) -> bool:
+        return self.kind != "rate"
+
+    def strikes(self, member: int) -> bool:
+        return not self.members or member in self.members
+
+
+def parse_faults(tables: Iterable[Mapping[str, Any]], members: int) -> tuple[Fault, ...]:
+    """Faults from a job's [[faults]] tables. ConfigError names the table, key and range.
+
+    >>> parse_faults([{"kind": "down", "at_s": 5, "for_s": 2, "members": [1]}], 4)
+    (Fault(kind='down', at_s=5.0, for_s=2.0, members=(1,), share=1.0),)
+    """
+    return tuple(_parse(table, f"faults[{i}]", members) for i, table in enumerate(tables))
+
+
+def _parse(table: Mapping[str, Any], where: str, members: int) -> Fault:
+    known = [f.name for f in fields(Fault)]
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"unknown key '{where}.{key}'", did_you_mean(key, known))
+    kind = table.get("kind")
+    if kind not in KINDS:
+        raise ConfigError(
+            f"{where}.kind = {kind!r} is unknown; allowed: {', '.join(KINDS)}",
+            did_you_mean(str(kind), KINDS),
+        )
+    if kind == "rate" and "share" not in table:
+        raise ConfigError(f"{where}.share is missing", "0.1 leaves a tenth of the rate")
+    return Fault(
+        kind,
+        _seconds(table, "at_s", where),
+        _seconds(table, "for_s", where),
+        _members(table.get("members", []), where, members),
+        _share(table.get("share", 1.0), where),
+    )
+
+
+def _seconds(table: Mapping[str, Any], key: str, where: str) -> float:
+    value = table.get(key)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or not 0 <= value <= 1e6:  # type: ignore[operator]
+        raise ConfigError(f"{where}.{key} = {value!r} is out of range", "allowed: 0 to 1000000 s")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _members(value: Any, where: str, members: int) -> tuple[int, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ConfigError(f"{where}.members = {value!r} is not a list of member numbers", "[0, 3]")
+    for item in value:
+        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < members:
+            raise ConfigError(
+                f"{where}.members has {item!r}, out of range", f"allowed: 0 to {members - 1}"
+            )
+    return tuple(value)
+
+
+def _share(value: Any, where: str) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0.001 <= value <= 1:
+        raise ConfigError(f"{where}.share = {value!r} is out of range", "allowed: 0.001 to 1")
+    return float(value)
+
+
+def refuse_idle(faults: Sequence[Fault], profiles: Sequence[Profile]) -> None:
+    """ConfigError for a fault that could change nothing: a share of a rate that is not there."""
+    for number, fault in enumerate(faults):
+        if fault.kind != "rate":
+            continue
+        for member, profile in enumerate(profiles):
+            if fault.strikes(member) and not (profile.up.rate_mbit or profile.down.rate_mbit):
+                raise ConfigError(
+                    f"faults[{number}] is a share of member {member}'s rate, and network "
+                    f"'{profile.name}' has no fixed rate",
+                    "name members whose network has rate_mbit, or choose such a network",
+                )
+
+
+class Schedule:
+    """Which faults are on. The emulator's clock calls `switch`; several faults may overlap."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self._faults = tuple(faults)
+        self._on: Counter[Fault] = Counter()
+
+    def changes(self) -> list[tuple[float, Fault, bool]]:
+        """(seconds, fault, begins), in time order; an end comes before a begin of the same time."""
+        found = [(fault.at_s, fault, True) for fault in self._faults]
+        found += [(fault.at_s + fault.for_s, fault, False) for fault in self._faults]
+        return sorted(found, key=lambda change: (change[0], change[2]))
+
+    def switch(self, fault: Fault, begins: bool) -> None:
+        self._on[fault] += 1 if begins else -1
+
+    def _active(self) -> Iterable[Fault]:
+        return (fault for fault, count in self._on.items() if count > 0)
+
+    def cut_off(self, member: int) -> bool:
+        """Whether nothing passes between this member and the hub."""
+        return any(fault.stops_traffic and fault.strikes(member) for fault in self._active())
+
+    def apart(self, one: int, other: int) -> bool:
+        """Whether nothing passes between two members."""
+        for fault in self._active():
+            if fault.kind == "down" and (fault.strikes(one) or fault.strikes(other)):
+                return True
+            if fault.kind == "partition" and fault.strikes(one) != fault.strikes(other):
+                return True
+        return False
+
+    def rate_share(self, member: int) -> float:
+        """The share of its rate that a member's link has now: the lowest of all that are on."""
+        return min(
+            (f.share for f in self._active() if f.kind == "rate" and f.strikes(member)), default=1.0
+        )

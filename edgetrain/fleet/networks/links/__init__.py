@@ -1,0 +1,1 @@
+"""Models of links in virtual time: capacity, TCP's window and its repair of losses."""

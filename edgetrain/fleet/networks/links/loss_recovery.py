@@ -1,0 +1,444 @@
+"""How Linux's TCP finds out what was lost, and when it sends that again. Pure.
+
+One sender of one connection: what is on the way, what the receiver has, which timer runs. RACK and
+tail loss probes (RFC 8985), retransmission timeouts (RFC 6298) and proportional rate reduction (RFC
+6937, RFC 9937) as net/ipv4/tcp_input.c, tcp_output.c, tcp_recovery.c and tcp_timer.c of Linux 6
+have them; how large the window is after a loss, `window` knows. Pieces of many segments are told
+apart only where their fates differ. Nothing is sent here and no time passes: times are integer
+nanoseconds and arguments, sequence numbers are bytes since the connection began.
+
+Left out: acknowledgements that are lost, F-RTO and undoing (losses here are never mistaken), and
+delayed acknowledgements.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from dataclasses import dataclass
+
+from edgetrain.fleet.networks.links.window import MSS, TICK, WholeWindow
+
+DUPLICATES = 3
+"""Segments that arrived out of order after which a loss is believed at once:
+net.ipv4.tcp_reordering, RFC 6675's DupThresh, as RFC 8985 (section 6.2, step 4) keeps it."""
+
+REORDER_SHARE = 4
+"""With fewer, RACK waits for a quarter of the least round trip: RFC 8985, section 6.2, step 4."""
+
+PROBE_ROUND_TRIPS = 2
+"""A probe goes out after so many smoothed round trips of silence: RFC 8985, section 7.2."""
+
+PROBE_SLACK_NS = 2_000_000
+"""… and a little: TCP_TIMEOUT_MIN_US."""
+
+PROBE_ALONE_NS = 200_000_000
+"""… or, where a single segment is on the way, whose acknowledgement may be delayed, so much more:
+tcp_schedule_loss_probe adds tcp_rto_min."""
+
+LONGEST_TIMEOUT_NS = 120_000_000_000
+"""TCP_RTO_MAX."""
+
+GREETING_TIMEOUT_NS = 1_000_000_000
+"""Until the first repetition of a SYN: TCP_TIMEOUT_INIT, RFC 6298, section 2.1."""
+
+NEVER = 1 << 62
+
+_OPEN, _RECOVERY, _LOSS = range(3)
+_IDLE, _PROBE, _REORDER, _TIMEOUT = range(4)
+
+
+def on_wheel(delay: int) -> int:
+    """When a timer for so long rings, on average: the kernel keeps it in a wheel of 64 ticks, the
+    next of 64 times 8, and so on, and each rounds up (kernel/time/timer.c)."""
+    unit = TICK
+    while delay >= 63 * unit:
+        unit *= 8
+    return delay + (unit + TICK) // 2
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Bytes `start` to `end` of the stream, sent together at `sent`, `order` by `order`.
+
+    `copy` is what was sent for it again, `of` what it was sent again for. `gone` is what only the
+    network knows: it will not arrive.
+    """
+
+    start: int
+    end: int
+    sent: int
+    order: int = 0
+    of: Piece | None = None
+    copy: Piece | None = None
+    gone: bool = False
+    lost: bool = False
+    done: bool = False
+
+    @property
+    def segments(self) -> int:
+        return _segments(self.start, self.end)
+
+
+class Received:
+    """Which bytes of a stream are there: all below `next`, and ranges above it."""
+
+    __slots__ = ("_ranges", "next", "segments")
+
+    def __init__(self) -> None:
+        self.next = 0
+        self._ranges: list[tuple[int, int]] = []  # neither overlapping nor touching
+        self.segments = 0
+        """Above the first hole."""
+
+    def take(self, start: int, end: int) -> bool:
+        """More bytes, maybe some that were there; True where `next` has moved on."""
+        if end <= self.next:
+            return False
+        if start <= self.next and not self._ranges:  # the common case
+            self.next = end
+            return True
+        first = bisect.bisect_left(self._ranges, start, key=lambda each: each[1])
+        last = bisect.bisect_right(self._ranges, end, key=lambda each: each[0])
+        for low, high in self._ranges[first:last]:
+            start, end = min(start, low), max(end, high)
+            self.segments -= _segments(low, high)
+        if start > self.next:
+            self._ranges[first:last] = [(start, end)]
+            self.segments += _segments(start, end)
+            return False
+        self._ranges[:last] = []
+        self.next = end
+        return True
+
+    def has(self, start: int, end: int) -> bool:
+        """Whether all of these bytes are there."""
+        if end <= self.next:
+            return True
+        place = bisect.bisect_left(self._ranges, end, key=lambda each: each[1])
+        return place < len(self._ranges) and self._ranges[place][0] <= max(start, self.next)
+
+
+def _segments(start: int, end: int) -> int:
+    return -(-(end - start) // MSS)
+
+
+class Recovery:
+    """A sender's knowledge of what is on its way.
+
+    The owner says what it has sent (`send`, `resend`) and what was acknowledged (`acked`), looks at
+    `deadline` and calls `expire` then, and sends again what stands in `lost` as far as the window
+    has room, before anything new. The window is this object's to change while data is on the way.
+    """
+
+    def __init__(self, window: WholeWindow) -> None:
+        self.window = window
+        self.lost: list[Piece] = []
+        """What has to be sent again, in the order of the stream."""
+        self.missing = 0
+        """Pieces that will not arrive and have not been sent again: without any, no timer that is
+        due would do anything, and its owner need not wait for it."""
+        self.end = 0
+        """Bytes that have been sent."""
+        self.deadline = NEVER
+        self.probing = False
+        """A tail loss probe is due: a segment of new data, or the last that was sent."""
+        self._flying: list[Piece] = []  # in the order of sending
+        self._known = Received()
+        self._state = _OPEN
+        self._high = 0  # recovery ends when this much is acknowledged
+        self._timer = _IDLE
+        self._backoff = 0
+        self._probed = 0  # what had been sent when the probe was
+        self._order = 0
+        self._newest = (-1, -1)  # (order, end) of the latest piece that has arrived
+        self._newest_rtt = 0
+        self._least_rtt = NEVER
+        self._prior = self._delivered = self._out = 0  # of proportional rate reduction
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way."""
+        return self._known.next == self.end
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def send(self, size: int, now: int) -> Piece:
+        """New data leaves."""
+        piece = Piece(self.end, self.end + size, now, self._next())
+        self.end += size
+        self._flying.append(piece)
+        self.window.sent(size, now)
+        if self._state == _RECOVERY:
+            self._out += size
+        if self.probing:
+            self._probe_sent(now)
+        elif self._state == _OPEN and not self._known.segments:
+            self._arm(now, advancing=False)
+        elif self._timer == _IDLE:
+            self._arm_timeout(now)
+        return piece
+
+    def resend(self, room: int, now: int) -> Piece:
+        """The first that is lost leaves again, as far as `room` goes, and at least a segment."""
+        old = self.lost[0]
+        most = max(room // MSS, 1) * MSS
+        if old.end - old.start > most:
+            rest = dataclasses.replace(old, start=old.start + most)
+            self.missing += rest.gone
+            self.lost[0] = rest
+            old.end = rest.start
+        else:
+            self.lost.pop(0)
+        piece = self._again(old, now)
+        if self._state == _RECOVERY:
+            self._out += piece.end - piece.start
+        if piece.start == self._known.next and self._timer != _REORDER:
+            self._arm_timeout(now)
+        return piece
+
+    def probe(self, now: int) -> Piece | None:
+        """There is no new data to probe with: the last segment leaves again."""
+        last = max(self._flying, key=lambda piece: piece.end, default=None)
+        if last is None:
+            self._probe_sent(now)
+            return None
+        begin = last.start + (last.segments - 1) * MSS
+        if begin > last.start:
+            # What is still to arrive arrives as what it was sent as.
+            last = (
+                self.split(last, [begin])[-1]
+                if last.gone
+                else Piece(begin, last.end, now, done=True)
+            )
+        piece = self._again(last, now)
+        self._probe_sent(now)
+        return piece
+
+    def _again(self, old: Piece, now: int) -> Piece:
+        piece = Piece(old.start, old.end, now, self._next(), of=old)
+        old.copy = piece
+        self.missing -= old.gone
+        self._flying.append(piece)
+        self.window.resent(piece.end - piece.start, now)
+        return piece
+
+    def _next(self) -> int:
+        self._order += 1
+        return self._order
+
+    def _probe_sent(self, now: int) -> None:
+        self.probing = False
+        self._probed = self.end
+        self._arm_timeout(now)
+
+    def split(self, piece: Piece, at: list[int]) -> list[Piece]:
+        """The same bytes as several pieces, which begin there; `piece` remains the first."""
+        parts = [piece]
+        for begin in at:
+            part = dataclasses.replace(piece, start=begin, end=parts[-1].end)
+            self.missing += part.gone and part.copy is None and not part.done
+            parts[-1].end = begin
+            parts.append(part)
+        among = self.lost if piece.lost else self._flying
+        if not piece.done and not (piece.lost and piece.copy):
+            place = among.index(piece)
+            among[place : place + 1] = parts
+        return parts
+
+    def vanish(self, piece: Piece) -> None:
+        """The network has lost it; the sender does not know."""
+        piece.gone = True
+        if piece.copy is None and not piece.done:
+            self.missing += 1
+
+    # -- acknowledgements -------------------------------------------------------------------------
+
+    def acked(self, piece: Piece, now: int, spread: int) -> None:
+        """The receiver has this piece, and we hear of it. `spread` as in Window.acked."""
+        if piece.done:
+            return
+        size = piece.end - piece.start
+        if piece.lost:  # it was only late
+            self.window.in_flight += size
+            if piece.copy is None:
+                self.lost.remove(piece)
+        else:
+            self._flying.remove(piece)
+        piece.done = True
+        advanced = self._known.take(piece.start, piece.end)
+        self._settle(piece)
+        rtt = now - piece.sent
+        self._least_rtt = min(self._least_rtt, rtt)
+        if self._state != _OPEN and self._known.next >= self._high:
+            self._leave()
+        # What arrives out of order does not let the window grow (tcp_may_raise_cwnd).
+        self.window.held = self._state == _RECOVERY or not advanced
+        self.window.acked(size, now, rtt, spread)
+        if (piece.order, piece.end) > self._newest:
+            self._newest, self._newest_rtt = (piece.order, piece.end), rtt
+        if self._end_of_probe(piece):
+            self.window.cut()
+            self.window.recovered()
+        waits, found = self._detect(now)
+        if self._state == _RECOVERY:
+            self._reduce(size, advanced and not found)
+        if advanced:
+            self._backoff = 0
+            if not waits:
+                self._arm(now, advancing=True)
+
+    def _settle(self, piece: Piece) -> None:
+        """Other transmissions of the same bytes matter no more."""
+        twins = []
+        twin = piece.of
+        while twin is not None:
+            twins.append(twin)
+            twin = twin.of
+        twin = piece.copy
+        while twin is not None:
+            twins.append(twin)
+            twin = twin.copy
+        for twin in twins:
+            if not twin.done and self._known.has(twin.start, twin.end):
+                self._forget(twin)
+
+    def _forget(self, piece: Piece) -> None:
+        piece.done = True
+        if piece.gone and piece.copy is None:
+            self.missing -= 1
+        if not piece.lost:
+            self._flying.remove(piece)
+            self.window.lost(piece.end - piece.start)
+        elif piece.copy is None:
+            self.lost.remove(piece)
+
+    def _end_of_probe(self, piece: Piece) -> bool:
+        """Whether a tail loss probe has repaired a loss (tcp_process_tlp_ack)."""
+        if not self._probed or self._known.next < self._probed:
+            return False
+        self._probed = 0
+        return piece.of is not None
+
+    def _detect(self, now: int) -> tuple[bool, bool]:
+        """RACK: what was sent before something that has arrived is lost, after some patience.
+
+        (whether a timer waits for that, whether something was found to be lost)
+        """
+        patience = self._patience()
+        due, found = 0, False
+        for piece in list(self._flying):
+            if (piece.order, piece.end) >= self._newest:
+                break
+            at = piece.sent + self._newest_rtt + patience
+            if at <= now:
+                self._mark(piece)
+                found = True
+            else:
+                due = max(due, at)
+        if found and self._state == _OPEN:
+            self._enter_recovery()
+        if due:
+            self._timer, self.deadline = _REORDER, due
+        return bool(due), found
+
+    def _patience(self) -> int:
+        """tcp_rack_reo_wnd, where no reordering has been seen."""
+        if self._state != _OPEN or self._known.segments >= DUPLICATES:
+            return 0
+        return min(self._least_rtt // REORDER_SHARE, self.window.rtt)
+
+    def _mark(self, piece: Piece) -> None:
+        self._flying.remove(piece)
+        piece.lost = True
+        self.window.lost(piece.end - piece.start)
+        if piece.copy is None:
+            bisect.insort(self.lost, piece, key=lambda each: each.start)
+
+    # -- the window -------------------------------------------------------------------------------
+
+    def _enter_recovery(self) -> None:
+        self._prior = max(int(self.window.size), MSS)
+        self._delivered = self._out = 0
+        self.window.cut()
+        self._state, self._high = _RECOVERY, self.end
+
+    def _reduce(self, size: int, safe: bool) -> None:
+        """Proportional rate reduction: tcp_cwnd_reduction, in bytes."""
+        self._delivered += size
+        window = self.window
+        pipe, target = window.in_flight, int(window.threshold)
+        if pipe > target:
+            count = -(-self._delivered * target // self._prior) - self._out
+        else:
+            count = max(self._delivered - self._out, size) + (MSS if safe else 0)
+            count = min(target - pipe, count)
+        count = max(count, 0 if self._out else MSS)
+        window.size = float(pipe + count)
+
+    def _leave(self) -> None:
+        if self._state == _RECOVERY:
+            self.window.recovered()
+        self._state = _OPEN
+
+    # -- timers -----------------------------------------------------------------------------------
+
+    def expire(self, now: int) -> None:
+        """The deadline has come."""
+        timer, self._timer, self.deadline = self._timer, _IDLE, NEVER
+        if timer == _PROBE:
+            if self._probed:  # one at a time
+                self._arm_timeout(max(self._head_sent(now), now - self._timeout() + 1))
+            else:
+                self.probing = True
+        elif timer == _REORDER:
+            waits, _ = self._detect(now)
+            if self._state == _RECOVERY:
+                self._reduce(MSS, safe=False)
+            if not waits:
+                self._arm_timeout(max(self._head_sent(now), now - self._timeout() + 1))
+        elif timer == _TIMEOUT:
+            self.time_out(now)
+
+    def time_out(self, now: int) -> None:
+        """tcp_enter_loss: what is old enough is lost, and one segment goes."""
+        self.probing, self._probed = False, 0
+        if self.idle:
+            return
+        for piece in list(self._flying):
+            if piece.start == self._known.next or piece.sent + self._newest_rtt <= now:
+                self._mark(piece)
+        if not self._backoff:
+            self.window.collapse()
+        self.window.size = float(self.window.in_flight + MSS)
+        self._state, self._high = _LOSS, self.end
+        self._backoff += 1
+        self._arm_timeout(now)
+
+    def _arm(self, now: int, advancing: bool) -> None:
+        """tcp_set_xmit_timer: a probe where nothing is amiss, or the timeout."""
+        if self.idle:
+            self._timer, self.deadline = _IDLE, NEVER
+        elif self._state == _OPEN and not self._known.segments:
+            alone = len(self._flying) == 1 and self._flying[0].segments == 1
+            patience = PROBE_ALONE_NS if alone else PROBE_SLACK_NS
+            timeout = (now if advancing else self._head_sent(now)) + self._timeout()
+            silence = PROBE_ROUND_TRIPS * self.window.rtt + patience
+            if timeout > now:
+                silence = min(silence, timeout - now)
+            self._timer, self.deadline = _PROBE, now + on_wheel(silence)
+        else:
+            self._arm_timeout(now)
+
+    def _arm_timeout(self, now: int) -> None:
+        self._timer, self.deadline = _TIMEOUT, now + on_wheel(self._timeout())
+
+    def _timeout(self) -> int:
+        return min(self.window.timeout << min(self._backoff, 20), LONGEST_TIMEOUT_NS)
+
+    def _head_sent(self, now: int) -> int:
+        """When the first unacknowledged byte was last sent."""
+        for piece in self._flying:
+            if piece.start == self._known.next:
+                return piece.sent
+        return now

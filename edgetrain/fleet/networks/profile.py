@@ -1,0 +1,303 @@
+"""What a network profile says: frozen figures, units in their names, checked where they enter.
+
+A profile has two directions: `up` is what a member sends towards the hub, `down` what comes back.
+This module reads and checks; it opens no socket and knows no backend. Nothing is clamped: a value
+out of range is an error that names the file, the key and the range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgetrain.errors import ConfigError, NetworkError, did_you_mean
+from edgetrain.fleet import catalog
+from edgetrain.fleet.networks import lora, traces
+
+DISTRIBUTIONS = ("normal", "uniform", "pareto")
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Loss in bursts: the two-state chain of Gilbert (1960) and Elliott (1963), stepped per packet.
+
+    The same four numbers as netem's `loss gemodel p r 1-h 1-k`, in percent.
+    """
+
+    enter_percent: float  # good to bad, p
+    leave_percent: float  # bad to good, r
+    lost_in_bad_percent: float = 100.0  # 1-h
+    lost_in_good_percent: float = 0.0  # 1-k
+
+    @property
+    def mean_percent(self) -> float:
+        """Loss of the stationary chain."""
+        total = self.enter_percent + self.leave_percent
+        bad = self.enter_percent / total
+        return bad * self.lost_in_bad_percent + (1 - bad) * self.lost_in_good_percent
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """One way of a link. Zero means "not limited" for a rate and "none" for everything else."""
+
+    delay_ms: float = 0.0  # propagation, one way
+    jitter_ms: float = 0.0  # standard deviation of the delay
+    jitter_period_ms: float = 0.0  # between draws; 0: 5 jitter_ms, 13 if pareto
+    jitter_correlation: float = 0.0  # of neighbouring draws
+    distribution: str = "normal"
+    rate_mbit: float = 0.0  # on the wire: payload and headers
+    queue_kb: float = 0.0  # drop-tail queue before the rate; 0: the larger of 64 kB and 100 ms
+    loss_percent: float = 0.0  # independent, per packet
+    burst: Burst | None = None  # in place of loss_percent
+    reorder_percent: float = 0.0  # packets that skip the delay, as netem's `reorder`
+    duplicate_percent: float = 0.0
+    corrupt_percent: float = 0.0  # one bit of the packet is flipped
+    rate_trace: str = ""  # packet-delivery times in ms (mahimahi's format), repeated for ever
+    delay_trace: str = ""  # CSV of `seconds,delay_ms`, replaces delay and jitter, repeated
+
+    @property
+    def queue_bytes(self) -> int:
+        """The queue in bytes, its default worked out; 0 where there is no rate to queue for."""
+        if not self.rate_mbit and not self.rate_trace:
+            return 0
+        if self.queue_kb:
+            return int(self.queue_kb * 1000)
+        return max(64_000, int(self.mean_rate_mbit * 1e6 / 8 * 0.1))
+
+    @property
+    def mean_rate_mbit(self) -> float:
+        """The rate, or the mean rate of the trace; 0 where neither is given."""
+        return traces.mean_rate_mbit(self.rate_trace) if self.rate_trace else self.rate_mbit
+
+    @property
+    def mean_loss_percent(self) -> float:
+        return self.burst.mean_percent if self.burst else self.loss_percent
+
+    @property
+    def mean_delay_ms(self) -> float:
+        return traces.mean_delay_ms(self.delay_trace) if self.delay_trace else self.delay_ms
+
+    @property
+    def is_plain(self) -> bool:
+        """True where this direction changes nothing at all."""
+        return self == Direction(
+            jitter_period_ms=self.jitter_period_ms,
+            jitter_correlation=self.jitter_correlation,
+            distribution=self.distribution,
+            queue_kb=self.queue_kb,
+        )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A network as one member has it: its way up to the hub and its way down."""
+
+    name: str
+    title: str = ""
+    up: Direction = Direction()
+    down: Direction = Direction()
+    lora: lora.Radio | None = None
+    source: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
+
+    @property
+    def rtt_ms(self) -> float:
+        """Round trip without load: the mean delays of both ways."""
+        return self.up.mean_delay_ms + self.down.mean_delay_ms
+
+    @property
+    def has_loss(self) -> bool:
+        return bool(self.up.mean_loss_percent or self.down.mean_loss_percent)
+
+    def refuse_training(self, vector_bytes: int = 1_000_000) -> None:
+        """NetworkError, with the time it would take, where training cannot run over this."""
+        if self.lora is not None:
+            hours = self.lora.transfer_seconds(vector_bytes) / 3600
+            frame_ms = self.lora.time_on_air_seconds(self.lora.payload_bytes) * 1000
+            raise NetworkError(
+                f"network '{self.name}' cannot carry training: {vector_bytes / 1e6:g} MB take "
+                f"{frame_ms:.0f} ms on air per "
+                f"{self.lora.payload_bytes} bytes, {hours:.0f} hours within the "
+                f"{self.lora.duty_cycle_percent:g} % duty cycle",
+                "use it for figures only: `edgetrain networks show lora`",
+            )
+
+
+# name: (lowest, highest, unit). The ends belong to the range.
+RANGES: dict[str, tuple[float, float, str]] = {
+    "delay_ms": (0, 60_000, "ms"),
+    "jitter_ms": (0, 10_000, "ms"),
+    "jitter_period_ms": (0, 60_000, "ms"),
+    "jitter_correlation": (0, 0.99, ""),
+    "rate_mbit": (0, 100_000, "Mbit/s"),
+    "queue_kb": (0, 1_000_000, "kB"),
+    "loss_percent": (0, 100, "%"),
+    "reorder_percent": (0, 100, "%"),
+    "duplicate_percent": (0, 100, "%"),
+    "corrupt_percent": (0, 100, "%"),
+    "enter_percent": (0, 100, "%"),
+    "leave_percent": (0.001, 100, "%"),
+    "lost_in_bad_percent": (0, 100, "%"),
+    "lost_in_good_percent": (0, 100, "%"),
+}
+_TOP = ("title", "both", "up", "down", "lora", "source")
+_PARAMETRIC = re.compile(r"rtt-(\d+(?:\.\d+)?)ms")
+
+
+def load(name: str) -> Profile:
+    """A profile by name, by the path of a .toml file, or by a parametric name.
+
+    `rtt-500ms` is a bare round trip of 500 ms, no rate, no loss; `none` changes nothing.
+    Raises ConfigError: no such profile (with the near miss), or a bad key or value in it.
+    """
+    if name == "none":
+        return Profile(name, "no emulation")
+    if name.startswith("rtt-"):
+        return _parametric(name)
+    path, table = catalog.load("netem", name)
+    return parse(Path(name).stem if name.endswith(".toml") else name, table, path)
+
+
+def _parametric(name: str) -> Profile:
+    match = _PARAMETRIC.fullmatch(name)
+    if match is None or float(match[1]) > 2 * RANGES["delay_ms"][1]:
+        raise ConfigError(
+            f"network '{name}' is not a round trip from rtt-0ms to rtt-120000ms", "rtt-500ms"
+        )
+    way = Direction(delay_ms=float(match[1]) / 2)
+    return Profile(name, f"a bare round trip of {match[1]} ms", way, way)
+
+
+def names() -> list[str]:
+    """The names of the catalog's profiles, sorted by their round trip."""
+    return sorted(catalog.names("netem"), key=lambda name: (load(name).rtt_ms, name))
+
+
+def parse(name: str, table: Mapping[str, Any], path: Path) -> Profile:
+    """Build a profile from a TOML table. `path` is named in errors, traces are relative to it."""
+    _known(table, _TOP, path, "")
+    both = _table(table, "both", path)
+    ways = {
+        way: _direction({**both, **_table(table, way, path)}, path, way) for way in ("up", "down")
+    }
+    source = {
+        str(key): _text(value, path, f"source.{key}")
+        for key, value in _table(table, "source", path).items()
+    }
+    radio = lora.parse(_table(table, "lora", path), path) if "lora" in table else None
+    title = _text(table.get("title", ""), path, "title")
+    return Profile(name, title, ways["up"], ways["down"], radio, source)
+
+
+def _direction(table: Mapping[str, Any], path: Path, way: str) -> Direction:
+    fields = [f.name for f in dataclasses.fields(Direction)]
+    _known(table, fields, path, f"{way}.")
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        where = f"{way}.{key}"
+        if key == "burst":
+            values[key] = _burst(value, path, where)
+        elif key == "distribution":
+            values[key] = _choice(value, DISTRIBUTIONS, path, where)
+        elif key.endswith("_trace"):
+            values[key] = _trace(key, value, path, where)
+        else:
+            values[key] = number(value, RANGES[key], path, where)
+    made = Direction(**values)
+    _consistent(made, path, way)
+    return made
+
+
+def _burst(table: Any, path: Path, where: str) -> Burst:
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path}: {where} must be a table", "burst = { enter_percent = 1, … }")
+    fields = [f.name for f in dataclasses.fields(Burst)]
+    _known(table, fields, path, f"{where}.")
+    for key in ("enter_percent", "leave_percent"):
+        if key not in table:
+            raise ConfigError(f"{path}: {where}.{key} is missing", "percent per packet, 0 to 100")
+    return Burst(**{k: number(v, RANGES[k], path, f"{where}.{k}") for k, v in table.items()})
+
+
+def _consistent(way: Direction, path: Path, where: str) -> None:
+    """Refuse figures that cannot hold together."""
+    if way.burst and way.loss_percent:
+        raise ConfigError(
+            f"{path}: {where}.burst and {where}.loss_percent exclude each other", "drop one"
+        )
+    if way.rate_trace and way.rate_mbit:
+        raise ConfigError(
+            f"{path}: {where}.rate_trace and {where}.rate_mbit exclude each other", "drop one"
+        )
+    if way.delay_trace and (way.delay_ms or way.jitter_ms):
+        raise ConfigError(
+            f"{path}: {where}.delay_trace stands in place of delay_ms and jitter_ms", "drop them"
+        )
+    # A wider spread would ask for delays below zero, and clamping them shifts the mean.
+    if way.jitter_ms > way.delay_ms / 4:
+        raise ConfigError(
+            f"{path}: {where}.jitter_ms = {way.jitter_ms:g} is out of range: "
+            f"0 to {way.delay_ms / 4:g} ms (a quarter of delay_ms)",
+            "a larger jitter would need delays below zero",
+        )
+
+
+def number(value: Any, limits: tuple[float, float, str], path: Path, where: str) -> float:
+    """`value` as a float within `limits`, or ConfigError that names file, key and range."""
+    low, high, unit = limits
+    said = f"allowed: {low:g} to {high:g}{' ' + unit if unit else ''}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{path}: {where} = {value!r} is not a number", said)
+    if not math.isfinite(value) or not low <= value <= high:
+        raise ConfigError(f"{path}: {where} = {value:g} is out of range", said)
+    return float(value)
+
+
+def _known(table: Mapping[str, Any], keys: Any, path: Path, prefix: str) -> None:
+    for key in table:
+        if key not in keys:
+            raise ConfigError(f"{path}: unknown key '{prefix}{key}'", did_you_mean(key, keys))
+
+
+def _table(table: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+    value = table.get(key, {})
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path}: {key} must be a table", f"write [{key}]")
+    return value
+
+
+def _text(value: Any, path: Path, where: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{path}: {where} = {value!r} is not a text", "put it in quotes")
+    return value
+
+
+def _choice(value: Any, choices: tuple[str, ...], path: Path, where: str) -> str:
+    text = _text(value, path, where)
+    if text not in choices:
+        raise ConfigError(
+            f"{path}: {where} = '{text}' is unknown; allowed: {', '.join(choices)}",
+            did_you_mean(text, choices),
+        )
+    return text
+
+
+def _trace(key: str, value: Any, path: Path, where: str) -> str:
+    """The absolute path of a trace that has been read once, so that a bad file fails here."""
+    file = (path.parent / _text(value, path, where)).resolve()
+    reader = traces.read_rate if key == "rate_trace" else traces.read_delay
+    try:
+        reader(str(file))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {where} = '{value}' cannot be read: {error.strerror}",
+            "the path is relative to the profile's file",
+        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {where}: {error.message}", error.hint) from None
+    return str(file)

@@ -1,0 +1,1 @@
+"""What a fleet could do, in closed form: nothing is simulated."""

@@ -1,0 +1,1 @@
+"""What a job's noise is worth: the accountant, and the promise that it backs."""

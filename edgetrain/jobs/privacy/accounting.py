@@ -1,0 +1,222 @@
+"""How much of a privacy budget a job spends: from noise and rounds to epsilon, and back.
+
+The accountant is Google's `dp-accounting`; nothing is accounted here by other means than its own.
+It is imported when it is used: who is told the noise need not have it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edgetrain.errors import ConfigError
+from edgetrain.jobs.privacy import promise as privacy
+from edgetrain.jobs.privacy.promise import Promise, Releases
+from edgetrain.jobs.reading import Job
+
+ACCOUNTANTS = ("pld", "rdp")
+
+TIGHT_UP_TO = 50.0
+"""An epsilon above which the loose accountant's is told: nobody can use the difference, and the
+privacy loss distribution of such a job fills the memory."""
+
+CLOSE = 2e-3
+"""How much less than its target an epsilon may be, as a share, when noise is looked for."""
+
+LEAST = 1e-3
+"""The smallest epsilon that noise is looked for."""
+
+NOISES = (1e-3, 1e6)
+"""What is looked between for a noise multiplier."""
+
+
+def epsilon(releases: Releases, delta: float, accountant: str = "pld") -> float | None:
+    """The smallest epsilon for which the releases are (epsilon, delta)-differentially private.
+
+    Adjacent are two data sets of which one has the unit, and the other nothing in its place. None:
+    without noise there is none. Of releases without sampling the exact value is known (Balle and
+    Wang, ICML 2018, theorem 8); with Poisson sampling "pld" adds up privacy loss distributions
+    (Doroshenko et al., PoPETs 2022), rounded up, and "rdp" Renyi divergences (Mironov, Talwar and
+    Zhang, 2019), which is never less. Raises ConfigError for values out of range.
+    """
+    _check(releases, delta, accountant)
+    if releases.noise == 0 or math.isinf(releases.noise):
+        return None if releases.noise == 0 else 0.0
+    if releases.count == 0 or releases.rate == 0:
+        return 0.0
+    library = _library()
+    if releases.rate == 1.0 and accountant == "pld":
+        sigma = releases.noise / math.sqrt(releases.count)
+        with _quietly():
+            return float(library.get_epsilon_gaussian(sigma, delta))
+    loose = _composed(library, "rdp", releases, delta)
+    if accountant == "rdp" or loose > TIGHT_UP_TO:
+        return loose
+    return min(loose, _composed(library, "pld", releases, delta))
+
+
+def _composed(library: Any, accountant: str, releases: Releases, delta: float) -> float:
+    event = library.GaussianDpEvent(releases.noise)
+    if releases.rate < 1.0:
+        event = library.PoissonSampledDpEvent(releases.rate, event)
+    kind = library.rdp.RdpAccountant if accountant == "rdp" else library.pld.PLDAccountant
+    found = kind()
+    with _quietly():
+        found.compose(event, releases.count)
+        return float(found.get_epsilon(delta))
+
+
+def noise_for(
+    target: float, count: int, delta: float, rate: float = 1.0, accountant: str = "pld"
+) -> float:
+    """A noise multiplier with which `epsilon` is at most the target, and hardly less.
+
+    Raises ConfigError where no noise of a reasonable size is enough.
+    """
+    if not (target >= LEAST and math.isfinite(target)):
+        raise ConfigError(f"epsilon = {target:g}", f"allowed are {LEAST:g} and more")
+
+    def spent(noise: float, how: str) -> float:
+        found = epsilon(Releases(noise, count, rate), delta, how)
+        # Enough noise has an epsilon of 0, of which there is no logarithm.
+        return math.inf if found is None else max(found, 1e-9)
+
+    low, high = NOISES
+    if spent(high, "rdp") > target:
+        raise ConfigError(
+            f"epsilon = {target:g} at delta = {delta:g} would take a noise above {high:g}",
+            "ask for a larger epsilon, or train for fewer steps",
+        )
+    # The loose accountant is quick, and never below the tight one: it says where to look.
+    while high / low > 1.002:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if spent(middle, "rdp") <= target else (middle, high)
+    return high if accountant == "rdp" else _tighter(lambda n: spent(n, accountant), target, high)
+
+
+def _tighter(spent: Callable[[float], float], target: float, enough: float) -> float:
+    """The least noise that is enough, to CLOSE in epsilon: regula falsi between logarithms, where
+    epsilon is nearly a straight line, as each look costs a second."""
+    high, above = enough, math.log(spent(enough) / target)
+    low, below = 0.0, 0.0
+    while above < -CLOSE:
+        if not below:
+            noise = high * math.exp(1.1 * above)
+        else:
+            share = above / (above - below)
+            # A little to the side that is enough, so that it ends there.
+            noise = high * (low / high) ** (share * 0.98)
+        found = math.log(spent(noise) / target)
+        if found <= 0:
+            high, above = noise, found
+        else:
+            low, below = noise, found
+        if low and high / low < 1 + CLOSE / 4:
+            break
+    return high
+
+
+def _check(releases: Releases, delta: float, accountant: str) -> None:
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta = {delta:g}", "allowed is more than 0 and less than 1")
+    if not 0 <= releases.rate <= 1:
+        raise ConfigError(f"sample rate {releases.rate:g}", "allowed are 0 to 1")
+    if not releases.noise >= 0:
+        raise ConfigError(f"noise = {releases.noise:g}", "allowed are 0 and more")
+    if releases.count < 0:
+        raise ConfigError(f"{releases.count} rounds", "allowed are 0 and more")
+    if accountant not in ACCOUNTANTS:
+        raise ConfigError(f"no accountant '{accountant}'", f"known: {', '.join(ACCOUNTANTS)}")
+
+
+def _library() -> Any:
+    """dp-accounting, or what to install."""
+    try:
+        with _quietly():
+            import dp_accounting
+            import dp_accounting.pld
+            import dp_accounting.rdp
+    except ImportError as error:
+        raise ConfigError(
+            f"the privacy accountant needs {error.name}", "pip install 'edgetrain[private]'"
+        ) from None
+    return dp_accounting
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """It warns of Renyi orders that it leaves out, which makes its answer no smaller; and of
+    divergences that are 0."""
+    import numpy as np
+
+    log = logging.getLogger("absl")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with np.errstate(divide="ignore"):
+            yield
+    finally:
+        log.setLevel(before)
+
+
+# -- of a job -------------------------------------------------------------------------------------
+
+
+def releases_of(
+    job: Job, samples: Sequence[int], steps: int | None = None, rounds: int | None = None
+) -> Releases:
+    """What the job releases about one unit: of all members' units the one that is released most.
+
+    `samples`: how many each member's shard holds. `steps` and `rounds` are those of a run that has
+    ended; None: the job's. `noise` is the job's own, 0 if it has to be found yet.
+    """
+    table = job.privacy
+    steps = job.train.steps if steps is None else steps
+    if table.unit == "member":
+        return Releases(table.noise, privacy.rounds_of(job) if rounds is None else rounds)
+    fewest = min(samples)
+    batch = job.train.batch
+    if table.sampling == "poisson":
+        return Releases(table.noise, steps, min(1.0, batch / fewest))
+    passes = -(-steps * batch // fewest)
+    # A batch that spans two passes may hold an example twice: then two releases of sensitivity 1
+    # become one of 2, which costs as much as four.
+    spanning = fewest % batch != 0
+    return Releases(table.noise / math.sqrt(2) if spanning else table.noise, passes)
+
+
+def settle(job: Job, samples: Sequence[int] = ()) -> Job:
+    """The job with the noise that its target epsilon asks for; as it is where it has none.
+
+    Deterministic: hub and members find the same. Raises ConfigError.
+    """
+    table = job.privacy
+    if table.unit == "none" or not table.epsilon:
+        return job
+    wanted = releases_of(replace(job, privacy=replace(table, noise=1.0)), samples)
+    found = noise_for(table.epsilon, wanted.count, table.delta, wanted.rate) / wanted.noise
+    return replace(job, privacy=replace(table, noise=found, epsilon=0.0))
+
+
+def promise(
+    job: Job,
+    samples: Sequence[int] = (),
+    steps: int | None = None,
+    rounds: int | None = None,
+    *,
+    seeded: bool = False,
+) -> Promise | None:
+    """What a job (or so much of it) promises; None where it has no privacy. See `releases_of`."""
+    table = job.privacy
+    if table.unit == "none":
+        return None
+    found = releases_of(job, samples, steps, rounds)
+    source = "seeded, as all of a simulation" if seeded else "the operating system's generator"
+    return Promise(
+        table.unit, table.where, table.clip, table.noise, table.delta, found.count, found.rate,
+        epsilon(found, table.delta), "pld", source,
+    )  # fmt: skip

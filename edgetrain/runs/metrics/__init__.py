@@ -1,0 +1,1 @@
+"""The lines of a run: written, read, and added up."""

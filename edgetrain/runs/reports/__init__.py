@@ -1,0 +1,1 @@
+"""Everything that displays run folders: tables, pictures, the live view."""

@@ -1,0 +1,184 @@
+"""How far a simulation is from an emulated run of the same job: figures beside each other. Pure.
+
+Works on summaries and on the bases that members ended with; nothing is run, nothing is read.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgetrain.runs.reports import units
+from edgetrain.runs.reports.columns import as_text, column
+from edgetrain.runs.metrics.log import Record
+
+GOOD = 0.05
+"""Relative error of a predicted time up to which a simulation is called good."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One job, run both ways. Seconds, bytes, fractions; `trusted` is the emulation's own word."""
+
+    name: str
+    metric: str
+    step_s: tuple[float, float]
+    """(emulated, simulated), and so on."""
+    wait_s: tuple[float, float]
+    sent_bytes: tuple[float, float]
+    received_bytes: tuple[float, float]
+    final: tuple[float | None, float | None]
+    target_seconds: tuple[float | None, float | None]
+    real_seconds: tuple[float, float]
+    """What each took on this machine."""
+    same_base: bool | None
+    """Whether all members of both ended with the same parameters, bit for bit; None: not known."""
+    trusted: bool | None
+    drawn_s: tuple[float, ...] = ()
+    """Seconds per step of each simulated run, where several drew their losses apart; `step_s` has
+    their mean."""
+
+    @property
+    def time_error(self) -> float:
+        """How much longer a step is simulated than emulated, relative."""
+        return relative(self.step_s)
+
+    @property
+    def chance(self) -> float | None:
+        """By how much an emulated run may be off by its losses alone: two standard deviations of
+        one run less the mean of those simulated, relative. None: nothing was drawn apart."""
+        if len(self.drawn_s) < 2:
+            return None
+        spread = statistics.stdev(self.drawn_s) * math.sqrt(1 + 1 / len(self.drawn_s))
+        return 2 * spread / self.step_s[0]
+
+    @property
+    def good(self) -> bool:
+        """Within GOOD of the emulated run, or what is left is no more than chance."""
+        return abs(self.time_error) <= max(GOOD, self.chance or 0.0)
+
+
+def relative(both: tuple[float, float]) -> float:
+    """Simulated over emulated, minus 1; 0 where both are nothing."""
+    emulated, simulated = both
+    if not emulated:
+        return 0.0 if not simulated else float("inf")
+    return simulated / emulated - 1
+
+
+def pair(
+    name: str,
+    emulated: Mapping[str, Any],
+    simulated: Mapping[str, Any],
+    bases: tuple[set[str], set[str]],
+    real_seconds: tuple[float, float],
+    drawn: Sequence[Mapping[str, Any]] = (),
+) -> Pair:
+    """Two summaries of the same job beside each other; `bases` as `bases_of` found them. `drawn`
+    are the summaries of further simulated runs, whose links lost other packets."""
+    metric = str(emulated["metric"])
+    every = tuple(_step_s(each) for each in (simulated, *drawn))
+
+    def both(key: str) -> tuple[Any, Any]:
+        return emulated[key], simulated[key]
+
+    known = all(bases)
+    return Pair(
+        name=name,
+        metric=metric,
+        step_s=(_step_s(emulated), statistics.fmean(every)),
+        wait_s=both("wait_s"),
+        sent_bytes=both("sent_bytes"),
+        received_bytes=both("received_bytes"),
+        final=(emulated["final"].get(metric), simulated["final"].get(metric)),
+        target_seconds=both("target_seconds"),
+        real_seconds=real_seconds,
+        same_base=(bases[0] == bases[1] and len(bases[0]) == 1) if known else None,
+        trusted=(emulated.get("emulation") or {}).get("trusted"),
+        drawn_s=every if drawn else (),
+    )
+
+
+def _step_s(summary: Mapping[str, Any]) -> float:
+    return 1 / summary["steps_per_second"] if summary["steps_per_second"] else 0.0
+
+
+def bases_of(events: Iterable[Record]) -> set[str]:
+    """The checksums of the bases that members finished with."""
+    reasons = (str(event.get("reason")) for event in events if event.get("event") == "finished")
+    return {reason.rpartition("base ")[2] for reason in reasons if "base " in reason}
+
+
+def as_json(pairs: Sequence[Pair], picture: Path | None = None) -> dict[str, Any]:
+    """Plain data for --json."""
+    return {
+        "pairs": [
+            asdict(each) | {"time_error": each.time_error, "chance": each.chance} for each in pairs
+        ],
+        "worst_time_error": max((abs(each.time_error) for each in pairs), default=None),
+        "picture": None if picture is None else str(picture),
+    }
+
+
+def text(pairs: Sequence[Pair], picture: Path | None = None) -> str:
+    """The report: one line a job, and a verdict."""
+    columns = [
+        column("job", (each.name for each in pairs)),
+        column("emulated", (units.duration(each.step_s[0]) for each in pairs), below="per step"),
+        column("simulated", (units.duration(each.step_s[1]) for each in pairs), below="per step"),
+        column("error", (_percent(each.time_error) for each in pairs), below="time"),
+        column("by", (_chance(each) for each in pairs), below="chance"),
+        column("error", (_wait_error(each) for each in pairs), below="waiting"),
+        column("error", (_percent(relative(each.sent_bytes)) for each in pairs), below="sent"),
+        column(
+            "error", (_percent(relative(each.received_bytes)) for each in pairs), below="received"
+        ),
+        column("emulated", (units.figure(p.metric, p.final[0]) for p in pairs), below="final"),
+        column("simulated", (units.figure(p.metric, p.final[1]) for p in pairs), below="final"),
+        column("same", (_YES[each.same_base] for each in pairs), below="bits"),
+        column("trusted", (_YES[each.trusted] for each in pairs), below="emulation"),
+        column("faster", (units.times(_faster(each)) for each in pairs), below="to know"),
+    ]
+    worst = max(pairs, key=lambda each: abs(each.time_error))
+    near = sum(abs(each.time_error) <= GOOD for each in pairs)
+    good = sum(each.good for each in pairs)
+    lines = [
+        *as_text(columns),
+        "",
+        f"{near} of {len(pairs)} within {GOOD:.0%} of the emulated time; worst: {worst.name}, "
+        f"{_percent(worst.time_error)}",
+    ]
+    if any(each.chance is not None for each in pairs):
+        lines.append(
+            f"{good} of {len(pairs)} within that, or within what chance explains: two standard "
+            "deviations of runs that lose other packets"
+        )
+    if any(each.trusted is False for each in pairs):
+        lines.append("an emulation marked NO was late itself: its time is not the network's")
+    if picture is not None:
+        lines.append(f"picture: {picture}")
+    return "\n".join(lines) + "\n"
+
+
+_YES = {True: "yes", False: "NO", None: units.ABSENT}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
+def _chance(each: Pair) -> str:
+    return units.ABSENT if each.chance is None else f"±{100 * each.chance:.1f} %"
+
+
+def _wait_error(each: Pair) -> str:
+    """Of the waiting, in parts of a step: a relative error of next to nothing says nothing."""
+    return _percent((each.wait_s[1] - each.wait_s[0]) / each.step_s[0]) if each.step_s[0] else "-"
+
+
+def _faster(each: Pair) -> float:
+    return each.real_seconds[0] / each.real_seconds[1] if each.real_seconds[1] else 0.0

@@ -1,0 +1,286 @@
+"""What several runs of one job say against each other: as data, as a table, as plain text.
+
+Everything here is a pure function of summaries (runs.read_summary); no file is read and no clock.
+rich is imported where a table is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.runs.reports import units
+from edgetrain.runs.reports.columns import Column, as_rich, as_text, column, fit
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Summary = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of a comparison. Seconds, bytes and joules; None is what is not known.
+
+    label: what tells it from the other runs, best of all its strategy.
+    final: the task's metric at the end. speedup: how many times sooner the target was reached than
+    by the first run; where that one never reached it, only speedup_at_least is known.
+    wait_share: the part of a step spent waiting, 0 to 1.
+    """
+
+    label: str
+    name: str
+    strategy: str | None
+    status: str
+    final: float | None
+    target_seconds: float | None
+    target_steps: int | None
+    speedup: float | None
+    speedup_at_least: float | None
+    steps: int
+    seconds: float
+    seconds_per_step: float | None
+    compute_s: float | None
+    wait_s: float | None
+    overhead_s: float | None
+    wait_share: float | None
+    sent_bytes: int
+    received_bytes: int
+    joules: float | None
+    joules_source: str | None
+    trusted: bool | None
+    members_lost: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of one job in the order in which they were asked for; the first is the yardstick."""
+
+    metric: str
+    better: str
+    target: float | None
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+    def as_json(self, picture: Path | None = None) -> dict[str, Any]:
+        """Plain data for --json, in seconds, bytes and fractions."""
+        return {
+            "metric": self.metric,
+            "better": self.better,
+            "target": self.target,
+            "runs": [asdict(row) for row in self.rows],
+            "notes": list(self.notes),
+            "picture": None if picture is None else str(picture),
+        }
+
+
+def compare(summaries: Sequence[Summary], labels: Sequence[str] | None = None) -> Comparison:
+    """Sets runs against the first of them, whose metric and target hold for all.
+
+    Runs are told apart by `labels`, else by strategy, else by name, else by number.
+    """
+    if not summaries:
+        return Comparison("accuracy", "higher", None, (), ())
+    first, labels = summaries[0], labels or _labels(summaries)
+    labelled = list(zip(labels, summaries, strict=True))
+    return Comparison(
+        metric=first["metric"],
+        better=first["better"],
+        target=first["target"],
+        rows=tuple(_row(label, summary, first) for label, summary in labelled),
+        notes=(
+            *(note for label, summary in labelled for note in _notes(label, summary)),
+            *_about_all(summaries),
+        ),
+    )
+
+
+def _labels(summaries: Sequence[Summary]) -> list[str]:
+    strategies = [str(summary["strategy"] or summary["name"]) for summary in summaries]
+    names = [str(summary["name"]) for summary in summaries]
+    for labels in (strategies, names):
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"{strategy} {number}" for number, strategy in enumerate(strategies, 1)]
+
+
+def _row(label: str, summary: Summary, first: Summary) -> Row:
+    rate = summary["steps_per_second"]
+    speedup, at_least = _speedup(summary, first)
+    return Row(
+        label=label,
+        name=summary["name"],
+        strategy=summary["strategy"],
+        status=summary["status"],
+        final=summary["final"].get(first["metric"]),
+        target_seconds=summary["target_seconds"],
+        target_steps=summary["target_steps"],
+        speedup=speedup,
+        speedup_at_least=at_least,
+        steps=summary["steps"],
+        seconds=summary["seconds"],
+        seconds_per_step=1 / rate if rate else None,
+        compute_s=summary["compute_s"],
+        wait_s=summary["wait_s"],
+        overhead_s=summary["overhead_s"],
+        wait_share=_wait_share(summary),
+        sent_bytes=summary["sent_bytes"],
+        received_bytes=summary["received_bytes"],
+        joules=summary["joules"],
+        joules_source=summary["joules_source"],
+        trusted=_trusted(summary),
+        members_lost=tuple(summary["members_lost"]),
+    )
+
+
+def _speedup(summary: Summary, first: Summary) -> tuple[float | None, float | None]:
+    mine, yardstick = summary["target_seconds"], first["target_seconds"]
+    if not mine:
+        return None, None
+    if yardstick is not None:
+        return yardstick / mine, None
+    # The first run was still short of the target when it ended.
+    return None, first["seconds"] / mine
+
+
+def _wait_share(summary: Summary) -> float | None:
+    parts = [summary[key] for key in ("compute_s", "wait_s", "overhead_s")]
+    if None in parts or sum(parts) <= 0:
+        return None
+    return float(summary["wait_s"] / sum(parts))
+
+
+def _trusted(summary: Summary) -> bool | None:
+    emulation = summary.get("emulation") or {}
+    return emulation.get("trusted")
+
+
+def _notes(name: str, summary: Summary) -> Iterable[str]:
+    status = summary["status"]
+    if status != "finished":
+        errors = summary.get("errors") or []
+        yield f"{name} was {_STATUS.get(status, status)}" + (f": {errors[0]}" if errors else "")
+    if summary["members_lost"]:
+        yield f"{name} lost {_names(summary['members_lost'])}"
+    if cut := summary.get("contributions_cut"):
+        most = sorted(cut, key=lambda member: (-cut[member], member))
+        yield f"{name} cut " + _names([f"{member} ({cut[member]:.3g} rounds)" for member in most])
+    if _trusted(summary) is False:
+        yield f"{name}: {untrusted(summary['emulation'])}"
+
+
+def _about_all(summaries: Sequence[Summary]) -> Iterable[str]:
+    backends = {(summary.get("emulation") or {}).get("backend") for summary in summaries}
+    if backends == {"simulated"}:
+        yield "simulated: seconds are virtual, as the device and network profiles have them"
+
+
+_STATUS = {"failed": "ended by an error", "interrupted": "interrupted"}
+
+
+def untrusted(emulation: Mapping[str, Any]) -> str:
+    """Why the times of a run are not to be trusted, in a sentence."""
+    late, limit = emulation.get("late_ms_p99"), emulation.get("late_limit_ms")
+    if late is None or limit is None:
+        return "the network emulation does not vouch for its own timing"
+    return (
+        f"the emulated network was itself late ({late:.3g} ms at the 99th percentile, "
+        f"{limit:.3g} ms allowed), so its times are not to be trusted"
+    )
+
+
+def _names(names: Sequence[str], most: int = 4) -> str:
+    listed = ", ".join(names[:most])
+    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
+
+
+# --- shown ---
+
+
+def columns(comparison: Comparison) -> list[Column]:
+    """The closing table; columns that say nothing are left out.
+
+    A narrow terminal can do without those with a rank; the footnotes name an untrusted run anyway.
+    """
+    rows, metric, target = comparison.rows, comparison.metric, comparison.target
+    shown = [
+        column(
+            "strategy", (units.printable(row.label) for row in rows), styles=["bold"] * len(rows)
+        ),
+        column("final", (units.figure(metric, row.final) for row in rows), below=metric),
+    ]
+    if target is not None:
+        goal = units.goal(metric, target)
+        shown.append(column("time to", map(_reached, rows), below=goal))
+        if len(rows) > 1:
+            shown.append(column("speed-up", map(_faster, rows), styles=map(_speed_style, rows)))
+    per_step = (units.duration(row.seconds_per_step) for row in rows)
+    shown += [
+        column("time", per_step, below="per step"),
+        column("waiting", (units.share(row.wait_share) for row in rows), rank=1),
+        column("sent", (units.size(row.sent_bytes) for row in rows)),
+        column("received", (units.size(row.received_bytes) for row in rows), rank=3),
+    ]
+    if any(row.joules is not None for row in rows):
+        shown.append(column("energy", map(_energy, rows), rank=2))
+    if any(row.trusted is not None for row in rows):
+        trust = (_TRUST[row.trusted] for row in rows)
+        shown.append(column("trusted", trust, rank=4, styles=map(_trust_style, rows)))
+    return shown
+
+
+_TRUST = {True: "yes", False: "NO", None: units.ABSENT}
+
+
+def _reached(row: Row) -> str:
+    return "never" if row.target_seconds is None else units.duration(row.target_seconds)
+
+
+def _faster(row: Row) -> str:
+    if row.speedup_at_least is not None:
+        return f"over {units.times(row.speedup_at_least)}"
+    return units.times(row.speedup)
+
+
+def _energy(row: Row) -> str:
+    mark = "~" if row.joules_source == "estimated" and row.joules is not None else ""
+    return mark + units.energy(row.joules)
+
+
+def footnotes(comparison: Comparison, picture: Path | None = None) -> list[str]:
+    """What stands below the table: warnings first, the picture last."""
+    lines = [units.printable(note) for note in comparison.notes]
+    if any(row.joules_source == "estimated" for row in comparison.rows):
+        lines.append("~ energy is estimated from the device profile, not measured")
+    if picture is not None:
+        lines.append(f"picture: {picture}")
+    return lines
+
+
+def text(comparison: Comparison, picture: Path | None = None, width: int | None = None) -> str:
+    """The closing table in plain text: a heading of two lines, one line a run, the footnotes."""
+    lines = as_text(fit(columns(comparison), width, gap=2))
+    return "\n".join([*lines, "", *footnotes(comparison, picture)]).rstrip() + "\n"
+
+
+def table(comparison: Comparison, picture: Path | None = None, width: int = 100) -> RenderableType:
+    """The closing table for a terminal that many characters wide, coloured where it matters."""
+    from rich.console import Group
+    from rich.text import Text
+
+    notes = [
+        Text(note, style="yellow" if note in comparison.notes else "")
+        for note in footnotes(comparison, picture)
+    ]
+    return Group("", as_rich(fit(columns(comparison), width, gap=2)), "", *notes)
+
+
+def _speed_style(row: Row) -> str:
+    faster = row.speedup or row.speedup_at_least or 0
+    return "bold green" if faster > 1.05 else ""
+
+
+def _trust_style(row: Row) -> str:
+    return "bold red" if row.trusted is False else ""

@@ -1,0 +1,82 @@
+"""Horizontal bars with their values beside them, and the units of an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edgetrain.runs.reports import units
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# Greys for the parts of a step: colours stay with the strategies.
+_PARTS = (
+    ("compute", "#4A4A4A", ""),
+    ("wait", "#D9D9D9", "///"),
+    ("overhead", "#000000", ""),
+)
+
+
+def unit_of_time(end: float) -> tuple[str, float]:
+    """The unit for an axis that ends there, and its seconds."""
+    if end < 600:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if end < 3 * 3600 else ("hours", 3600.0)
+
+
+def draw_stacked(
+    axes: Axes,
+    names: Sequence[str],
+    parts: Sequence[tuple[float, float, float]],
+    colours: Sequence[str],
+) -> None:
+    """Horizontal bars of (compute, wait, overhead) in seconds, one a name, the first on top."""
+    places = range(len(names))
+    longest = max(map(sum, parts), default=0.0) or 1.0
+    unit, seconds = ("milliseconds", 1e-3) if longest < 1 else ("seconds", 1.0)
+    left = [0.0] * len(names)
+    for part, (name, colour, hatch) in enumerate(_PARTS):
+        widths = [split[part] / seconds for split in parts]
+        axes.barh(places, widths, 0.62, left, color=colour, hatch=hatch, label=name, lw=0)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for place, split in enumerate(parts):
+        write_beside(axes, sum(split) / seconds, place, units.duration(sum(split)))
+    name_bars(axes, names, colours)
+    axes.set_xlim(0, 1.2 * longest / seconds)
+    axes.set_title(f"{unit} per step")
+    # Below the axis: at the side there is always some bar that is long.
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(0.0, 0.0),
+        ncols=3,
+        borderpad=0,
+        borderaxespad=1.9,
+        handlelength=1.4,
+        columnspacing=1.4,
+    )
+
+
+def write_beside(axes: Axes, end: float, place: float, text: str) -> None:
+    """Text just right of where a bar ends."""
+    axes.annotate(text, (end, place), xytext=(5, 0), textcoords="offset points", va="center")
+
+
+def unit_of_bytes(most: float) -> tuple[str, float]:
+    """The unit for an axis that ends there, and its bytes."""
+    for unit, size in (("bytes", 1.0), ("kilobytes", 1e3), ("megabytes", 1e6)):
+        if most < 1000 * size:
+            return unit, size
+    return "gigabytes", 1e9
+
+
+def name_bars(axes: Axes, names: Sequence[str], colours: Sequence[str]) -> None:
+    """Names of bars, the first on top, each in its bar's colour."""
+    axes.set_yticks(range(len(names)), names)
+    for tick, colour in zip(axes.get_yticklabels(), colours, strict=True):
+        tick.set_color(colour)
+        tick.set_fontweight("bold")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")

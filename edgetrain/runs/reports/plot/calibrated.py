@@ -1,0 +1,52 @@
+"""How far simulated runs are from emulated ones, drawn from pairs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgetrain.runs.reports.calibration import GOOD, Pair
+from edgetrain.runs.reports.plot.style import (
+    COLOURS,
+    TARGET,
+    as_text,
+    new_figure,
+    save,
+    styled,
+    write_heading,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def calibration_figure(pairs: Sequence[Pair], path: Path) -> Path:
+    """How much longer a step is simulated than emulated, a bar for each job. Returns `path`."""
+    return save(lambda: draw_calibration(pairs), path)
+
+
+def draw_calibration(pairs: Sequence[Pair]) -> Figure:
+    """The figure of `calibration_figure`."""
+    with styled():
+        figure = new_figure((9.6, 1.6 + 0.5 * len(pairs)))
+        write_heading(figure, "Seconds per step, simulated against emulated")
+        axes = figure.add_subplot()
+        errors = [100 * pair.time_error for pair in pairs]
+        names = [as_text(pair.name) for pair in pairs]
+        axes.axvspan(-100 * GOOD, 100 * GOOD, color="#EAF3EC", zorder=0)
+        axes.axvline(0, color=TARGET, lw=1.2, zorder=1)
+        axes.barh(range(len(pairs)), errors, color=COLOURS[1], height=0.55, zorder=2)
+        axes.set_yticks(range(len(pairs)), names)
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        most = max(2 * 100 * GOOD, *(1.25 * abs(error) for error in errors))
+        axes.set_xlim(-most, most)
+        axes.set_xlabel("error of the simulation (per cent); within the band it is called good")
+        for place, error in enumerate(errors):
+            side, shift = ("left", 4) if error >= 0 else ("right", -4)
+            axes.annotate(
+                f"{error:+.1f} %", (error, place), xytext=(shift, 0), textcoords="offset points",
+                ha=side, va="center", fontsize=11,
+            )  # fmt: skip
+        return figure

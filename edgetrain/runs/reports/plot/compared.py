@@ -1,0 +1,94 @@
+"""compare.png: runs of one job against each other, drawn from their folders alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.runs.reports import comparison, units
+from edgetrain.runs import folder as runs
+from edgetrain.runs.reports.comparison import Comparison
+from edgetrain.errors import ConfigError
+from edgetrain.runs.reports.plot.bars import draw_stacked, name_bars, unit_of_bytes, write_beside
+from edgetrain.runs.reports.plot.quality import (
+    Curve,
+    curve_of,
+    draw_against_steps,
+    draw_against_time,
+    draw_header,
+    draw_notes,
+    end_of_time,
+    heading_of,
+)
+from edgetrain.runs.reports.plot.style import INCHES, new_figure, save, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def comparison_figure(folders: Sequence[Path], path: Path) -> Path:
+    """compare.png: runs of one job, the first being the yardstick. Returns `path`.
+
+    Raises ConfigError if there is no matplotlib, no run, or the file cannot be written.
+    """
+    return save(lambda: draw_comparison(folders), path)
+
+
+def draw_comparison(folders: Sequence[Path]) -> Figure:
+    """The figure of compare.png, for who wants it elsewhere than in a file."""
+    if not folders:
+        raise ConfigError("there is no run to draw")
+    summaries = [runs.read_summary(folder) or runs.summarise(folder) for folder in folders]
+    compared = comparison.compare(summaries)
+    curves = [
+        curve_of(folder, row, compared.metric, place)
+        for place, (folder, row) in enumerate(zip(folders, compared.rows, strict=True))
+    ]
+    with styled():
+        return _comparison(compared, curves, summaries[0])
+
+
+def _comparison(
+    compared: Comparison, curves: Sequence[Curve], summary: Mapping[str, Any]
+) -> Figure:
+    crowd = max(0, len(curves) - 4)
+    figure = new_figure((INCHES[0], INCHES[1] + 0.35 * max(0, crowd - 2)))
+    ratios = [1.6, 1 + 0.12 * crowd]
+    grid = figure.add_gridspec(2, 2, width_ratios=[1.2, 1], height_ratios=ratios)
+    against_time = figure.add_subplot(grid[0, 0])
+    against_steps = figure.add_subplot(grid[0, 1], sharey=against_time)
+    draw_against_time(against_time, curves, compared, end_of_time(curves))
+    draw_against_steps(against_steps, curves, compared)
+    _draw_split(figure.add_subplot(grid[1, 0]), curves)
+    _draw_bytes(figure.add_subplot(grid[1, 1]), curves)
+    draw_header(figure, against_time, compared, summary, heading_of(summary))
+    draw_notes(figure, compared)
+    return figure
+
+
+def _draw_split(axes: Axes, curves: Sequence[Curve]) -> None:
+    parts = [
+        (curve.row.compute_s or 0.0, curve.row.wait_s or 0.0, curve.row.overhead_s or 0.0)
+        for curve in curves
+    ]
+    colours = [curve.colour for curve in curves]
+    draw_stacked(axes, [curve.name for curve in curves], parts, colours)
+
+
+def _draw_bytes(axes: Axes, curves: Sequence[Curve]) -> None:
+    rows = [curve.row for curve in curves]
+    most = max([max(row.sent_bytes, row.received_bytes) for row in rows], default=0)
+    unit, size = unit_of_bytes(most)
+    for place, (row, curve) in enumerate(zip(rows, curves, strict=True)):
+        sent, received = row.sent_bytes / size, row.received_bytes / size
+        axes.barh(place - 0.16, sent, 0.3, color=curve.colour, lw=0)
+        axes.barh(place + 0.16, received, 0.3, color=curve.colour, alpha=0.45, hatch="///", lw=0)
+        both = f"{units.size(row.sent_bytes)}, {units.size(row.received_bytes)}"
+        write_beside(axes, max(sent, received), place, both)
+    name_bars(axes, [curve.name for curve in curves], [curve.colour for curve in curves])
+    axes.set_xlim(0, 1.75 * (most / size or 1.0))
+    axes.locator_params(axis="x", nbins=5)
+    axes.set_title(f"{unit} of all members")
+    axes.set_xlabel("at the socket: sent, received (hatched)")

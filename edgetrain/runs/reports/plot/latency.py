@@ -1,0 +1,119 @@
+"""Steps per second against round trip, drawn from rows of a measurement."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.errors import ConfigError
+from edgetrain.runs.reports.plot.style import (
+    TARGET,
+    as_text,
+    look_of,
+    new_figure,
+    save,
+    styled,
+    write_heading,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def latency_figure(rows: Iterable[Mapping[str, Any]], path: Path, title: str = "") -> Path:
+    """Steps per second against round trip, relative to the same strategy's at 0 ms.
+
+    Each row has `strategy`, `rtt_ms` and `steps_per_second`; of several with the same strategy and
+    round trip the median counts. Raises ConfigError if there is no row, a strategy has none at
+    0 ms, or the file cannot be written. Returns `path`.
+    """
+    return save(lambda: draw_latency(rows, title), path)
+
+
+def draw_latency(rows: Iterable[Mapping[str, Any]], title: str = "") -> Figure:
+    """The figure of `latency_figure`. Points not to be trusted are hollow, and explained."""
+    rows = list(rows)
+    relative = relative_speed(rows)
+    with styled():
+        figure = new_figure((9.6, 5.6))
+        write_heading(figure, as_text(title) or "Steps per second against latency")
+        axes = figure.add_subplot()
+        for place, points in enumerate(relative.values()):
+            colour, dashes = look_of(place)
+            rtt_ms, speed = zip(*points, strict=True)
+            axes.plot(rtt_ms, speed, f"o{dashes}", color=colour, ms=7, clip_on=False, zorder=3)
+        _draw_doubt(figure, axes, relative, rows)
+        axes.axhline(1.0, color=TARGET, lw=1.2, ls=(0, (4, 3)), zorder=1)
+        axes.set_xlabel("round trip (milliseconds)")
+        axes.set_ylabel("steps per second, relative to 0 ms")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.0f} %")
+        axes.set_ylim(0, max(1.1, 1.05 * max(s for points in relative.values() for _, s in points)))
+        axes.set_xlim(0, max(points[-1][0] for points in relative.values()) or 1.0)
+        _label_ends(axes, relative)
+        return figure
+
+
+def _draw_doubt(
+    figure: Figure,
+    axes: Axes,
+    relative: Mapping[str, list[tuple[float, float]]],
+    rows: Iterable[Mapping[str, Any]],
+) -> None:
+    """Hollow points where a run was not trusted, or a step took longer than its pace."""
+    doubtful = {
+        (row["strategy"], float(row["rtt_ms"]))
+        for row in rows
+        if row.get("trusted") is False or row.get("overrun")
+    }
+    for place, (strategy, points) in enumerate(relative.items()):
+        for rtt_ms, speed in points:
+            if (strategy, rtt_ms) in doubtful:
+                axes.plot([rtt_ms], [speed], "o", color=look_of(place)[0], mfc="white",
+                          mew=2, ms=9, clip_on=False, zorder=4)  # fmt: skip
+    if doubtful:
+        text = "hollow: the emulation was late, or members did not keep their pace"
+        figure.supxlabel(text, x=0.012, ha="left", fontsize=11.5, color="#B00020")
+
+
+def relative_speed(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """For each strategy its (rtt_ms, steps per second relative to 0 ms), by rising round trip."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for row in rows:
+        at = found.setdefault(row["strategy"], {}).setdefault(float(row["rtt_ms"]), [])
+        at.append(float(row["steps_per_second"]))
+    relative = {}
+    for strategy, by_rtt in found.items():
+        if not by_rtt.get(0.0):
+            raise ConfigError(
+                f"'{strategy}' was not measured at a round trip of 0 ms",
+                "measure it there too: all else is shown relative to it",
+            )
+        base = statistics.median(by_rtt[0.0])
+        relative[strategy] = [
+            (rtt_ms, statistics.median(speeds) / base) for rtt_ms, speeds in sorted(by_rtt.items())
+        ]
+    if not relative:
+        raise ConfigError("there is no measurement to draw")
+    return relative
+
+
+def _label_ends(axes: Axes, relative: Mapping[str, list[tuple[float, float]]]) -> None:
+    """Names and last values at the ends of the lines, moved apart where they would overlap."""
+    least = 0.055 * (axes.get_ylim()[1] - axes.get_ylim()[0])
+    lowest = -1.0
+    for _, strategy in sorted((points[-1][1], name) for name, points in relative.items()):
+        (rtt_ms, speed), place = relative[strategy][-1], list(relative).index(strategy)
+        lowest = max(speed, lowest + least)
+        axes.annotate(
+            f"{as_text(strategy)}, {speed * 100:.0f} %",
+            (rtt_ms, lowest),
+            xytext=(10, 0),
+            textcoords="offset points",
+            va="center",
+            color=look_of(place)[0],
+            fontweight="bold",
+            annotation_clip=False,
+        )

@@ -1,0 +1,144 @@
+"""run.png: the course of one run, drawn from its folder alone."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgetrain.runs.reports import comparison, units
+from edgetrain.runs.metrics import log as metrics
+from edgetrain.runs import folder as runs
+from edgetrain.runs.reports.plot.bars import draw_stacked, unit_of_bytes, unit_of_time
+from edgetrain.runs.reports.plot.quality import (
+    curve_of,
+    draw_against_time,
+    draw_header,
+    draw_notes,
+    heading_of,
+)
+from edgetrain.runs.reports.plot.style import COLOURS, as_text, new_figure, save, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def run_figure(folder: Path, path: Path) -> Path:
+    """run.png: one run's quality, loss, its members' steps and its traffic. Returns `path`.
+
+    Raises ConfigError if there is no matplotlib or the file cannot be written.
+    """
+    return save(lambda: draw_run(folder), path)
+
+
+def draw_run(folder: Path) -> Figure:
+    """The figure of run.png."""
+    summary = runs.read_summary(folder) or runs.summarise(folder)
+    compared = comparison.compare([summary])
+    curve = replace(curve_of(folder, compared.rows[0], compared.metric, 1), dashes="-")
+    history = History(max(1, summary["steps"]))
+    for record in runs.read_metrics(folder):
+        history.add(record)
+    with styled():
+        figure = new_figure()
+        grid = figure.add_gridspec(2, 2)
+        quality = figure.add_subplot(grid[0, 0])
+        draw_against_time(quality, [curve], compared, curve.t[-1] if curve.t else 1.0)
+        _draw_loss(figure.add_subplot(grid[0, 1]), history)
+        _draw_members(figure.add_subplot(grid[1, 0]), history.tally)
+        _draw_traffic(figure.add_subplot(grid[1, 1]), history)
+        heading = heading_of(summary, summary["strategy"])
+        draw_header(figure, quality, compared, summary, heading)
+        draw_notes(figure, compared)
+        return figure
+
+
+class History:
+    """The course of a run, in at most 400 intervals of equally many steps however long it was."""
+
+    _INTERVALS = 400
+
+    def __init__(self, steps: int) -> None:
+        self.tally = metrics.Tally()
+        self._each = -(-steps // self._INTERVALS)
+        self._losses: dict[int, list[float]] = {}
+        self._traffic: dict[int, tuple[float, float, float]] = {}
+
+    def add(self, record: metrics.Record) -> None:
+        """Takes in one record, in file order."""
+        self.tally.add(record)
+        if record["kind"] != "step":
+            return
+        interval = (int(record.get("step") or 1) - 1) // self._each
+        if isinstance(record.get("loss"), int | float):
+            self._losses.setdefault(interval, []).append(record["loss"])
+        members = self.tally.members.values()
+        self._traffic[interval] = (
+            self.tally.t,
+            sum(member.sent_bytes.total for member in members),
+            sum(member.received_bytes.total for member in members),
+        )
+
+    def losses(self) -> list[tuple[float, float, float, float]]:
+        """(step, mean, least, greatest) training loss of the members, an interval each."""
+        middle = (self._each + 1) / 2
+        return [
+            (interval * self._each + middle, statistics.fmean(found), min(found), max(found))
+            for interval, found in sorted(self._losses.items())
+        ]
+
+    def traffic(self) -> list[tuple[float, float, float]]:
+        """(seconds, bytes sent, bytes received) summed over members, an interval each."""
+        return [self._traffic[interval] for interval in sorted(self._traffic)]
+
+
+def _draw_loss(axes: Axes, history: History) -> None:
+    losses = history.losses()
+    axes.set_ylim(bottom=min([0.0, *(least for _, _, least, _ in losses)]))
+    if losses:
+        step, mean, least, greatest = zip(*losses, strict=True)
+        axes.fill_between(step, least, greatest, color=COLOURS[1], alpha=0.2, lw=0)
+        axes.plot(step, mean, color=COLOURS[1], lw=1.8)
+    axes.set_title("training loss: mean and range of members")
+    axes.set_xlabel("steps of each member")
+    axes.set_xlim(left=0)
+    axes.set_ylim(top=max([0.1, *(1.05 * greatest for *_, greatest in losses)]))
+
+
+def _draw_members(axes: Axes, tally: metrics.Tally, most: int = 10) -> None:
+    """The members that need longest for a step themselves."""
+    found = [(name, member) for name, member in tally.members.items() if member.lines]
+    found.sort(key=lambda item: -(item[1].compute_s + item[1].overhead_s) / item[1].lines)
+    shown = found[:most]
+    parts = [
+        (
+            member.compute_s / member.lines,
+            member.wait_s / member.lines,
+            member.overhead_s / member.lines,
+        )
+        for _, member in shown
+    ]
+    draw_stacked(axes, [as_text(name) for name, _ in shown], parts, ["#000000"] * len(shown))
+    if len(found) > len(shown):
+        unit = axes.get_title(loc="left").split()[0]
+        axes.set_title(f"{unit} per step: {most} slowest of {len(found)}")
+
+
+def _draw_traffic(axes: Axes, history: History) -> None:
+    traffic = history.traffic()
+    t, sent, received = zip(*traffic, strict=True) if traffic else ((0.0,), (0.0,), (0.0,))
+    time_unit, seconds = unit_of_time(t[-1])
+    unit, size = unit_of_bytes(max(sent[-1], received[-1]))
+    for way, values, dashes, colour in (
+        ("sent", sent, "-", COLOURS[0]),
+        ("received", received, "--", COLOURS[2]),
+    ):
+        x, y = [value / seconds for value in t], [value / size for value in values]
+        axes.plot(x, y, dashes, color=colour, label=f"{way}, {units.size(values[-1])}")
+    axes.legend(loc="upper left")
+    axes.set_title(f"{unit} of all members, at the socket")
+    axes.set_xlabel(f"time since training began ({time_unit})")
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1.1 * (max(sent[-1], received[-1]) / size or 1.0))

@@ -1,0 +1,113 @@
+"""How all pictures look: colours, dashes, letters, headings; and how one is written.
+
+matplotlib is imported inside, and only its Figure: no window, no global state. Colours are those of
+Okabe and Ito, told apart by the colour-blind, and each line has its own dash pattern too. What is
+in a picture is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.runs.reports import units
+from edgetrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+INCHES, _DPI = (12.0, 8.0), 150
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_DASHES = ("-", "--", "-.", ":")
+TARGET = "#555555"
+_STYLE: dict[str, Any] = {
+    "font.size": 13,
+    "axes.titlesize": 14,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E6E6E6",
+    "lines.linewidth": 2.4,
+    "legend.frameon": True,
+    "legend.framealpha": 0.9,
+    "legend.edgecolor": "none",
+    "hatch.color": "#8C8C8C",
+}
+
+
+def look_of(place: int) -> tuple[str, str]:
+    """Colour and dashes of the n-th line; 28 differ."""
+    turn, colour = divmod(place, len(COLOURS))
+    dashes = (colour + turn) % len(_DASHES)
+    return COLOURS[colour], _DASHES[dashes]
+
+
+def listed(names: Any) -> str:
+    """Names, each told once."""
+    return names if isinstance(names, str) else ", ".join(dict.fromkeys(map(str, names)))
+
+
+HEADING_POINTS = 34.0
+
+
+def write_heading(figure: Figure, heading: str, room_points: float = HEADING_POINTS) -> None:
+    """The heading at the top, and that much room for it and what follows it."""
+    # Long mixes of devices and networks get smaller letters, down to what a phone can show.
+    size = 18 * min(1.0, max(0.6, 6.2 * figure.get_figwidth() / max(1, len(heading))))
+    place = {"x": 0.012, "y": below_top(figure, 8), "ha": "left", "va": "top"}
+    title = figure.suptitle(heading, fontsize=size, fontweight="bold", **place)
+    title.set_in_layout(False)
+    layout: Any = figure.get_layout_engine()
+    layout.set(rect=(0, 0, 1, below_top(figure, room_points)))
+
+
+def below_top(figure: Figure, points: float) -> float:
+    """How high it is so many points below the upper edge, as a share of the height."""
+    return 1 - points / 72 / float(figure.get_figheight())
+
+
+def as_text(text: str) -> str:
+    """Text as it is: matplotlib would take what stands between dollars for a formula."""
+    return units.printable(text).replace("$", r"\$")
+
+
+def new_figure(inches: tuple[float, float] = INCHES) -> Figure:
+    """An empty picture whose parts find room by themselves."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.09, hspace=0.03, wspace=0.03)
+    return Figure(figsize=inches, dpi=_DPI, layout=layout)
+
+
+def styled() -> Any:
+    """A context in which everything looks as it does here, whatever the user has set."""
+    import matplotlib as mpl
+
+    settings: Any = mpl.rcParamsDefault | _STYLE
+    return mpl.rc_context(settings)
+
+
+def save(draw: Callable[[], Figure], path: Path) -> Path:
+    """All of the file or none of it."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("pictures need matplotlib", "pip install 'edgetrain[lab]'")
+    figure = draw()
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            with styled():
+                figure.savefig(draft, format="png")
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    return path

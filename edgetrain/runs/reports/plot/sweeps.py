@@ -1,0 +1,161 @@
+"""One axis of a sweep in four panels, drawn from its points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.training import sweep
+from edgetrain.runs.reports import units
+from edgetrain.runs.reports.plot.style import (
+    HEADING_POINTS,
+    as_text,
+    below_top,
+    look_of,
+    new_figure,
+    save,
+    styled,
+    write_heading,
+)
+from edgetrain.training.sweep import Axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def sweep_figure(
+    axis: Axis,
+    names: Sequence[str],
+    points: Sequence[Mapping[str, Any]],
+    metric: str,
+    path: Path,
+    title: str = "",
+) -> Path:
+    """One axis of a sweep: speed, final metric, time to the target and bytes along its values.
+
+    `points` are those of `sweep.points` for axes of these names. Raises ConfigError if there is no
+    matplotlib or the file cannot be written. Returns `path`.
+    """
+    return save(lambda: draw_sweep(axis, names, points, metric, title), path)
+
+
+def draw_sweep(
+    axis: Axis,
+    names: Sequence[str],
+    points: Sequence[Mapping[str, Any]],
+    metric: str,
+    title: str = "",
+) -> Figure:
+    """The figure of `sweep_figure`."""
+    lines = sweep.series(axis.name, names, [dict(point) for point in points])
+    with styled():
+        figure = new_figure((12.0, 8.4))
+        grid = figure.add_gridspec(2, 2)
+        speed, final, target, size = (
+            figure.add_subplot(grid[place // 2, place % 2]) for place in range(4)
+        )
+        first = axis.values[0].label
+        _draw_along(speed, axis, {
+            label: dict(sweep.relative(line)) for label, line in lines.items()
+        })  # fmt: skip
+        speed.set_title(f"steps a second of the fleet, {as_text(axis.name)} {as_text(first)} = 1")
+        _from_zero(speed)
+        _draw_along(final, axis, _values(lines, "final"), _ranges(lines))
+        final.set_title(f"final {as_text(metric)}")
+        if units.is_fraction(metric):
+            final.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.4g} %")
+        reached = _values(lines, "target_seconds")
+        if any(reached.values()):
+            _draw_along(target, axis, reached)
+            target.set_title("seconds until the target")
+        else:
+            _draw_along(target, axis, _values(lines, "wait_s", 1000.0))
+            target.set_title("milliseconds of waiting per step")
+        _from_zero(target)
+        _draw_along(size, axis, _values(lines, "sent_bytes", 1e-6))
+        size.set_title("megabytes that members sent")
+        _from_zero(size)
+        _name_lines(figure, speed, as_text(title) or f"along {as_text(axis.name)}")
+        return figure
+
+
+def _from_zero(axes: Axes) -> None:
+    """The vertical axis from 0 to a little above the highest mark."""
+    axes.set_ylim(0, 1.06 * (axes.dataLim.y1 if axes.dataLim.y1 > 0 else 1.0))
+
+
+Along = dict[str, dict[str, float]]
+"""Of each line: value of the axis -> figure."""
+
+
+def _values(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0) -> Along:
+    return {
+        label: {value: point[key] * unit for value, point in line.items() if point[key] is not None}
+        for label, line in lines.items()
+    }
+
+
+def _ranges(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Lowest and highest of the seeds, where there are several."""
+    return {
+        label: {v: (p["low"], p["high"]) for v, p in line.items() if p["runs"] > 1}
+        for label, line in lines.items()
+    }
+
+
+def _draw_along(
+    axes: Axes,
+    axis: Axis,
+    lines: Along,
+    ranges: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
+) -> None:
+    """Lines over an axis of numbers, marks over one of names."""
+    numbers = axis.numbers
+    places = numbers if numbers is not None else [float(i) for i in range(len(axis.values))]
+    at = dict(zip((value.label for value in axis.values), places, strict=True))
+    for place, (label, line) in enumerate(lines.items()):
+        colour, dashes = look_of(place)
+        x, y = [at[value] for value in line], list(line.values())
+        style = f"o{dashes}" if numbers is not None else "o"
+        axes.plot(x, y, style, color=colour, label=as_text(label) or "all", ms=6)
+        for value, (low, high) in ((ranges or {}).get(label) or {}).items():
+            axes.plot([at[value]] * 2, [low, high], color=colour, lw=1.2, alpha=0.6)
+    axes.set_xlabel(as_text(_AXIS.get(axis.name, axis.name)))
+    if numbers is None:
+        axes.set_xticks(places, [as_text(value.label) for value in axis.values])
+        axes.set_xlim(-0.5, len(places) - 0.5)
+    elif len(places) <= 7 and min(places) > 0 and max(places) / min(places) >= 8:
+        axes.set_xscale("log")
+        axes.set_xticks(places, [value.label for value in axis.values])
+        axes.minorticks_off()
+    else:
+        span = (max(places) - min(places)) or 1.0
+        kept = [0]  # of values that lie close together, only some are written
+        for place in range(1, len(places)):
+            if abs(places[place] - places[kept[-1]]) >= 0.06 * span:
+                kept.append(place)
+        axes.set_xticks([places[i] for i in kept], [axis.values[i].label for i in kept])
+
+
+_AXIS = {"rtt": "round trip (milliseconds)", "delay": "delay (steps)", "every": "every (steps)"}
+
+
+def _name_lines(figure: Figure, axes: Axes, heading: str) -> None:
+    """The heading, and below it the names of the lines in as many columns as there is room for."""
+    handles, labels = axes.get_legend_handles_labels()
+    widest = max(map(len, labels), default=0)
+    ncols = max(1, min(len(labels), 126 // (widest + 6)))
+    legend = figure.legend(
+        handles,
+        labels,
+        loc="upper left",
+        bbox_to_anchor=(0.012, below_top(figure, HEADING_POINTS)),
+        ncols=ncols,
+        borderpad=0,
+        borderaxespad=0,
+        handlelength=2.4,
+    )
+    legend.set_in_layout(False)
+    write_heading(figure, heading, HEADING_POINTS + 20 * -(-len(labels) // ncols))

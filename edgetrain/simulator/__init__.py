@@ -1,5 +1,0 @@
-"""The parts of the simulator: virtual time, links in it, and many members' gradients at once.
-
-`edgetrain.simulate` puts them together. Not for use on a device: needs greenlet
-(pip install edgetrain[lab]).
-"""

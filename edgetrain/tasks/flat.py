@@ -1,0 +1,192 @@
+"""A model's trained parameters and gradients as two flat float32 vectors.
+
+Here torch tensors become the vectors that strategies work on; nothing here knows a strategy, a
+message or an optimizer.
+
+What is in the vector: every parameter with `requires_grad`, once (tied ones are one), in the order
+of `named_parameters()`. What is not: frozen parameters, and buffers. Normalisation statistics are
+buffers: they stay with the member that measured them and are never sent, as in FedBN (Li et al.,
+ICLR 2021); averaging them with a delayed correction could make a variance negative. See
+docs/decisions/002-buffers-stay-local.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from edgetrain.codecs.base import zeros
+from edgetrain.errors import ConfigError
+from edgetrain.vectors import layout as layouts
+from edgetrain.vectors.allocator import release_freed
+from edgetrain.vectors.layout import Layout
+from edgetrain.vectors.vector import Vector
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@dataclass
+class _Group:
+    """Parameters of one dtype on one device, flat. `where` is their range in the vector."""
+
+    params: torch.Tensor
+    gradient: torch.Tensor
+    where: slice
+    members: list[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]]
+    """(parameter, its view of `params`, its view of `gradient`)"""
+
+
+class FlatModel:
+    """Binds a model to flat storage: its parameters and gradients become views of two vectors.
+
+    For a float32 model in main memory `params` and `gradient` *are* that storage: what an optimizer
+    does in place happens to the vector, and nothing is gathered or scattered. For other dtypes and
+    for CUDA they are float32 mirrors in main memory, moved by `pull_*` and `push_*` (which cost
+    nothing in the first case). A mirror keeps the bits that a half-precision model cannot: only
+    what the optimizer changed is added to it.
+
+    Bind after `model.to(device)`: moving a bound model breaks the views, and the next pull says so.
+    Vectors belong to this object; strategies mutate them between pull and push. Raises ConfigError
+    for a model without trained parameters, or with parameters that are not real floats.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if not named:
+            raise ConfigError("the model has no parameters with requires_grad: nothing to train")
+        for name, parameter in named:
+            if parameter.dtype not in DTYPES:
+                raise ConfigError(
+                    f"parameter '{name}' is {parameter.dtype}",
+                    "trained parameters are float32, float16, bfloat16 or float64",
+                )
+        kinds: dict[tuple[torch.dtype, torch.device], list[tuple[str, torch.nn.Parameter]]] = {}
+        for name, parameter in named:
+            kinds.setdefault((parameter.dtype, parameter.device), []).append((name, parameter))
+        self._groups: list[_Group] = []
+        layout: list[tuple[str, int, tuple[int, ...]]] = []
+        start = 0
+        for members in kinds.values():
+            group = _bind([p for _, p in members], start)
+            self._groups.append(group)
+            for name, parameter in members:
+                layout.append((name, start, tuple(parameter.shape)))
+                start += parameter.numel()
+        release_freed()  # the old storage: a model's worth that glibc would keep
+        self.layout: Layout = tuple(layout)
+        """(name, start, shape) of every tensor in the vector."""
+        self.elements = start
+        # In the order of the vector: a model cut over devices has another one.
+        described = [
+            (name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
+            for kind in kinds.values()
+            for name, parameter in kind
+        ]
+        self.description = layouts.describe(described)
+        """Names, shapes and dtypes, as the hub is told them."""
+        self.digest = layouts.digest(self.description)
+        """Of the description: equal digests mean vectors that can be added."""
+        (dtype, device) = next(iter(kinds))
+        self.is_storage = len(kinds) == 1 and dtype is torch.float32 and device.type == "cpu"
+        """Whether the vectors are the model's own memory."""
+        if self.is_storage:
+            self.params: Vector = self._groups[0].params.numpy()
+            self.gradient: Vector = self._groups[0].gradient.numpy()
+        else:
+            self.params = np.zeros(start, np.float32)
+            self.gradient = np.zeros(start, np.float32)
+            for group in self._groups:
+                self.params[group.where] = _host(group.params)
+
+    def zero_grad(self) -> None:
+        """Zero all gradients in place: the views stay bound."""
+        for group in self._groups:
+            group.gradient.zero_()
+            for parameter, _, gradient in group.members:
+                parameter.grad = gradient
+
+    def pull_params(self) -> None:
+        """Bring `params` up to what the optimizer did; raises ConfigError if a view was broken."""
+        for group in self._groups:
+            for parameter, view, _ in group.members:
+                if parameter.data_ptr() != view.data_ptr():
+                    raise ConfigError(
+                        "a parameter left the flat vector",
+                        "call model.to(...) before joining, and load weights in place",
+                    )
+            if not self.is_storage:
+                mirror = self.params[group.where]
+                if group.params.dtype is torch.float32:
+                    mirror[:] = _host(group.params)
+                else:
+                    before = torch.from_numpy(mirror).to(group.params.dtype)
+                    mirror += _host(group.params) - _host(before)
+
+    def push_params(self) -> None:
+        """Write `params` back into the model."""
+        if not self.is_storage:
+            for group in self._groups:
+                group.params.copy_(torch.from_numpy(self.params[group.where]))
+
+    def pull_gradient(self) -> None:
+        """Collect gradients that are not views any more (`zero_grad(set_to_none=True)` drops them).
+
+        A parameter without a gradient counts as zero.
+        """
+        for group in self._groups:
+            for parameter, _, gradient in group.members:
+                found = parameter.grad
+                if found is None:
+                    gradient.zero_()
+                elif found.is_sparse or found.data_ptr() != gradient.data_ptr():
+                    gradient.copy_(found.to_dense() if found.is_sparse else found)
+                parameter.grad = gradient
+            if not self.is_storage:
+                self.gradient[group.where] = _host(group.gradient)
+
+    def push_gradient(self) -> None:
+        """Write `gradient` back, for the optimizer to step with."""
+        if not self.is_storage:
+            for group in self._groups:
+                group.gradient.copy_(torch.from_numpy(self.gradient[group.where]))
+
+
+def _bind(parameters: list[torch.nn.Parameter], start: int) -> _Group:
+    """Move parameters of one dtype and device into one flat tensor and make them views of it."""
+    total = sum(parameter.numel() for parameter in parameters)
+    like = parameters[0]
+    flat = torch.empty(total, dtype=like.dtype, device=like.device)
+    gradient = _zeros(total, like)
+    members = []
+    at = 0
+    for parameter in parameters:
+        here = slice(at, at + parameter.numel())
+        at = here.stop
+        view = flat[here].view(parameter.shape)
+        view.copy_(parameter.detach())
+        parameter.data = view
+        gradient_view = gradient[here].view(parameter.shape)
+        if parameter.grad is not None:
+            gradient_view.copy_(parameter.grad)
+            parameter.grad = gradient_view
+        members.append((parameter, view, gradient_view))
+    return _Group(flat, gradient, slice(start, start + total), members)
+
+
+def _zeros(total: int, like: torch.Tensor) -> torch.Tensor:
+    """Zeros that cost no memory until they are written: not every strategy needs the gradient.
+
+    torch.zeros writes them at once; NumPy takes fresh pages from the system, which are zero.
+    """
+    if like.device.type != "cpu":
+        return torch.zeros(total, dtype=like.dtype, device=like.device)
+    words = zeros(2 * (total * like.element_size() // 8 + 1))
+    return torch.from_numpy(words).view(like.dtype)[:total]
+
+
+def _host(tensor: torch.Tensor) -> Vector:
+    """A float32 copy in main memory."""
+    host: Vector = tensor.detach().to("cpu", torch.float32).numpy()
+    return host

@@ -1,0 +1,390 @@
+"""A fleet of real processes through one schedule: started, hurt, healed, ended, judged.
+
+A hub process (encrypted, its journal on the disk) and a process for each member, behind a forwarder
+of its own. What is done to them is in the schedule, in seconds of this machine; the laws are
+`laws`'. Linux only: signals, limits and death signals of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.keys.keyring import Credentials, Keyring
+from edgetrain.exchange.zeromq import frames as sockets
+from edgetrain.fleet import devices, networks
+from edgetrain.jobs.reading import Job
+from edgetrain.runs import folder as runs
+from edgetrain.training import processes
+from edgetrain.training.chaos import hub, ledger, member
+from edgetrain.training.chaos.clock import Clock
+from edgetrain.training.chaos.forwarder import Forwarder
+from edgetrain.training.chaos.hub import HubProcess, free_port
+from edgetrain.training.chaos.laws import Ended, Merging, Outcome, Witness, judge
+from edgetrain.training.chaos.ledger import End, Given
+from edgetrain.training.chaos.member import AGAIN, Post
+from edgetrain.training.chaos.schedule import Happening
+from edgetrain.training.processes import Child
+from edgetrain.vectors import layout as layouts
+from edgetrain.vectors.vector import Vector
+
+PATIENT_S = 20.0
+"""A hub with this hub.gone_s goes through simulated schedules as they are: see `share_of`."""
+
+POLL_S = 0.01
+RESTART_S = 0.3
+"""A hub that ends by itself is started again so long after it was last."""
+LAST_S = 10.0
+"""The hub may take so long after the last member, and members after the hub."""
+SLOW_VECTOR_S = 0.5
+"""On a link that is slow a vector of the model takes so long."""
+
+
+def share_of(job: Job) -> float:
+    """Of a simulated schedule's times: how much sooner things happen here, by the patience of the
+    job's hub. With hub.gone_s = 2 a link that may be down for 20 s there is so for 2 s here.
+
+    >>> from edgetrain import config
+    >>> share_of(config.load(None, ["gone_s=2"]))
+    0.1
+    """
+    return min(1.0, job.hub.gone_s / PATIENT_S)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a schedule is run with, the same for all of them."""
+
+    job: Job
+    task: bool = False
+    """Whether members train the job's task, or stand in for it."""
+    beside: Path | None = None
+    """The folder of the job file."""
+    devices: tuple[str, ...] = ()
+    """One for each member; (): this machine."""
+    networks: tuple[str, ...] = ()
+    """A profile for each member's link; (): none."""
+    program: tuple[str, ...] = hub.OURS
+    """What runs as the hub."""
+
+    def __post_init__(self) -> None:
+        Merging.of(self.job)
+        if self.job.hub.when_full != "stop":
+            raise ConfigError(
+                "chaos with real processes and hub.when_full = 'go on': the verdict is over the "
+                "journal, which then has gaps",
+                "leave it at 'stop'",
+            )
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether members' links are emulated ones."""
+        return any(name != "none" for name in self.networks)
+
+
+def fit(job: Job) -> Job:
+    """The job as it is run: its journal has every round, in one segment."""
+    return replace(job, hub=replace(job.hub, snapshot_every=10**9))
+
+
+def run(
+    setting: Setting,
+    folder: Path,
+    seed: int,
+    happenings: Sequence[Happening],
+    patience_s: float,
+    watch: Callable[[Happening], None] = lambda happening: None,
+) -> Outcome:
+    """Run one schedule in `folder`, which is there and empty; what is written stays. `watch` hears
+    of each happening as it begins; those that a job's end came before are not in the outcome. After
+    `patience_s` whatever still runs is ended.
+
+    No process and no thread is left, whatever happens. Raises EdgetrainError where the fleet did
+    not even start.
+    """
+    with ExitStack() as stack:
+        fleet = _Fleet(setting, folder, stack)
+        began = time.monotonic()
+        begun = fleet.live(happenings, patience_s, watch)
+        seconds = time.monotonic() - began
+    rounds, broken = fleet.judged()
+    return Outcome(seed, tuple(happenings[:begun]), rounds, seconds, tuple(broken))
+
+
+@dataclass
+class _Member:
+    """One member, over all its lives."""
+
+    post: Post
+    """Of its latest life."""
+    way: Forwarder
+    clock: Clock
+    child: Child | None = None
+    killed: bool = False
+
+    @property
+    def running(self) -> bool:
+        return self.child is not None and self.child.running
+
+    @property
+    def wants_again(self) -> bool:
+        return self.child is not None and not self.running and self.child.exit_code == AGAIN
+
+    @property
+    def end(self) -> End | None:
+        """How it ended, if it did so by itself."""
+        return End.read(self.post.path("end"))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it to the process, if there is one."""
+        if self.child is not None and self.child.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.child.process.pid or 0, number)
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is over."""
+        if self.child is not None and self.child.running:
+            self.killed = True
+            self.child.process.kill()
+            self.child.process.join()
+
+    def gave(self) -> Iterator[Given]:
+        """What is in its ledgers, life after life."""
+        for life in range(1, self.post.life + 1):
+            yield from ledger.read(self.post.ledger(life))
+
+
+class _Fleet:
+    """The processes of one schedule. What is pushed on `stack` ends them."""
+
+    def __init__(self, setting: Setting, folder: Path, stack: ExitStack) -> None:
+        self._setting, self._folder, self._job = setting, folder, setting.job
+        self._context = processes.fork_server(_preload(setting))
+        ring = Keyring(folder / "keys")
+        hub_key = ring.init(sockets.new_pair).public
+        self._clock = stack.enter_context(closing(Clock(folder / "hub.clock")))
+        to, self._listen = self._network(stack)
+        self._members = [
+            self._member(index, to[index], ring, hub_key, stack) for index in range(len(to))
+        ]
+        self._healing: list[tuple[float, Happening]] = []
+        """What is to be undone, and when."""
+        runs.write_job(folder, self._job.to_dict())
+        self._hub = self._start_hub("job.toml", *([] if setting.task else ["--any-job"]))
+        stack.callback(lambda: self._hub.kill())
+        stack.callback(self._end_members)
+        self._hub.when("members join")
+        for each in self._members:
+            self._start(each)
+        self._hub.when("hub started")
+        (self._run_folder,) = (folder / "runs").iterdir()
+        self._initial = self._begun_with()
+
+    # -- starting and ending ------------------------------------------------------------------
+
+    def _network(self, stack: ExitStack) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
+        """Where each forwarder leads, and the words that the hub listens with: through emulated
+        links where the job has some."""
+        members = self._job.fleet.members
+        keys = ("--keys", str(self._folder / "keys"))
+        if not self._setting.is_linked:
+            here = ("127.0.0.1", free_port())
+            return [here] * members, ("--bind", f"tcp://127.0.0.1:{here[1]}", *keys)
+        links = stack.enter_context(
+            networks.emulate(
+                [networks.load(name) for name in self._setting.networks],
+                backend="stream",
+                seed=self._job.seed,
+                congestion=self._job.fleet.congestion,
+            )
+        )
+        to = [sockets.split_address(links.link(index).address) for index in range(members)]
+        return to, ("--bind", links.hub_address, *keys)
+
+    def _member(
+        self, index: int, to: tuple[str, int], ring: Keyring, hub_key: bytes, stack: ExitStack
+    ) -> _Member:
+        pair = sockets.new_pair()
+        ring.allow(pair.public, f"device-{index}")
+        way = stack.enter_context(closing(Forwarder(to)))
+        post = Post(
+            job=self._job,
+            task=self._setting.task,
+            beside=self._setting.beside,
+            device=self._setting.devices[index] if self._setting.devices else devices.HOST,
+            index=index,
+            life=0,
+            hub=f"tcp://127.0.0.1:{way.port}",
+            credentials=Credentials(pair, hub_key),
+            folder=self._folder,
+        )
+        return _Member(post, way, stack.enter_context(closing(Clock(post.path("clock")))))
+
+    def _start_hub(self, *words: str) -> HubProcess:
+        return HubProcess(self._folder, *words, *self._listen, program=self._setting.program)
+
+    def _start(self, each: _Member) -> None:
+        if each.child is not None:
+            each.child.stop(0.0)
+        each.post = replace(each.post, life=each.post.life + 1)
+        each.child = processes.start(self._context, each.post.name, member.run, each.post)
+
+    def _end_members(self) -> None:
+        for each in self._members:
+            if each.child is not None:
+                each.child.process.kill()
+                each.child.stop(0.0)
+
+    def _begun_with(self) -> Vector:
+        """The base that the first member brought."""
+        parts = {g.part: g.payload for m in self._members for g in m.gave() if g.round is None}
+        return np.frombuffer(b"".join(parts[part] or b"" for part in sorted(parts)), np.float32)
+
+    # -- living -------------------------------------------------------------------------------
+
+    def live(
+        self,
+        happenings: Sequence[Happening],
+        patience_s: float,
+        watch: Callable[[Happening], None],
+    ) -> int:
+        """Let things happen and heal, until everyone has ended; how many of them happened."""
+        began = over = time.monotonic()
+        waiting = list(happenings)
+        while self._healing or self._busy():
+            now = time.monotonic()
+            if now - began > patience_s or now - over > LAST_S:
+                break
+            while waiting and began + waiting[0].at_s <= now:
+                happening = waiting.pop(0)
+                watch(happening)
+                self._begin(happening)
+                self._healing.append((now + happening.for_s, happening))
+            for item in [item for item in self._healing if item[0] <= now]:
+                self._healing.remove(item)
+                self._heal(item[1])
+            if self._healing or self._hub_has_work():
+                over = now
+            self._mind_hub()
+            self._mind_members()
+            time.sleep(POLL_S)
+        else:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._hub.process.wait(LAST_S)
+        return len(happenings) - len(waiting)
+
+    def _busy(self) -> bool:
+        return any(m.running or (m.wants_again and self._hub_has_work()) for m in self._members)
+
+    def _hub_has_work(self) -> bool:
+        """Whether it runs, or will be started again."""
+        return self._hub.process.poll() != 0
+
+    def _mind_hub(self) -> None:
+        """Start it again, as a service manager does, once nothing keeps it down. A disk that was
+        full ends it some time later than the disk was."""
+        kept_down = any(happening.kind in ("hub", "disk") for _, happening in self._healing)
+        just_now = time.monotonic() - self._hub.began < RESTART_S
+        if self._hub.process.poll() and not kept_down and not just_now:
+            self._hub = self._start_hub("--resume", str(self._run_folder))
+
+    def _mind_members(self) -> None:
+        for each in self._members:
+            if each.wants_again and self._hub_has_work():
+                self._start(each)
+
+    def _begin(self, happening: Happening) -> None:
+        match happening.kind:
+            case "hub":
+                self._hub.kill()
+            case "disk":
+                self._limit_files(self._journal_bytes() + 2 * self._initial.size + 1000)
+            case "clock" if not happening.members:
+                self._clock.jump(happening.for_s)
+        for each in (self._members[index] for index in happening.members):
+            match happening.kind:
+                case "kill" | "power":
+                    each.kill()
+                case "pause":
+                    each.signal(signal.SIGSTOP)
+                case "clock":
+                    each.clock.jump(happening.for_s)
+                case "link" | "partition":
+                    each.way.hold(happening.for_s)
+                case "slow":
+                    each.way.slow(happening.for_s, 4 * self._initial.size / SLOW_VECTOR_S)
+                case "cut":
+                    each.way.cut()
+                case "corrupt-up" | "corrupt-down":
+                    each.way.damage(upwards=happening.kind == "corrupt-up")
+
+    def _heal(self, happening: Happening) -> None:
+        """What a forwarder or a clock was told ends by itself."""
+        if happening.kind == "disk":
+            self._limit_files(resource.RLIM_INFINITY)
+        for each in (self._members[index] for index in happening.members):
+            if happening.kind == "pause":
+                each.signal(signal.SIGCONT)
+            dead = happening.kind in ("kill", "power") and not each.running
+            if dead and each.end is None and self._hub_has_work():
+                self._start(each)
+
+    def _journal_bytes(self) -> int:
+        logs = (self._run_folder / "journal").glob("*.log")
+        return max(log.stat().st_size for log in logs)
+
+    def _limit_files(self, most_bytes: int) -> None:
+        """The hub's files may grow no longer than this: a record is torn in the middle, as a full
+        disk tears it."""
+        if self._hub.process.poll() is None:
+            limits = (most_bytes, resource.RLIM_INFINITY)
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(self._hub.process.pid, resource.RLIMIT_FSIZE, limits)
+
+    # -- judging ------------------------------------------------------------------------------
+
+    def judged(self) -> tuple[int, list[str]]:
+        """How many rounds there were, and which laws were broken. Everyone has ended."""
+        witness, broken, ended = Witness(), [], {}
+        for each in self._members:
+            name, end = each.post.name, each.end
+            self._testify(each, witness)
+            if end is not None and end.base:
+                ended[name] = Ended(end.applied, end.base)
+            elif not each.killed or (end is not None and "is over" not in end.error):
+                said = "it never ended" if end is None else end.error
+                hub_said = " / ".join(line for _, line in self._hub.said[-3:])
+                broken.append(f"{name} did not come to its end: {said[:300]}; the hub: {hub_said}")
+        with closing(Journal(self._run_folder / "journal")) as journal:
+            rounds = list(journal.replies(0))
+            layout = journal.state.layout if journal.state else b""
+        merging = Merging.of(self._job).bound(
+            layouts.read(layout, self._initial.size) if layout else ()
+        )
+        steady = [each.post.name for each in self._members if not each.killed]
+        return len(rounds), broken + judge(rounds, witness, merging, self._initial, ended, steady)
+
+    def _testify(self, each: _Member, witness: Witness) -> None:
+        for given in each.gave():
+            if given.round is not None and given.payload is None:
+                witness.promised(each.post.name, given.round)
+            elif given.round is not None and given.payload is not None:
+                witness.saw(each.post.name, given.round, given.part, given.payload)
+
+
+def _preload(setting: Setting) -> tuple[str, ...]:
+    """What members' processes have loaded before they are forked."""
+    trained = ("edgetrain.training.train", "edgetrain.training.member") if setting.task else ()
+    return ("edgetrain.training.chaos.member", "numpy.random", *trained)

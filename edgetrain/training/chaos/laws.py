@@ -1,0 +1,222 @@
+"""The laws that hold whatever goes wrong, and a verdict over one schedule. Pure.
+
+Who runs a schedule shows what members gave, what rounds became of it and how members ended; what
+comes back is a list of broken laws, empty where all held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgetrain import codecs, strategies
+from edgetrain.codecs import Codec, Layout
+from edgetrain.errors import BadPayload, ConfigError
+from edgetrain.exchange.hub.records import Round
+from edgetrain.exchange.messages import Buffer
+from edgetrain.jobs.reading import Job
+from edgetrain.strategies.merging.rule import SliceRule
+from edgetrain.training.chaos.schedule import Happening
+from edgetrain.vectors.vector import Vector, checksum
+
+
+class Witness:
+    """Keeps what members have given, to merge it again afterwards."""
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[str, int], set[bytes]] = {}
+        self._parts: dict[tuple[str, int], dict[int, bytes]] = {}
+
+    def saw(self, member: str, round: int, part: int, payload: Buffer) -> None:
+        """A member has handed over a part of a contribution. Repeats must be the same bytes."""
+        content = bytes(payload)
+        self._given.setdefault((member, round), set())
+        parts = self._parts.setdefault((member, round), {})
+        if parts.get(part, content) != content:
+            self._given[member, round].add(content)
+        parts[part] = content
+
+    def promised(self, member: str, round: int) -> None:
+        """A member has made a contribution: it has to count, whether anyone saw it sent or not."""
+        self._given.setdefault((member, round), set())
+
+    def changed(self) -> list[tuple[str, int]]:
+        """Contributions that were sent twice and were not the same."""
+        return [key for key, others in self._given.items() if others]
+
+    def rounds(self, member: str) -> list[int]:
+        """The rounds that a member has given to, or promised to, sorted."""
+        return sorted(round for name, round in self._given if name == member)
+
+    def payloads(self, member: str, round: int) -> list[bytes] | None:
+        """A contribution as it was sent, part by part, or None where nobody gave it."""
+        parts = self._parts.get((member, round))
+        return [parts[part] for part in sorted(parts)] if parts else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one schedule ended. `broken` is empty where every law held."""
+
+    seed: int
+    happenings: tuple[Happening, ...]
+    rounds: int
+    seconds: float
+    """Virtual where the fleet was simulated."""
+    broken: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A member that came to the end."""
+
+    applied: int
+    """Replies it had applied."""
+    base: str
+    """Checksum of its base, as text."""
+
+
+@dataclass(frozen=True)
+class Merging:
+    """How a job's hub makes a reply of contributions, for doing it again. `Merging.of` a job."""
+
+    rule: SliceRule
+    codec: Codec
+    """Of contributions."""
+    reply_codec: Codec
+
+    @classmethod
+    def of(cls, job: Job) -> Merging:
+        """ConfigError for a job that no verdict can be given on."""
+        table = job.strategy
+        if table.secure:
+            raise ConfigError(
+                "chaos with strategy.secure: its verdict merges contributions again, and nobody "
+                "can read these",
+                "leave secure out",
+            )
+        strategy = strategies.find(table.name)
+        if strategy.contributes != "displacement":
+            raise ConfigError(
+                f"chaos with {table.name}: a device that comes back cannot join",
+                "choose dga or fedavg",
+            )
+        rule = strategy.merge_rule(table.merge)
+        if not isinstance(rule, SliceRule) or job.privacy.where == "hub":
+            raise ConfigError(
+                f"chaos with merge = '{table.merge}'"
+                + (" and noise at the hub" if job.privacy.where == "hub" else ""),
+                "leave it at 'mean', and noise to the members",
+            )
+        return cls(rule, codecs.parse(table.codec), codecs.parse(table.reply_codec or table.codec))
+
+    def bound(self, layout: Layout) -> Merging:
+        """The same for a vector of these tensors; () where nobody told them."""
+        return Merging(
+            self.rule, codecs.bound(self.codec, layout), codecs.bound(self.reply_codec, layout)
+        )
+
+    def merge(self, given: Sequence[tuple[Sequence[bytes], float]], out: Vector) -> None:
+        """Overwrite `out` with the merged (payloads, weight) of one round. BadPayload."""
+        out[:] = 0
+        size = self.codec.part_elements
+        for part, start in enumerate(range(0, out.size, size) if given else ()):
+            pieces = [_Given(self.codec, payloads[part], weight) for payloads, weight in given]
+            self.rule.merge(pieces, out[start : start + size])
+
+
+def judge(
+    merged: Iterable[Round],
+    witness: Witness,
+    merging: Merging,
+    initial: Vector,
+    ended: Mapping[str, Ended],
+    steady: Iterable[str],
+) -> list[str]:
+    """The laws, over every round that members were told of (what the journal has, and what a hub
+    told that went on without one):
+
+    - a contribution counts once: no (member, round) twice;
+    - nothing is lost: of who was never without power, or killed, all that it gave counts;
+    - the model is what the same contributions give without any fault: merged again, they lead to
+      every reply, bit for bit, and to the last base;
+    - replicas are equal: everyone who came to the end has the base after the replies it had got,
+      and the last who did has that of all.
+
+    `ended` are the members that came to the end, `steady` those that were never cut short.
+    """
+    always = set(steady)
+    rounds = list(merged)
+    bases, broken = _bases(rounds, witness, merging, initial)
+    counted = Counter((each.member, each.meant_for) for record in rounds for each in record.counted)
+    broken += [f"{m} counts {n} times in round {r}" for (m, r), n in counted.items() if n > 1]
+    for member in sorted(always):
+        lost = [r for r in witness.rounds(member) if not counted[member, r]]
+        if lost:
+            broken.append(f"{member} was there all the time, and its rounds {lost[:5]} are lost")
+    for member, end in ended.items():
+        wanted = bases[end.applied] if end.applied < len(bases) else "of fewer replies"
+        if end.base != wanted:
+            broken.append(f"{member} ended with base {end.base}, not {wanted}")
+    if ended and max(end.applied for end in ended.values()) != len(bases) - 1:
+        broken.append(f"there were {len(bases) - 1} rounds, and nobody ended with all of them")
+    # One that has lost power may: the hub had lost the first with it, and counts what comes last.
+    broken += [
+        f"{m} sent round {r} twice, differently" for m, r in witness.changed() if m in always
+    ]
+    return broken
+
+
+def _bases(
+    rounds: Iterable[Round], witness: Witness, merging: Merging, initial: Vector
+) -> tuple[list[str], list[str]]:
+    """The base before the first round and after each, merged again; and what was another then."""
+    base, told = initial.copy(), np.zeros_like(initial)
+    replies = codecs.memory(merging.reply_codec, base.size)
+    bases, broken = [_spelt(base)], []
+    for record in rounds:
+        given = [(witness.payloads(c.member, c.meant_for), c.weight) for c in record.counted]
+        known = [(payloads, weight) for payloads, weight in given if payloads is not None]
+        if len(known) < len(given):
+            broken.append(f"round {record.round} counts what nobody gave")
+            continue
+        try:
+            merging.merge(known, told)
+        except (BadPayload, IndexError):
+            broken.append(f"round {record.round} counts what is no whole contribution")
+            continue
+        reply = [bytes(payload) for payload in replies.encode(told)]
+        if b"".join(reply) != b"".join(map(bytes, record.reply)):
+            broken.append(f"round {record.round}: merged again, its reply is another")
+        for here, payload in zip(_parts(told, merging.reply_codec), reply, strict=True):
+            merging.reply_codec.decode(payload, here)
+        base += told
+        bases.append(_spelt(base))
+    return bases, broken
+
+
+def _parts(vector: Vector, codec: Codec) -> Iterator[Vector]:
+    step = codec.part_elements
+    return (vector[start : start + step] for start in range(0, vector.size, step))
+
+
+def _spelt(base: Vector) -> str:
+    return f"{checksum(base):016x}"
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A part of a contribution as a merge rule sees it."""
+
+    codec: Codec
+    payload: bytes
+    weight: float
+
+    def read(self, out: Vector) -> None:
+        self.codec.decode(self.payload, out)
+
+    def add(self, weight: float, out: Vector) -> None:
+        self.codec.add(self.payload, weight, out)

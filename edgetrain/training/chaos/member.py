@@ -1,0 +1,168 @@
+"""What runs in a member's process: the stand-in, or a job's own task; and a ledger of what it gave.
+
+Started through `training.processes`. Torch is loaded where a task is trained, and only there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgetrain.errors import HubUnreachable, Refused
+from edgetrain.exchange.keys.keyring import Credentials
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.messages import Buffer
+from edgetrain.exchange.zeromq.frames import MemberSocket
+from edgetrain.jobs.reading import Job
+from edgetrain.training.chaos.clock import Clock
+from edgetrain.training.chaos.ledger import End, Ledger
+from edgetrain.training.chaos.standin import StandIn
+
+ELEMENTS = 2000
+"""Of the stand-in's vector."""
+
+AGAIN = 75
+"""How a process ends that did not get in, and is to be started again."""
+
+_PAUSE_S = 0.2
+"""Before it ends so."""
+
+
+@dataclass(frozen=True)
+class Post:
+    """Who a member is, and where."""
+
+    job: Job
+    task: bool
+    """Whether it trains the job's task, or stands in for it."""
+    beside: Path | None
+    """The folder of the job file."""
+    device: str
+    index: int
+    life: int
+    """How many processes there were before, and this one."""
+    hub: str
+    """The address that it connects to."""
+    credentials: Credentials
+    folder: Path
+    """Of the schedule: ledgers, clocks, logs and ends are there."""
+
+    @property
+    def name(self) -> str:
+        """As the hub calls it."""
+        return f"m{self.index}"
+
+    def path(self, what: str) -> Path:
+        """The file of this member, of all its lives."""
+        return self.folder / f"{self.name}.{what}"
+
+    def ledger(self, life: int) -> Path:
+        """The file of one life's gifts."""
+        return self.folder / f"{self.name}.{life}.gave"
+
+
+class NotedSocket(MemberSocket):
+    """Writes down what gives something before it is sent."""
+
+    def __init__(self, address: str, credentials: Credentials, ledger: Ledger) -> None:
+        super().__init__(address, credentials=credentials)
+        self._ledger = ledger
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """See MemberTransport."""
+        self._ledger.note(frames)
+        super().send(frames)
+
+
+class _Entered:
+    """Whether training has begun in this process."""
+
+    def __init__(self) -> None:
+        self.yet = False
+
+
+def run(post: Post) -> None:
+    """Train to the end, and leave an `End`; or end with AGAIN, where it was not let in yet."""
+    logging.basicConfig(
+        filename=post.path("log"), level=logging.INFO, format=f"{post.life}: %(message)s"
+    )
+    logging.info("process %d", os.getpid())
+    ledger, clock, entered = Ledger(post.ledger(post.life)), Clock(post.path("clock")), _Entered()
+    socket = NotedSocket(post.hub, post.credentials, ledger)
+    train = _task if post.task else _stand_in
+    try:
+        end = train(post, socket, clock, ledger, entered)
+    except Exception as error:
+        logging.info("%s", traceback.format_exc())
+        taken = isinstance(error, Refused) and error.code == "name"
+        lost = isinstance(error, HubUnreachable) and not entered.yet
+        if taken or lost:
+            time.sleep(_PAUSE_S)
+            os._exit(AGAIN)  # and with it its connection, which might get in by itself
+        end = End(error=f"{type(error).__name__}: {error}")
+    finally:
+        ledger.close()
+    end.write(post.path("end"))
+
+
+def _stand_in(
+    post: Post, socket: NotedSocket, clock: Callable[[], float], ledger: Ledger, entered: _Entered
+) -> End:
+    member = StandIn(post.index, ELEMENTS)
+    member.submitting = ledger.promise  # type: ignore[method-assign]
+    link = Link(socket, clock, outage_s=post.job.hub.outage_s)
+    half = member.enter(link)
+    entered.yet = True
+    while half.round * half.every < post.job.train.steps:
+        member.step()
+        link.poll()
+        member.exchange(link, half, half.after_step())
+        time.sleep(post.job.fleet.pace_s)
+    member.exchange(link, half, half.finish())
+    link.leave("done")
+    return End(half.applied, f"{half.checksum:016x}")
+
+
+def _task(
+    post: Post, socket: NotedSocket, clock: Callable[[], float], ledger: Ledger, entered: _Entered
+) -> End:
+    """The loop that a user would write around `edgetrain.join`; nothing is measured."""
+    import torch
+
+    from edgetrain.training import train
+    from edgetrain.training.member import Member, bind, release_of
+    from edgetrain.vectors.noise import system
+
+    job, place = post.job, train.Place(post.index, post.device, post.beside)
+    torch.set_num_threads(job.train.threads)
+    task = train.task_of(job, post.beside)
+    torch.manual_seed(job.seed)
+    model = task.model()
+    seconds = train.pace_of(job, post.device, model, task)
+    pace = train.Pace(train.step_times(job, place, seconds))
+    optimizer = train.optimizer_for(model, job.train.optimizer)
+    flat = bind(model, optimizer)
+    request = train.request_of(job, place, task)
+    with Member(
+        socket,
+        flat,
+        optimizer,
+        request,
+        clock=clock,
+        outage_s=job.hub.outage_s,
+        release=release_of(job.privacy, system),
+    ) as member:
+        entered.yet = True
+        work = train.work_of(job, task, model, flat, post.index, system, member.steps)
+        for _ in range(min(member.begins_at, job.train.steps), job.train.steps):
+            began = time.monotonic()
+            work.backward()()
+            pace.hold(began)
+            member.step()
+        member.drain()
+        return End(member.half.applied, f"{member.half.checksum:016x}")

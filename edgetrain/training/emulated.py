@@ -1,0 +1,231 @@
+"""A whole job on one machine: a hub process, member processes, an emulated network between them.
+
+What each process does is in `serve` and `train`; how it is started is in `processes`; the links are
+`networks`' business. Here they are put together, watched and taken down again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from multiprocessing import forkserver
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import Any
+
+from edgetrain import strategies
+from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.fleet import devices, networks
+from edgetrain.fleet.networks import Link
+from edgetrain.jobs.plan import Plan, hub_of
+from edgetrain.jobs.privacy.accounting import promise
+from edgetrain.jobs.privacy.promise import Promise
+from edgetrain.jobs.reading import Job
+from edgetrain.runs import folder as runs
+from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.training import processes
+from edgetrain.training.processes import Child
+
+PRELOAD = (
+    "edgetrain.training.train",
+    "edgetrain.exchange.hub.serve",
+    "edgetrain.exchange.hub.protocol",
+)
+
+
+def warm_up() -> None:
+    """Let the fork server import torch in the background, while this process plans the job."""
+    processes.fork_server(PRELOAD)
+    forkserver.ensure_running()
+
+
+def run(
+    planned: Plan,
+    folder: Path,
+    watch: Callable[[], None] = lambda: None,
+    poll_s: float = 0.1,
+) -> dict[str, Any]:
+    """Run a planned job in `folder` (made by `runs`); returns its summary, which is also written.
+
+    `watch` is called every `poll_s` seconds. On KeyboardInterrupt everything is ended, the summary
+    of what happened is written, and the interrupt is raised again. Raises the hub's or, if all
+    members failed, the first member's error. No process is left behind in any case.
+    """
+    job = planned.job
+    if not planned.presence.is_steady:
+        raise ConfigError(
+            "absences and stays_s: devices that come and go are simulated only",
+            "add --simulate, or leave them out",
+        )
+    runs.write_job(folder, job.to_dict())
+    runs.write_environment(folder)
+    status, report = "failed", {}
+    try:
+        profiles = [networks.load(name) for name in planned.networks]
+        with networks.emulate(
+            profiles,
+            ("127.0.0.1", 0),
+            backend=job.fleet.backend,
+            seed=job.seed,
+            congestion=planned.congestion,
+            sites=planned.sites,
+            faults=planned.faults,
+        ) as emulation:
+            try:
+                status = _Emulated(planned, folder, emulation, watch, poll_s).run()
+            finally:
+                report = emulation.report()
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        summary = runs.summarise(folder, summary_of(planned, folder, report, status))
+        runs.write_summary(folder, summary)
+    return summary
+
+
+def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str) -> dict[str, Any]:
+    """What only the driver of a run knows of it; `report` is the network's."""
+    strategy = strategies.find(planned.job.strategy.name)
+    delay = 0
+    for record in runs.read_metrics(folder, "round"):
+        delay = record.get("delay", 0)
+    kept = _promise_of(planned, folder, seeded=report.get("backend") == "simulated")
+    sources = {devices.joules_source(device) for device in set(planned.devices)}
+    return {
+        "name": planned.job.name,
+        "task": planned.name,
+        "metric": planned.metric,
+        "better": planned.better,
+        "target": planned.target,
+        "every": planned.job.strategy.every or strategy.every,
+        "emulation": report,
+        "delay": delay,
+        "privacy": kept.to_dict() if kept else None,
+        "joules_source": sources.pop() if len(sources) == 1 else "mixed",
+        "status": status,
+    }
+
+
+def _promise_of(planned: Plan, folder: Path, *, seeded: bool) -> Promise | None:
+    """Of what has been trained: a run that was interrupted has released less than was planned."""
+    if planned.promise is None:
+        return None
+    steps = max((record["step"] for record in runs.read_metrics(folder, "step")), default=0)
+    rounds = sum(1 for _ in runs.read_metrics(folder, "round"))
+    return promise(planned.job, planned.samples, steps, rounds, seeded=seeded)
+
+
+class _Emulated:
+    """The processes of one run, from their start to their end."""
+
+    def __init__(
+        self,
+        planned: Plan,
+        folder: Path,
+        emulation: networks.Emulation,
+        watch: Callable[[], None],
+        poll_s: float,
+    ) -> None:
+        self._planned = planned
+        self._folder = folder
+        self._emulation = emulation
+        self._watch = watch
+        self._poll_s = poll_s
+        self._context = processes.fork_server(PRELOAD)
+        self._began: Synchronized[float] = self._context.Value("d", 0.0)
+
+    def run(self) -> str:
+        """The status of the run; no process is left, whatever happens."""
+        children: list[Child] = []
+        try:
+            hub = self._start("hub", hub_process, self._emulation.hub_link(), self._began)
+            children.append(hub)
+            for index, device in enumerate(self._planned.devices):
+                place = (index, device, self._planned.beside)
+                link = self._emulation.link(index)
+                children.append(self._start(f"m{index}", member_process, link, self._began, place))
+            members = children[1:]
+            self._follow(hub, members)
+        finally:
+            processes.stop_all(children)
+        return self._verdict(hub, members)
+
+    def _start(self, name: str, target: Callable[..., None], *arguments: Any) -> Child:
+        return processes.start(
+            self._context, name, target, self._planned.job, self._folder, *arguments
+        )
+
+    def _follow(self, hub: Child, members: list[Child]) -> None:
+        """Until all members ended, or the hub failed and nothing can come of it any more."""
+        faults_wait = True
+        while running := [member for member in members if member.running]:
+            if faults_wait and self._began.value:
+                self._emulation.start_faults(self._began.value)
+                faults_wait = False
+            self._watch()
+            if not hub.running and hub.exit_code != 0:
+                return
+            if not self._began.value and any(member.exit_code for member in members):
+                return  # without it the others would wait for ever
+            running[0].process.join(self._poll_s)
+        hub.process.join(10.0)
+        self._watch()
+
+    def _verdict(self, hub: Child, members: list[Child]) -> str:
+        began = self._began.value or time.monotonic()
+        path = runs.metrics_path(self._folder)
+        with MetricsLog(path, "hub", time.monotonic, began) as log:
+            for child in (hub, *members):
+                if child.error:
+                    log.event("error", child.error.strip().splitlines()[-1], about=child.name)
+        if hub.error:
+            raise EdgetrainError(f"the hub failed: {hub.error}")
+        failed = [member for member in members if member.exit_code != 0]
+        if len(failed) == len(members) or not self._began.value:
+            told = [m for m in failed if m.error]
+            if not told:
+                raise EdgetrainError("no member got to its end, and none said why")
+            raise EdgetrainError(f"member {told[0].name}: {told[0].error}")
+        return "finished"
+
+
+# -- what runs in the processes -------------------------------------------------------------------
+
+
+def hub_process(job: Job, folder: Path, link: Link, began: Synchronized[float]) -> None:
+    """The hub of an emulated job."""
+    from edgetrain.exchange.hub.serve import serve
+    from edgetrain.exchange.zeromq.frames import HubSocket
+    from edgetrain.training.recorder import HubRecorder
+
+    link.enter()
+    socket = HubSocket(link.address)
+
+    def on_start(at: float) -> None:
+        began.value = at
+
+    recorder = HubRecorder(folder, time.monotonic, socket.traffic, on_start=on_start)
+    try:
+        serve(hub_of(job), socket, time.monotonic, recorder)
+    finally:
+        recorder.close()
+        socket.close()
+
+
+def member_process(
+    job: Job,
+    folder: Path,
+    link: Link,
+    began: Synchronized[float],
+    place: tuple[int, str, Path | None],
+) -> None:
+    """A member of an emulated job."""
+    from edgetrain.training.train import Place, train
+
+    link.enter()
+
+    def open_log(name: str) -> MetricsLog:
+        return MetricsLog(runs.metrics_path(folder), name, time.monotonic, began.value)
+
+    train(job, Place(*place), link.address, open_log)

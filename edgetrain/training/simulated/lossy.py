@@ -1,0 +1,201 @@
+"""One direction of a connection in virtual time, over ways that lose packets.
+
+Which segment of a message is lost decides what that costs: one in the middle is noticed by those
+behind it, the last one by nobody. So a loss splits what left together into pieces, each piece that
+arrives is acknowledged for itself, and `networks.recovery` says what is sent again, and when. What
+loses nothing stays in one piece and costs what it costs in `streams`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from edgetrain.fleet.networks.links.fluid import HEADERS, Way
+from edgetrain.fleet.networks.links.loss_recovery import NEVER, Piece, Received, Recovery
+from edgetrain.fleet.networks.links.model import ETHERNET_BYTES
+from edgetrain.fleet.networks.links.window import MSS, WholeWindow
+from edgetrain.training.simulated.streams import SEND_LIMIT_BYTES, Frames, Path, Stream
+from edgetrain.training.simulated.virtual import World
+
+_FULL_FRAME = MSS + HEADERS + ETHERNET_BYTES
+
+
+class LossyStream(Stream):
+    """A Stream whose segments may be lost, by the link or by a full queue, and are sent again."""
+
+    def __init__(
+        self,
+        world: World,
+        path: Path,
+        back: Path,
+        congestion: str,
+        deliver: Callable[[Frames], None],
+    ) -> None:
+        super().__init__(world, path, back, congestion, deliver)
+        window = WholeWindow(congestion, self.window.rtt, SEND_LIMIT_BYTES)
+        self.window = window
+        self._recovery = Recovery(window)
+        self._arrived = Received()
+        self._ends: deque[tuple[int, Frames]] = deque()
+        self._heard: deque[tuple[int, Piece, int]] = deque()
+        self._wakes_at = NEVER
+
+    def _pump(self) -> None:
+        """Take in what was heard, see what time it is, and send what may be sent."""
+        now, recovery, heard = self._world.now, self._recovery, self._heard
+        if now < self._opens:
+            return
+        shut = self.cut or self._path.down
+        while heard and heard[0][0] <= now:
+            at, piece, spread = heard.popleft()
+            recovery.acked(piece, at, spread)
+            # Each that was waited for lets go what it has room for: what a loss cuts is what is
+            # under way by then. Of the others, heard long ago, the last may end in a pause.
+            while at == now and not shut and self._send_some(now):
+                pass
+        self._waits = False
+        if shut:
+            return
+        while recovery.missing and recovery.deadline <= now:
+            recovery.expire(now)
+            self._probe(now)
+        while self._send_some(now):
+            pass
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Come back when there is room, or something to hear of a loss."""
+        if self._waits or self._recovery.missing:
+            at = self._recovery.deadline if self._recovery.missing else NEVER
+            if self._heard:
+                at = min(at, self._heard[0][0])
+            if at < self._wakes_at:
+                self._wakes_at = at
+                self._world.at(at, lambda: self._wake(at))
+
+    def _wake(self, at: int) -> None:
+        if at == self._wakes_at:
+            self._wakes_at = NEVER
+            self._pump()
+
+    def _send_some(self, now: int) -> bool:
+        """Put a piece on the way, what was lost first; False where none may go."""
+        recovery, window = self._recovery, self.window
+        if not self._backlog and not recovery.lost:
+            return False
+        room = window.room(now) if recovery.idle else window.space()
+        if room < MSS and window.in_flight:
+            self._waits = True
+            return False
+        if recovery.lost:
+            self._repeat(recovery.resend(min(room, self._path.train_bytes), now), now)
+        else:
+            most = self._chunk if room >= self._backlog[0].left else self._path.train_bytes
+            self._send_new(min(room, most), now)
+        return True
+
+    def _send_new(self, most: int, now: int) -> None:
+        """The next bytes of the first message: whole segments, but for its end."""
+        message = self._backlog[0]
+        size = message.left if message.left <= most else max(most // MSS, 1) * MSS
+        size = min(size, message.left)
+        message.left -= size
+        if not message.left:
+            self._backlog.popleft()
+            self._ends.append((self._recovery.end + size, message.frames))
+        self.sent_bytes += size
+        self._through(0, now, self._recovery.send(size, now))
+
+    def _repeat(self, piece: Piece, now: int) -> None:
+        size = piece.end - piece.start
+        self.sent_bytes += size
+        self.repeated_bytes += size
+        self._through(0, now, piece)
+
+    def _probe(self, now: int) -> None:
+        """A tail loss probe, where one is due: it does not ask the window."""
+        if not self._recovery.probing:
+            return
+        if self._backlog:
+            self._send_new(MSS, now)
+            return
+        piece = self._recovery.probe(now)
+        if piece is not None:
+            self._repeat(piece, now)
+
+    def _through(self, stage: int, now: int, piece: Piece) -> None:  # type: ignore[override]
+        """A piece is at the entry of a way. Shared ways are entered in the order of time."""
+        way = self._path.ways[stage]
+        for part in self._sift(way, now, piece):
+            size, segments = part.end - part.start, part.segments
+            arrival = way.model.arrival(now, size + segments * HEADERS, segments)
+            if stage + 1 == len(self._path.ways):
+                self._reach(part, arrival)
+            else:
+                self._enter_next(stage + 1, arrival, part)
+
+    def _enter_next(self, stage: int, at: int, piece: Piece) -> None:
+        self._world.at(at, lambda: self._through(stage, at, piece))
+
+    def _sift(self, way: Way, now: int, piece: Piece) -> Iterator[Piece]:
+        """What of a piece gets into a way: segments are lost, or find the queue full."""
+        segments, rate = piece.segments, way.model.rate
+        losses = way.losses.places(segments, now)
+        room = segments if rate is None else rate.room(now, _FULL_FRAME)
+        if not losses and room >= segments:
+            yield piece
+            return
+        kept = _kept(segments, losses, room)
+        begins = [place for place in range(1, segments) if kept[place] != kept[place - 1]]
+        parts = self._recovery.split(piece, [piece.start + place * MSS for place in begins])
+        for part, place in zip(parts, [0, *begins], strict=True):
+            if not kept[place]:
+                self._recovery.vanish(part)
+        self._look_ahead()
+        yield from (part for part, place in zip(parts, [0, *begins], strict=True) if kept[place])
+
+    def _reach(self, piece: Piece, arrival: int) -> None:
+        """A piece arrives then: what is whole by it is delivered, and the sender hears of it."""
+        start, end, arrived = piece.start, piece.end, self._arrived
+        spread = int(max(end - start - MSS, 0) * self._ns_per_byte)
+        acked_at = self._back.ack_delay(arrival)
+        if self._heard:  # acknowledgements do not overtake each other
+            acked_at = max(acked_at, self._heard[-1][0])
+        self._heard.append((acked_at, piece, spread))
+        if len(self._heard) == 1:
+            self._look_ahead()
+        self._last = max(arrival, self._last)
+        before = arrived.next
+        if arrived.take(start, end):
+            self._deliver_whole(before, self._last)
+
+    def _deliver_whole(self, before: int, at: int) -> None:
+        """Messages that end below what is there now; `before` is what was there."""
+        ends = self._ends
+        while ends and ends[0][0] <= self._arrived.next:
+            end, frames = ends.popleft()
+            self._arrive_at(at, frames, end - before)
+            before = end
+        self.received_bytes += self._arrived.next - before
+
+    def _arrive_at(self, at: int, frames: Frames, size: int) -> None:
+        self._world.at(at, lambda: self._arrive(frames, size))
+
+    def _go_on(self) -> None:
+        """The link is up again: what the outage took is sent again, a segment first."""
+        if self._recovery.missing and not self._path.down:
+            self._recovery.time_out(self._world.now)
+        super()._go_on()
+
+
+def _kept(segments: int, losses: list[int], room: int) -> list[bool]:
+    """Of each segment whether it gets in: not lost, and before it no more than the queue takes."""
+    kept = [True] * segments
+    for place in losses:
+        kept[place] = False
+    for place in range(segments):
+        if kept[place]:
+            room -= 1
+            kept[place] = room >= 0
+    return kept

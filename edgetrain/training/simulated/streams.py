@@ -1,0 +1,216 @@
+"""One direction of a connection in virtual time, where nothing is lost but to a full queue.
+
+A fluid behind a congestion window (`networks.fluid`, `networks.window`) that goes through one link
+after the other. Ways that lose packets are `lossy`'s; connections and who is at their ends,
+`wires`'.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgetrain.exchange.messages import Buffer
+from edgetrain.fleet.networks.links.fluid import HEADERS, Way
+from edgetrain.fleet.networks.links.loss_recovery import LONGEST_TIMEOUT_NS
+from edgetrain.fleet.networks.links.window import MSS, Window
+from edgetrain.training.simulated.virtual import World
+
+SEND_LIMIT_BYTES = 4 << 20
+"""The most that one connection has unacknowledged: what Linux allows by default (tcp_wmem)."""
+
+Frames = Sequence[Buffer]
+
+
+def wire_bytes(frames: Frames) -> int:
+    """What a message takes in the byte stream: its frames behind ZMTP 3.1's flags and lengths."""
+    total = 0
+    for frame in frames:
+        size = memoryview(frame).nbytes
+        total += size + (2 if size < 256 else 9)
+    return total
+
+
+@dataclass
+class Message:
+    """Waits to be sent; `left` of its bytes have not left yet."""
+
+    frames: Frames
+    left: int
+
+
+@dataclass(frozen=True)
+class Path:
+    """The ways that bytes go, in order: the access link and a site's uplink, or back."""
+
+    ways: tuple[Way, ...]
+    train_bytes: int
+
+    @property
+    def mean_delay(self) -> int:
+        return sum(way.mean_delay for way in self.ways)
+
+    @property
+    def chunk(self) -> int:
+        return min(way.chunk for way in self.ways)
+
+    @property
+    def loses(self) -> bool:
+        """Whether a packet may be lost on it, other than to a full queue."""
+        return any(way.model.loses for way in self.ways)
+
+    @property
+    def down(self) -> bool:
+        """A fault takes the access link away: the first way up, the last way down."""
+        return self.ways[0].model.down or self.ways[-1].model.down
+
+    def once(self, now: int, timeout: int) -> int:
+        """What losses add until one segment has got through, repeated after this timeout, then
+        after twice as long, and so on."""
+        late = 0
+        while any(way.losses.places(1, now + late) for way in self.ways):
+            late += min(timeout, LONGEST_TIMEOUT_NS)
+            timeout *= 2
+        return late
+
+    def ack_delay(self, now: int) -> int:
+        """What an acknowledgement takes that sets out now."""
+        for way in self.ways:
+            now += way.delay_ns(now)
+        return now
+
+
+class Stream:
+    """One direction of one connection: messages in, the same messages out, later."""
+
+    def __init__(
+        self,
+        world: World,
+        path: Path,
+        back: Path,
+        congestion: str,
+        deliver: Callable[[Frames], None],
+    ) -> None:
+        self.sent_bytes = self.received_bytes = self.repeated_bytes = 0
+        self._world, self._path, self._back = world, path, back
+        self._deliver = deliver
+        self._chunk = path.chunk
+        self._ns_per_byte = max(way.ns_per_byte for way in path.ways)
+        self.window = Window(congestion, path.mean_delay + back.mean_delay, SEND_LIMIT_BYTES)
+        self._backlog: deque[Message] = deque()
+        self._acks: deque[tuple[int, int, int, int]] = deque()
+        self._last = 0
+        self._opens = 0
+        self._waits = False
+        self._held: deque[tuple[Frames, int]] = deque()
+        self.cut = False
+        self.on_damage: Callable[[], None] | None = None
+        """Called in place of the next delivery, whose bytes are damaged."""
+
+    def send(self, frames: Frames, size: int) -> None:
+        """Queue a message."""
+        self._backlog.append(Message(frames, size))
+        if not self._waits:
+            self._pump()
+
+    def wait(self, delay: int) -> None:
+        """Send nothing for so long."""
+        self._opens = self._world.now + delay
+        self._waits = True
+        self._world.at(self._opens, self._pump)
+
+    def _pump(self) -> None:
+        """Put on the way what the window has room for."""
+        now, window, acks = self._world.now, self.window, self._acks
+        if now < self._opens:
+            return
+        while acks and acks[0][0] <= now:
+            at, count, sent, spread = acks.popleft()
+            window.acked(count, at, at - sent, spread)
+        self._waits = False
+        while self._backlog and not self.cut and not self._path.down:
+            room = window.room(now)
+            if room < MSS and window.in_flight:
+                self._waits = True
+                if acks:
+                    self._world.at(acks[0][0], self._pump)
+                return
+            message = self._backlog[0]
+            # Where the window is the limit, acknowledgements come and let go a few at a time.
+            most = self._chunk if room >= message.left else self._path.train_bytes
+            size = min(room, most, message.left)
+            message.left -= size
+            whole = message.frames if not message.left else None
+            if whole is not None:
+                self._backlog.popleft()
+            self._enter(size, whole)
+
+    def _enter(self, size: int, whole: Frames | None) -> None:
+        now = self._world.now
+        self.window.sent(size, now)
+        self.sent_bytes += size
+        self._through(0, now, now, size, whole, 0)
+
+    def _through(
+        self, stage: int, now: int, sent: int, size: int, whole: Frames | None, stall: int
+    ) -> None:
+        """A chunk is at the entry of a way. Shared ways are entered in the order of time."""
+        way = self._path.ways[stage]
+        segments = -(-size // MSS)
+        rate = way.model.rate
+        overflow = rate is not None and rate.full(now)
+        arrival = way.model.arrival(now, size + segments * HEADERS, segments)
+        if overflow:
+            stall = max(stall, way.repair(self.window, 0, now))
+        if stage + 1 < len(self._path.ways):
+            self._world.at(
+                arrival,
+                lambda: self._through(stage + 1, arrival, sent, size, whole, stall),
+            )
+            return
+        spread = int(max(size - MSS, 0) * self._ns_per_byte)
+        acked_at = self._back.ack_delay(arrival)
+        if self._acks:  # acknowledgements do not overtake each other
+            acked_at = max(acked_at, self._acks[-1][0])
+        self._acks.append((acked_at, size, sent, spread))
+        if self._waits and len(self._acks) == 1:
+            self._world.at(acked_at, self._pump)
+        self._last = max(arrival + stall, self._last)
+        if whole is not None:
+            self._world.at(self._last, lambda: self._arrive(whole, size))
+        else:
+            self.received_bytes += size
+
+    def _arrive(self, frames: Frames, size: int) -> None:
+        if self.cut:
+            return
+        if self._held or self._path.down:  # goes on when the link is up again, in its turn
+            self._held.append((frames, size))
+        else:
+            self._hand_over(frames, size)
+
+    def _hand_over(self, frames: Frames, size: int) -> None:
+        self.received_bytes += size
+        if self.on_damage is None:
+            self._deliver(frames)
+        elif not self.cut:
+            self.on_damage()
+
+    def unbegun(self) -> list[Frames]:
+        """Messages of which nothing has left yet."""
+        return [m.frames for m in self._backlog if m.left == wire_bytes(m.frames)]
+
+    def recover(self, outage_ns: int) -> None:
+        """The link is up again: TCP goes on at its next retransmission, each twice as late."""
+        timeout = at = self.window.timeout
+        while at < outage_ns:
+            timeout *= 2
+            at += timeout
+        self.window.collapse()
+        self._world.at(self._world.now + max(at - outage_ns, 0), self._go_on)
+
+    def _go_on(self) -> None:
+        while self._held and not self._path.down:
+            self._hand_over(*self._held.popleft())
+        self._pump()

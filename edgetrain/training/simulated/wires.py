@@ -1,0 +1,386 @@
+"""Messages on emulated links in virtual time: the transports of a simulated hub and its members.
+
+Each member has one TCP connection to the hub; each direction of it (`streams`, and `lossy` where
+packets are lost) goes through the member's access link and, at a site, through the uplink that it
+shares with others. The same link models as in the emulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from edgetrain.exchange.messages import Buffer
+from edgetrain.exchange.transport import SILENCE_S, Traffic
+from edgetrain.fleet.networks import Fault, Profile, Site
+from edgetrain.fleet.networks.faults import Schedule
+from edgetrain.fleet.networks.links.fluid import Way
+from edgetrain.fleet.networks.links.loss_recovery import GREETING_TIMEOUT_NS
+from edgetrain.fleet.networks.links.window import MSS
+from edgetrain.training.simulated.lossy import LossyStream
+from edgetrain.training.simulated.streams import Frames, Path, Stream, wire_bytes
+from edgetrain.training.simulated.virtual import SECOND, Mailbox, World
+
+HANDSHAKES, HANDSHAKE_BYTES = 3, 64
+"""Round trips of TCP's and ZMTP's greetings before the first message, and bytes in each."""
+
+TRAIN_SEGMENTS, COARSE_TRAIN_SEGMENTS, COARSE_FROM = 4, 16, 64
+"""Segments that leave at once where the congestion window is the limit; so many more from so many
+members on, where each costs more time than it tells."""
+
+
+def stream(
+    world: World, path: Path, back: Path, congestion: str, deliver: Callable[[Frames], None]
+) -> Stream:
+    """One direction of a connection: the finer model where its path loses packets."""
+    kind = LossyStream if path.loses else Stream
+    return kind(world, path, back, congestion, deliver)
+
+
+class MemberWire:
+    """A member's end of its connection: a MemberTransport in virtual time."""
+
+    def __init__(self, network: SimulatedNetwork, member: int, name: bytes) -> None:
+        self.member = member
+        self._network = network
+        self._inbox: Mailbox[Frames] = Mailbox(network.world)
+        self._before = Traffic(0, 0, 0, 0.0)
+        self._open(name)
+
+    def _open(self, name: bytes, *, at_once: bool = True) -> None:
+        """A new connection, under this name; the hub knows of it `at_once`."""
+        self.name = name
+        self.connections = 1
+        """As of Reconnecting."""
+        up, down = self._network.paths(self.member)
+        world, congestion = self._network.world, self._network.congestion
+        hub = self._network.hub
+        self.up = stream(world, up, down, congestion, lambda frames: hub.take(name, frames))
+        self.down = stream(world, down, up, congestion, self._inbox.put)
+        if at_once:
+            self._network.add(self)
+
+    def reconnect(self) -> None:
+        """See Reconnecting."""
+        self._break()
+        self._network.forget(self.name)
+        self._open(self._network.new_name(self.member))
+        self._greet()
+
+    def hub_is_back(self) -> None:
+        """The hub's machine has started again: ZeroMQ connects anew, under the same name. What was
+        under way is lost."""
+        self.cut()
+
+    def cut(self) -> None:
+        """The connection breaks off, and both ends know it; ZeroMQ makes another under the same
+        name. What was under way is lost, and what the hub had queued; what was queued here is
+        not."""
+        waiting, before = self.up.unbegun(), self.connections
+        self._break()
+        self._network.hub.forget(self.name)
+        self._open(self.name, at_once=False)
+        self.connections = before
+        delay = self._greet()
+        for frames in waiting:
+            self.up.send(frames, wire_bytes(frames))
+        up, world = self.up, self._network.world
+        world.at(world.now + delay, lambda: self._stands(up))
+
+    def _stands(self, up: Stream) -> None:
+        if up is self.up and not up.cut:
+            self.connections += 1
+            self._network.add(self)
+
+    def damage(self, upwards: bool) -> None:
+        """The next message on this way arrives damaged, and whoever gets it breaks off. A hub
+        closes its connection, and ZeroMQ makes another; a member's ZeroMQ gives up, and it takes
+        the member's own patience to connect again."""
+        if upwards:
+            self.up.on_damage = self.cut
+        else:
+            self.down.on_damage = self._give_up
+
+    def _give_up(self) -> None:
+        self.up.cut = self.down.cut = True
+        self._network.hub.forget(self.name)
+
+    def _break(self) -> None:
+        self.up.cut = self.down.cut = True
+        self._before = self.traffic()
+
+    def _greet(self) -> int:
+        """Nothing leaves before the greetings of TCP and ZMTP have gone to and fro."""
+        window = self.up.window
+        delay = sum(self._network.greetings(self.member, window.rtt, window.timeout))
+        for stream in (self.up, self.down):
+            stream.wait(delay)
+        return delay
+
+    def send(self, frames: Frames) -> None:
+        """See MemberTransport."""
+        self._network.tap(self.member, frames)
+        self.up.send(frames, wire_bytes(frames))
+
+    def receive(self, timeout_s: float) -> list[Buffer] | None:
+        """See MemberTransport; waits in virtual time."""
+        frames = self._inbox.get(timeout_s)
+        return None if frames is None else list(frames)
+
+    def received_bytes(self) -> int:
+        """See MemberTransport."""
+        return self._before.received_bytes + self.down.received_bytes
+
+    def traffic(self) -> Traffic:
+        """Bytes at the socket, as MemberSocket counts them."""
+        before = self._before
+        return Traffic(
+            before.sent_bytes + self.up.sent_bytes,
+            before.received_bytes + self.down.received_bytes,
+            before.retransmitted_bytes + self.up.repeated_bytes,
+            self.up.window.rtt / SECOND,
+        )
+
+    def close(self) -> None:
+        """See MemberTransport: what was sent still arrives."""
+
+    def power_off(self) -> None:
+        """The device is gone without a word: nothing more leaves or reaches it."""
+        self.up.cut = self.down.cut = True
+        self._network.lose(self.name)
+
+    def die(self) -> None:
+        """The process is gone, and its machine's kernel closes the connection."""
+        self.up.cut = self.down.cut = True
+        self._network.forget(self.name)
+
+
+class HubWire:
+    """The hub's end of all connections: a HubTransport in virtual time.
+
+    The hub takes messages one after the other, and `message_s` for each.
+    """
+
+    def __init__(self, world: World, message_s: float) -> None:
+        self._world = world
+        self._message_s = message_s
+        self.down = False
+        self.busy_s = 0.0
+        """Seconds that taking messages has cost."""
+        self._inbox: Mailbox[tuple[bytes, Frames]] = Mailbox(world)
+        self._members: dict[bytes, MemberWire] = {}
+        self._dead: dict[bytes, int] = {}
+        self._cached: tuple[Frames, int] | None = None
+
+    def add(self, wire: MemberWire) -> None:
+        """A member has connected."""
+        self._members[wire.name] = wire
+
+    def forget(self, name: bytes) -> None:
+        """A member has closed its connection."""
+        self._members.pop(name, None)
+
+    def take(self, sender: bytes, frames: Frames) -> None:
+        """A message has arrived; nobody takes it where the hub is not running."""
+        if not self.down:
+            self._inbox.put((sender, frames))
+
+    def crash(self) -> None:
+        """The hub's process is gone, and with it what had arrived and its connections."""
+        self.down = True
+        self._inbox = Mailbox(self._world)
+        self._members.clear()
+        self._dead.clear()
+
+    def restart(self) -> None:
+        """It is there again."""
+        self.down = False
+
+    def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
+        """See HubTransport; waits in virtual time."""
+        found = self._inbox.get(timeout_s)
+        while found is not None:
+            if self._message_s:
+                self.busy_s += self._message_s
+                self._world.sleep(self._message_s)
+            yield found[0], list(found[1])
+            found = self._inbox.get(0.0)
+
+    def send(self, to: bytes, frames: Frames) -> bool:
+        """See HubTransport. A lost connection is noticed when TCP gives up on it."""
+        wire = self._members.get(to)
+        if wire is None:
+            return False
+        lost_at = self._dead.get(to)
+        if lost_at is not None:
+            if self._world.now - lost_at < SILENCE_S * SECOND:
+                return True
+            del self._members[to], self._dead[to]
+            return False
+        if self._cached is None or self._cached[0] is not frames:
+            self._cached = frames, wire_bytes(frames)
+        wire.down.send(frames, self._cached[1])
+        return True
+
+    def lose(self, name: bytes) -> None:
+        """A member has lost power."""
+        self._dead.setdefault(name, self._world.now)
+
+    def traffic(self) -> Traffic:
+        """Sums over all connections, as HubSocket counts them."""
+        wires = self._members.values()
+        return Traffic(
+            sum(wire.down.sent_bytes for wire in wires),
+            sum(wire.up.received_bytes for wire in wires),
+            sum(wire.down.repeated_bytes for wire in wires),
+            max((wire.down.window.rtt / SECOND for wire in wires), default=0.0),
+        )
+
+    def close(self) -> None:
+        """See HubTransport."""
+
+
+class SimulatedNetwork:
+    """All links of a fleet: member i behind `profiles[i]`, sites behind a shared uplink each.
+
+    Loss and jitter are drawn with the same seeds as the emulator's, but per chunk and not per
+    packet: the draws agree in distribution, not one by one.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        profiles: Sequence[Profile],
+        *,
+        message_s: float = 0.0,
+        seed: int = 0,
+        congestion: str = "cubic",
+        sites: Sequence[Site] = (),
+        faults: Sequence[Fault] = (),
+    ) -> None:
+        self.world = world
+        self.congestion = congestion
+        self.hub = HubWire(world, message_s)
+        self.tap: Callable[[int, Frames], None] = lambda member, frames: None
+        """Called with each message that a member hands over."""
+        number = iter(range(seed * 1_000_000, seed * 1_000_000 + 1_000_000, 2))
+        coarse = len(profiles) >= COARSE_FROM
+        self._train_bytes = MSS * (COARSE_TRAIN_SEGMENTS if coarse else TRAIN_SEGMENTS)
+        self._access = [self._pair(profile, number) for profile in profiles]
+        uplinks = [(site, self._pair(site.uplink, number)) for site in sites]
+        self._uplink = {member: pair for site, pair in uplinks for member in site.members}
+        self._wires: dict[bytes, MemberWire] = {}
+        self._schedule = Schedule(faults)
+        self._down_since: dict[int, int] = {}
+        self._joined = 0
+
+    @staticmethod
+    def _pair(profile: Profile, number: Iterator[int]) -> tuple[Way, Way]:
+        profile.refuse_training()
+        up, down = profile.up, profile.down
+        return Way.make(up, next(number), 0), Way.make(down, next(number), 0)
+
+    def paths(self, member: int) -> tuple[Path, Path]:
+        """Up and down, between a member and the hub."""
+        up, down = self._access[member]
+        shared = self._uplink.get(member)
+        if shared is None:
+            return Path((up,), self._train_bytes), Path((down,), self._train_bytes)
+        ways_up, ways_down = (up, shared[0]), (shared[1], down)
+        return Path(ways_up, self._train_bytes), Path(ways_down, self._train_bytes)
+
+    def connect(self, member: int) -> MemberWire:
+        """A new connection of this member, after the round trips that TCP and ZMTP need."""
+        wire = MemberWire(self, member, self.new_name(member))
+        up, down = self.paths(member)
+        rtt = up.mean_delay + down.mean_delay
+        for trip in self.greetings(member, rtt, wire.up.window.timeout):
+            for window in (wire.up.window, wire.down.window):
+                window.sent(HANDSHAKE_BYTES, self.world.now)
+                window.acked(HANDSHAKE_BYTES, self.world.now + rtt, rtt)
+            self.world.sleep(trip / SECOND)
+        return wire
+
+    def greetings(self, member: int, rtt: int, patience: int) -> list[int]:
+        """How long each of a new connection's first round trips takes: TCP's, and two of ZMTP's.
+        One that loses a segment takes a timeout more."""
+        paths = self.paths(member)
+        trips: list[int] = []
+        for number in range(HANDSHAKES):
+            now = self.world.now + sum(trips)
+            timeout = patience if number else GREETING_TIMEOUT_NS
+            late = sum(path.once(now, timeout) for path in paths if path.loses)
+            trips.append(rtt + late)
+        return trips
+
+    def new_name(self, member: int) -> bytes:
+        """What a new connection of this member is called."""
+        self._joined += 1
+        return b"m%d-%d" % (member, self._joined)
+
+    def add(self, wire: MemberWire) -> None:
+        """A connection has been opened."""
+        self._wires[wire.name] = wire
+        if not self.hub.down:
+            self.hub.add(wire)
+
+    def forget(self, name: bytes) -> None:
+        """A connection has been closed."""
+        self._wires.pop(name, None)
+        self.hub.forget(name)
+
+    def lose(self, name: bytes) -> None:
+        """A member has lost power."""
+        self._wires.pop(name, None)
+        self.hub.lose(name)
+
+    def restart_hub(self) -> None:
+        """The hub's machine is up again: everyone's connection is made anew."""
+        self.hub.restart()
+        for wire in list(self._wires.values()):
+            wire.hub_is_back()
+
+    def strike(self, fault: Fault) -> None:
+        """Let something go wrong from now on, for as long as the fault says."""
+        self._change(fault, True)
+        when = self.world.now + round(fault.for_s * SECOND)
+        self.world.at(when, lambda: self._change(fault, False))
+
+    def start_faults(self) -> None:
+        """Training begins: the clock of the faults' schedule starts."""
+        start = self.world.now
+        for seconds, fault, begins in self._schedule.changes():
+            when = start + round(seconds * SECOND)
+            self.world.at(when, lambda f=fault, b=begins: self._change(f, b))  # type: ignore[misc]
+
+    def _change(self, fault: Fault, begins: bool) -> None:
+        self._schedule.switch(fault, begins)
+        for member, ways in enumerate(self._access):
+            for way in ways:
+                way.model.down = self._schedule.cut_off(member)
+                way.model.set_rate(self._schedule.rate_share(member))
+            self._mind_outage(member, ways[0].model.down)
+
+    def _mind_outage(self, member: int, down: bool) -> None:
+        """TCP repeats what an outage took, and after SILENCE_S gives up at both ends."""
+        since = self._down_since.get(member)
+        if down and since is None:
+            began = self._down_since[member] = self.world.now
+            when = began + SILENCE_S * SECOND
+            self.world.at(when, lambda: self._give_up(member, began))
+        elif not down and since is not None:
+            del self._down_since[member]
+            outage = self.world.now - since
+            for wire in self._wires_of(member):
+                if outage >= SILENCE_S * SECOND:
+                    wire.cut()
+                else:
+                    wire.up.recover(outage)
+                    wire.down.recover(outage)
+
+    def _give_up(self, member: int, began: int) -> None:
+        if self._down_since.get(member) == began:
+            for wire in self._wires_of(member):
+                self.hub.forget(wire.name)
+
+    def _wires_of(self, member: int) -> list[MemberWire]:
+        return [wire for wire in self._wires.values() if wire.member == member]

@@ -1,0 +1,220 @@
+"""A torch optimizer's state, a model's buffers, random numbers and what else a loop has, as plain
+values and buffers.
+
+For checkpoints: the way there and the way back, without pickle. Nothing here knows a file, a member
+or a round.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from edgetrain.errors import BadMessage, ConfigError
+from edgetrain.exchange.member.checkpoint import Bytes
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool,
+        torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    )
+}  # fmt: skip
+_DEPTH = 16
+_PLAIN = "it holds numbers, texts, None and tensors, in tables and lists, and no code"
+
+
+class Stateful(Protocol):
+    """What torch's learning-rate schedulers, GradScaler, AveragedModel and others are alike in."""
+
+    def state_dict(self) -> Any:
+        """All of its state: numbers, texts, None and tensors, in tables and lists."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Become what had this state."""
+
+
+class TrainingState:
+    """What a training process has besides its trained parameters: the optimizer's state, the
+    model's buffers (normalisation statistics stay with the member), random numbers (torch's,
+    Python's, NumPy's own), and `others` of the loop's by name. They are only read, but by
+    `put_back`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        others: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._others = dict(others or {})
+        for name, other in self._others.items():
+            if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
+                raise ConfigError(
+                    f"state['{name}'] is a {type(other).__name__}",
+                    "what a checkpoint is to hold has state_dict and load_state_dict",
+                )
+        self.collect_others()  # what cannot be kept is told now, not ten minutes into training
+
+    @property
+    def optimizer(self) -> str:
+        """Its class, which a checkpoint must have in common."""
+        return type(self._optimizer).__name__
+
+    def collect(self) -> dict[str, Any]:
+        """All of it, as a tree with tensors in it, which are the model's and optimizer's own."""
+        name, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
+        cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "buffers": dict(self._model.named_buffers()),
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if cuda else [],
+            "python": random.getstate(),
+            "numpy": [name, torch.from_numpy(np.array(keys).astype(np.int64)), place, has_gauss,
+                      gauss],
+            "others": self.collect_others(),
+        }  # fmt: skip
+
+    def collect_others(self) -> dict[str, Any]:
+        """The states of the others. ConfigError where a checkpoint cannot hold one."""
+        states = {name: other.state_dict() for name, other in self._others.items()}
+        for name, state in states.items():
+            try:
+                pack(state)
+            except ConfigError as error:
+                raise ConfigError(f"state['{name}']: {error.message}", _PLAIN) from None
+        return states
+
+    def put_back(self, tree: Mapping[str, Any]) -> None:
+        """Become what `collect` gave. ConfigError where it is another model's or optimizer's, or
+        damaged; then nothing is promised of either."""
+        self._put_back_others(tree.get("others", {}))
+        try:
+            self._put_back(tree)
+        except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+            raise ConfigError(
+                f"the checkpoint does not fit this model and optimizer: {error}",
+                "to join as a newcomer, delete it",
+            ) from None
+
+    def _put_back_others(self, states: Mapping[str, Any]) -> None:
+        if set(states) != set(self._others):
+            raise ConfigError(
+                f"the checkpoint holds state of {sorted(states) or 'nothing else'}, this member "
+                f"names {sorted(self._others) or 'nothing'}",
+                "give `state` the same names, or delete the checkpoint to join as a newcomer",
+            )
+        for name, other in self._others.items():
+            try:
+                other.load_state_dict(states[name])
+            except Exception as error:  # anyone's code, with anyone's state
+                raise ConfigError(
+                    f"state['{name}'] of the checkpoint does not fit this "
+                    f"{type(other).__name__}: {type(error).__name__}: {error}",
+                    "make it as it was made before, or delete the checkpoint",
+                ) from error
+
+    def _put_back(self, tree: Mapping[str, Any]) -> None:
+        buffers = dict(self._model.named_buffers())
+        kept = tree["buffers"]
+        if {n: b.shape for n, b in buffers.items()} != {n: b.shape for n, b in kept.items()}:
+            raise ValueError(f"buffers {sorted(kept)} where the model has {sorted(buffers)}")
+        self._optimizer.load_state_dict(tree["optimizer"])
+        with torch.no_grad():
+            for name, buffer in buffers.items():
+                buffer.copy_(kept[name])
+        torch.set_rng_state(tree["torch"])
+        if torch.cuda.is_available() and len(tree["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(tree["cuda"])
+        random.setstate(tree["python"])
+        name, keys, place, has_gauss, gauss = tree["numpy"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), place, has_gauss, gauss))
+
+
+def pack(tree: Any) -> tuple[Any, list[Bytes]]:
+    """A tree of plain values and tensors as what msgpack can hold, and the tensors' bytes (the
+    tensors' own memory where that lies together). ConfigError for anything else in it."""
+    buffers: list[Bytes] = []
+    return _pack(tree, buffers), buffers
+
+
+def _pack(value: Any, buffers: list[Bytes]) -> Any:
+    if isinstance(value, torch.Tensor):
+        name = str(value.dtype).removeprefix("torch.")
+        if name not in _DTYPES or value.layout is not torch.strided:
+            raise ConfigError(f"a checkpoint holds no {name} tensor of layout {value.layout}")
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        buffers.append(flat.numpy())
+        return ["tensor", len(buffers) - 1, name, list(value.shape)]
+    if isinstance(value, np.ndarray):
+        return _pack(torch.from_numpy(value), buffers)
+    if isinstance(value, Counter):  # MultiStepLR's milestones
+        return ["counter", _pack(dict(value), buffers)]
+    if isinstance(value, Mapping):
+        pairs = [[_pack(k, buffers), _pack(v, buffers)] for k, v in value.items()]
+        return ["dict", pairs]
+    if isinstance(value, tuple | list):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return [kind, [_pack(item, buffers) for item in value]]
+    if value is None or isinstance(value, bool | float | str):
+        return value
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
+        return value
+    raise ConfigError(
+        f"the state has a {type(value).__name__} in it, which no checkpoint can hold", _PLAIN
+    )
+
+
+def unpack(values: Any, buffers: Sequence[Bytes]) -> Any:
+    """The tree that `pack` made these of; its tensors lie in `buffers`.
+
+    Raises BadMessage for anything that `pack` cannot have made.
+    """
+    return _unpack(values, buffers, 0)
+
+
+def _unpack(value: Any, buffers: Sequence[Bytes], depth: int) -> Any:
+    if not isinstance(value, list):
+        return value
+    if depth > _DEPTH or not value:
+        raise BadMessage("a checkpoint's values are nested wrongly")
+    match value:
+        case ["tensor", int(number), str(name), list(shape)] if name in _DTYPES:
+            return _tensor(number, _DTYPES[name], shape, buffers)
+        case ["dict", list(pairs)]:
+            found = {}
+            for pair in pairs:
+                if not isinstance(pair, list) or len(pair) != 2 or isinstance(pair[0], list):
+                    raise BadMessage("a checkpoint's table has no such entries")
+                found[pair[0]] = _unpack(pair[1], buffers, depth + 1)
+            return found
+        case ["counter", table]:
+            found = _unpack(table, buffers, depth + 1)
+            if not isinstance(found, dict):
+                raise BadMessage("a checkpoint's counter is no table")
+            return Counter(found)
+        case ["list", list(items)]:
+            return [_unpack(item, buffers, depth + 1) for item in items]
+        case ["tuple", list(items)]:
+            return tuple(_unpack(item, buffers, depth + 1) for item in items)
+    raise BadMessage(f"a checkpoint's values have no {value[0]!r}")
+
+
+def _tensor(
+    number: int, dtype: torch.dtype, shape: list[Any], buffers: Sequence[Bytes]
+) -> torch.Tensor:
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise BadMessage(f"a tensor's shape is no {shape!r}")
+    if not 0 <= number < len(buffers) or buffers[number].size != math.prod(shape) * dtype.itemsize:
+        raise BadMessage(f"buffer {number} is not {shape!r} of {dtype}")
+    if not buffers[number].size:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(buffers[number]).view(dtype).reshape(shape)
