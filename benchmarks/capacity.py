@@ -11,12 +11,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from edgetrain.__main__ import parser
-from edgetrain.cli.capacity import question_of
+from edgetrain.cli.parser import parser
 from edgetrain.jobs import plan as plans
 from edgetrain.jobs import reading as config
+from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.capacity import estimate as capacity
-from edgetrain.jobs.reading import Job
+from edgetrain.jobs.capacity.question import question_of
+from edgetrain.jobs.job import Job
 
 BASIS = ("members=8", "pace_s=0.05", "steps=100", "optimizer={ name = 'sgd', lr = 0.2 }")
 JOBS = {
@@ -37,7 +38,7 @@ FREE = ("--hub-rate", "0", "--merge-rate", "0")
 
 def planned(job: Job, beside: Path | None = None) -> capacity.Answer:
     """The plan of a job, over as many rounds as it has."""
-    every = plans.hub_of(job).terms.every
+    every = hub_of(job).terms.every
     words = ["capacity", "--rounds", str(job.train.steps // every), *FREE]
     return capacity.answer(question_of(job, parser().parse_args(words), beside))
 

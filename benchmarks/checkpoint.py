@@ -25,9 +25,9 @@ from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.checkpoint import Keep, Sparing
 from edgetrain.exchange.member.link import Request
-from edgetrain.exchange.transport import Loopback
 from edgetrain.training.member import Member, bind, keeping_of
 
 

@@ -44,9 +44,11 @@ from edgetrain.exchange.hub.effects import Closed, Note
 from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.keys.keyring import Credentials, Keyring
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.link import CatchUp, Link, Request
-from edgetrain.exchange.zeromq.frames import MemberSocket, new_pair
+from edgetrain.exchange.zeromq.curve import new_pair
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.simulated.virtual import SECOND
 

@@ -21,11 +21,12 @@ from typing import Any
 
 from edgetrain.jobs import plan as plans
 from edgetrain.jobs import reading as config
+from edgetrain.jobs.job import Job
 from edgetrain.runs import folder as runs
 from edgetrain.training import emulated as emulate
 
 
-def job_for(args: argparse.Namespace, strategy: str, codec: str, seed: int) -> config.Job:
+def job_for(args: argparse.Namespace, strategy: str, codec: str, seed: int) -> Job:
     """One of the jobs that are compared."""
     delays = strategy == "dga"
     return config.load(
@@ -46,7 +47,7 @@ def job_for(args: argparse.Namespace, strategy: str, codec: str, seed: int) -> c
     )
 
 
-def run(job: config.Job) -> dict[str, Any]:
+def run(job: Job) -> dict[str, Any]:
     """The summary of one run."""
     with tempfile.TemporaryDirectory() as folder:
         return emulate.run(plans.plan(job), runs.create(Path(folder), "run"))

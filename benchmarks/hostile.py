@@ -36,10 +36,14 @@ from pathlib import Path
 import psutil
 
 from edgetrain.errors import EdgetrainError
+from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.keys import keyring as keys
-from edgetrain.exchange.keys.keyring import Credentials, Keyring, Pair, spell
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import Credentials, Pair, spell
 from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Contribute, Join, Leave, Message, pack
 from edgetrain.exchange.zeromq import frames as sockets
+from edgetrain.exchange.zeromq.curve import new_pair, pair_of
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
 
 STEP_S = 0.01
 ELEMENTS = 100_000
@@ -101,7 +105,7 @@ class Target:
     @property
     def place(self) -> tuple[str, int]:
         """Host and port."""
-        return sockets.split_address(self.address)
+        return split_address(self.address)
 
 
 Attack = Callable[[Target, threading.Event], int]
@@ -120,9 +124,7 @@ def knocking(pair: Callable[[Target], Pair]) -> Attack:
     def attack(target: Target, stop: threading.Event) -> int:
         done = 0
         while not stop.is_set():
-            end = sockets.MemberSocket(
-                target.address, credentials=Credentials(pair(target), target.hub)
-            )
+            end = MemberSocket(target.address, credentials=Credentials(pair(target), target.hub))
             end.send(pack(Beat()))
             with suppress(EdgetrainError):
                 end.receive(0.05)
@@ -136,15 +138,15 @@ def knocking(pair: Callable[[Target], Pair]) -> Attack:
 
 def wrong_hub_key(target: Target, stop: threading.Event) -> int:
     """Members that take another hub for this one."""
-    other = Target(**{**vars(target), "hub": sockets.new_pair().public})
-    return knocking(lambda target: sockets.new_pair())(other, stop)
+    other = Target(**{**vars(target), "hub": new_pair().public})
+    return knocking(lambda target: new_pair())(other, stop)
 
 
 def plain(target: Target, stop: threading.Event) -> int:
     """Members that do not encrypt."""
     done = 0
     while not stop.is_set():
-        end = sockets.MemberSocket(target.address)
+        end = MemberSocket(target.address)
         end.send(pack(Beat()))
         with suppress(EdgetrainError):
             end.receive(0.05)
@@ -252,7 +254,7 @@ def fuzzed_frames(target: Target, stop: threading.Event) -> int:
     """An insider, whose key is on the list, sends messages that are none."""
     done, began = 0, time.monotonic()
     with_key = Credentials(target.insider, target.hub)
-    end = sockets.MemberSocket(target.address, credentials=with_key)
+    end = MemberSocket(target.address, credentials=with_key)
     while done < target.frames:
         if done > INSIDER_PER_S * (time.monotonic() - began):
             time.sleep(0.002)
@@ -270,7 +272,7 @@ def fuzzed_frames(target: Target, stop: threading.Event) -> int:
 def flood(target: Target, stop: threading.Event) -> int:
     """The insider sends as fast as it can, and reads no answer."""
     with_key = Credentials(target.insider, target.hub)
-    end = sockets.MemberSocket(target.address, credentials=with_key)
+    end = MemberSocket(target.address, credentials=with_key)
     end._socket.setsockopt(sockets.zmq.SNDHWM, 1000)
     frames, done = pack(Beat()), 0
     while not stop.is_set():
@@ -296,7 +298,7 @@ WAITS_S = sockets.HANDSHAKE_MS / 1000 + 2
 
 ATTACKS: dict[str, Kind] = {
     "nothing": Kind(nothing, "", WAITS_S),
-    "unknown key": Kind(knocking(lambda target: sockets.new_pair()), "is not on the list"),
+    "unknown key": Kind(knocking(lambda target: new_pair()), "is not on the list"),
     "revoked key": Kind(knocking(lambda target: target.revoked), "is not on the list"),
     "replayed token": Kind(knocking(lambda target: target.used_token), "was used before"),
     "wrong hub key": Kind(wrong_hub_key, "its pinned key differs"),
@@ -408,15 +410,15 @@ def main() -> None:
 def prepare(folder: Path) -> tuple[Keyring, list[Path], Pair, Pair, Pair]:
     """The hub's keys, two honest devices, an insider, a revoked one, and a token that was used."""
     ring = Keyring(folder / "keys")
-    ring.init(sockets.new_pair)
+    ring.init(new_pair)
     devices = []
     for number in range(2):
         devices.append(folder / f"device-{number}")
-        ring.allow(Keyring(devices[-1]).init(sockets.new_pair).public, f"device-{number}")
-    insider, revoked = sockets.new_pair(), sockets.new_pair()
+        ring.allow(Keyring(devices[-1]).init(new_pair).public, f"device-{number}")
+    insider, revoked = new_pair(), new_pair()
     ring.allow(insider.public, "insider")
-    _, secret = keys.read_token(ring.issue("once", sockets.new_pair, time.time()))
-    used = sockets.pair_of(secret)
+    _, secret = keys.read_token(ring.issue("once", new_pair, time.time()))
+    used = pair_of(secret)
     ring.redeem(used.public, revoked.public, time.time())
     return ring, devices, insider, revoked, used
 

@@ -32,8 +32,9 @@ from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.member.link import CatchUp, Link
-from edgetrain.exchange.zeromq.frames import HubSocket, MemberSocket
-from edgetrain.strategies import MemberHalf
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.strategies.half import MemberHalf
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.chaos.hub import HubProcess, free_port
 from edgetrain.training.chaos.standin import StandIn

@@ -70,7 +70,7 @@ def hub(pipe: Connection, members: int) -> None:
     from edgetrain.exchange.hub.protocol import Hub
     from edgetrain.exchange.hub.serve import serve
     from edgetrain.exchange.hub.terms import Policy, Terms
-    from edgetrain.exchange.zeromq.frames import HubSocket
+    from edgetrain.exchange.zeromq.hub_socket import HubSocket
     from edgetrain.strategies.merging.rule import Mean
 
     socket = HubSocket("tcp://127.0.0.1:0")

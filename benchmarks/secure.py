@@ -28,6 +28,7 @@ from edgetrain.exchange.masks.terms import Agreement, default_threshold
 from edgetrain.exchange.messages import Masking
 from edgetrain.jobs import plan as plans
 from edgetrain.jobs import reading as config
+from edgetrain.jobs.job import Job
 from edgetrain.runs import folder as runs
 from edgetrain.training import emulated as emulate
 
@@ -35,7 +36,7 @@ ROUNDS = 16
 """In a block, as a hub asks for them."""
 
 
-def job_for(args: argparse.Namespace, secure: bool) -> config.Job:
+def job_for(args: argparse.Namespace, secure: bool) -> Job:
     """The digits job; nothing but the masks differs."""
     return config.load(
         None,

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgetrain.runs import folder as runs
 from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.runs.summary import summarise
 
 
 @dataclass
@@ -99,7 +100,7 @@ def write_run(folder: Path, story: Story = DGA, *, upto: int | None = None) -> P
     for _ in write_metrics(folder, story, upto=upto):
         pass
     if upto is None:
-        runs.write_summary(folder, runs.summarise(folder, extra(story)))
+        runs.write_summary(folder, summarise(folder, extra(story)))
     return folder
 
 

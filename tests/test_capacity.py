@@ -469,10 +469,10 @@ SIMULATED = {
 def test_a_plan_agrees_with_the_event_driven_simulation(name, tmp_path):
     """Seconds per step, within 7 % (20 % with loss, in the mean of many draws); the bytes too."""
     pytest.importorskip("greenlet")
-    from edgetrain.__main__ import parser
-    from edgetrain.cli.capacity import question_of
+    from edgetrain.cli.parser import parser
     from edgetrain.jobs import plan as plans
     from edgetrain.jobs import reading as config
+    from edgetrain.jobs.capacity.question import question_of
     from edgetrain.training.simulated import simulation as simulate
 
     words = ("members=8", "pace_s=0.05", "steps=100", "optimizer={ name = 'sgd', lr = 0.2 }")

@@ -23,10 +23,10 @@ from torch import nn
 from edgetrain import tasks
 from edgetrain.errors import ConfigError, HubUnreachable, Refused
 from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.checkpoint import Keep, Sparing
 from edgetrain.exchange.member.link import Request
-from edgetrain.exchange.transport import Loopback
-from edgetrain.exchange.zeromq.frames import HubSocket
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.runs import folder as runs
 from edgetrain.tasks import batches_from
 from edgetrain.training import processes

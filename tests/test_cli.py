@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from command_line import Running, edgetrain, environment, hub, running, write_tiny
 
-from edgetrain.__main__ import main, parser
+from edgetrain.__main__ import main
+from edgetrain.cli.parser import parser
 from edgetrain.runs import folder as runs
 from edgetrain.training import emulated as emulate
 

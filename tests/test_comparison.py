@@ -16,6 +16,7 @@ from rich.console import Console
 
 from edgetrain.runs import folder as runs
 from edgetrain.runs.reports import columns, comparison, units
+from edgetrain.runs.summary import summarise
 
 
 def summaries(root: Path, *stories: Any) -> list[dict[str, Any]]:
@@ -89,7 +90,7 @@ def test_columns_that_say_nothing_are_left_out(usual: list[dict[str, Any]]) -> N
 
 
 def test_an_interrupted_run_without_steps_can_be_shown(tmp_path: Path) -> None:
-    shown = comparison.text(comparison.compare([runs.summarise(tmp_path, {"name": "dga"})]))
+    shown = comparison.text(comparison.compare([summarise(tmp_path, {"name": "dga"})]))
     assert "dga was interrupted" in shown
 
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.reading import Job, keys, load, parse
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.reading import keys, load, parse
 
 JOBS = Path(__file__).parent.parent / "docs" / "jobs.md"
 

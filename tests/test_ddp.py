@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from torch import nn
 
+from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Request
-from edgetrain.exchange.transport import Loopback
 from edgetrain.training import processes
 from edgetrain.training.member import Member, bind
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import devices
+from edgetrain.fleet.assignment import devices_of
 from edgetrain.fleet.devices import Device, Energy, StepTimes, joules_source, measure_step
 from edgetrain.fleet.devices.sensors import find_sensor
 
@@ -190,14 +191,14 @@ def test_an_unknown_device_names_the_near_miss(name, says):
 
 
 def test_a_fleet_is_a_list_of_devices():
-    assert devices.parse_fleet("laptop") == ["laptop"]
-    assert devices.parse_fleet(" jetson-nano:2 , host ") == ["jetson-nano", "jetson-nano", "host"]
+    assert devices_of("laptop") == ["laptop"]
+    assert devices_of(" jetson-nano:2 , host ") == ["jetson-nano", "jetson-nano", "host"]
 
 
 @pytest.mark.parametrize("text", ["", "laptop:", "laptop:0", "laptop:two", "laptop,,host", ":2"])
 def test_a_bad_fleet_is_refused(text):
     with pytest.raises(ConfigError, match="NAME or NAME:COUNT"):
-        devices.parse_fleet(text)
+        devices_of(text)
 
 
 def test_devices_load_neither_torch_nor_numpy():

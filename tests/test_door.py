@@ -12,11 +12,17 @@ import pytest
 from test_transport import PATIENCE_S, heard
 
 from edgetrain.errors import HubUnreachable, Refused
+from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.keys import keyring as keys
-from edgetrain.exchange.keys.keyring import Credentials, Gate, Keyring, spell
+from edgetrain.exchange.keys.gate import ENROL, Gate, enrolled
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import Credentials, spell
 from edgetrain.exchange.transport import owned, owner_of
 from edgetrain.exchange.zeromq import frames as sockets
-from edgetrain.exchange.zeromq.frames import HubSocket, MemberSocket, new_pair, pair_of
+from edgetrain.exchange.zeromq.curve import new_pair, pair_of
+from edgetrain.exchange.zeromq.door import _Callers
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
+from edgetrain.exchange.zeromq.member_socket import HANDSHAKES_TRIED, MemberSocket
 
 
 def wait_for(hub, end):
@@ -196,7 +202,7 @@ class Flipping:
     def __init__(self, hub):
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
-        self.hub = sockets.split_address(hub)
+        self.hub = split_address(hub)
         self.flip = {True: threading.Event(), False: threading.Event()}
         """Whether it is to the hub."""
         self.open = [self.listener]
@@ -285,7 +291,7 @@ def test_a_member_to_which_a_message_comes_damaged_connects_again_at_once(place)
 
 
 def test_who_went_away_without_having_proved_itself():
-    callers, zmq = sockets._Callers(), sockets.zmq
+    callers, zmq = _Callers(), sockets.zmq
 
     def tell(*events):
         return [callers.tell(getattr(zmq, f"EVENT_{name}"), value) for name, value in events]
@@ -336,10 +342,10 @@ def test_a_hub_that_was_genuine_may_be_away_for_a_while(place):
     )
     place.ends.append(member)
     member._proved = True
-    proxy.drop(2 * sockets.HANDSHAKES_TRIED, member)
+    proxy.drop(2 * HANDSHAKES_TRIED, member)
     member._proved = False
     with pytest.raises(HubUnreachable, match="is it the hub whose key is pinned"):
-        proxy.drop(2 * sockets.HANDSHAKES_TRIED, member)
+        proxy.drop(2 * HANDSHAKES_TRIED, member)
     proxy.listener.close()
 
 
@@ -364,8 +370,8 @@ def test_a_device_enrols_with_a_token_once_and_then_joins(place):
 
     def enrol(key):
         end = place.join(pair_of(secret), hub)
-        end.send([keys.ENROL, key])
-        return keys.enrolled(wait_for(place.hub, end))
+        end.send([ENROL, key])
+        return enrolled(wait_for(place.hub, end))
 
     assert enrol(device.public) == "pi-7"
     place.pause()

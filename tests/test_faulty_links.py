@@ -15,7 +15,9 @@ from edgetrain.fleet.networks import Fault
 from edgetrain.fleet.networks.emulation import probe
 from edgetrain.jobs import plan as plans
 from edgetrain.jobs import reading as config
+from edgetrain.jobs.job import Job
 from edgetrain.runs import folder as runs
+from edgetrain.runs.toml import to_toml
 
 PACKETS, WHY_NOT = probe.packets_possible()
 needs_packets = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
@@ -65,16 +67,16 @@ def test_what_cannot_be_fails_before_anything_starts(override, says, tmp_path):
         planned(tmp_path, override)
 
 
-@pytest.mark.parametrize("write", [lambda job: runs.to_toml(job.to_dict()), commented])
+@pytest.mark.parametrize("write", [lambda job: to_toml(job.to_dict()), commented])
 def test_a_job_with_faults_reads_back(write):
     job = config.load(EXAMPLE)
     assert len(job.faults) == 2
     assert config.parse(tomllib.loads(write(job))) == job
-    assert config.parse(tomllib.loads(write(config.Job()))) == config.Job()
+    assert config.parse(tomllib.loads(write(Job()))) == Job()
 
 
 def test_init_explains_faults():
-    text = commented(config.Job())
+    text = commented(Job())
     example = "\n".join(line[2:] for line in text.splitlines() if line.startswith("# "))
     (fault,) = config.parse(tomllib.loads(example.partition("docs/networks.md\n")[2])).faults
     assert fault == {"kind": "down", "at_s": 10, "for_s": 5, "members": [0]}

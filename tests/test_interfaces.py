@@ -17,7 +17,7 @@ from edgetrain.exchange.addresses import (
     resolve,
     route,
 )
-from edgetrain.exchange.zeromq.frames import HubSocket
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
 
 LAN = Interface("eth0", "192.168.1.17", True)
 WIFI = Interface("wlan0", "10.0.0.5", True)

@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError, NetworkError, Refused
 from edgetrain.exchange.keys import keyring as keys
-from edgetrain.exchange.keys.keyring import (
-    Gate,
-    Keyring,
-    Pair,
-    public_key,
-    read_key,
-    read_token,
-    spell,
-)
-from edgetrain.exchange.zeromq.frames import new_pair, pair_of
+from edgetrain.exchange.keys.gate import Gate, enrolled
+from edgetrain.exchange.keys.keyring import Keyring, read_token
+from edgetrain.exchange.keys.pairs import Credentials, Pair, public_key, read_key, spell
+from edgetrain.exchange.zeromq.curve import new_pair, pair_of
 
 NUMBERS = itertools.count(1)
 
@@ -104,7 +98,7 @@ def test_secrets_are_in_no_repr_and_in_no_error(ring):
     pair = ring.init(new_pair)
     secret = spell(pair.secret)
     assert secret not in repr(pair)
-    assert repr(pair.secret) not in repr(keys.Credentials(pair, pair.public))
+    assert repr(pair.secret) not in repr(Credentials(pair, pair.public))
     token = ring.issue("pi-1", new_pair, 0.0)
     for bad in (token[:-1], token + "x", token.removeprefix("edgetrain-")):
         with pytest.raises(ConfigError) as caught:
@@ -286,18 +280,18 @@ def test_the_gate_enrols_whoever_holds_a_token_once(ring, gate):
         assert gate.enrol(identity, frames)[0][1] == b"no"
     assert gate.enrol(f"member {spell(token)}", [b"E", device])[0][1] == b"no"
     answer, said = gate.enrol(identity, [b"E", device])
-    assert (keys.enrolled(answer), said) == ("pi-1", "")
+    assert (enrolled(answer), said) == ("pi-1", "")
     answer, said = gate.enrol(identity, [b"E", made_up().public])
     assert said == "the enrolment token for 'pi-1' was used before"
     with pytest.raises(Refused, match=r"the hub refused: the enrolment token .* was used before"):
-        keys.enrolled(answer)
+        enrolled(answer)
     assert gate.admit(token) == ("", said)
 
 
 @pytest.mark.parametrize("frames", [None, [], [b"E", b"ok"], [b"X", b"ok", b"n"], [b"E"] * 4])
 def test_answers_that_are_none_are_named(frames):
     with pytest.raises(NetworkError):
-        keys.enrolled(frames)
+        enrolled(frames)
 
 
 def test_the_folder_is_where_people_expect_it(monkeypatch, tmp_path):

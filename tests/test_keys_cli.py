@@ -11,7 +11,9 @@ from command_line import edgetrain, hub, running, write_tiny
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys import keyring as keys
-from edgetrain.exchange.keys.keyring import Keyring, credentials, spell
+from edgetrain.exchange.keys.credentials import credentials
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import Credentials, Pair, read_key, spell
 
 
 def answer(capsys, *words):
@@ -28,7 +30,7 @@ def refused(capsys, *words):
 
 def test_a_pair_is_made_once(tmp_path, capsys):
     made = answer(capsys, "init", "--keys", str(tmp_path))
-    assert Keyring(tmp_path).pair().public == keys.read_key(made["public"])
+    assert Keyring(tmp_path).pair().public == read_key(made["public"])
     assert "already" in refused(capsys, "init", "--keys", str(tmp_path))
     again = answer(capsys, "init", "--replace", "--keys", str(tmp_path))
     assert again["public"] != made["public"]
@@ -84,10 +86,10 @@ def test_with_what_a_hub_is_joined(tmp_path, monkeypatch):
     hub_key = spell(bytes(range(32)))
     with pytest.raises(ConfigError, match="edgetrain keys init"):
         credentials(far, hub_key)
-    own = ring.init(lambda: keys.Pair(b"p" * 32, b"s" * 32))
-    assert credentials(far, hub_key) == keys.Credentials(own, bytes(range(32)))
+    own = ring.init(lambda: Pair(b"p" * 32, b"s" * 32))
+    assert credentials(far, hub_key) == Credentials(own, bytes(range(32)))
     ring.pin(near, b"h" * 32)
-    assert credentials(near) == keys.Credentials(own, b"h" * 32)
+    assert credentials(near) == Credentials(own, b"h" * 32)
 
 
 def everything_written(folder: Path) -> bytes:

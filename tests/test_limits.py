@@ -16,9 +16,10 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import Rate, Refusals
+from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.messages import Beat, Refuse, pack, unpack
-from edgetrain.exchange.transport import Loopback, Traffic
-from edgetrain.jobs.plan import LARGEST_PART_BYTES, message_limit
+from edgetrain.exchange.transport import Traffic
+from edgetrain.jobs.building import LARGEST_PART_BYTES, message_limit
 from edgetrain.jobs.reading import parse
 from edgetrain.runs import folder as runs
 from edgetrain.strategies.merging.rule import Mean

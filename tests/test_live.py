@@ -18,10 +18,11 @@ from rich.console import Console
 from edgetrain.runs import folder as runs
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports.live import view as live
+from edgetrain.runs.reports.live.watch import Watch
 
 
-def watched(folder: Path) -> live.Watch:
-    watch = live.Watch(folder)
+def watched(folder: Path) -> Watch:
+    watch = Watch(folder)
     watch.read()
     return watch
 
@@ -56,7 +57,7 @@ def test_a_run_half_way(tmp_path: Path) -> None:
 
 def test_the_pace_is_that_of_the_last_seconds(tmp_path: Path) -> None:
     """A slow first step (caches, a compiler) must not spoil the time left for minutes."""
-    clock, watch = Clock(), live.Watch(tmp_path)
+    clock, watch = Clock(), Watch(tmp_path)
     zeros = {"wait_s": 0, "overhead_s": 0, "sent_bytes": 0, "received_bytes": 0, "cpu_s": 0}
     runs.write_job(tmp_path, {"train": {"steps": 1000}})
     with MetricsLog(runs.metrics_path(tmp_path), "m0", clock, 0.0) as log:
@@ -294,7 +295,7 @@ def test_a_slow_member_is_counted_and_not_told_every_round(tmp_path: Path) -> No
 def test_names_and_reasons_from_afar_cannot_steer_the_terminal(tmp_path: Path) -> None:
     with MetricsLog(runs.metrics_path(tmp_path), "m\x1b[2J", Clock(), 0.0) as log:
         log.event("error", "bad\x1b]0;title\x07\n[bold]thing")
-    watch = live.Watch(tmp_path)
+    watch = Watch(tmp_path)
     (line,) = live.news("dga", watch.read())
     assert line == "dga: m [2J error at 0 s: bad ]0;title  [bold]thing"
     assert all("\x1b" not in member.name for member in watch.state().members)

@@ -15,6 +15,7 @@ from torch import nn
 
 from edgetrain import strategies
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError, HubUnreachable, Refused
+from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link, Request
 from edgetrain.exchange.messages import (
     Beat,
@@ -28,8 +29,8 @@ from edgetrain.exchange.messages import (
     pack,
     unpack,
 )
-from edgetrain.exchange.transport import Loopback, Traffic
-from edgetrain.exchange.zeromq.frames import HubSocket
+from edgetrain.exchange.transport import Traffic
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.jobs import reading as config
 from edgetrain.training import processes
 from edgetrain.training.member import Member, bind, join

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from test_merge import pieces_of
 
 from edgetrain.errors import ConfigError
+from edgetrain.jobs.rules import why_not
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging import elementwise
 from edgetrain.strategies.merging.rule import Mean, RoundRule, SliceRule
@@ -300,7 +301,7 @@ def test_every_row_can_be_spelled():
 
 
 def why(text, *, strategy="dga", weighted=False, members=10, codec="fp32"):
-    return merging.why_not(text, strategy=strategy, weighted=weighted, members=members, codec=codec)
+    return why_not(text, strategy=strategy, weighted=weighted, members=members, codec=codec)
 
 
 def test_what_does_not_go_together_is_said():

@@ -16,11 +16,13 @@ from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Base, Contribute, Join, Refuse, Reply
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs import reading as config
-from edgetrain.jobs.plan import hub_of
+from edgetrain.jobs.building import hub_of
 from edgetrain.runs import folder as runs
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports import comparison
 from edgetrain.runs.reports.live import view as live
+from edgetrain.runs.reports.live.watch import Watch
+from edgetrain.runs.summary import summarise
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.recorder import HubRecorder
@@ -202,14 +204,14 @@ def test_who_was_cut_is_in_the_run_folder(tmp_path):
     first, _, last = runs.read_metrics(folder, "round")
     assert first["cuts"] == [list(cut) for cut in CUTS]
     assert "cuts" not in last
-    summary = runs.summarise(folder)
+    summary = summarise(folder)
     assert summary["contributions_cut"] == {"m1": 2.0, "m2": 0.5}
     notes = comparison.compare([summary | {"status": "finished", "members_lost": []}]).notes
     assert any("cut m1 (2 rounds), m2 (0.5 rounds)" in note for note in notes)
 
 
 def test_who_was_cut_is_on_the_screen(tmp_path):
-    watch = live.Watch(recorded(tmp_path))
+    watch = Watch(recorded(tmp_path))
     watch.read()
     state = watch.state()
     assert {m.name: m.cut for m in state.members} == {"m0": 0.0, "m1": 2.0, "m2": 0.5}

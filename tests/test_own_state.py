@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler as schedules
 import edgetrain
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.journal import Journal
-from edgetrain.exchange.zeromq.frames import HubSocket
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.training import processes
 from edgetrain.training.state import TrainingState, pack, unpack
 

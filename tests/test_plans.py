@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs import plan as plans
 from edgetrain.jobs import reading as config
+from edgetrain.jobs.building import agreement_of, hub_of
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from edgetrain.jobs import reading as config
 )
 def test_codecs_that_do_not_go_with_the_job_are_refused_with_the_way_out(overrides, said):
     with pytest.raises(ConfigError) as caught:
-        plans.hub_of(config.load(None, overrides))
+        hub_of(config.load(None, overrides))
     assert all(words in str(caught.value) for words in said), str(caught.value)
 
 
@@ -43,7 +43,7 @@ def test_codecs_that_do_not_go_with_the_job_are_refused_with_the_way_out(overrid
 )
 def test_what_masks_do_not_go_with_is_refused_with_the_way_out(overrides, said):
     with pytest.raises(ConfigError) as caught:
-        plans.hub_of(config.load(None, ["secure=true", *overrides]))
+        hub_of(config.load(None, ["secure=true", *overrides]))
     assert all(words in str(caught.value) for words in said), str(caught.value)
 
 
@@ -53,7 +53,7 @@ def test_masks_without_their_packages_name_what_to_install(monkeypatch):
     real = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name: (name != "Crypto" and real(name)) or None)
     with pytest.raises(ConfigError, match=r"edgetrain\[private\]"):
-        plans.hub_of(config.load(None, ["secure=true"]))
+        hub_of(config.load(None, ["secure=true"]))
 
 
 def test_a_verdict_over_masked_contributions_is_refused():
@@ -64,9 +64,9 @@ def test_a_verdict_over_masked_contributions_is_refused():
 
 
 def test_what_a_secure_job_agrees_on():
-    agreed = plans.agreement_of(config.load(None, ["secure=true", "members=10", "span=2"]))
+    agreed = agreement_of(config.load(None, ["secure=true", "members=10", "span=2"]))
     assert (agreed.members, agreed.threshold, agreed.span) == (10, 7, 2.0)
-    assert plans.agreement_of(config.load(None)) is None
+    assert agreement_of(config.load(None)) is None
 
 
 @pytest.mark.parametrize(
@@ -86,5 +86,5 @@ def test_what_a_secure_job_agrees_on():
     ids=str,
 )
 def test_replies_go_like_contributions_unless_it_is_said(overrides, codec, reply_codec):
-    hub = plans.hub_of(config.load(None, overrides))
+    hub = hub_of(config.load(None, overrides))
     assert [named.name for named in hub._merger.codecs] == [codec, reply_codec]

@@ -19,6 +19,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.runs import folder as runs
 from edgetrain.runs.reports import plot
 from edgetrain.runs.reports.plot import style
+from edgetrain.runs.summary import summarise
 
 pytest.importorskip("matplotlib")
 
@@ -118,7 +119,7 @@ def test_a_loss_counts_downwards(tmp_path: Path) -> None:
     folders = write_comparison(tmp_path, replace(SYNC, steps=60), DGA)
     for folder in folders:
         down = {"name": folder.name, "metric": "loss", "better": "lower", "target": 0.05}
-        runs.write_summary(folder, runs.summarise(folder, down))
+        runs.write_summary(folder, summarise(folder, down))
     texts = check(plot.draw_comparison(folders))
     assert "sync-sgd: loss 0.05 never reached" in texts
     assert "dga: loss 0.05 at 6.8 s, over 4.2x sooner" in texts

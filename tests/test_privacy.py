@@ -20,24 +20,17 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.member.link import Request
 from edgetrain.jobs import reading as config
-from edgetrain.jobs.plan import hub_of
+from edgetrain.jobs.building import hub_of
+from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.privacy import promise as privacy
-from edgetrain.jobs.reading import Privacy
+from edgetrain.jobs.rules import refuse_checkpoint
 from edgetrain.strategies import merging
+from edgetrain.strategies.merging.private import PrivateMean
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.tasks import private_work as examples
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.member import Member, release_of
-from edgetrain.vectors.noise import (
-    Gaussian,
-    PrivateMean,
-    chosen,
-    length,
-    normal,
-    seeded,
-    share,
-    system,
-)
+from edgetrain.vectors.noise import Gaussian, chosen, length, normal, seeded, share, system
 
 ANY = arrays(
     np.float32,
@@ -239,7 +232,7 @@ def trained(table, strategy="dga", codec="fp32", source=None, members=3):
 
     from edgetrain import codecs
     from edgetrain.exchange.hub.serve import serve
-    from edgetrain.exchange.transport import Loopback
+    from edgetrain.exchange.loopback import Loopback
 
     row = strategies.find(strategy)
     every = 1 if row.contributes == "gradient" else 2
@@ -403,9 +396,9 @@ def test_a_loop_of_one_s_own_names_its_noise():
 
 @pytest.mark.parametrize("unit", ["member", "example"])
 def test_a_private_member_keeps_no_checkpoint(unit):
-    privacy.refuse_checkpoint("none")
+    refuse_checkpoint("none")
     with pytest.raises(ConfigError, match="keeps no checkpoint"):
-        privacy.refuse_checkpoint(unit)
+        refuse_checkpoint(unit)
 
 
 # -- examples --------------------------------------------------------------------------------------
@@ -546,7 +539,7 @@ def test_tasks_and_models_that_cannot_are_refused():
 
 @pytest.mark.parametrize("task", ["digits", "char_lm"])
 def test_the_tasks_that_come_along_can_be_sampled(task):
-    from edgetrain.training.train import task_of, work_of
+    from edgetrain.jobs.lookup import task_of, work_of
 
     named = job(f"task=edgetrain.tasks:{task}", "privacy=example", "noise=0.5", "batch=8")
     loaded = task_of(named)

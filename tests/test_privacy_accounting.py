@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
 from edgetrain.jobs import reading as config
-from edgetrain.jobs.privacy.accounting import epsilon, noise_for, promise, releases_of, settle
-from edgetrain.jobs.privacy.promise import Releases
+from edgetrain.jobs.privacy.accounting import Releases, epsilon, noise_for
+from edgetrain.jobs.privacy.promise import promise, releases_of, settle
 
 # TensorFlow Privacy, privacy/analysis/compute_dp_sgd_privacy_test.py, values of its authors:
 # (accountant, noise, steps, rate, delta, epsilon). Half the noise: that of "microbatching", which

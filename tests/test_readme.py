@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from command_line import edgetrain
 
-from edgetrain.__main__ import _parse, main, parser
+from edgetrain.__main__ import _parse, main
+from edgetrain.cli.parser import parser
 from edgetrain.jobs import reading as config
 
 ROOT = Path(__file__).parents[1]

@@ -22,6 +22,9 @@ from made_up_runs import DGA, SYNC, Story, extra, write_comparison, write_run
 from edgetrain.errors import ConfigError
 from edgetrain.runs import environment
 from edgetrain.runs import folder as runs
+from edgetrain.runs.environment import Meter
+from edgetrain.runs.summary import reached, summarise
+from edgetrain.runs.toml import to_toml
 
 NOW = time.struct_time((2026, 1, 31, 14, 25, 1, 5, 31, 0))
 
@@ -172,7 +175,7 @@ def test_the_processor_has_a_name_on_each_architecture(cpuinfo: str, model: str 
 
 
 def test_a_meter_counts_from_when_it_was_made() -> None:
-    meter = runs.Meter()
+    meter = Meter()
     before = meter.cpu_s
     assert before < 1.0
     sum(range(300_000))
@@ -181,7 +184,7 @@ def test_a_meter_counts_from_when_it_was_made() -> None:
 
 
 def test_a_meter_does_not_inherit_the_peak_of_the_process_that_started_it() -> None:
-    script = "from edgetrain.runs.folder import Meter; print(Meter().peak_bytes)"
+    script = "from edgetrain.runs.environment import Meter; print(Meter().peak_bytes)"
     parent = f"import subprocess, sys; ballast = bytes(300_000_000)\nsubprocess.run({[sys.executable, '-c', script]!r})"  # noqa: E501
     done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
     assert int(done.stdout) < 150_000_000
@@ -205,7 +208,7 @@ values = st.recursive(
 
 @given(st.dictionaries(keys, values, max_size=6))
 def test_toml_comes_back_as_it_went(table: dict[str, object]) -> None:
-    assert tomllib.loads(runs.to_toml(table)) == table
+    assert tomllib.loads(to_toml(table)) == table
 
 
 def test_toml_is_written_as_people_write_it() -> None:
@@ -241,19 +244,19 @@ members = [0, 1]
 [[faults]]
 kind = "rate"
 """
-    assert runs.to_toml(table) == expected
+    assert to_toml(table) == expected
 
 
 def test_toml_spells_subclasses_of_numbers_as_numbers() -> None:
     numpy = pytest.importorskip("numpy")
     level = IntEnum("level", ["LOW", "HIGH"])
-    assert runs.to_toml({"a": numpy.float64(0.5), "b": level.HIGH}) == "a = 0.5\nb = 2\n"
+    assert to_toml({"a": numpy.float64(0.5), "b": level.HIGH}) == "a = 0.5\nb = 2\n"
 
 
 @pytest.mark.parametrize("value", [object(), [None], {"a": {1, 2}}, b"bytes"])
 def test_what_toml_cannot_hold_is_named(value: object) -> None:
     with pytest.raises(ConfigError, match=r"train\.x.* cannot be written as TOML"):
-        runs.to_toml({"train": {"x": value}})
+        to_toml({"train": {"x": value}})
 
 
 # --- summing up ---
@@ -296,7 +299,7 @@ def test_the_target_time_is_that_of_the_first_evaluation_at_or_above_it(tmp_path
 
 
 def test_a_target_that_was_never_reached_is_null(tmp_path: Path) -> None:
-    summary = runs.summarise(write_run(tmp_path, Story(steps=20)), extra(DGA))
+    summary = summarise(write_run(tmp_path, Story(steps=20)), extra(DGA))
     assert summary["target_seconds"] is None
     assert summary["target_steps"] is None
 
@@ -304,9 +307,9 @@ def test_a_target_that_was_never_reached_is_null(tmp_path: Path) -> None:
 def test_a_target_of_a_loss_is_reached_from_above(tmp_path: Path) -> None:
     folder = write_run(tmp_path, Story(steps=200))
     down = {"metric": "loss", "better": "lower", "target": 0.2}
-    summary = runs.summarise(folder, down)
+    summary = summarise(folder, down)
     assert 0 < summary["target_steps"] < 200
-    assert runs.summarise(folder, {**down, "target": 1e-9})["target_steps"] is None
+    assert summarise(folder, {**down, "target": 1e-9})["target_steps"] is None
 
 
 @pytest.mark.parametrize(
@@ -320,11 +323,11 @@ def test_a_target_of_a_loss_is_reached_from_above(tmp_path: Path) -> None:
     ],
 )
 def test_reached(value: float | None, better: str, yes: bool) -> None:
-    assert runs.reached(value, 0.97, better) is yes
+    assert reached(value, 0.97, better) is yes
 
 
 def test_a_lost_member_is_named_and_the_run_is_still_finished(tmp_path: Path) -> None:
-    summary = runs.summarise(write_run(tmp_path, Story(steps=40, lost="m3")), extra(DGA))
+    summary = summarise(write_run(tmp_path, Story(steps=40, lost="m3")), extra(DGA))
     assert summary["members_lost"] == ["m3"]
     assert summary["status"] == "finished"
     assert summary["steps"] == 40
@@ -338,16 +341,16 @@ def test_in_a_finished_run_who_did_not_finish_is_lost_though_nobody_noticed(
     lines = runs.metrics_path(folder).read_text().splitlines(keepends=True)
     kept = (line for line in lines if '"finished"' not in line or '"m1"' not in line)
     runs.metrics_path(folder).write_text("".join(kept))
-    summary = runs.summarise(folder, {"status": "finished"})
+    summary = summarise(folder, {"status": "finished"})
     assert summary["members_lost"] == ["m1"]
-    assert runs.summarise(folder)["status"] == "interrupted"
+    assert summarise(folder)["status"] == "interrupted"
 
 
 def test_an_interrupted_run_has_a_readable_summary(tmp_path: Path) -> None:
     folder = write_run(tmp_path, DGA, upto=37)
     with runs.metrics_path(folder).open("ab") as file:
         file.write(b'{"kind":"step","t":9.9,"mem')
-    summary = runs.summarise(folder)
+    summary = summarise(folder)
     assert summary["status"] == "interrupted"
     assert summary["steps"] == 37
 
@@ -358,12 +361,12 @@ def test_joules_of_some_members_only_are_not_a_sum(tmp_path: Path) -> None:
     lines = runs.metrics_path(other).read_text().replace('"m0"', '"m9"')
     with runs.metrics_path(folder).open("a") as file:
         file.write(lines)
-    assert runs.summarise(folder)["joules"] is None
+    assert summarise(folder)["joules"] is None
 
 
 def test_what_the_driver_says_stands(tmp_path: Path) -> None:
     folder = write_run(tmp_path, Story(steps=5))
-    summary = runs.summarise(folder, {"status": "failed", "members": 99, "delay": 7})
+    summary = summarise(folder, {"status": "failed", "members": 99, "delay": 7})
     assert (summary["status"], summary["members"], summary["delay"]) == ("failed", 99, 7)
 
 
@@ -378,7 +381,7 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
 
 
 def test_an_empty_run_has_a_summary(tmp_path: Path) -> None:
-    summary = runs.summarise(tmp_path)
+    summary = summarise(tmp_path)
     assert summary["steps"] == summary["members"] == 0
     assert summary["steps_per_second"] is None
     assert summary["final"] == {}

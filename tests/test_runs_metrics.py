@@ -18,16 +18,9 @@ from hypothesis import strategies as st
 from made_up_runs import Clock
 
 from edgetrain.errors import ConfigError, TaskError
-from edgetrain.runs.metrics.log import (
-    LINE_BYTES,
-    Counter,
-    Follower,
-    MetricsLog,
-    Tally,
-    figures,
-    parse_line,
-    read,
-)
+from edgetrain.runs.metrics.lines import LINE_BYTES, Follower, figures, parse_line, read
+from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.runs.metrics.tally import Counter, Tally
 
 STEP = {
     "round": 1,

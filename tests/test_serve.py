@@ -12,6 +12,7 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.messages import (
     PROTOCOL,
     Base,
@@ -24,7 +25,6 @@ from edgetrain.exchange.messages import (
     pack,
     unpack,
 )
-from edgetrain.exchange.transport import Loopback
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 

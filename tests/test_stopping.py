@@ -19,8 +19,8 @@ from test_resume import free_port, hub_folder, wait_for_rounds
 
 from edgetrain.errors import EdgetrainError, Stopped
 from edgetrain.exchange.hub.journal import Journal
-from edgetrain.exchange.transport import Loopback
-from edgetrain.exchange.zeromq.frames import HubSocket
+from edgetrain.exchange.loopback import Loopback
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.training import processes
 from edgetrain.training.stopping import GRACE_S, SIGNALS, Stop
 

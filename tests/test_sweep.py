@@ -19,9 +19,12 @@ from hypothesis import strategies as st
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError, TaskError
 from edgetrain.fleet import networks
+from edgetrain.jobs import grid
 from edgetrain.jobs import reading as config
+from edgetrain.jobs.grid import Sweep, is_sweep, load, resume, split, write
 from edgetrain.runs import folder as runs
-from edgetrain.runs.reports import plot
+from edgetrain.runs.reports import plot, sweep_rows
+from edgetrain.runs.reports.sweep_rows import relative, series, to_csv
 from edgetrain.training import sweep
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "paper"
@@ -70,7 +73,7 @@ def ticking():
 
 
 def made(*axes, seeds=1, **job):
-    return sweep.Sweep(job, tuple(sweep.axis(name, values) for name, values in axes), seeds)
+    return Sweep(job, tuple(grid.axis(name, values) for name, values in axes), seeds)
 
 
 LATENCY = made(("rtt", [0, 100, 400]), ("delay", [0, 4]), seeds=2)
@@ -165,7 +168,7 @@ def test_a_grid_that_cannot_be_is_refused(axes, says):
     ],
 )
 def test_a_list_is_cut_at_its_own_commas(text, values):
-    assert sweep.split(text) == values
+    assert split(text) == values
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -173,8 +176,8 @@ def test_a_list_is_cut_at_its_own_commas(text, values):
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_papers_figures_are_sweeps(path):
-    chosen = sweep.load(path)
-    assert sweep.is_sweep(path)
+    chosen = load(path)
+    assert is_sweep(path)
     assert chosen.title
     assert len(chosen.cells()) > 3
 
@@ -198,24 +201,24 @@ def test_the_papers_figures_are_these():
 def test_a_file_that_is_no_sweep_is_refused(text, says, tmp_path):
     (tmp_path / "s.toml").write_text(text)
     with pytest.raises(ConfigError, match=says):
-        sweep.load(tmp_path / "s.toml")
+        load(tmp_path / "s.toml")
 
 
 def test_a_sweep_can_name_its_job_file(tmp_path):
     (tmp_path / "job.toml").write_text("[fleet]\nmembers = 3\n")
     (tmp_path / "s.toml").write_text('job = "job.toml"\n[axes]\nrtt = [5]\n')
-    chosen = sweep.load(tmp_path / "s.toml")
+    chosen = load(tmp_path / "s.toml")
     assert chosen.cells()[0].job.fleet.members == 3
     assert chosen.beside == tmp_path
 
 
 def test_a_sweep_comes_back_from_its_folder(tmp_path):
     for path in EXAMPLES.glob("*.toml"):
-        chosen = sweep.load(path)
-        sweep.write(tmp_path, chosen)
-        assert sweep.resume(tmp_path) == chosen
+        chosen = load(path)
+        write(tmp_path, chosen)
+        assert resume(tmp_path) == chosen
     with pytest.raises(ConfigError, match="is no sweep"):
-        sweep.resume(tmp_path / "elsewhere")
+        resume(tmp_path / "elsewhere")
 
 
 # -- running it -----------------------------------------------------------------------------------
@@ -283,38 +286,38 @@ def test_progress_says_how_much_is_done_and_left(tmp_path):
 
 def test_points_are_medians_over_seeds(tmp_path):
     rows, _ = ran(made(("rtt", [0, 100]), seeds=3), tmp_path)
-    points = sweep.points(["rtt"], rows)
+    points = sweep_rows.points(["rtt"], rows)
     assert [point["rtt"] for point in points] == ["0", "100"]
     assert points[0]["final"] == pytest.approx(0.91)
     assert (points[0]["low"], points[0]["high"]) == pytest.approx((0.9, 0.92))
     assert points[0]["target_seconds"] == 4.0
     rows[1] = rows[1] | {"target_seconds": None}
-    assert sweep.points(["rtt"], rows)[0]["target_seconds"] is None  # one seed never got there
+    assert sweep_rows.points(["rtt"], rows)[0]["target_seconds"] is None  # one seed never got there
 
 
 def test_a_line_is_what_the_other_axes_say(tmp_path):
     rows, _ = ran(LATENCY, tmp_path)
-    points = sweep.points(["rtt", "delay"], rows)
-    lines = sweep.series("rtt", ["rtt", "delay"], points)
+    points = sweep_rows.points(["rtt", "delay"], rows)
+    lines = series("rtt", ["rtt", "delay"], points)
     assert list(lines) == ["delay 0", "delay 4"]
-    assert dict(sweep.relative(lines["delay 0"])) == pytest.approx(
+    assert dict(relative(lines["delay 0"])) == pytest.approx(
         {"0": 1.0, "100": 50 / 70, "400": 50 / 130}
     )
-    assert dict(sweep.relative(lines["delay 4"]))["100"] == pytest.approx(1.0)
+    assert dict(relative(lines["delay 4"]))["100"] == pytest.approx(1.0)
 
 
 def test_too_many_lines_are_cut_by_whole_axes(tmp_path):
     chosen = made(("rtt", [0, 100]), ("strategy", ["fedavg", "dga"]), ("members", [1, 2, 3, 4, 5]))
     rows, _ = ran(chosen, tmp_path)
     names = [axis.name for axis in chosen.axes]
-    lines = sweep.series("rtt", names, sweep.points(names, rows))
+    lines = series("rtt", names, sweep_rows.points(names, rows))
     assert list(lines) == ["fedavg", "dga"]
     assert {point["members"] for line in lines.values() for point in line.values()} == {"1"}
 
 
 def test_the_csv_has_a_row_a_run(tmp_path):
     rows, _ = ran(LATENCY, tmp_path)
-    read = list(csv.DictReader(sweep.to_csv(rows).splitlines()))
+    read = list(csv.DictReader(to_csv(rows).splitlines()))
     assert len(read) == 12
     assert read[0].keys() >= {"rtt", "delay", "seed", "cell", "status", "final", "final_loss"}
     assert float(read[-1]["steps_per_second"]) == rows[-1]["steps_per_second"]
@@ -329,7 +332,7 @@ def test_pictures_are_drawn_for_numbers_and_names(tmp_path):
     )
     rows, _ = ran(chosen, tmp_path)
     names = [axis.name for axis in chosen.axes]
-    points = sweep.points(names, rows)
+    points = sweep_rows.points(names, rows)
     for axis in chosen.axes:
         said = check(plot.draw_sweep(axis, names, points, "accuracy", "a title $x$"))
         assert "final accuracy" in said

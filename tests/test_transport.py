@@ -10,10 +10,13 @@ import pytest
 import zmq
 
 from edgetrain.errors import HubUnreachable, NetworkError
+from edgetrain.exchange.addresses import check_reachable, split_address
+from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.messages import Beat, Leave, pack
-from edgetrain.exchange.transport import Loopback
 from edgetrain.exchange.zeromq import frames as sockets
-from edgetrain.exchange.zeromq.frames import HubSocket, MemberSocket, check_reachable, split_address
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.exchange.zeromq.tcp_counters import _connection_to
 
 PATIENCE_S = 10.0
 
@@ -323,8 +326,8 @@ def test_the_kernel_watches_the_connection_from_both_ends(hub):
     member = MemberSocket(hub.address)
     member.send([b"x"])
     heard(hub, 1)
-    near = sockets._connection_to(hub.port)
-    far = sockets._connection_to(near.getsockname()[1])
+    near = _connection_to(hub.port)
+    far = _connection_to(near.getsockname()[1])
     for end in (near, far):
         with end:
             timeout_ms = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)

@@ -19,7 +19,7 @@ from command_line import TINY, running
 from edgetrain import __version__
 from edgetrain.fleet import catalog
 from edgetrain.jobs import bundles
-from edgetrain.runs import folder as runs
+from edgetrain.runs.toml import to_toml
 
 ROOT = Path(__file__).parents[1]
 
@@ -127,7 +127,7 @@ def test_members_run_the_code_that_the_folder_of_their_keys_allows(installed, tm
         "train": {"steps": 20},
         "strategy": {"name": "fedavg", "every": 2},
     }
-    (tmp_path / "job.toml").write_text(runs.to_toml(job))
+    (tmp_path / "job.toml").write_text(to_toml(job))
     done("keys", "init", "--keys", "hub")
     tokens = [done("keys", "enroll", f"d{i}", "--keys", "hub").split() for i in range(2)]
     tokens = [next(word for word in words if word.startswith("edgetrain-")) for words in tokens]

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.reading import Job
+from edgetrain.jobs.job import Job
 
 _BASIS = ("members=8", "pace_s=0.05", "steps=240", "optimizer={ name = 'sgd', lr = 0.2 }")
 
@@ -138,7 +138,7 @@ def _loses(planned: Any) -> bool:
 
 
 def _picture(plot: Any, pairs: Any, path: Path) -> Path | None:
-    from edgetrain.cli.run import common_picture
+    from edgetrain.cli.common import common_picture
 
     picture: Path | None = common_picture(plot.calibration_figure, pairs, path)
     return picture

@@ -295,8 +295,9 @@ def _seen(trial: Trial, arguments: argparse.Namespace, report: _Report) -> Outco
 
 def _setting(arguments: argparse.Namespace) -> Setting:
     """The job's own task where a job says so, else members that stand in for it."""
-    from edgetrain.fleet import networks
+    from edgetrain.fleet.assignment import networks_of
     from edgetrain.jobs import plan as plans
+    from edgetrain.jobs.building import hub_of
     from edgetrain.training.chaos.fleet import Setting, fit
 
     words = arguments.job
@@ -310,6 +311,6 @@ def _setting(arguments: argparse.Namespace) -> Setting:
                 "leave them out, or simulate",
             )
         return Setting(fit(planned.job), True, beside, planned.devices, planned.networks)
-    plans.hub_of(job)
-    links = networks.parse_fleet(job.fleet.network, job.fleet.members)
+    hub_of(job)
+    links = networks_of(job.fleet.network, job.fleet.members)
     return Setting(fit(job), networks=tuple(links))

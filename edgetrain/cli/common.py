@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.jobs import reading as config
-from edgetrain.jobs.reading import Job
+from edgetrain.jobs.job import Job
 
 RUNS = "runs"
 
@@ -111,3 +112,12 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def common_picture(draw: Any, what: Any, path: Any) -> Any:
+    """Draw if matplotlib is there; its absence is told, and is no error."""
+    try:
+        return draw(what, path)
+    except ImportError:
+        common.warn("no picture: matplotlib is not installed (pip install 'edgetrain[lab]')")
+        return None

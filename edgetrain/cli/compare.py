@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.cli import common
-from edgetrain.jobs.reading import Job
+from edgetrain.jobs.job import Job
 
 DEMO = (
     "members=8",
@@ -58,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan all, run one after the other, compare."""
     job, beside = common.job_of(arguments, DEMO)
-    from edgetrain.cli.run import common_picture
+    from edgetrain.cli.common import common_picture
     from edgetrain.jobs import plan as plans
     from edgetrain.runs import folder as runs
     from edgetrain.runs.reports import comparison, plot

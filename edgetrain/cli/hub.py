@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs import reading as config
-from edgetrain.jobs.reading import Job
+from edgetrain.jobs.job import Job
 from edgetrain.training.stopping import Stop
 
 if TYPE_CHECKING:
@@ -90,15 +90,19 @@ def run(arguments: argparse.Namespace, clock: Callable[[], float] = time.monoton
 def _run(arguments: argparse.Namespace, stop: Stop, clock: Callable[[], float]) -> int:
     job = _job_of(arguments)
     from edgetrain.exchange import addresses as interfaces
+    from edgetrain.exchange.addresses import split_address
     from edgetrain.exchange.hub.effects import Note
     from edgetrain.exchange.hub.journal import Journal
     from edgetrain.exchange.hub.serve import serve
     from edgetrain.exchange.hub.terms import ANY_JOB
-    from edgetrain.exchange.keys.keyring import Gate, Keyring, spell
+    from edgetrain.exchange.keys.gate import Gate
+    from edgetrain.exchange.keys.keyring import Keyring
     from edgetrain.exchange.keys.keyring import folder as key_folder
-    from edgetrain.exchange.zeromq.frames import HubSocket, split_address
-    from edgetrain.jobs.plan import hub_of, journal_settings, message_limit
+    from edgetrain.exchange.keys.pairs import spell
+    from edgetrain.exchange.zeromq.hub_socket import HubSocket
+    from edgetrain.jobs.building import hub_of, journal_settings, message_limit
     from edgetrain.runs import folder as runs
+    from edgetrain.runs.summary import summarise
     from edgetrain.training.recorder import HubRecorder
 
     host, port = split_address(arguments.bind)
@@ -147,7 +151,7 @@ def _run(arguments: argparse.Namespace, stop: Stop, clock: Callable[[], float]) 
         socket.close()
         if journal is not None:
             journal.close()
-        runs.write_summary(folder, runs.summarise(folder, {"rounds": hub.round}))
+        runs.write_summary(folder, summarise(folder, {"rounds": hub.round}))
     if not hub.finished:
         stop.check()
     common.say(f"done: {hub.round} rounds")

@@ -9,6 +9,7 @@ from typing import Any
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.jobs import reading as config
+from edgetrain.jobs.job import Job
 
 
 def add_parser(subparsers: Any) -> None:
@@ -39,9 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def commented(job: config.Job) -> str:
+def commented(job: Job) -> str:
     """A job as TOML, each key with its explanation behind it."""
-    from edgetrain.runs import folder as runs
+    from edgetrain.runs.toml import to_toml
 
     lines: list[str] = []
     tables: dict[str, list[str]] = {}
@@ -52,17 +53,17 @@ def commented(job: config.Job) -> str:
         if key == "faults":
             continue
         if isinstance(value, dict):
-            inner = ", ".join(runs.to_toml({k: v}).strip() for k, v in value.items())
+            inner = ", ".join(to_toml({k: v}).strip() for k, v in value.items())
             text = f"{leaf} = {{ {inner} }}" if inner else f"{leaf} = {{}}"
         else:
-            text = runs.to_toml({leaf: value}).strip()
+            text = to_toml({leaf: value}).strip()
         doc = spec.metadata.get("doc", "")
         (tables.setdefault(table, []) if table else lines).append(f"{text:42} # {doc}")
     for table, inside in tables.items():
         lines += ["", f"[{table}]", *inside]
     lines += ["", *_FAULTS]
     if job.faults:
-        lines += ["", runs.to_toml({"faults": job.faults}).strip()]
+        lines += ["", to_toml({"faults": job.faults}).strip()]
     return "\n".join(lines) + "\n"
 
 

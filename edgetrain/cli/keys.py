@@ -59,14 +59,15 @@ def add_parser(subparsers: Any) -> None:
 
 def _init(arguments: argparse.Namespace) -> int:
     from edgetrain.exchange.keys import keyring as keys
-    from edgetrain.exchange.zeromq.frames import new_pair
+    from edgetrain.exchange.keys.pairs import spell
+    from edgetrain.exchange.zeromq.curve import new_pair
 
     ring = keys.Keyring(keys.folder(arguments.keys))
     pair = ring.init(new_pair, replace=arguments.replace)
     _answer(
         arguments,
-        {"public": keys.spell(pair.public), "folder": str(ring.path)},
-        f"made a key pair in {ring.path}; public key:\n{keys.spell(pair.public)}",
+        {"public": spell(pair.public), "folder": str(ring.path)},
+        f"made a key pair in {ring.path}; public key:\n{spell(pair.public)}",
     )
     return 0
 
@@ -86,14 +87,15 @@ def _enroll(arguments: argparse.Namespace) -> int:
 def _let_in(arguments: argparse.Namespace) -> int:
     """At the hub: a token, or the list itself."""
     from edgetrain.exchange.keys import keyring as keys
-    from edgetrain.exchange.zeromq.frames import new_pair
+    from edgetrain.exchange.keys.pairs import public_key, short, spell
+    from edgetrain.exchange.zeromq.curve import new_pair
 
     ring = keys.Keyring(keys.folder(arguments.keys))
     if arguments.key:
-        key = keys.public_key(arguments.key)
+        key = public_key(arguments.key)
         ring.allow(key, arguments.name)
-        said = f"{arguments.name} may join with key {keys.short(key)}…"
-        _answer(arguments, {"name": arguments.name, "key": keys.spell(key)}, said)
+        said = f"{arguments.name} may join with key {short(key)}…"
+        _answer(arguments, {"name": arguments.name, "key": spell(key)}, said)
         return 0
     if not 0 < arguments.minutes <= 60 * 24 * 30:
         raise ConfigError(f"--minutes {arguments.minutes:g}: allowed are more than 0 to 43200")
@@ -113,36 +115,40 @@ def _enroll_here(arguments: argparse.Namespace) -> int:
 
     from edgetrain.exchange import addresses as interfaces
     from edgetrain.exchange.keys import keyring as keys
-    from edgetrain.exchange.zeromq import frames as sockets
+    from edgetrain.exchange.keys.gate import ENROL, enrolled
+    from edgetrain.exchange.keys.pairs import Credentials, short, spell
+    from edgetrain.exchange.zeromq.curve import new_pair, pair_of
+    from edgetrain.exchange.zeromq.member_socket import MemberSocket, answer
 
     token = arguments.token
     if not token:
         raise ConfigError("--token is missing", "the hub's owner prints one; '-' asks for it")
     hub, secret = keys.read_token(getpass.getpass("token: ") if token == "-" else token)  # noqa: S105
     ring = keys.Keyring(keys.folder(arguments.keys))
-    own = ring.pair() if ring.exists else ring.init(sockets.new_pair)
+    own = ring.pair() if ring.exists else ring.init(new_pair)
     interfaces.route(arguments.hub, timeout_s=10.0)
-    with_token = keys.Credentials(sockets.pair_of(secret), hub)
-    member = sockets.MemberSocket(arguments.hub, credentials=with_token)
+    with_token = Credentials(pair_of(secret), hub)
+    member = MemberSocket(arguments.hub, credentials=with_token)
     try:
-        member.send([keys.ENROL, own.public])
-        name = keys.enrolled(sockets.answer(member, 10.0))
+        member.send([ENROL, own.public])
+        name = enrolled(answer(member, 10.0))
     finally:
         member.close()
     ring.pin(arguments.hub, hub)
-    said = f"enrolled as {name}; {arguments.hub} is known by its key {keys.short(hub)}…"
-    _answer(arguments, {"name": name, "hub": arguments.hub, "key": keys.spell(hub)}, said)
+    said = f"enrolled as {name}; {arguments.hub} is known by its key {short(hub)}…"
+    _answer(arguments, {"name": name, "hub": arguments.hub, "key": spell(hub)}, said)
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
     from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.keys.pairs import spell
 
     ring = keys.Keyring(keys.folder(arguments.keys))
-    own = keys.spell(ring.pair().public) if ring.exists else ""
-    members = {name: keys.spell(key) for key, name in ring.members().items()}
+    own = spell(ring.pair().public) if ring.exists else ""
+    members = {name: spell(key) for key, name in ring.members().items()}
     tokens = [{"name": name, "seconds": round(left)} for name, left in ring.tokens(time.time())]
-    hubs = {address: keys.spell(key) for address, key in ring.hubs().items()}
+    hubs = {address: spell(key) for address, key in ring.hubs().items()}
     lines = [f"this machine  {own or 'has no keys: edgetrain keys init'}"]
     lines += [f"may join      {key}  {name}" for name, key in sorted(members.items())]
     lines += [f"open token    {t['name']}, {t['seconds']} s left" for t in tokens]
@@ -154,11 +160,12 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _revoke(arguments: argparse.Namespace) -> int:
     from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.keys.pairs import short, spell
 
     ring = keys.Keyring(keys.folder(arguments.keys))
     key, name = ring.revoke(arguments.who)
-    said = f"{name} with key {keys.short(key)}… may join no longer"
-    _answer(arguments, {"name": name, "key": keys.spell(key)}, said)
+    said = f"{name} with key {short(key)}… may join no longer"
+    _answer(arguments, {"name": name, "key": spell(key)}, said)
     return 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
-from edgetrain.jobs.reading import Job
+from edgetrain.jobs.job import Job
 from edgetrain.training.stopping import Stop
 
 if TYPE_CHECKING:
@@ -76,10 +76,11 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
     job, beside = common.job_of(arguments)
     from edgetrain.errors import ConfigError
     from edgetrain.exchange import addresses as interfaces
-    from edgetrain.exchange.keys import keyring as keys
-    from edgetrain.fleet import devices
+    from edgetrain.exchange.keys.credentials import credentials as credentials_for
+    from edgetrain.fleet.assignment import devices_of
     from edgetrain.runs import folder as runs
     from edgetrain.runs.metrics.log import MetricsLog
+    from edgetrain.runs.summary import summarise
 
     if not 0 <= arguments.index < job.fleet.members:
         raise ConfigError(
@@ -88,7 +89,7 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
         )
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     via = interfaces.route(arguments.hub, timeout_s=10.0)
-    credentials = keys.credentials(
+    credentials = credentials_for(
         arguments.hub, arguments.hub_key, arguments.keys, insecure=arguments.insecure
     )
     common.say(f"joining {arguments.hub} over {via}" + (", encrypted" if credentials else ""))
@@ -97,7 +98,7 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
     folder = runs.create(arguments.runs, f"{job.name or 'member'}-m{arguments.index}")
     runs.write_job(folder, job.to_dict())
     runs.write_environment(folder)
-    named = devices.parse_fleet(job.fleet.device)
+    named = devices_of(job.fleet.device)
     device = named[arguments.index] if len(named) > 1 else named[0]
 
     def open_log(name: str) -> MetricsLog:
@@ -117,7 +118,7 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
             stop=stop,
         )
     finally:
-        runs.write_summary(folder, runs.summarise(folder, _promise(job, place)))
+        runs.write_summary(folder, summarise(folder, _promise(job, place)))
     common.say("done")
     return 0
 
@@ -128,8 +129,8 @@ def _promise(job: Job, place: Place) -> dict[str, Any]:
     if job.privacy.unit == "none":
         return {}
     from edgetrain.errors import ConfigError
-    from edgetrain.jobs.privacy.accounting import promise, settle
-    from edgetrain.training.train import samples_of, task_of
+    from edgetrain.jobs.lookup import samples_of, task_of
+    from edgetrain.jobs.privacy.promise import promise, settle
 
     try:
         samples = samples_of(job, task_of(job, place.beside, place.keys))

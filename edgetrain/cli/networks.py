@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from edgetrain.errors import ConfigError, NetworkError
-from edgetrain.fleet.assignment import parse_fleet
+from edgetrain.fleet.assignment import networks_of
 from edgetrain.fleet.networks import profile
 from edgetrain.fleet.networks.emulation import guard, lab, probe
 from edgetrain.fleet.networks.emulation.check import Finding, as_json, check
@@ -253,7 +253,7 @@ def finding_line(f: Finding) -> str:
 def _run_lab(arguments: argparse.Namespace) -> int:
     if arguments.hosts < 1:
         raise ConfigError(f"--hosts {arguments.hosts} is out of range", "allowed: 1 or more")
-    names = parse_fleet(arguments.network, arguments.hosts)
+    names = networks_of(arguments.network, arguments.hosts)
     profiles = [profile.load(name) for name in names]
     command = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if arguments.shell is not None:

@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_numbers(arguments: argparse.Namespace) -> int:
-    from edgetrain.jobs.privacy.accounting import epsilon, noise_for
-    from edgetrain.jobs.privacy.promise import LITTLE, Releases
+    from edgetrain.jobs.privacy.accounting import Releases, epsilon, noise_for
+    from edgetrain.jobs.privacy.promise import LITTLE
 
     rounds, rate, delta = arguments.rounds, arguments.sample_rate, arguments.delta
     noise = arguments.noise

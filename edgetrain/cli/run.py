@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from edgetrain.cli import common
+from edgetrain.cli.common import common_picture
 
 SIMULATED = ("device=raspberry-pi-4b", "network=wan-200ms")
 """The built-in job of a simulation, where this machine's own speed would mean nothing."""
@@ -73,15 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
             common.say(privacy.said(summary["privacy"]))
         common.say(f"run folder: {folder}")
     return 0
-
-
-def common_picture(draw: Any, what: Any, path: Any) -> Any:
-    """Draw if matplotlib is there; its absence is told, and is no error."""
-    try:
-        return draw(what, path)
-    except ImportError:
-        common.warn("no picture: matplotlib is not installed (pip install 'edgetrain[lab]')")
-        return None
 
 
 def _heading(planned: Any) -> str:

@@ -15,8 +15,10 @@ from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from edgetrain.jobs.grid import Axis, Sweep
     from edgetrain.runs.reports.columns import Column
-    from edgetrain.training.sweep import Axis, Progress, Row, Sweep
+    from edgetrain.runs.reports.sweep_rows import Row
+    from edgetrain.training.sweep import Progress
 
 AXES = ("rtt", "members", "delay", "every", "strategy", "codec", "network", "device")
 """Axes with an option of their own; --set takes any key of the job."""
@@ -63,6 +65,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run every cell, then say and draw what came of it."""
+    from edgetrain.jobs.grid import write
     from edgetrain.runs import folder as runs
     from edgetrain.training import sweep
 
@@ -71,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan, run_cell = _driver(chosen)
     if folder is None:
         folder = runs.create(arguments.runs, f"sweep-{_name(chosen)}")
-        sweep.write(folder, chosen)
+        write(folder, chosen)
     out = sys.stderr if arguments.json else sys.stdout
     unique = len({cell.digest for cell in cells})
     print(f"{unique} runs, {chosen.how}; folder: {folder}", file=out, flush=True)
@@ -100,28 +103,27 @@ def _driver(chosen: Sweep) -> tuple[Callable[..., Any], Callable[..., dict[str, 
 def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
     """The sweep that is asked for, and its folder if it has one already."""
     from edgetrain.cli.run import SIMULATED
+    from edgetrain.jobs import grid
     from edgetrain.jobs import reading as config
-    from edgetrain.training import sweep
+    from edgetrain.jobs.grid import Sweep, is_sweep, load, resume, split
 
-    axes = [
-        sweep.axis(name, sweep.split(text)) for name in AXES if (text := getattr(arguments, name))
-    ]
-    axes += [sweep.axis(key, sweep.split(text)) for key, text in map(_parted, arguments.set)]
+    axes = [grid.axis(name, split(text)) for name in AXES if (text := getattr(arguments, name))]
+    axes += [grid.axis(key, split(text)) for key, text in map(_parted, arguments.set)]
     if arguments.resume is not None:
         if axes or arguments.job or arguments.seeds or arguments.emulate:
             raise ConfigError(
                 "--resume takes the job, the axes and all else from its folder",
                 "leave the rest of the command line out",
             )
-        return sweep.resume(arguments.resume), arguments.resume
+        return resume(arguments.resume), arguments.resume
     words = list(arguments.job)
     path = Path(words.pop(0)) if words and "=" not in words[0] else None
-    if path is not None and sweep.is_sweep(path):
-        found = sweep.load(path)
+    if path is not None and is_sweep(path):
+        found = load(path)
     else:
         beside = None if path is None else path.resolve().parent
         words = words if path else [*SIMULATED, *words]
-        found = sweep.Sweep(config.load(path).to_dict(), (), beside=beside)
+        found = Sweep(config.load(path).to_dict(), (), beside=beside)
     job = config.parse(found.job, words).to_dict()
     how = "emulated" if arguments.emulate else found.how
     seeds = found.seeds if arguments.seeds is None else arguments.seeds
@@ -167,15 +169,15 @@ def _teller(chosen: Sweep, out: Any) -> Callable[[Progress], None]:
 
 
 def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: list[Row]) -> int:
-    from edgetrain.cli.run import common_picture
+    from edgetrain.cli.common import common_picture
     from edgetrain.runs import folder as runs
     from edgetrain.runs.reports import plot
     from edgetrain.runs.reports.columns import as_text
-    from edgetrain.training import sweep
+    from edgetrain.runs.reports.sweep_rows import points, to_csv
 
     names = [each.name for each in chosen.axes]
-    found = sweep.points(names, rows)
-    (folder / "sweep.csv").write_text(sweep.to_csv(rows), encoding="utf-8")
+    found = points(names, rows)
+    (folder / "sweep.csv").write_text(to_csv(rows), encoding="utf-8")
     metric = next((str(row["metric"]) for row in rows if row["metric"]), "metric")
     pictures = [
         common_picture(
@@ -248,15 +250,15 @@ def _waiting(point: Row) -> float | None:
 
 def gains(chosen: Sweep, found: list[Row]) -> list[str]:
     """Along each axis of numbers, the fleet's steps a second against the first value's."""
-    from edgetrain.training import sweep
+    from edgetrain.runs.reports.sweep_rows import relative, series
 
     names = [each.name for each in chosen.axes]
     lines = []
     for each in chosen.axes:
         if not _grows(each):
             continue
-        for label, line in sweep.series(each.name, names, found).items():
-            steps = ", ".join(f"{value}: {gain:.2f}x" for value, gain in sweep.relative(line))
+        for label, line in series(each.name, names, found).items():
+            steps = ", ".join(f"{value}: {gain:.2f}x" for value, gain in relative(line))
             lines.append(f"steps a second of the fleet by {each.name}{label and f' ({label})'}: "
                          f"{steps}")  # fmt: skip
     return [*lines, ""] if lines else []

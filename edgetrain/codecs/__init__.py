@@ -10,7 +10,7 @@ makes is the state that belongs around a codec: feedback, or Deep Gradient Compr
 payloads are in docs/codecs.md; `kernels.backend()` says whether C or NumPy does the work.
 """
 
-from edgetrain.codecs.base import Buffer, Codec, Layout, Vector
+from edgetrain.codecs.base import Codec
 from edgetrain.codecs.blocks import Blockwise, Planes, Sign
 from edgetrain.codecs.dense import BFloat, Dense, Half
 from edgetrain.codecs.feedback import Deep, DeepGradient, Feedback, memory
@@ -19,6 +19,7 @@ from edgetrain.codecs.lowrank import BoundTwoTrips, LowRank, PowerSGD, TwoTrips
 from edgetrain.codecs.rules import Rules, bound
 from edgetrain.codecs.sparse import RandK, TopK
 from edgetrain.codecs.spec import NAMES, parse
+from edgetrain.vectors.vector import Buffer, Layout, Vector
 
 __all__ = [
     "NAMES",

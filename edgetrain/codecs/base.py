@@ -7,21 +7,13 @@ clock, no torch and no round. What was not sent yet is kept by `feedback`, never
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from edgetrain.errors import BadPayload, ConfigError
-
-Vector: TypeAlias = npt.NDArray[np.float32]
-"""A flat, contiguous float32 array."""
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
-"""The bytes of one part, as they lie on the wire."""
-
-Layout: TypeAlias = Sequence[tuple[str, int, tuple[int, ...]]]
-"""(name, first element, shape) of each tensor of a flat vector, in order, without holes."""
+from edgetrain.vectors.vector import Buffer, Layout, Vector
 
 DENSE_PART_ELEMENTS = 2**20
 """4 MB of float32: large enough for a link, small enough to overlap sending with decoding."""
@@ -159,16 +151,6 @@ def add_scaled(values: Vector, weight: float, out: Vector) -> None:
     for start in range(0, out.size, TILE):
         here = slice(start, start + TILE)
         out[here] += np.float32(weight) * values[here]
-
-
-def zeros(elements: int) -> Vector:
-    """A vector of zeros that begins at a cache line, as torch's tensors do and NumPy's may not.
-
-    A load that straddles two lines costs the streaming kernels up to a tenth of their speed.
-    """
-    room = np.zeros(elements + 16, np.float32)
-    start = -int(room.__array_interface__["data"][0]) % 64 // 4
-    return room[start : start + elements]
 
 
 def as_bytes(payload: Buffer) -> npt.NDArray[np.uint8]:

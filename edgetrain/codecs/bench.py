@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from edgetrain.codecs.base import Vector, zeros
 from edgetrain.codecs.blocks import Planes
 from edgetrain.codecs.feedback import Feedback
 from edgetrain.codecs.kernels import chosen as kernels
-from edgetrain.codecs.kernels.chosen import LEVEL_BLOCK
+from edgetrain.codecs.kernels.contract import LEVEL_BLOCK
 from edgetrain.codecs.sparse import TopK
 from edgetrain.codecs.spec import parse
 from edgetrain.errors import ConfigError
+from edgetrain.vectors.vector import Vector, zeros
 
 DENSITIES = (0.001, 0.01, 0.1)
 DENSE = ("fp16", "bf16", "int8", "int4", "qsgd(7)", "ternary", "sign", "q2")

@@ -6,11 +6,12 @@ The loops are in `kernels`; what the bytes mean is in docs/codecs.md.
 
 from __future__ import annotations
 
-from edgetrain.codecs.base import Buffer, Vector, as_bytes
+from edgetrain.codecs.base import as_bytes
 from edgetrain.codecs.fixed import FixedSize
 from edgetrain.codecs.kernels import chosen as kernels
-from edgetrain.codecs.kernels.chosen import LEVEL_BLOCK, SIGN_BLOCK, Blocks
+from edgetrain.codecs.kernels.contract import LEVEL_BLOCK, SIGN_BLOCK, Blocks, Bytes
 from edgetrain.errors import ConfigError
+from edgetrain.vectors.vector import Buffer, Vector
 
 
 class Blockwise(FixedSize):
@@ -28,7 +29,7 @@ class Blockwise(FixedSize):
         self.stochastic = code.stochastic
         self.part_elements = 2**21 if code.width == 8 else 2**22
 
-    def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
+    def write(self, r: Vector, g: Vector | None, seed: int, out: Bytes) -> None:
         kernels.current().blocks_encode(r, g, self.code, seed, out)
 
     def check(self, payload: Buffer, elements: int) -> None:
@@ -37,7 +38,7 @@ class Blockwise(FixedSize):
 
     def read(
         self,
-        payload: kernels.Bytes,
+        payload: Bytes,
         elements: int,
         first: int,
         out: Vector,
@@ -82,7 +83,7 @@ class Sign(FixedSize):
     name = "sign"
     part_elements = 2**23
 
-    def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
+    def write(self, r: Vector, g: Vector | None, seed: int, out: Bytes) -> None:
         kernels.current().signs_encode(r, g, out)
 
     def check(self, payload: Buffer, elements: int) -> None:
@@ -91,7 +92,7 @@ class Sign(FixedSize):
 
     def read(
         self,
-        payload: kernels.Bytes,
+        payload: Bytes,
         elements: int,
         first: int,
         out: Vector,
@@ -118,7 +119,7 @@ class Planes(FixedSize):
         self.bits = bits
         self.part_elements = 2**22
 
-    def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
+    def write(self, r: Vector, g: Vector | None, seed: int, out: Bytes) -> None:
         kernels.current().planes_encode(r, g, self.bits, out)
 
     def check(self, payload: Buffer, elements: int) -> None:
@@ -127,7 +128,7 @@ class Planes(FixedSize):
 
     def read(
         self,
-        payload: kernels.Bytes,
+        payload: Bytes,
         elements: int,
         first: int,
         out: Vector,

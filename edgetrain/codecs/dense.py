@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgetrain.codecs.base import Buffer, Vector, add_scaled, check_vector
+from edgetrain.codecs.base import add_scaled, check_vector
 from edgetrain.codecs.fixed import FixedSize, Ranged
 from edgetrain.codecs.kernels import chosen as kernels
+from edgetrain.codecs.kernels.contract import Bytes
+from edgetrain.vectors.vector import Buffer, Vector
 
 
 class Dense(Ranged):
@@ -33,7 +35,7 @@ class Dense(Ranged):
 
     def read(
         self,
-        payload: kernels.Bytes,
+        payload: Bytes,
         elements: int,
         first: int,
         out: Vector,
@@ -60,12 +62,12 @@ class Half(FixedSize):
     name = "fp16"
     _brain = False
 
-    def write(self, r: Vector, g: Vector | None, seed: int, out: kernels.Bytes) -> None:
+    def write(self, r: Vector, g: Vector | None, seed: int, out: Bytes) -> None:
         kernels.current().halves_encode(r, g, self._brain, out)
 
     def read(
         self,
-        payload: kernels.Bytes,
+        payload: Bytes,
         elements: int,
         first: int,
         out: Vector,

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edgetrain.codecs.base import Buffer, Codec, Layout, Vector, check_vector, zeros
+from edgetrain.codecs.base import Codec, check_vector
 from edgetrain.codecs.fixed import Ranged
 from edgetrain.codecs.kernels import chosen as kernels
-from edgetrain.codecs.kernels.chosen import LIMIT
+from edgetrain.codecs.kernels.contract import LIMIT
 from edgetrain.codecs.sparse import TopK
 from edgetrain.errors import ConfigError
+from edgetrain.vectors.vector import Buffer, Layout, Vector, zeros
 
 
 class Feedback:

@@ -10,8 +10,9 @@ import zlib
 
 import numpy as np
 
-from edgetrain.codecs.base import BaseCodec, Buffer, Vector, as_bytes, check_length, check_vector
-from edgetrain.codecs.kernels.chosen import Bytes
+from edgetrain.codecs.base import BaseCodec, as_bytes, check_length, check_vector
+from edgetrain.codecs.kernels.contract import Bytes
+from edgetrain.vectors.vector import Buffer, Vector
 
 
 def content_seed(r: Vector, g: Vector | None) -> int:

@@ -14,24 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.codecs.base import (
-    TILE,
-    BaseCodec,
-    Buffer,
-    Layout,
-    Vector,
-    add_scaled,
-    as_bytes,
-    check_vector,
-    zeros,
-)
+from edgetrain.codecs.base import TILE, BaseCodec, add_scaled, as_bytes, check_vector
 from edgetrain.codecs.dense import Dense
 from edgetrain.codecs.fixed import Ranged
 from edgetrain.codecs.kernels import wire
-from edgetrain.codecs.kernels.chosen import LIMIT, Bytes
+from edgetrain.codecs.kernels.contract import LIMIT, Bytes
 from edgetrain.codecs.kernels.tiles import hash32
 from edgetrain.codecs.rules import Unbound, check_layout
 from edgetrain.errors import ConfigError
+from edgetrain.vectors.vector import Buffer, Layout, Vector, zeros
 
 FACTOR_CODECS = ("fp32", "fp16", "bf16")
 """What keeps a relative precision in each number; with coarser ones feedback diverges."""

@@ -13,9 +13,10 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from edgetrain.codecs.base import BaseCodec, Buffer, Codec, Layout, Vector, as_bytes, check_vector
+from edgetrain.codecs.base import BaseCodec, Codec, as_bytes, check_vector
 from edgetrain.codecs.kernels import wire
 from edgetrain.errors import ConfigError
+from edgetrain.vectors.vector import Buffer, Layout, Vector
 
 WHOLE = 2**31
 """More elements than any vector: the part of a codec that is not bound yet."""

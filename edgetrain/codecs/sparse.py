@@ -12,16 +12,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from edgetrain.codecs.base import BaseCodec, Buffer, Vector, as_bytes, check_vector
+from edgetrain.codecs.base import BaseCodec, as_bytes, check_vector
 from edgetrain.codecs.blocks import Planes
 from edgetrain.codecs.dense import Dense
 from edgetrain.codecs.fixed import Ranged, content_seed
 from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels import wire
-from edgetrain.codecs.kernels.chosen import CHUNK, ENTRIES, LIMIT, Bytes, Indices
-from edgetrain.codecs.kernels.numpy_twin import sparse_count
+from edgetrain.codecs.kernels.contract import CHUNK, ENTRIES, LIMIT, Bytes, Indices
+from edgetrain.codecs.kernels.gaps import sparse_count
 from edgetrain.codecs.kernels.tiles import hash32
 from edgetrain.errors import BadPayload, ConfigError
+from edgetrain.vectors.vector import Buffer, Vector
 
 SAMPLED_HITS = 1500
 """Expected hits in a sample from which its threshold is taken as it is (2.6 % off, typically)."""

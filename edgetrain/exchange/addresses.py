@@ -10,10 +10,11 @@ import ipaddress
 import logging
 import socket
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import psutil
 
-from edgetrain.errors import ConfigError, NetworkError
+from edgetrain.errors import ConfigError, HubUnreachable, NetworkError
 
 log = logging.getLogger("edgetrain")
 
@@ -91,7 +92,7 @@ def route(hub: str, timeout_s: float) -> str:
     Connects once, to tell a wrong name, a closed port and a dead machine apart before anything
     waits. Raises NetworkError, HubUnreachable.
     """
-    from edgetrain.exchange.zeromq.frames import check_reachable, split_address
+    pass
 
     check_hub_name(split_address(hub)[0])
     own = check_reachable(hub, timeout_s)
@@ -143,3 +144,45 @@ def listen_on(host: str, port: int) -> Listening:
     address = chosen[0].address
     shown = f"[{address}]" if ":" in address else address
     return Listening(f"tcp://{shown}:{port}", chosen)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "tcp://host:port"; NetworkError says what is wrong with anything else."""
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError as error:
+        raise NetworkError(f"'{address}' is not an address: {error}") from None
+    if parts.scheme != "tcp" or not parts.hostname or port is None or parts.path:
+        raise NetworkError(
+            f"'{address}' is not an address", "it reads tcp://HOST:PORT, as tcp://hub.local:5555"
+        )
+    return parts.hostname, port
+
+
+def check_reachable(address: str, timeout_s: float) -> str:
+    """Connect once without ZeroMQ, which would retry in silence; returns our own address.
+
+    Raises HubUnreachable naming what failed: the name, the route, the port, or silence.
+    """
+    host, port = split_address(address)
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as probe:
+            return str(probe.getsockname()[0])
+    except socket.gaierror as error:
+        raise HubUnreachable(
+            f"the hub's name '{host}' cannot be resolved: {error.strerror}",
+            "check the spelling, or use the IP address that the hub printed at its start",
+        ) from None
+    except TimeoutError:
+        raise HubUnreachable(
+            f"no answer from {address} within {timeout_s:g} s",
+            "is the machine on, and does a firewall let the port through?",
+        ) from None
+    except ConnectionRefusedError:
+        raise HubUnreachable(
+            f"nothing listens at {address}",
+            "start the hub first (edgetrain hub job.toml), and compare the port it prints",
+        ) from None
+    except OSError as error:
+        raise HubUnreachable(f"{address} cannot be reached: {error.strerror or error}") from None

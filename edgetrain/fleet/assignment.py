@@ -1,35 +1,41 @@
-"""Who has which network: "wan-200ms", or a mix "wifi:4, 4g-bad:4"; and sites behind one uplink.
+"""Which member has which device and network: "wan-200ms", or a mix "wifi:4, 4g-bad:4"; and sites
+behind one uplink.
 
 Texts to lists of names; pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.networks.profile import Profile, load
+from edgetrain.fleet.devices.profile import load as load_device
+from edgetrain.fleet.networks.profile import load as load_network
+from edgetrain.fleet.networks.site import Site
 
 
-def parse_fleet(text: str, members: int | None = None) -> list[str]:
+def devices_of(text: str) -> list[str]:
+    """Device names in member order.
+
+    >>> devices_of("raspberry-pi-4b:2, jetson-orin-nano")
+    ['raspberry-pi-4b', 'raspberry-pi-4b', 'jetson-orin-nano']
+
+    Raises ConfigError for a bad count or a name that no profile has.
+    """
+    return _named(text, "device", "raspberry-pi-4b:8", load_device)
+
+
+def networks_of(text: str, members: int | None = None) -> list[str]:
     """Network names in member order.
 
-    >>> parse_fleet("none:2, rtt-50ms")
+    >>> networks_of("none:2, rtt-50ms")
     ['none', 'none', 'rtt-50ms']
 
     With `members`, a single name without a count stands for every member, and any other text must
     name exactly that many. Raises ConfigError for a bad count or a name that no profile has.
     """
-    found: list[str] = []
-    items = [item.strip() for item in text.split(",")]
-    for item in items:
-        name, colon, count = (part.strip() for part in item.partition(":"))
-        if not name or (colon and not (count.isdecimal() and int(count) > 0)):
-            raise ConfigError(f"'{item}' in network '{text}' is not NAME or NAME:COUNT", "wifi:4")
-        load(name)
-        found += [name] * (int(count) if colon else 1)
-    if members is not None and len(items) == 1 and ":" not in items[0]:
+    found = _named(text, "network", "wifi:4", load_network)
+    if members is not None and not any(mark in text for mark in ",:"):
         return found * members
     if members is not None and len(found) != members:
         raise ConfigError(
@@ -39,12 +45,29 @@ def parse_fleet(text: str, members: int | None = None) -> list[str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Members behind one shared uplink; each keeps its own access link inside the site."""
+def spread(names: Sequence[str], members: int, what: str) -> tuple[str, ...]:
+    """One of `names` for each member: a single name is everyone's. ConfigError names fleet.`what`
+    where there are neither one nor as many as members."""
+    if len(names) == 1:
+        return tuple(names) * members
+    if len(names) != members:
+        raise ConfigError(
+            f"fleet.{what} names {len(names)} members, the job has {members}",
+            f"give one {what} for all, or as many as there are members",
+        )
+    return tuple(names)
 
-    uplink: Profile
-    members: tuple[int, ...]
+
+def _named(text: str, what: str, example: str, load: Callable[[str], object]) -> list[str]:
+    """Names with their counts, each looked up."""
+    found: list[str] = []
+    for item in (part.strip() for part in text.split(",")):
+        name, colon, count = (part.strip() for part in item.partition(":"))
+        if not name or (colon and not (count.isdecimal() and int(count) > 0)):
+            raise ConfigError(f"'{item}' in {what} '{text}' is not NAME or NAME:COUNT", example)
+        load(name)
+        found += [name] * (int(count) if colon else 1)
+    return found
 
 
 def parse_sites(text: str, members: int) -> tuple[Site, ...]:
@@ -60,7 +83,7 @@ def parse_sites(text: str, members: int) -> tuple[Site, ...]:
         if twice:
             raise ConfigError(f"'{item}' names a member that already stands in a site")
         taken.update(indices)
-        sites.append(Site(load(name), indices))
+        sites.append(Site(load_network(name), indices))
     return tuple(sites)
 
 

@@ -8,175 +8,27 @@ strategy): what a name stands for is known where it is used. Neither torch nor z
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.jobs.job import (
+    CheckpointTable,
+    Fleet,
+    HubTable,
+    Job,
+    Privacy,
+    StrategyTable,
+    Train,
+    _sgd,
+)
 
 if TYPE_CHECKING:
-    from edgetrain.exchange.member.checkpoint import Sparing
-
-Plain = bool | int | float | str | list[Any] | dict[str, Any]
-
-
-def _ranged(default: float, low: float, high: float, doc: str) -> Any:
-    return field(default=default, metadata={"low": low, "high": high, "doc": doc})
-
-
-def _said(default: str, doc: str) -> Any:
-    return field(default=default, metadata={"doc": doc})
-
-
-def _switch(default: bool, doc: str) -> Any:
-    return field(default=default, metadata={"doc": doc})
-
-
-def _sgd() -> dict[str, Any]:
-    return {"name": "sgd", "lr": 0.05, "momentum": 0.9}
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """Who trains, on what, over which network."""
-
-    members: int = _ranged(4, 1, 100_000, "training processes")
-    device: str = _said("host", "device profile(s): 'raspberry-pi-4b', 'raspberry-pi-4b:6, host:2'")
-    network: str = _said("none", "network profile(s): 'wan-200ms', 'wifi:4, 4g-bad:4'")
-    sites: str = _said("", "members behind one shared uplink: 'home-fixed: 0-3, 4g-good: 4 5'")
-    congestion: str = _said("cubic", "TCP's congestion control on all links: cubic, reno, bbr, …")
-    pace_s: float = _ranged(0.0, 0.0, 3600.0, "seconds a step takes; 0: as the device profile says")
-    stays_s: float = _ranged(0.0, 0.0, 1e9, "simulated: mean seconds until a device goes; 0: never")
-    away_s: float = _ranged(60.0, 0.0, 1e9, "simulated: mean seconds until it starts anew")
-    backend: str = _said("auto", "how the network is emulated: auto, packet, tc, stream or none")
-
-
-@dataclass(frozen=True)
-class Train:
-    """What a member does between exchanges."""
-
-    steps: int = _ranged(400, 1, 10**9, "optimizer steps of each member")
-    batch: int = _ranged(16, 1, 10**6, "samples in a step, per member")
-    optimizer: dict[str, Any] = field(
-        default_factory=_sgd, metadata={"doc": "sgd, adam, adamw, …: a torch optimizer"}
-    )
-    evaluate_every: int = _ranged(0, 0, 10**9, "steps between evaluations; 0: about 50 in a run")
-    threads: int = _ranged(1, 1, 1024, "torch threads of each member")
-
-
-@dataclass(frozen=True)
-class StrategyTable:
-    """How members exchange what they learn."""
-
-    name: str = _said("dga", "see `edgetrain strategies`")
-    every: int = _ranged(0, 0, 10**9, "local steps in a round (K); 0: the strategy's default")
-    delay: int | Literal["auto"] = field(
-        default="auto",
-        metadata={"low": 0, "high": 10**9, "doc": "local steps a reply may take (D), or 'auto'"},
-    )
-    codec: str = _said("fp32", "how contributions are encoded")
-    reply_codec: str = _said("", "how replies are encoded; '': like contributions")
-    merge: str = _said("mean", "how contributions become one; see `edgetrain strategies`")
-    secure: bool = _switch(False, "mask contributions, so that the hub learns only their sum")
-    threshold: int = _ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
-    span: float = _ranged(8.0, 2**-20, 2**20, "secure: elements are sent within [-span, span]")
-
-
-@dataclass(frozen=True)
-class HubTable:
-    """How patient the hub is."""
-
-    quorum: int = _ranged(1, 1, 100_000, "contributions a round needs to close at its deadline")
-    deadline_s: float = _ranged(60.0, 0.01, 86_400.0, "then a round closes without the late ones")
-    gone_s: float = _ranged(5.0, 0.1, 86_400.0, "a member unreachable for so long is given up")
-    beat_s: float = _ranged(1.0, 0.05, 60.0, "the hub says something to everyone this often")
-    outage_s: float = _ranged(600.0, 1.0, 10**7, "members wait so long for a hub that is away")
-    return_s: float = _ranged(60.0, 1.0, 10**7, "a hub that was restored waits so for its members")
-    fsync: str = _said("always", "when the journal reaches the disk: always, round-every N, never")
-    when_full: str = _said("stop", "on a full disk: stop, or 'go on' without the journal")
-    snapshot_every: int = _ranged(0, 0, 10**9, "rounds between snapshots of the base; 0: by size")
-    message_s: float = _ranged(0.001, 0.0, 10.0, "simulated: seconds the hub takes for a message")
-
-
-@dataclass(frozen=True)
-class CheckpointTable:
-    """How sparingly a member writes its checkpoint, where it is told to keep one."""
-
-    every_s: float = _ranged(600.0, 0.0, 1e9, "seconds between two checkpoints of a member")
-    share: float = _ranged(0.02, 1e-6, 1.0, "of a member's time that writing them may take")
-    mb_an_hour: float = _ranged(256.0, 1e-3, 1e9, "megabytes that they may write in an hour")
-
-    def sparing(self) -> Sparing:
-        """As `checkpoint` takes it."""
-        from edgetrain.exchange.member.checkpoint import Sparing
-
-        return Sparing(self.every_s, self.share, 1e6 * self.mb_an_hour)
-
-
-@dataclass(frozen=True)
-class Privacy:
-    """Differential privacy: whose data, how much noise, and who is trusted."""
-
-    unit: str = _said("none", "what is protected: none, example, or member (all it has)")
-    clip: float = _ranged(1.0, 1e-9, 1e12, "length (L2) that one unit's part is cut to")
-    noise: float = _ranged(0.0, 0.0, 1e6, "noise multiplier: standard deviation / clip")
-    epsilon: float = _ranged(0.0, 0.0, 1e6, "in place of noise: what the whole job may spend")
-    delta: float = _ranged(1e-5, 1e-100, 0.5, "the chance that epsilon does not hold")
-    where: str = _said("member", "who adds the noise: member, or a hub that is trusted: hub")
-    sampling: str = _said("poisson", "of examples: poisson, or shuffle (which hides less)")
-
-
-@dataclass(frozen=True)
-class Job:
-    """A training job. Keys and defaults are these fields; `docs/jobs.md` explains them."""
-
-    task: str = _said("edgetrain.tasks:digits", "model, data, loss, evaluation: 'module:object'")
-    name: str = _said("", "of the run folder; '': the task's name")
-    seed: int = _ranged(0, 0, 2**63 - 1, "of initial parameters, partition, batches, network")
-    data: dict[str, Any] = field(
-        default_factory=dict, metadata={"doc": "options of the task: folder, partition, …"}
-    )
-    fleet: Fleet = field(default_factory=Fleet)
-    train: Train = field(default_factory=Train)
-    strategy: StrategyTable = field(default_factory=StrategyTable)
-    hub: HubTable = field(default_factory=HubTable)
-    checkpoint: CheckpointTable = field(default_factory=CheckpointTable)
-    privacy: Privacy = field(default_factory=Privacy)
-    faults: list[dict[str, Any]] = field(
-        default_factory=list, metadata={"doc": "what goes wrong with links, and when; a list"}
-    )
-    absences: list[dict[str, Any]] = field(
-        default_factory=list, metadata={"doc": "simulated: devices that are off, and when; a list"}
-    )
-
-    def digest(self) -> str:
-        """Of everything that members of one job must agree on; where they run is not part of it."""
-        data = {key: value for key, value in self.data.items() if key not in ("folder", "download")}
-        agreed = {
-            "task": self.task,
-            "seed": self.seed,
-            "data": data,
-            "members": self.fleet.members,
-            "train": {
-                key: value
-                for key, value in dataclasses.asdict(self.train).items()
-                if key not in ("threads", "evaluate_every")
-            },
-            "strategy": dataclasses.asdict(self.strategy),
-            "privacy": dataclasses.asdict(self.privacy),
-        }
-        text = json.dumps(agreed, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def to_dict(self) -> dict[str, Any]:
-        """All keys as plain values, in the order of the file."""
-        return dataclasses.asdict(self)
+    pass
 
 
 def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Job:

@@ -7,88 +7,17 @@ at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.strategies.half import Contributes, MemberHalf
 
 if TYPE_CHECKING:
     from edgetrain.strategies.factored import Factors
     from edgetrain.strategies.merging.rule import RoundRule, SliceRule
     from edgetrain.vectors.pool import Vectors
     from edgetrain.vectors.vector import Vector
-
-Contributes = Literal["gradient", "displacement"]
-
-
-class MemberHalf(Protocol):
-    """What runs on a member. The driver calls, for each training step::
-
-        exchange(half.before_step()); optimizer.step(); exchange(half.after_step())
-
-    where `exchange` submits the vector if there is one, then applies the reply of every round
-    that is `due`, and after each submits what may `follow_up`. Nothing else may wait.
-    """
-
-    every: int
-    delay: int
-    applied: int
-    round: int
-    checksum: int
-    keeps_rest: bool
-    """What a lossy codec leaves out of a contribution stays in the parameters, and so is in the
-    next contribution by itself: the driver says with `sent` what got through. Otherwise what is
-    left out is the driver's to send later."""
-
-    @property
-    def base(self) -> Vector:
-        """float32 [elements]: the parameters that all replies so far lead to."""
-
-    def start(self, applied: int, round: int) -> None:
-        """Take the parameters as they are for the base after `applied` replies."""
-
-    def before_step(self) -> Vector | None:
-        """After backward, before the optimizer's step: a gradient contribution, or None."""
-
-    def after_step(self) -> Vector | None:
-        """After the optimizer's step: a displacement at the end of a round, or None."""
-
-    def quiet_steps(self) -> int:
-        """How many steps from now on neither submit nor wait."""
-
-    def finish(self) -> Vector | None:
-        """After the last step: what was not submitted yet. From now on every round is due."""
-
-    def sent(self, vector: Vector) -> None:
-        """Of the contribution that was just submitted, this is what others will read."""
-
-    def rebase(self, base: Vector, applied: int) -> None:
-        """Replies were missed for good: `base` is what all up to `applied` led to."""
-
-    def skip_to(self, round: int) -> None:
-        """The next contribution is to `round`: the fleet has gone on without this member."""
-
-    def due(self) -> int | None:
-        """The round whose reply has to be applied now, or None."""
-
-    def apply(self, reply: Iterable[Vector]) -> None:
-        """Apply the reply of round `applied`, given in consecutive pieces."""
-
-    def follow_up(self) -> Vector | None:
-        """A contribution that could not be made before the reply that was just applied, or None."""
-
-    @property
-    def local_steps(self) -> int:
-        """Steps that are in no contribution yet. Between two rounds there are none: the moment for
-        a checkpoint."""
-
-    def rest(self) -> Vector | None:
-        """What of the parameters has been sent to nobody, for a checkpoint."""
-
-    def take_up(self, rest: Vector, local_steps: int = 0) -> None:
-        """After `start`: the parameters are further than the base by this, unsent. So many of the
-        next round's steps are in it."""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from edgetrain.codecs.base import zeros
 from edgetrain.errors import ConfigError
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.allocator import release_freed
 from edgetrain.vectors.layout import Layout
-from edgetrain.vectors.vector import Vector
+from edgetrain.vectors.vector import Vector, zeros
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.reading import Job
+from edgetrain.jobs.job import Job
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.protocol import Batch, Picks, Task
-from edgetrain.training.train import Local
+from edgetrain.tasks.work import Local
 from edgetrain.vectors.noise import SHY, Doubles, Gaussian, Source, chosen, normal
 
 FLOATS = 1 << 22

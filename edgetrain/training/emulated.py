@@ -13,17 +13,17 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
-from edgetrain import strategies
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.fleet import devices, networks
+from edgetrain.fleet import networks
 from edgetrain.fleet.networks import Link
-from edgetrain.jobs.plan import Plan, hub_of
-from edgetrain.jobs.privacy.accounting import promise
-from edgetrain.jobs.privacy.promise import Promise
-from edgetrain.jobs.reading import Job
+from edgetrain.jobs.building import hub_of
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.plan import Plan
 from edgetrain.runs import folder as runs
 from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.runs.summary import summarise
 from edgetrain.training import processes
+from edgetrain.training.outcome import summary_of
 from edgetrain.training.processes import Child
 
 PRELOAD = (
@@ -79,41 +79,9 @@ def run(
         status = "interrupted"
         raise
     finally:
-        summary = runs.summarise(folder, summary_of(planned, folder, report, status))
+        summary = summarise(folder, summary_of(planned, folder, report, status))
         runs.write_summary(folder, summary)
     return summary
-
-
-def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str) -> dict[str, Any]:
-    """What only the driver of a run knows of it; `report` is the network's."""
-    strategy = strategies.find(planned.job.strategy.name)
-    delay = 0
-    for record in runs.read_metrics(folder, "round"):
-        delay = record.get("delay", 0)
-    kept = _promise_of(planned, folder, seeded=report.get("backend") == "simulated")
-    sources = {devices.joules_source(device) for device in set(planned.devices)}
-    return {
-        "name": planned.job.name,
-        "task": planned.name,
-        "metric": planned.metric,
-        "better": planned.better,
-        "target": planned.target,
-        "every": planned.job.strategy.every or strategy.every,
-        "emulation": report,
-        "delay": delay,
-        "privacy": kept.to_dict() if kept else None,
-        "joules_source": sources.pop() if len(sources) == 1 else "mixed",
-        "status": status,
-    }
-
-
-def _promise_of(planned: Plan, folder: Path, *, seeded: bool) -> Promise | None:
-    """Of what has been trained: a run that was interrupted has released less than was planned."""
-    if planned.promise is None:
-        return None
-    steps = max((record["step"] for record in runs.read_metrics(folder, "step")), default=0)
-    rounds = sum(1 for _ in runs.read_metrics(folder, "round"))
-    return promise(planned.job, planned.samples, steps, rounds, seeded=seeded)
 
 
 class _Emulated:
@@ -196,7 +164,7 @@ class _Emulated:
 def hub_process(job: Job, folder: Path, link: Link, began: Synchronized[float]) -> None:
     """The hub of an emulated job."""
     from edgetrain.exchange.hub.serve import serve
-    from edgetrain.exchange.zeromq.frames import HubSocket
+    from edgetrain.exchange.zeromq.hub_socket import HubSocket
     from edgetrain.training.recorder import HubRecorder
 
     link.enter()

@@ -32,15 +32,15 @@ from edgetrain.errors import (
     Stopped,
 )
 from edgetrain.exchange.addresses import route
-from edgetrain.exchange.keys import keyring as key_files
+from edgetrain.exchange.keys.credentials import credentials as credentials_for
 from edgetrain.exchange.member.checkpoint import Folder, Keep, Keeper, Saved
 from edgetrain.exchange.member.link import OUTAGE_S, CatchUp, Link, Past, Request
 from edgetrain.exchange.messages import Start, Welcome
 from edgetrain.exchange.transport import MemberTransport, Traffic
-from edgetrain.exchange.zeromq.frames import MemberSocket
-from edgetrain.jobs.privacy.promise import refuse_checkpoint
-from edgetrain.jobs.reading import Privacy
-from edgetrain.strategies import MemberHalf
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.jobs.job import Privacy
+from edgetrain.jobs.rules import refuse_checkpoint
+from edgetrain.strategies.half import MemberHalf
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.state import Stateful, TrainingState, pack, unpack
 from edgetrain.training.stopping import GRACE_S, Stop
@@ -104,7 +104,7 @@ def join(
     if checkpoint is not None:
         refuse_checkpoint(privacy.unit if privacy is not None else "none")
     route(hub, timeout_s)
-    credentials = key_files.credentials(hub, hub_key, keys, insecure=insecure)
+    credentials = credentials_for(hub, hub_key, keys, insecure=insecure)
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
     keeping = None if keep is None else keeping_of(keep, name, model, optimizer, others=state)
     flat = bind(model, optimizer)

@@ -11,7 +11,7 @@ from edgetrain.exchange.hub.effects import Closed, Note
 from edgetrain.exchange.limits import Refusals
 from edgetrain.exchange.messages import CODES
 from edgetrain.runs import folder as runs
-from edgetrain.runs.environment import Usage
+from edgetrain.runs.environment import Meter, Usage
 from edgetrain.runs.metrics.log import MetricsLog
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class HubRecorder:
         self._say = say
         self._clock = clock
         self._earlier_s = earlier_s
-        self._usage = usage or runs.Meter()
+        self._usage = usage or Meter()
         self._early = _Early()
         self._refusals = Refusals(few=20)
         self._log: MetricsLog | None = None

@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgetrain.errors import ConfigError
-from edgetrain.strategies.merging.rule import Cut, Mean, Piece
 from edgetrain.vectors.vector import Vector
 
 Source = Callable[[int], bytes]
@@ -131,52 +130,3 @@ def _scaled(tile: Vector, scale: float) -> Vector | Doubles:
     if scale == 0.0:  # 0 x nan is not 0
         return np.zeros(tile.size)
     return tile.astype(np.float64) * scale
-
-
-class PrivateMean:
-    """A RoundRule of a hub that is trusted: the mean of contributions, each cut to `clip`, noised.
-
-    DP-FedAvg (McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR
-    2018, algorithm 1) with equal weights and a fixed clip. The sum of the n contributions that are
-    here gets noise of standard deviation noise x clip, and is divided by n: who takes part in a
-    round is no secret, what they contribute is. Nothing is said about who was cut: lengths are
-    private, too.
-    """
-
-    fewest = 1
-
-    def __init__(self, mechanism: Gaussian, source: Source = system, keeps_late: bool = True):
-        self._mechanism, self._source = mechanism, source
-        self.keeps_late = keeps_late
-
-    def merge_round(
-        self, contributions: Sequence[Sequence[Piece]], out: Sequence[Vector]
-    ) -> tuple[Cut, ...]:
-        """See RoundRule."""
-        clip = self._mechanism.clip
-        scales = [share(_length(pieces, out), clip) for pieces in contributions]
-        if not self._mechanism.deviation and all(scale == 1.0 for scale in scales):
-            for part, merged in enumerate(out):
-                Mean().merge([pieces[part] for pieces in contributions], merged)
-            return ()
-        for part, merged in enumerate(out):
-            total = np.zeros(merged.size)
-            row = np.empty_like(merged)
-            for pieces, scale in zip(contributions, scales, strict=True):
-                pieces[part].read(row)
-                total += _scaled(row, scale)
-            if self._mechanism.deviation:
-                for start in range(0, total.size, TILE):
-                    tile = total[start : start + TILE]
-                    tile += self._mechanism.deviation * normal(tile.size, self._source)
-            merged[:] = total / len(contributions)
-        return ()
-
-
-def _length(pieces: Sequence[Piece], out: Sequence[Vector]) -> float:
-    lengths = []
-    for piece, like in zip(pieces, out, strict=True):
-        row = np.empty_like(like)
-        piece.read(row)
-        lengths.append(length(row))
-    return math.hypot(*lengths)

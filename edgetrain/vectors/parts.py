@@ -1,5 +1,6 @@
 """How a vector is cut into the parts that travel as one message each. Numbers only: no vector, no
-codec, no message."""
+codec, no message.
+"""
 
 from __future__ import annotations
 

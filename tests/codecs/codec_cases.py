@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from edgetrain.codecs import Codec, Layout, Vector, parse
 from edgetrain.codecs.blocks import Blockwise, Planes, Sign
 from edgetrain.codecs.dense import BFloat, Dense, Half
-from edgetrain.codecs.kernels.chosen import LEVEL_BLOCK, SIGN_BLOCK
+from edgetrain.codecs.kernels.contract import LEVEL_BLOCK, SIGN_BLOCK
 from edgetrain.codecs.lowrank import BoundLowRank, BoundTwoTrips
 from edgetrain.codecs.rules import Pieces
 from edgetrain.codecs.sparse import RandK, TopK

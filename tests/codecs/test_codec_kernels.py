@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edgetrain.codecs import Feedback, Vector, parse
 from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels import compiler, native
-from edgetrain.codecs.kernels.chosen import Blocks
+from edgetrain.codecs.kernels.contract import ENTRIES, Blocks, Kernels
 from edgetrain.errors import BadPayload, ConfigError, EdgetrainError
 
 SOME = settings(max_examples=30, deadline=None)
@@ -66,7 +66,7 @@ def test_selection(x: Vector, seed: int, share: float) -> None:
     g = cases.make("normal", x.size, seed)
     rank = max(1, round(share * x.size))
 
-    def run(chosen: kernels.Kernels) -> list:
+    def run(chosen: Kernels) -> list:
         found = []
         for add in (None, g):
             bound, hits = chosen.threshold_of(x, add, rank)
@@ -97,7 +97,7 @@ def test_sampled_thresholds(kind: str, elements: int, stride: int, seed: int) ->
     x, g = cases.make(kind, elements, seed), cases.make("normal", elements, seed + 1)
     sample = elements // 64 // stride * 64
 
-    def run(chosen: kernels.Kernels) -> list:
+    def run(chosen: Kernels) -> list:
         ranks = {1, max(1, sample // 100), max(1, sample // 2), sample}
         return [
             chosen.threshold(x, add, r, stride, seed) for r in sorted(ranks) for add in (None, g)
@@ -116,7 +116,7 @@ def test_positions(gaps: list[int], room: int) -> None:
     positions = (np.cumsum(np.array(gaps) + 1) - 1).astype(np.uint32)
     elements = int(positions[-1]) + 1 + room
 
-    def run(chosen: kernels.Kernels) -> list:
+    def run(chosen: Kernels) -> list:
         coded = chosen.gaps_encode(positions, elements)
         back, used = chosen.gaps_decode(coded, positions.size, elements)
         assert used == coded.size
@@ -136,10 +136,10 @@ def test_positions_come_some_at_a_time(count: int) -> None:
     positions = (np.cumsum(gaps + 1) - 1).astype(np.uint32)
     elements = int(positions[-1]) + 1
 
-    def run(chosen: kernels.Kernels) -> list:
+    def run(chosen: Kernels) -> list:
         coded = chosen.gaps_encode(positions, elements)
         reader = chosen.gaps(np.concatenate([coded, coded]), count, elements)
-        taken = [reader.take().copy() for _ in range(0, count, kernels.ENTRIES)]
+        taken = [reader.take().copy() for _ in range(0, count, ENTRIES)]
         assert np.array_equal(np.concatenate(taken), positions)
         assert reader.finish() == coded.size
         return [coded]
@@ -156,8 +156,8 @@ def test_any_range_can_be_read(spec: str, weight: float | None) -> None:
     def run(_: object) -> list:
         whole, pieces = cases.make("normal", x.size, 2), cases.make("normal", x.size, 2)
         codec.apply(payload.data, weight, whole)  # type: ignore[attr-defined]
-        for first in range(0, x.size, kernels.ENTRIES):
-            here = pieces[first : first + kernels.ENTRIES]
+        for first in range(0, x.size, ENTRIES):
+            here = pieces[first : first + ENTRIES]
             codec.read(payload, x.size, first, here, weight)  # type: ignore[attr-defined]
         assert pieces.tobytes() == whole.tobytes()
         return [whole]
@@ -173,7 +173,7 @@ def test_blocks_and_signs(x: Vector, seed: int) -> None:
     codes = [Blocks(127, 8), Blocks(7, 4), Blocks(3, 4, stochastic=True)]
     codes += [Blocks(100, 8, stochastic=True), Blocks(1, 5, stochastic=True)]
 
-    def run(chosen: kernels.Kernels) -> list:
+    def run(chosen: Kernels) -> list:
         found = []
         for add in (None, g):
             for code in codes:
@@ -216,7 +216,7 @@ def test_alignment_and_long_runs() -> None:
     for shift in (0, 1, 5, 15):
         r = room[shift : shift + 70_000]
 
-        def run(chosen: kernels.Kernels, r: Vector = r) -> list:
+        def run(chosen: Kernels, r: Vector = r) -> list:
             found = []
             for bound in (1, 2.0, 30.0, 1e9):
                 r[:] = big
@@ -250,7 +250,7 @@ def test_both_refuse_what_is_not_finite() -> None:
         x = cases.make("normal", 600, 0)
         x[100] = value
 
-        def run(chosen: kernels.Kernels, x: Vector = x) -> bool:
+        def run(chosen: Kernels, x: Vector = x) -> bool:
             out = np.zeros(1000, np.uint8)
             for attempt in (
                 lambda: chosen.levels_encode(x, 0.0, 2),

@@ -11,9 +11,8 @@ import codec_cases as cases
 import numpy as np
 import pytest
 
-from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels import compiler, wire
-from edgetrain.codecs.kernels.chosen import Blocks
+from edgetrain.codecs.kernels.contract import Blocks, Kernels
 from edgetrain.codecs.kernels.numpy_twin import Fallback
 from edgetrain.errors import BadPayload
 
@@ -26,7 +25,7 @@ class Recorder:
     """Runs the NumPy kernels and writes down what went in and what came out."""
 
     def __init__(self) -> None:
-        self.run: kernels.Kernels = Fallback()
+        self.run: Kernels = Fallback()
         self.records = bytearray()
 
     def record(

@@ -12,7 +12,8 @@ import pytest
 
 from edgetrain.errors import ConfigError, NetworkError
 from edgetrain.fleet import catalog
-from edgetrain.fleet.networks import Direction, load, names, parse, parse_fleet, parse_sites
+from edgetrain.fleet.assignment import networks_of, parse_sites
+from edgetrain.fleet.networks import Direction, load, names, parse
 from edgetrain.fleet.networks.lora import Radio
 
 FILE = Path("/somewhere/mine.toml")
@@ -132,14 +133,14 @@ def test_time_on_air_is_the_data_sheets() -> None:
 
 
 def test_fleets() -> None:
-    assert parse_fleet("wan-200ms") == ["wan-200ms"]
-    assert parse_fleet("wan-200ms", 3) == ["wan-200ms"] * 3
-    assert parse_fleet("wifi:2, 4g-bad:1", 3) == ["wifi", "wifi", "4g-bad"]
+    assert networks_of("wan-200ms") == ["wan-200ms"]
+    assert networks_of("wan-200ms", 3) == ["wan-200ms"] * 3
+    assert networks_of("wifi:2, 4g-bad:1", 3) == ["wifi", "wifi", "4g-bad"]
     with pytest.raises(ConfigError, match="names 3 members, the fleet has 4"):
-        parse_fleet("wifi:2, 4g-bad:1", 4)
+        networks_of("wifi:2, 4g-bad:1", 4)
     for bad in ("wifi:0", "wifi:x", "", "wifi:"):
         with pytest.raises(ConfigError, match="is not NAME or NAME:COUNT"):
-            parse_fleet(bad)
+            networks_of(bad)
 
 
 def test_sites() -> None:

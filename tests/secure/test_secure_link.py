@@ -66,9 +66,9 @@ def test_a_threshold_that_cannot_be():
 
 
 def test_what_does_not_fit_into_the_span_is_told_once(caplog):
+    from edgetrain.exchange.loopback import Loopback
     from edgetrain.exchange.masks.masker import Masker
     from edgetrain.exchange.member.link import Link
-    from edgetrain.exchange.transport import Loopback
 
     link = Link(Loopback().connect(), lambda: 0.0)
     link._settle(welcome(), request(False))

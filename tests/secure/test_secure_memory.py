@@ -23,9 +23,9 @@ from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.terms import Agreement
 from edgetrain.exchange.member.link import Link, Request
 from edgetrain.exchange.messages import Start
-from edgetrain.exchange.zeromq.frames import MemberSocket
-from edgetrain.jobs import plan as plans
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs import reading as config
+from edgetrain.jobs.building import agreement_of
 from edgetrain.vectors.vector import checksum
 
 MEMBERS, ELEMENTS, ROUNDS = 3, 5000, 3
@@ -122,7 +122,7 @@ def test_no_single_contribution_is_in_the_memory_or_journal_of_a_hub(strategy, s
     with running("hub", job, "--bind", address, "--any-job", cwd=tmp_path) as hub:
         hub.until("waiting for")
         (folder,) = (tmp_path / "runs").iterdir()
-        agreed = plans.agreement_of(config.load(tmp_path / job)) or False
+        agreed = agreement_of(config.load(tmp_path / job)) or False
         links = [Link(MemberSocket(address), time.monotonic) for _ in range(MEMBERS)]
         started = join_all(links, agreed)
         given: dict[tuple[int, int], list[bytes]] = {}

@@ -11,7 +11,7 @@ from torch import nn
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs import reading as config
-from edgetrain.training import train
+from edgetrain.jobs.lookup import task_of
 from edgetrain.training.simulated import local
 
 
@@ -42,7 +42,7 @@ OPTIMIZERS = [
 @pytest.mark.parametrize("task", ["digits", "char_lm"])
 def test_many_at_once_step_as_one_by_one(optimizer, task):
     asked = job(optimizer, f"task=edgetrain.tasks:{task}", "strategy=fedavg")
-    loaded = train.task_of(asked)
+    loaded = task_of(asked)
     batched = local.choose(loaded, asked, True)
     assert isinstance(batched, local.Rows), batched.reason
     found, losses = stepped(batched, 5, 3)
@@ -55,7 +55,7 @@ def test_many_at_once_step_as_one_by_one(optimizer, task):
 
 def test_members_may_ask_in_any_order_and_not_all_at_once():
     asked = job("strategy=fedavg")
-    task = train.task_of(asked)
+    task = task_of(asked)
     orders = [[4, 0, 2], [1, 3], [0, 1, 2, 3, 4]]
     found, _ = stepped(local.Rows(task, asked), 5, 3, order=orders.__getitem__)
     wanted, _ = stepped(local.OneByOne(task, asked, ""), 5, 3, order=orders.__getitem__)
@@ -64,7 +64,7 @@ def test_members_may_ask_in_any_order_and_not_all_at_once():
 
 def test_the_bits_do_not_depend_on_the_cores(monkeypatch):
     asked = job("strategy=fedavg", "members=260", "batch=1", "data.partition=shared(4)")
-    task = train.task_of(asked)
+    task = task_of(asked)
     found = []
     for cores in (1, 4):
         monkeypatch.setattr(os, "cpu_count", lambda c=cores: c)
@@ -74,7 +74,7 @@ def test_the_bits_do_not_depend_on_the_cores(monkeypatch):
 
 def test_gradient_strategies_step_only_with_what_comes_back():
     asked = job("strategy=sync-sgd", "optimizer={ name = 'sgd', lr = 1.0 }")
-    flat, optimizer, work = local.Rows(train.task_of(asked), asked).member(1)
+    flat, optimizer, work = local.Rows(task_of(asked), asked).member(1)
     before = flat.params.copy()
     work.backward()()
     assert (flat.params == before).all()
@@ -85,7 +85,7 @@ def test_gradient_strategies_step_only_with_what_comes_back():
 
 def test_a_member_that_starts_anew_has_fresh_parameters_and_a_fresh_optimizer():
     asked = job("strategy=fedavg", OPTIMIZERS[1])
-    rows = local.Rows(train.task_of(asked), asked)
+    rows = local.Rows(task_of(asked), asked)
     first, _ = stepped(rows, 5, 4)
     again, _ = stepped(rows, 5, 4)
     assert first.tobytes() == again.tobytes()
@@ -93,7 +93,7 @@ def test_a_member_that_starts_anew_has_fresh_parameters_and_a_fresh_optimizer():
 
 def test_evaluation_is_of_the_members_own_parameters():
     asked = job("strategy=fedavg")
-    task = train.task_of(asked)
+    task = task_of(asked)
     flat, _, work = local.Rows(task, asked).member(0)
     plain, _, single = local.OneByOne(task, asked, "").member(0)
     assert work.evaluate() == single.evaluate()
@@ -162,4 +162,4 @@ def test_what_cannot_be_batched_is_stepped_one_by_one_and_why_is_said(task, word
 
 def test_few_members_are_stepped_one_by_one():
     asked = job()
-    assert isinstance(local.choose(train.task_of(asked), asked, None), local.OneByOne)
+    assert isinstance(local.choose(task_of(asked), asked, None), local.OneByOne)

@@ -11,7 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.codecs.kernels import wire
-from edgetrain.codecs.kernels.chosen import ENTRIES, ESCAPE, GAP_BLOCK, MAX_RICE, Bytes, Indices
+from edgetrain.codecs.kernels.contract import (
+    ENTRIES,
+    ESCAPE,
+    GAP_BLOCK,
+    MAX_RICE,
+    Bytes,
+    Indices,
+)
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Gaps: TypeAlias = npt.NDArray[np.signedinteger[Any]]
@@ -247,3 +254,15 @@ def encode_gaps(positions: Indices, elements: int) -> Bytes:
         packed = _pack_low(low.T.reshape(-1)[:count], widths.T.reshape(-1)[:count])
     head = np.frombuffer(wire.put_varint(stream.size), np.uint8)
     return np.concatenate([head, stream, packed])
+
+
+def sparse_count(payload: Bytes, elements: int) -> tuple[int, int]:
+    """(entries that a sparse payload announces, bytes that this took). Raises BadPayload."""
+    count, at = wire.get_varint(payload, 0)
+    if count > elements:
+        raise wire.bad(wire.COUNT)
+    if count == 0 and payload.size != at:
+        raise wire.bad(wire.TRAILING)
+    if count > 8 * payload.size:
+        raise wire.bad(wire.COUNT)
+    return count, at

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from edgetrain.codecs.base import Vector
 from edgetrain.codecs.kernels import compiler, wire
-from edgetrain.codecs.kernels.chosen import (
+from edgetrain.codecs.kernels.contract import (
     CHUNK,
     ENTRIES,
     LEVEL_BLOCK,
@@ -25,6 +24,7 @@ from edgetrain.codecs.kernels.chosen import (
     Bytes,
     Indices,
 )
+from edgetrain.vectors.vector import Vector
 
 INSTRUCTION_SETS = ["portable", "avx2", "avx512", "neon"]
 

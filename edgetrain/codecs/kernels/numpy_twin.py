@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgetrain.codecs.base import Vector
 from edgetrain.codecs.kernels import wire
-from edgetrain.codecs.kernels.chosen import (
+from edgetrain.codecs.kernels.contract import (
     CHUNK,
     ENTRIES,
     GAP_BLOCK,
@@ -23,7 +22,7 @@ from edgetrain.codecs.kernels.chosen import (
     Bytes,
     Indices,
 )
-from edgetrain.codecs.kernels.gaps import GapReader, encode_gaps
+from edgetrain.codecs.kernels.gaps import GapReader, encode_gaps, sparse_count
 from edgetrain.codecs.kernels.tiles import (
     BLOCKS_DECODED,
     DECODED,
@@ -48,6 +47,7 @@ from edgetrain.codecs.kernels.tiles import (
     tiles_of,
     unpack_codes,
 )
+from edgetrain.vectors.vector import Vector
 
 # Lloyd-Max points and edges of the exponential law with mean 1, for 1, 2, 4 and 8 levels.
 _POINTS = [
@@ -410,18 +410,6 @@ class Fallback:
     def momentum(self, u: Vector, g: Vector, m: float, scale: float) -> None:
         u *= np.float32(m)
         u += np.float32(scale) * g
-
-
-def sparse_count(payload: Bytes, elements: int) -> tuple[int, int]:
-    """(entries that a sparse payload announces, bytes that this took). Raises BadPayload."""
-    count, at = wire.get_varint(payload, 0)
-    if count > elements:
-        raise wire.bad(wire.COUNT)
-    if count == 0 and payload.size != at:
-        raise wire.bad(wire.TRAILING)
-    if count > 8 * payload.size:
-        raise wire.bad(wire.COUNT)
-    return count, at
 
 
 def check_raw(payload: Bytes, count: int) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.codecs.base import Vector
 from edgetrain.codecs.kernels import wire
-from edgetrain.codecs.kernels.chosen import LIMIT, TINY, Blocks, Bytes, Indices
+from edgetrain.codecs.kernels.contract import LIMIT, TINY, Blocks, Bytes, Indices
+from edgetrain.vectors.vector import Vector
 
 TILE = 2**18
 DECODED = 2**13

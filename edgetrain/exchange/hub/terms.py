@@ -1,5 +1,6 @@
 """What a job's members agree on, and how patient its hub is. Values only; who acts on them is the
-hub."""
+hub.
+"""
 
 from __future__ import annotations
 

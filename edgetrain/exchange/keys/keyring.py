@@ -14,49 +14,33 @@ in no repr, no message and no log.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import fcntl
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from edgetrain.errors import ConfigError, NetworkError, Refused, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.exchange.keys.pairs import (
+    KEY_BYTES,
+    NAME,
+    MakePair,
+    Pair,
+    Public,
+    _bytes,
+    read_key,
+    short,
+    spell,
+)
 
-KEY_BYTES = 32
 TOKEN = "edgetrain-"  # noqa: S105  a prefix
 """A token begins so; the hub's public key and a secret key of its own follow."""
 
 TOKEN_MINUTES = 60
 LOOK_S = 0.25
 """A change to the files is seen after so long at most."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
-
-Public = bytes
-"""The 32 bytes of a public key."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A key pair; only the public half can be seen."""
-
-    public: Public
-    secret: bytes = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """With what a member joins: its own pair, and the one hub that it takes for genuine."""
-
-    pair: Pair
-    hub: Public
-
-
-MakePair = Callable[[], Pair]
 
 
 def folder(chosen: str | Path | None = None) -> Path:
@@ -65,52 +49,6 @@ def folder(chosen: str | Path | None = None) -> Path:
         return Path(chosen).expanduser()
     home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(home).expanduser() / "edgetrain"
-
-
-def spell(key: bytes) -> str:
-    """43 characters of a key; `read_key` reads them."""
-    return base64.urlsafe_b64encode(key).decode().rstrip("=")
-
-
-def short(key: bytes) -> str:
-    """Enough of a public key to tell it from others in a log."""
-    return spell(key)[:8]
-
-
-def read_key(text: str, what: str = "key") -> bytes:
-    """The bytes of a spelled key; ConfigError, which does not repeat the text."""
-    key = _bytes(text.strip())
-    if len(key) != KEY_BYTES:
-        raise ConfigError(f"this is no {what}: 43 letters, digits, '-' and '_' are needed")
-    return key
-
-
-def _bytes(text: str) -> bytes:
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
-        return b""
-    try:
-        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except binascii.Error:
-        return b""
-
-
-def public_key(text: str) -> Public:
-    """A public key, spelled or in a file (this machine's `key`, or one line)."""
-    path = Path(text).expanduser()
-    if _NAME.match(text) and len(text) == 43 and not path.is_file():
-        return read_key(text, "public key")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        raise ConfigError(
-            f"'{text}' is neither a public key nor a file with one",
-            "`edgetrain keys init` on the hub's machine prints it",
-        ) from None
-    for line in lines:
-        word = line.split("#")[0].removeprefix("public").strip()
-        if word:
-            return read_key(word, f"public key in {text}")
-    raise ConfigError(f"no public key in {text}")
 
 
 class Keyring:
@@ -338,7 +276,7 @@ def _why_not(token: _Token | None, now: float) -> str:
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.match(name):
+    if not NAME.match(name):
         raise ConfigError(
             f"'{name}' cannot be a device's name",
             "letters, digits, '.', '_' and '-', at most 64, not beginning with a sign",
@@ -359,122 +297,4 @@ def read_token(token: str) -> tuple[Public, bytes]:
     return packed[:KEY_BYTES], packed[KEY_BYTES:]
 
 
-def credentials(
-    hub: str,
-    hub_key: str | None = None,
-    chosen: str | Path | None = None,
-    *,
-    insecure: bool = False,
-) -> Credentials | None:
-    """With what to join the hub at an address; None: without encryption.
-
-    `hub_key`: the hub's public key or a file with it; else the one that enrolment pinned. `chosen`:
-    the folder of this machine's keys. Off this machine nothing travels in the clear unless it is
-    said to be `insecure`. Raises ConfigError.
-    """
-    from edgetrain.exchange.addresses import is_local_name
-    from edgetrain.exchange.zeromq.frames import split_address
-
-    if insecure:
-        return None
-    ring = Keyring(folder(chosen))
-    key = public_key(hub_key) if hub_key else ring.hub(hub)
-    if key is not None:
-        return Credentials(ring.pair(), key)
-    if is_local_name(split_address(hub)[0]) and chosen is None:
-        return None
-    raise ConfigError(
-        f"the key of the hub at {hub} is not known here",
-        "enrol with a token (edgetrain keys enroll --hub … --token …), give its key (--hub-key, "
-        "hub_key=), or, inside a network you trust, --insecure (insecure=True)",
-    )
-
-
 # -- at the hub's door ----------------------------------------------------------------------------
-
-ENROL = b"E"
-"""Kind of the one message of an enrolment, and of its answer."""
-
-
-class Gate:
-    """Whom a hub lets in: asked for each new connection, and again for what it sends.
-
-    It reads the folder again when a file in it has changed. `wall` is the time of day: tokens
-    expire by it. A damaged file lets nobody new in, and says so.
-    """
-
-    def __init__(
-        self,
-        ring: Keyring,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self.pair = ring.pair()
-        self._ring, self._clock, self._wall = ring, clock, wall
-        self._members = ring.members()
-        self._stamp = self._stamps()
-        self._looked = clock()
-
-    def admit(self, key: Public) -> tuple[str, str]:
-        """(identity, "") of who has proved to hold this key, or ("", why not)."""
-        try:
-            self._look()
-            name = self._members.get(key)
-            if name is not None:
-                return f"member {spell(key)}", ""
-            refused = self._ring.why_no_token(key, self._wall())
-        except ConfigError as error:
-            return "", f"the list cannot be read: {error}"
-        if not refused:
-            return f"token {spell(key)}", ""
-        if refused.startswith("no such"):
-            return "", f"key {short(key)}… is not on the list"
-        return "", refused
-
-    def knows(self, identity: str) -> bool:
-        """Whether what admitted this identity still holds: a key may have been revoked since."""
-        kind, _, spelled = identity.partition(" ")
-        if kind == "token":
-            return True  # judged when it is redeemed
-        with contextlib.suppress(ConfigError):  # a damaged list is told of at the next connection
-            self._look()
-        return kind == "member" and _bytes(spelled) in self._members
-
-    def enrol(self, identity: str, frames: Sequence[bytes]) -> tuple[list[bytes], str]:
-        """The answer to a device that came with a token, and what is to be logged of it."""
-        kind, _, spelled = identity.partition(" ")
-        if kind != "token" or len(frames) != 2 or frames[0] != ENROL or len(frames[1]) != KEY_BYTES:
-            return [ENROL, b"no", b"this is no enrolment"], "a token's holder sent no enrolment"
-        try:
-            name = self._ring.redeem(_bytes(spelled), frames[1], self._wall())
-        except ConfigError as error:
-            return [ENROL, b"no", error.message.encode()], error.message
-        return [ENROL, b"ok", name.encode()], ""
-
-    def _look(self) -> None:
-        if self._clock() - self._looked < LOOK_S:
-            return
-        self._looked = self._clock()
-        stamp = self._stamps()
-        if stamp != self._stamp:
-            self._members = self._ring.members()
-            self._stamp = stamp  # only now: a damaged list is looked at again
-
-    def _stamps(self) -> tuple[int, ...]:
-        try:
-            found = (self._ring.path / "members").stat()
-        except OSError:
-            return ()
-        return found.st_mtime_ns, found.st_ino, found.st_size
-
-
-def enrolled(frames: Sequence[bytes] | None) -> str:
-    """The name in a hub's answer to an enrolment. Raises Refused with its reason, NetworkError."""
-    if frames is None:
-        raise NetworkError("the hub did not answer the enrolment", "is it the hub of this token?")
-    if len(frames) != 3 or frames[0] != ENROL or len(frames[2]) > 512:
-        raise NetworkError("the hub answered something that is no enrolment")
-    text = bytes(frames[2]).decode(errors="replace")
-    if frames[1] != b"ok":
-        raise Refused("token", f"the hub refused: {text}", "ask its owner for a new token")
-    return text

@@ -6,7 +6,7 @@ package loads neither torch nor numpy.
 
 from edgetrain.fleet.devices.cost import measure_step
 from edgetrain.fleet.devices.energy import Energy, joules_source
-from edgetrain.fleet.devices.profile import HOST, Device, here, load, names, parse, parse_fleet
+from edgetrain.fleet.devices.profile import HOST, Device, here, load, names, parse
 from edgetrain.fleet.devices.speed import StepTimes
 
 __all__ = [
@@ -20,5 +20,4 @@ __all__ = [
     "measure_step",
     "names",
     "parse",
-    "parse_fleet",
 ]

@@ -121,26 +121,6 @@ def parse(name: str, table: Mapping[str, Any], path: Path) -> Device:
     )
 
 
-def parse_fleet(text: str) -> list[str]:
-    """Device names in member order.
-
-    >>> parse_fleet("raspberry-pi-4b:2, jetson-orin-nano")
-    ['raspberry-pi-4b', 'raspberry-pi-4b', 'jetson-orin-nano']
-
-    Raises ConfigError for a bad count or a name that no profile has.
-    """
-    found: list[str] = []
-    for item in (part.strip() for part in text.split(",")):
-        name, colon, count = (part.strip() for part in item.partition(":"))
-        if not name or (colon and not (count.isdecimal() and int(count) > 0)):
-            raise ConfigError(
-                f"'{item}' in device '{text}' is not NAME or NAME:COUNT", "raspberry-pi-4b:8"
-            )
-        load(name)
-        found += [name] * (int(count) if colon else 1)
-    return found
-
-
 def here(root: Path = Path("/")) -> str:
     """The catalog's name of the board that this machine is; empty where it is none of them.
 

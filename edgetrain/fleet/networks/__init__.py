@@ -3,11 +3,12 @@
 Loads neither torch nor zmq nor numpy.
 """
 
-from edgetrain.fleet.assignment import Site, parse_fleet, parse_sites
 from edgetrain.fleet.networks.congestion import parse_congestion
-from edgetrain.fleet.networks.emulation.emulation import Emulation, Link, emulate
+from edgetrain.fleet.networks.emulation.emulation import Emulation, Link
+from edgetrain.fleet.networks.emulation.start import emulate
 from edgetrain.fleet.networks.faults import Fault, parse_faults, refuse_idle
 from edgetrain.fleet.networks.profile import Burst, Direction, Profile, load, names, parse
+from edgetrain.fleet.networks.site import Site
 
 __all__ = [
     "Burst",
@@ -23,7 +24,5 @@ __all__ = [
     "parse",
     "parse_congestion",
     "parse_faults",
-    "parse_fleet",
-    "parse_sites",
     "refuse_idle",
 ]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.privacy import promise as privacy
-from edgetrain.jobs.privacy.promise import Promise, Releases
-from edgetrain.jobs.reading import Job
+
+if TYPE_CHECKING:
+    pass
 
 ACCOUNTANTS = ("pld", "rdp")
 
@@ -166,57 +166,12 @@ def _quietly() -> Iterator[None]:
 # -- of a job -------------------------------------------------------------------------------------
 
 
-def releases_of(
-    job: Job, samples: Sequence[int], steps: int | None = None, rounds: int | None = None
-) -> Releases:
-    """What the job releases about one unit: of all members' units the one that is released most.
+@dataclass(frozen=True)
+class Releases:
+    """What a job says about one unit (a member, or an example of one), as far as an accountant is
+    concerned: `count` Gaussian mechanisms of sensitivity 1 and standard deviation `noise`, each on
+    a unit that takes part with probability `rate`."""
 
-    `samples`: how many each member's shard holds. `steps` and `rounds` are those of a run that has
-    ended; None: the job's. `noise` is the job's own, 0 if it has to be found yet.
-    """
-    table = job.privacy
-    steps = job.train.steps if steps is None else steps
-    if table.unit == "member":
-        return Releases(table.noise, privacy.rounds_of(job) if rounds is None else rounds)
-    fewest = min(samples)
-    batch = job.train.batch
-    if table.sampling == "poisson":
-        return Releases(table.noise, steps, min(1.0, batch / fewest))
-    passes = -(-steps * batch // fewest)
-    # A batch that spans two passes may hold an example twice: then two releases of sensitivity 1
-    # become one of 2, which costs as much as four.
-    spanning = fewest % batch != 0
-    return Releases(table.noise / math.sqrt(2) if spanning else table.noise, passes)
-
-
-def settle(job: Job, samples: Sequence[int] = ()) -> Job:
-    """The job with the noise that its target epsilon asks for; as it is where it has none.
-
-    Deterministic: hub and members find the same. Raises ConfigError.
-    """
-    table = job.privacy
-    if table.unit == "none" or not table.epsilon:
-        return job
-    wanted = releases_of(replace(job, privacy=replace(table, noise=1.0)), samples)
-    found = noise_for(table.epsilon, wanted.count, table.delta, wanted.rate) / wanted.noise
-    return replace(job, privacy=replace(table, noise=found, epsilon=0.0))
-
-
-def promise(
-    job: Job,
-    samples: Sequence[int] = (),
-    steps: int | None = None,
-    rounds: int | None = None,
-    *,
-    seeded: bool = False,
-) -> Promise | None:
-    """What a job (or so much of it) promises; None where it has no privacy. See `releases_of`."""
-    table = job.privacy
-    if table.unit == "none":
-        return None
-    found = releases_of(job, samples, steps, rounds)
-    source = "seeded, as all of a simulation" if seeded else "the operating system's generator"
-    return Promise(
-        table.unit, table.where, table.clip, table.noise, table.delta, found.count, found.rate,
-        epsilon(found, table.delta), "pld", source,
-    )  # fmt: skip
+    noise: float
+    count: int
+    rate: float = 1.0

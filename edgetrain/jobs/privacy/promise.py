@@ -7,14 +7,20 @@ vectors are clipped and noised in `gaussian`, gradients of examples are taken in
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.privacy import promise as privacy
 
 if TYPE_CHECKING:
-    from edgetrain.jobs.reading import Job, Privacy
+    from edgetrain.jobs.job import Job
+from edgetrain.jobs.privacy.accounting import Releases, epsilon, noise_for
+
+if TYPE_CHECKING:
+    from edgetrain.jobs.job import Job
 
 UNITS = ("none", "example", "member")
 PLACES = ("member", "hub", "sum")
@@ -26,17 +32,6 @@ LITTLE = 20.0
 ROOM = 5.0
 """Deviations of noise that masked contributions must have room for: one element in 1.7 million is
 further out."""
-
-
-@dataclass(frozen=True)
-class Releases:
-    """What a job says about one unit (a member, or an example of one), as far as an accountant is
-    concerned: `count` Gaussian mechanisms of sensitivity 1 and standard deviation `noise`, each on
-    a unit that takes part with probability `rate`."""
-
-    noise: float
-    count: int
-    rate: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -81,137 +76,65 @@ def said(promise: dict[str, Any]) -> str:
     return told + (f" ({'; '.join(more)})" if more else "")
 
 
-def check(job: Job) -> None:
-    """ConfigError for a [privacy] table that cannot be, or cannot be in this job."""
-    table = job.privacy
-    _one_of("unit", table.unit, UNITS)
-    _one_of("where", table.where, PLACES)
-    _one_of("sampling", table.sampling, SAMPLINGS)
-    if table.unit == "none":
-        _refuse_idle(table)
-        return
-    if table.noise and table.epsilon:
-        raise ConfigError(
-            f"privacy.noise = {table.noise:g} and privacy.epsilon = {table.epsilon:g}: one follows "
-            "from the other",
-            "leave one of them out",
-        )
-    refused = _why_not_example(job) if table.unit == "example" else _why_not_member(job)
-    if refused:
-        raise ConfigError(*refused)
-
-
-def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"privacy.{key} = '{value}'", did_you_mean(value, allowed))
-
-
-def _refuse_idle(table: Privacy) -> None:
-    for key in ("noise", "epsilon"):
-        if getattr(table, key):
-            raise ConfigError(
-                f"privacy.{key} = {getattr(table, key):g} without a privacy.unit protects nothing",
-                "say unit = 'example' or unit = 'member'",
-            )
-
-
-def refuse_checkpoint(unit: str) -> None:
-    """ConfigError for a private member that would keep a checkpoint."""
-    if unit != "none":
-        raise ConfigError(
-            "a private member keeps no checkpoint: going on from one it would release steps again, "
-            "and epsilon does not count them twice",
-            "leave out the checkpoint, or privacy",
-        )
-
-
-Refusal = tuple[str, str]
-"""What does not go together, and the way out."""
-
-
-def _why_not_example(job: Job) -> Refusal | None:
-    """Everything after the noised gradient only works on it; so all strategies, codecs and merge
-    rules may follow."""
-    if job.privacy.where != "member":
-        return (
-            f"privacy.where = '{job.privacy.where}': examples are seen by their member only",
-            "leave it out, or protect members: unit = 'member'",
-        )
-    return None
-
-
-def _why_not_member(job: Job) -> Refusal | None:
-    from edgetrain import strategies
-
-    table = job.privacy
-    strategy = strategies.find(job.strategy.name)
-    if strategy.weighted:
-        return (
-            f"privacy with {strategy.name}: weights are what members hold, which is private, and "
-            "one of a large weight moves the sum further than clip",
-            "take local-sgd or dga, which count all members the same",
-        )
-    if "powersgd" in job.strategy.codec:
-        return (
-            f"strategy.codec = '{job.strategy.codec}': its second trip depends on the gradient "
-            "that was to be noised",
-            "take low-rank, or a codec of one trip",
-        )
-    if table.where == "member":
-        return _why_not_masked(job) if job.strategy.secure else None
-    if job.strategy.secure:
-        return (
-            f"strategy.secure with privacy.where = '{table.where}': the hub sees no contribution, "
-            "and cannot clip any",
-            "where = 'member'",
-        )
-    if job.strategy.merge.strip() != "mean":
-        return (
-            f"strategy.merge = '{job.strategy.merge}' with privacy.where = '{table.where}': nobody "
-            "knows how far one member can move that rule's result",
-            "merge = 'mean', or noise what members send: where = 'member'",
-        )
-    return _why_not_hub(job) if table.where == "hub" else _why_not_sum(job)
-
-
-def _why_not_masked(job: Job) -> Refusal | None:
-    """Masked elements beyond the span are cut. That spares the promise, and not the learning."""
-    table, span = job.privacy, job.strategy.span
-    deviation = table.noise * table.clip
-    needed = table.clip + ROOM * deviation
-    if not table.noise or span >= needed:
-        return None
-    return (
-        f"strategy.span = {span:g} with noise of deviation {deviation:g}: masked elements are cut "
-        f"to the span, and these reach {needed:g}",
-        f"span = {needed:g}, or less noise, or a smaller clip",
-    )
-
-
-def _why_not_hub(job: Job) -> Refusal | None:
-    from edgetrain import codecs
-
-    spelled = job.strategy.reply_codec or job.strategy.codec
-    if not codecs.parse(spelled).lossless:
-        return (
-            f"replies as '{spelled}' with privacy.where = 'hub': a hub that is restored merges "
-            "again, with other noise, and both would get out",
-            "say reply_codec = 'fp32'",
-        )
-    return None
-
-
-def _why_not_sum(job: Job) -> Refusal | None:
-    return (
-        "privacy.where = 'sum': shares of noise that only add up under masks would have to be "
-        "discrete noise, which is not built",
-        "where = 'member' (all of the noise in each), or 'hub' (a hub that is trusted)",
-    )
-
-
 def rounds_of(job: Job) -> int:
     """Contributions that a member of this job makes, at most."""
     from edgetrain import strategies
 
     every = job.strategy.every or strategies.find(job.strategy.name).every
     return -(-job.train.steps // every)
+
+
+def releases_of(
+    job: Job, samples: Sequence[int], steps: int | None = None, rounds: int | None = None
+) -> Releases:
+    """What the job releases about one unit: of all members' units the one that is released most.
+
+    `samples`: how many each member's shard holds. `steps` and `rounds` are those of a run that has
+    ended; None: the job's. `noise` is the job's own, 0 if it has to be found yet.
+    """
+    table = job.privacy
+    steps = job.train.steps if steps is None else steps
+    if table.unit == "member":
+        return Releases(table.noise, privacy.rounds_of(job) if rounds is None else rounds)
+    fewest = min(samples)
+    batch = job.train.batch
+    if table.sampling == "poisson":
+        return Releases(table.noise, steps, min(1.0, batch / fewest))
+    passes = -(-steps * batch // fewest)
+    # A batch that spans two passes may hold an example twice: then two releases of sensitivity 1
+    # become one of 2, which costs as much as four.
+    spanning = fewest % batch != 0
+    return Releases(table.noise / math.sqrt(2) if spanning else table.noise, passes)
+
+
+def settle(job: Job, samples: Sequence[int] = ()) -> Job:
+    """The job with the noise that its target epsilon asks for; as it is where it has none.
+
+    Deterministic: hub and members find the same. Raises ConfigError.
+    """
+    table = job.privacy
+    if table.unit == "none" or not table.epsilon:
+        return job
+    wanted = releases_of(replace(job, privacy=replace(table, noise=1.0)), samples)
+    found = noise_for(table.epsilon, wanted.count, table.delta, wanted.rate) / wanted.noise
+    return replace(job, privacy=replace(table, noise=found, epsilon=0.0))
+
+
+def promise(
+    job: Job,
+    samples: Sequence[int] = (),
+    steps: int | None = None,
+    rounds: int | None = None,
+    *,
+    seeded: bool = False,
+) -> Promise | None:
+    """What a job (or so much of it) promises; None where it has no privacy. See `releases_of`."""
+    table = job.privacy
+    if table.unit == "none":
+        return None
+    found = releases_of(job, samples, steps, rounds)
+    source = "seeded, as all of a simulation" if seeded else "the operating system's generator"
+    return Promise(
+        table.unit, table.where, table.clip, table.noise, table.delta, found.count, found.rate,
+        epsilon(found, table.delta), "pld", source,
+    )  # fmt: skip

@@ -13,26 +13,20 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from edgetrain.errors import ConfigError, TaskError
+from edgetrain.runs.metrics.lines import COMMON, LINE_BYTES, Record
 
-Record = dict[str, Any]
 EventName = Literal[
     "joined", "started", "late", "gone", "back", "left", "refused", "finished", "overrun", "error"
 ]
 
 HUB = "hub"
-# Up to one page a line: a page is copied to the file in one piece even when the writer is killed,
-# so only a full disk can tear a line.
-LINE_BYTES = 4096
 _BUFFER_BYTES = 64 * 1024
-_START = b'{"kind":'
-_COMMON = ("kind", "t", "member", "step", "round", "eval_s", "cut")
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _logger = logging.getLogger("edgetrain")
@@ -134,11 +128,11 @@ class MetricsLog:
 
         Raises TaskError if a figure has the name of one of the line's own keys.
         """
-        clash = sorted(set(figures) & set(_COMMON))
+        clash = sorted(set(figures) & set(COMMON))
         if clash:
             raise TaskError(
                 f"evaluate() returned a figure named '{clash[0]}', a key of every line of metrics",
-                "call it something else; taken are " + ", ".join(_COMMON),
+                "call it something else; taken are " + ", ".join(COMMON),
             )
         values = {name: _number(value) for name, value in figures.items()}
         keys = {"step": int(step), "round": int(round), **values, "eval_s": _seconds(eval_s)}
@@ -293,233 +287,3 @@ def _fit(keys: Record) -> bytes:
         keys = {**keys, longest: kept, "cut": cut}
         line = _encode(keys).encode("ascii") + b"\n"
     return line
-
-
-def parse_line(line: bytes) -> Record | None:
-    """A line of metrics.jsonl, or None if it is not one.
-
-    A line torn by a full disk has another process's line glued to its end; that one is recovered.
-    No text within a line can hold the mark that is looked for: its quotes would be escaped.
-    """
-    start = line.rfind(_START)
-    if start < 0:
-        return None
-    try:
-        record = json.loads(line[start:])
-    except (ValueError, RecursionError):
-        return None
-    usable = isinstance(record, dict) and all(
-        isinstance(record.get(key), kind)
-        for key, kind in (("kind", str), ("member", str), ("t", int | float))
-    )
-    return record if usable else None
-
-
-def figures(evaluation: Record) -> dict[str, float | None]:
-    """The task's own figures of an "eval" record: what its evaluate() returned."""
-    return {key: value for key, value in evaluation.items() if key not in _COMMON}
-
-
-class Follower:
-    """Reads a metrics.jsonl that is still being written: each `read()` gives what is new.
-
-    The file need not exist yet. A last line without its end is kept back until the end arrives.
-    `damaged` counts lines that could not be read.
-    """
-
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        self.damaged = 0
-        self._offset = 0
-        self._tail = b""
-
-    def read(self) -> list[Record]:
-        """The records that were completed since the last call, in file order."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                new = file.read()
-        except FileNotFoundError:
-            return []
-        self._offset += len(new)
-        *lines, self._tail = (self._tail + new).split(b"\n")
-        return self._parse(lines)
-
-    def rest(self) -> list[Record]:
-        """What stands after the last line end: a whole record or nothing. Ask when all is over."""
-        line, self._tail = self._tail, b""
-        return self._parse([line])
-
-    def _parse(self, lines: Iterable[bytes]) -> list[Record]:
-        records = []
-        for line in lines:
-            record = parse_line(line)
-            if record is not None:
-                records.append(record)
-            elif line.strip():
-                self.damaged += 1
-        return records
-
-
-def read(path: Path | str, kind: str | None = None) -> Iterator[Record]:
-    """All records of a metrics.jsonl, or those of one kind, in file order.
-
-    Unreadable lines are left out, and an absent file has no records. Holds one line at a time.
-    """
-    # Most lines are steps; who asks for something else need not parse them.
-    mark = b"" if kind is None else b'"kind":"%b"' % kind.encode()
-    try:
-        file = Path(path).open("rb")  # noqa: SIM115  closed below, in a generator
-    except FileNotFoundError:
-        return
-    with file:
-        for line in file:
-            record = parse_line(line) if mark in line else None
-            if record is not None and kind in (None, record["kind"]):
-                yield record
-
-
-@dataclass
-class Counter:
-    """A sum that a process reports and that begins again at 0 when the process is restarted."""
-
-    total: float = 0.0
-    last: float = 0.0
-
-    def report(self, value: float) -> None:
-        """The process says its sum is now `value`."""
-        self.total += value - self.last if value >= self.last else value
-        self.last = value
-
-
-@dataclass
-class MemberTally:
-    """What one member's lines add up to. Times in seconds, memory in bytes."""
-
-    lines: int = 0
-    """Steps that lines tell of."""
-    step: int = 0
-    round: int = 0
-    t: float = 0.0
-    loss: float | None = None
-    compute_s: float = 0.0
-    wait_s: float = 0.0
-    overhead_s: float = 0.0
-    sent_bytes: Counter = field(default_factory=Counter)
-    received_bytes: Counter = field(default_factory=Counter)
-    cpu_s: Counter = field(default_factory=Counter)
-    joules: Counter | None = None
-    peak_bytes: int = 0
-    late: int = 0
-    cut: float = 0.0
-    """Contributions of it that a merge rule left out, parts counted as parts."""
-    standing: str = ""
-    reason: str = ""
-
-    @property
-    def seconds_per_step(self) -> float | None:
-        """By the clock, first step included; None before it is done."""
-        return self.t / self.step if self.step else None
-
-    def add_step(self, record: Record) -> None:
-        """Takes in a "step" line."""
-        self.lines += int(record.get("steps", 1))
-        self.step = max(self.step, int(_value(record, "step")))
-        self.t = max(self.t, record["t"])
-        self.loss = record.get("loss")
-        self.compute_s += _value(record, "compute_s")
-        self.wait_s += _value(record, "wait_s")
-        self.overhead_s += _value(record, "overhead_s")
-        if record.get("joules") is not None:
-            self.joules = self.joules or Counter()
-            self.joules.report(_value(record, "joules"))
-        self.add_usage(record)
-
-    def add_usage(self, record: Record) -> None:
-        """Takes in what "step" and "round" lines share."""
-        self.round = max(self.round, int(_value(record, "round")))
-        self.sent_bytes.report(_value(record, "sent_bytes"))
-        self.received_bytes.report(_value(record, "received_bytes"))
-        self.cpu_s.report(_value(record, "cpu_s"))
-        self.peak_bytes = max(self.peak_bytes, int(_value(record, "peak_bytes")))
-
-
-@dataclass
-class Tally:
-    """What all lines of a run add up to, fed one by one. Its size grows with members and
-    evaluations, not with steps."""
-
-    members: dict[str, MemberTally] = field(default_factory=dict)
-    hub: MemberTally = field(default_factory=MemberTally)
-    evaluations: list[Record] = field(default_factory=list)
-    rounds: int = 0
-    missed: int = 0
-    errors: list[str] = field(default_factory=list)
-    t: float = 0.0
-
-    def add(self, record: Record) -> None:
-        """Takes in one record. Kinds that are not known here are left alone."""
-        self.t = max(self.t, record["t"])
-        kind, member = record["kind"], record["member"]
-        if kind == "step":
-            self._of(member).add_step(record)
-        elif kind == "eval":
-            self.evaluations.append(record)
-        elif kind == "round":
-            self.rounds += 1
-            self._add_round(record)
-        elif kind == "event":
-            self._add_event(record)
-
-    def add_all(self, records: Iterable[Record]) -> Self:
-        """Takes in all of them and returns itself."""
-        for record in records:
-            self.add(record)
-        return self
-
-    def lost(self) -> list[str]:
-        """Members that the hub has given up and that did not come back."""
-        return [name for name, member in self.members.items() if member.standing == "gone"]
-
-    def unfinished(self) -> list[str]:
-        """Members that have neither finished nor taken their leave; after a run, the lost ones."""
-        return [name for name, member in self.members.items() if member.standing not in _OVER]
-
-    def _of(self, member: str) -> MemberTally:
-        return self.hub if member == HUB else self.members.setdefault(member, MemberTally())
-
-    def _add_round(self, record: Record) -> None:
-        self.missed += len(record.get("missing") or []) + _cut(record, "missing")
-        self.hub.add_usage(record)
-        for name, share, _ in record.get("cuts") or []:
-            self._of(name).cut += share
-        for name in record.get("members") or []:
-            member = self.members.get(name)
-            if member is not None and member.standing == "late":
-                member.standing, member.reason = "joined", ""
-
-    def _add_event(self, record: Record) -> None:
-        event, reason = str(record.get("event")), str(record.get("reason") or "")
-        about = str(record.get("about") or record["member"])
-        if event == "error":
-            self.errors.append(f"{about}: {reason}")
-        if event == "late":
-            self._of(about).late += 1
-        # What changes nothing about whether a member is there: an overrun, a full disk, somebody
-        # else refused under its name, and what the hub says after the member's own last word.
-        if event in _STANDINGS and self._of(about).standing != "finished":
-            self._of(about).standing, self._of(about).reason = event, reason
-
-
-_STANDINGS = ("joined", "started", "late", "gone", "back", "left", "finished")
-_OVER = ("finished", "left")
-
-
-def _value(record: Record, key: str) -> float:
-    value = record.get(key)
-    return value if isinstance(value, int | float) else 0
-
-
-def _cut(record: Record, key: str) -> int:
-    cut = record.get("cut")
-    return int(_value(cut, key)) if isinstance(cut, dict) else 0

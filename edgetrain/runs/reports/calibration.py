@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edgetrain.runs.metrics.lines import Record
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import as_text, column
-from edgetrain.runs.metrics.log import Record
 
 GOOD = 0.05
 """Relative error of a predicted time up to which a simulation is called good."""

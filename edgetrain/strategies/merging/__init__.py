@@ -124,30 +124,6 @@ def parse(text: str, keeps_late: bool = True) -> SliceRule | RoundRule:
             return distance.NormBound(_length(row, tau), keeps_late)
 
 
-def why_not(text: str, *, strategy: str, weighted: bool, members: int, codec: str) -> str:
-    """What speaks against a rule in a job, or ""; ConfigError as `parse`."""
-    row, rule = find(text), parse(text)
-    if weighted and not row.weighs:
-        return (
-            f"{strategy} weighs members by what they say they hold, and {row.name} counts each "
-            "once: use local-sgd or dga, or norm-clip"
-        )
-    if row.name != "mean" and "powersgd" in codec:
-        return (
-            f"{codec} adds up the factors of all members, and only a sum of them means anything: "
-            "use another codec"
-        )
-    if row.name != "mean" and row.elementwise and re.search(r"\b(topk|randk|dgc)\b", codec):
-        return (
-            f"{codec} sends a few elements of each member, and {row.name} of mostly zeros is zero: "
-            "use a codec that sends all of them (int8, sign), or multi-krum"
-        )
-    fewest = int(getattr(rule, "fewest", 1))
-    if members < fewest:
-        return f"it needs at least {fewest} members, the job has {members}"
-    return ""
-
-
 def _split(text: str) -> tuple[Row, list[str]]:
     found = _SPELLED.match(text)
     name = found[1] if found else text.strip()

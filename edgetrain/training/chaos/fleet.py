@@ -21,11 +21,13 @@ from pathlib import Path
 import numpy as np
 
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.hub.journal import Journal
-from edgetrain.exchange.keys.keyring import Credentials, Keyring
-from edgetrain.exchange.zeromq import frames as sockets
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import Credentials
+from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.fleet import devices, networks
-from edgetrain.jobs.reading import Job
+from edgetrain.jobs.job import Job
 from edgetrain.runs import folder as runs
 from edgetrain.training import processes
 from edgetrain.training.chaos import hub, ledger, member
@@ -173,7 +175,7 @@ class _Fleet:
         self._setting, self._folder, self._job = setting, folder, setting.job
         self._context = processes.fork_server(_preload(setting))
         ring = Keyring(folder / "keys")
-        hub_key = ring.init(sockets.new_pair).public
+        hub_key = ring.init(new_pair).public
         self._clock = stack.enter_context(closing(Clock(folder / "hub.clock")))
         to, self._listen = self._network(stack)
         self._members = [
@@ -210,13 +212,13 @@ class _Fleet:
                 congestion=self._job.fleet.congestion,
             )
         )
-        to = [sockets.split_address(links.link(index).address) for index in range(members)]
+        to = [split_address(links.link(index).address) for index in range(members)]
         return to, ("--bind", links.hub_address, *keys)
 
     def _member(
         self, index: int, to: tuple[str, int], ring: Keyring, hub_key: bytes, stack: ExitStack
     ) -> _Member:
-        pair = sockets.new_pair()
+        pair = new_pair()
         ring.allow(pair.public, f"device-{index}")
         way = stack.enter_context(closing(Forwarder(to)))
         post = Post(

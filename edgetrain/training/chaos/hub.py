@@ -89,8 +89,8 @@ def _environment() -> dict[str, str]:
 
 def main(words: Sequence[str]) -> int:
     """What runs in the process: `edgetrain hub`, by a clock that can jump."""
-    from edgetrain.__main__ import parser
     from edgetrain.cli import hub
+    from edgetrain.cli.parser import parser
     from edgetrain.fleet.networks.emulation import linux
     from edgetrain.training.chaos.clock import Clock
 

@@ -17,7 +17,7 @@ from edgetrain.codecs import Codec, Layout
 from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.messages import Buffer
-from edgetrain.jobs.reading import Job
+from edgetrain.jobs.job import Job
 from edgetrain.strategies.merging.rule import SliceRule
 from edgetrain.training.chaos.schedule import Happening
 from edgetrain.vectors.vector import Vector, checksum

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgetrain.errors import HubUnreachable, Refused
-from edgetrain.exchange.keys.keyring import Credentials
+from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import Buffer
-from edgetrain.exchange.zeromq.frames import MemberSocket
-from edgetrain.jobs.reading import Job
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.jobs.job import Job
 from edgetrain.training.chaos.clock import Clock
 from edgetrain.training.chaos.ledger import End, Ledger
 from edgetrain.training.chaos.standin import StandIn
@@ -134,18 +134,22 @@ def _task(
     """The loop that a user would write around `edgetrain.join`; nothing is measured."""
     import torch
 
+    from edgetrain.jobs.lookup import pace_of, task_of, work_of
+    from edgetrain.tasks.work import optimizer_for
     from edgetrain.training import train
     from edgetrain.training.member import Member, bind, release_of
+    from edgetrain.training.pacing import Pace
+    from edgetrain.training.train import step_times
     from edgetrain.vectors.noise import system
 
     job, place = post.job, train.Place(post.index, post.device, post.beside)
     torch.set_num_threads(job.train.threads)
-    task = train.task_of(job, post.beside)
+    task = task_of(job, post.beside)
     torch.manual_seed(job.seed)
     model = task.model()
-    seconds = train.pace_of(job, post.device, model, task)
-    pace = train.Pace(train.step_times(job, place, seconds))
-    optimizer = train.optimizer_for(model, job.train.optimizer)
+    seconds = pace_of(job, post.device, model, task)
+    pace = Pace(step_times(job, place, seconds))
+    optimizer = optimizer_for(model, job.train.optimizer)
     flat = bind(model, optimizer)
     request = train.request_of(job, place, task)
     with Member(
@@ -158,7 +162,7 @@ def _task(
         release=release_of(job.privacy, system),
     ) as member:
         entered.yet = True
-        work = train.work_of(job, task, model, flat, post.index, system, member.steps)
+        work = work_of(job, task, model, flat, post.index, system, member.steps)
         for _ in range(min(member.begins_at, job.train.steps), job.train.steps):
             began = time.monotonic()
             work.backward()()

@@ -10,7 +10,7 @@ import numpy as np
 from edgetrain import strategies
 from edgetrain.errors import Diverged
 from edgetrain.exchange.member.link import CatchUp, Link, Request
-from edgetrain.strategies import MemberHalf
+from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors.vector import Vector, checksum
 
 MODEL = "model"

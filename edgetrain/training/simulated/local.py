@@ -23,11 +23,12 @@ from torch import Tensor, nn
 
 from edgetrain import strategies
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.reading import Job
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.lookup import work_of
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.work import Local, optimizer_for
 from edgetrain.training.member import Flat, Steps
-from edgetrain.training.train import Local, optimizer_for, work_of
 from edgetrain.vectors.noise import Source, seeded
 from edgetrain.vectors.vector import Vector
 

@@ -29,14 +29,19 @@ from edgetrain.exchange.member.link import Request
 from edgetrain.exchange.messages import Buffer, Contribute, unpack
 from edgetrain.fleet import devices, networks
 from edgetrain.fleet.networks import Fault
-from edgetrain.jobs.plan import Plan, hub_of, journal_settings
+from edgetrain.jobs.building import hub_of, journal_settings
+from edgetrain.jobs.lookup import pace_of, task_of
+from edgetrain.jobs.plan import Plan
 from edgetrain.runs import folder as runs
 from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.runs.summary import summarise
 from edgetrain.training import train
 from edgetrain.training.chaos.laws import Witness
 from edgetrain.training.chaos.schedule import Happening
-from edgetrain.training.emulated import summary_of
+from edgetrain.training.loop import Loop
 from edgetrain.training.member import Flat, Member, Steps, release_of
+from edgetrain.training.outcome import summary_of
+from edgetrain.training.pacing import Pace
 from edgetrain.training.recorder import HubRecorder
 from edgetrain.training.simulated import local
 from edgetrain.training.simulated.virtual import SECOND, Process, World
@@ -94,7 +99,7 @@ def run(
         status = "interrupted"
         raise
     finally:
-        summary = runs.summarise(folder, summary_of(planned, folder, report, status))
+        summary = summarise(folder, summary_of(planned, folder, report, status))
         runs.write_summary(folder, summary)
     return summary
 
@@ -199,7 +204,7 @@ class Simulation:
             faults=planned.faults,
         )
         torch.set_num_threads(planned.job.train.threads)
-        self.task = train.task_of(planned.job, planned.beside)
+        self.task = task_of(planned.job, planned.beside)
         self._paces = self._step_seconds()
         self._gradients = local.choose(self.task, planned.job, batched)
         self._logs: list[MetricsLog] = []
@@ -223,7 +228,7 @@ class Simulation:
         torch.manual_seed(self._job.seed)
         model = self.task.model()
         found = {
-            device: train.pace_of(self._job, device, model, self.task)
+            device: pace_of(self._job, device, model, self.task)
             for device in sorted(set(self._planned.devices))
         }
         for device, seconds in found.items():
@@ -385,7 +390,7 @@ class Simulation:
         place = train.Place(index, device, self._planned.beside)
         flat, optimizer, work = self._gradients.member(index)
         clock = self._clocks[index]
-        pace = train.Pace(
+        pace = Pace(
             devices.StepTimes(self._devices[device], self._paces[device], job.seed, index),
             clock,
             world.sleep,
@@ -397,7 +402,7 @@ class Simulation:
             began = world.clock()
             usage = _Computed(lambda: world.clock() - began - member.wait_s)
             with self._log(member.name) as log:
-                train.Loop(
+                Loop(
                     job, index, work, member, log, pace, usage, energy, clock,
                     max(1, job.fleet.members // LINES),
                 ).run()  # fmt: skip

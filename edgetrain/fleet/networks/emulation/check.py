@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from edgetrain.fleet.networks.emulation.emulation import Emulation, emulate
+from edgetrain.fleet.networks.emulation.emulation import Emulation
 from edgetrain.fleet.networks.emulation.measure import PAYLOAD_SHARE, Bench, line_mbit, one_way
+from edgetrain.fleet.networks.emulation.start import emulate
 from edgetrain.fleet.networks.links.model import jitter_period_s
 from edgetrain.fleet.networks.profile import Direction, Profile
 

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from edgetrain.errors import NetworkError
 from edgetrain.fleet.catalog import PACKAGE_PARENT
 from edgetrain.fleet.networks.emulation.backends import Packeted
-from edgetrain.fleet.networks.emulation.emulation import Emulation, Link, emulate
+from edgetrain.fleet.networks.emulation.emulation import Emulation, Link
 from edgetrain.fleet.networks.emulation.fabric import address_of
 from edgetrain.fleet.networks.emulation.namespaces import Namespace
+from edgetrain.fleet.networks.emulation.start import emulate
 from edgetrain.fleet.networks.profile import Profile
 
 _PATIENCE_SECONDS = 5.0

@@ -7,20 +7,25 @@ look and how to show it. The clock is passed in. rich is imported only for a ter
 
 from __future__ import annotations
 
-import re
 import sys
-from collections import Counter as Count
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
+from typing import TYPE_CHECKING, Literal, Self, TextIO
 
-from edgetrain.runs import folder as runs
+from edgetrain.runs.metrics.lines import Record
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import Column, as_rich, column, fit, total_width
-from edgetrain.errors import ConfigError
-from edgetrain.runs.metrics.log import HUB, Follower, MemberTally, Record, Tally
+from edgetrain.runs.reports.live.watch import (
+    _FEWEST_MEMBERS,
+    _NEWS_KEPT,
+    MemberState,
+    RunState,
+    Watch,
+    _is_routine,
+    news,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -33,226 +38,9 @@ _SHARE_OF_A_CORE = 0.02
 _PLAIN_LINE_S = 2.0
 # A run of hours leaves a log that people can still read: lines come more rarely.
 _PLAIN_LINE_SHARE = 0.02
-_WINDOW_S = 10.0
-_NEWS_KEPT = 3
-_FEWEST_MEMBERS = 3
-# These happen to every member of a healthy run: counted together, not told one by one.
-_ROUTINE = ("joined", "started", "finished", "left")
-
-
-@dataclass(frozen=True)
-class MemberState:
-    """One member in a frame. Seconds are means per step."""
-
-    name: str
-    standing: str
-    step: int
-    loss: float | None
-    compute_s: float
-    wait_s: float
-    overhead_s: float
-    sent_bytes: float
-    received_bytes: float
-    peak_bytes: int
-    cut: float = 0.0
-    """Contributions that a merge rule left out."""
-
-    @property
-    def busy_s(self) -> float:
-        """What the member itself needs for a step; waiting is others' doing."""
-        return self.compute_s + self.overhead_s
-
-
-@dataclass(frozen=True)
-class RunState:
-    """One run in a frame. Seconds are means per step over members; step is the members' mean."""
-
-    name: str
-    metric: str
-    phase: str
-    step: float
-    steps: int | None
-    loss: float | None
-    figure: float | None
-    step_s: float | None
-    compute_s: float
-    wait_s: float
-    overhead_s: float
-    sent_bytes: float
-    received_bytes: float
-    late: int
-    left_s: float | None
-    members: tuple[MemberState, ...]
-    trusted: bool | None = None
-    """Whether the emulated network kept its time; None as long as nobody knows."""
-
-    @property
-    def done(self) -> float:
-        """The part of the run that is behind it, 0 to 1; 0 where the end is not known."""
-        if not self.steps:
-            return 0.0
-        return 1.0 if self.phase == "finished" else min(1.0, self.step / self.steps)
-
-
-class Watch:
-    """Follows one run folder. The folder, its job and its metrics need not exist yet."""
-
-    def __init__(self, folder: Path, metric: str = "accuracy") -> None:
-        self.folder = folder
-        # A run of its own is called by its time and name; here the name says enough.
-        self.name = units.printable(re.sub(r"^\d{8}-\d{6}-(?=.)", "", folder.name))
-        self._metric = metric
-        self.tally = Tally()
-        self._follower = Follower(runs.metrics_path(folder))
-        self._job: dict[str, Any] = {}
-        self._verdict: bool | None = None
-        # (seconds since training began, mean step), for the pace of the last few seconds
-        self._pace: list[tuple[float, float]] = []
-
-    def read(self) -> list[Record]:
-        """Takes in what is new and returns it."""
-        records = self._follower.read()
-        if records:
-            self.tally.add_all(records)
-            self._keep_pace()
-        if not self._job:
-            self._job = self._read_job()
-        return records
-
-    def state(self) -> RunState:
-        """What is known by now."""
-        present = self._present()
-        members = tuple(_member(name, member) for name, member in self.tally.members.items())
-        lines = sum(member.lines for member in present) or 1
-        last = self.tally.evaluations[-1] if self.tally.evaluations else {}
-        losses = [member.loss for member in present if member.loss is not None]
-        return RunState(
-            name=self.name,
-            metric=self._metric,
-            phase=self._phase(),
-            step=self._step(),
-            steps=self._steps(),
-            loss=sum(losses) / len(losses) if losses else None,
-            figure=last.get(self._metric),
-            step_s=self._step_s(),
-            compute_s=sum(member.compute_s for member in present) / lines,
-            wait_s=sum(member.wait_s for member in present) / lines,
-            overhead_s=sum(member.overhead_s for member in present) / lines,
-            sent_bytes=sum(member.sent_bytes.total for member in self.tally.members.values()),
-            received_bytes=sum(
-                member.received_bytes.total for member in self.tally.members.values()
-            ),
-            late=sum(member.late for member in self.tally.members.values()),
-            left_s=self._left_s(),
-            members=members,
-            trusted=self._trusted(),
-        )
-
-    def _trusted(self) -> bool | None:
-        """The emulator's own word, which is in the summary: read when the run is over."""
-        if self._verdict is None and self._phase() in ("finished", "lost"):
-            try:
-                summary = runs.read_summary(self.folder) or {}
-            except ConfigError:
-                return None
-            self._verdict = (summary.get("emulation") or {}).get("trusted")
-        return self._verdict
-
-    def _read_job(self) -> dict[str, Any]:
-        try:
-            return runs.read_job(self.folder)
-        except ConfigError:  # somebody else's damage; the numbers can be shown all the same
-            return {}
-
-    def _present(self) -> list[MemberTally]:
-        lost = self.tally.lost()
-        return [m for name, m in self.tally.members.items() if m.step and name not in lost]
-
-    def _step(self) -> float:
-        present = self._present()
-        return sum(member.step for member in present) / len(present) if present else 0.0
-
-    def _steps(self) -> int | None:
-        steps = self._job.get("train", {}).get("steps")
-        return steps if isinstance(steps, int) and steps > 0 else None
-
-    def _phase(self) -> str:
-        members = self.tally.members
-        if not members:
-            return "waiting"
-        lost = self.tally.lost()
-        others = [name for name in members if name not in lost]
-        if not set(others) & set(self.tally.unfinished()):
-            return "finished" if others else "lost"
-        return "running" if any(member.step for member in members.values()) else "starting"
-
-    def _keep_pace(self) -> None:
-        self._pace.append((self.tally.t, self._step()))
-        while len(self._pace) > 2 and self._pace[1][0] < self.tally.t - _WINDOW_S:
-            del self._pace[0]
-
-    def _step_s(self) -> float | None:
-        if not self._pace:
-            return None
-        (t0, step0), (t1, step1) = self._pace[0], self._pace[-1]
-        if step1 > step0 and t1 > t0:
-            return (t1 - t0) / (step1 - step0)
-        return t1 / step1 if step1 else None
-
-    def _left_s(self) -> float | None:
-        steps, step_s = self._steps(), self._step_s()
-        if steps is None or step_s is None or self._phase() != "running":
-            return None
-        return max(0.0, steps - self._step()) * step_s
-
-
-def _member(name: str, tally: MemberTally) -> MemberState:
-    lines = tally.lines or 1
-    return MemberState(
-        name=units.printable(name),
-        standing=tally.standing,
-        step=tally.step,
-        loss=tally.loss,
-        compute_s=tally.compute_s / lines,
-        wait_s=tally.wait_s / lines,
-        overhead_s=tally.overhead_s / lines,
-        sent_bytes=tally.sent_bytes.total,
-        received_bytes=tally.received_bytes.total,
-        peak_bytes=tally.peak_bytes,
-        cut=tally.cut,
-    )
 
 
 # --- news: events that people should see ---
-
-
-def news(name: str, records: Iterable[Record]) -> list[str]:
-    """A line for each event that people should know of.
-
-    What happens to every member of a healthy run is counted together. Being late is not told here:
-    a slow member is late in every round. States and plain lines hold the count.
-    """
-    lines, routine = [], Count[str]()
-    for record in records:
-        if record["kind"] != "event" or record.get("event") == "late":
-            continue
-        event = units.printable(str(record.get("event")))
-        about = units.printable(str(record.get("about") or record["member"]))
-        if event in _ROUTINE and about != HUB:
-            routine[event] += 1
-        else:
-            reason = units.printable(str(record.get("reason") or ""))
-            when = units.duration(max(0.0, record["t"]))
-            lines.append(f"{name}: {about} {event} at {when}" + (f": {reason}" if reason else ""))
-    counted = [
-        f"{name}: {count} member{'s' if count > 1 else ''} {event}"
-        for event, count in routine.items()
-    ]
-    return counted + lines
-
-
-def _is_routine(line: str) -> bool:
-    return line.endswith(tuple(f" {event}" for event in _ROUTINE))
 
 
 # --- plain ---

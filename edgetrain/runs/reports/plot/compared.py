@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.runs.reports import comparison, units
-from edgetrain.runs import folder as runs
-from edgetrain.runs.reports.comparison import Comparison
 from edgetrain.errors import ConfigError
+from edgetrain.runs import folder as runs
+from edgetrain.runs.reports import comparison, units
+from edgetrain.runs.reports.comparison import Comparison
 from edgetrain.runs.reports.plot.bars import draw_stacked, name_bars, unit_of_bytes, write_beside
 from edgetrain.runs.reports.plot.quality import (
     Curve,
@@ -22,6 +22,7 @@ from edgetrain.runs.reports.plot.quality import (
     heading_of,
 )
 from edgetrain.runs.reports.plot.style import INCHES, new_figure, save, styled
+from edgetrain.runs.summary import summarise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ def draw_comparison(folders: Sequence[Path]) -> Figure:
     """The figure of compare.png, for who wants it elsewhere than in a file."""
     if not folders:
         raise ConfigError("there is no run to draw")
-    summaries = [runs.read_summary(folder) or runs.summarise(folder) for folder in folders]
+    summaries = [runs.read_summary(folder) or summarise(folder) for folder in folders]
     compared = comparison.compare(summaries)
     curves = [
         curve_of(folder, row, compared.metric, place)

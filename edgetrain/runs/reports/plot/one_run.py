@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgetrain.runs.reports import comparison, units
-from edgetrain.runs.metrics import log as metrics
 from edgetrain.runs import folder as runs
+from edgetrain.runs.metrics.lines import Record
+from edgetrain.runs.metrics.tally import Tally
+from edgetrain.runs.reports import comparison, units
 from edgetrain.runs.reports.plot.bars import draw_stacked, unit_of_bytes, unit_of_time
 from edgetrain.runs.reports.plot.quality import (
     curve_of,
@@ -19,6 +20,7 @@ from edgetrain.runs.reports.plot.quality import (
     heading_of,
 )
 from edgetrain.runs.reports.plot.style import COLOURS, as_text, new_figure, save, styled
+from edgetrain.runs.summary import summarise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +37,7 @@ def run_figure(folder: Path, path: Path) -> Path:
 
 def draw_run(folder: Path) -> Figure:
     """The figure of run.png."""
-    summary = runs.read_summary(folder) or runs.summarise(folder)
+    summary = runs.read_summary(folder) or summarise(folder)
     compared = comparison.compare([summary])
     curve = replace(curve_of(folder, compared.rows[0], compared.metric, 1), dashes="-")
     history = History(max(1, summary["steps"]))
@@ -61,12 +63,12 @@ class History:
     _INTERVALS = 400
 
     def __init__(self, steps: int) -> None:
-        self.tally = metrics.Tally()
+        self.tally = Tally()
         self._each = -(-steps // self._INTERVALS)
         self._losses: dict[int, list[float]] = {}
         self._traffic: dict[int, tuple[float, float, float]] = {}
 
-    def add(self, record: metrics.Record) -> None:
+    def add(self, record: Record) -> None:
         """Takes in one record, in file order."""
         self.tally.add(record)
         if record["kind"] != "step":
@@ -107,7 +109,7 @@ def _draw_loss(axes: Axes, history: History) -> None:
     axes.set_ylim(top=max([0.1, *(1.05 * greatest for *_, greatest in losses)]))
 
 
-def _draw_members(axes: Axes, tally: metrics.Tally, most: int = 10) -> None:
+def _draw_members(axes: Axes, tally: Tally, most: int = 10) -> None:
     """The members that need longest for a step themselves."""
     found = [(name, member) for name, member in tally.members.items() if member.lines]
     found.sort(key=lambda item: -(item[1].compute_s + item[1].overhead_s) / item[1].lines)

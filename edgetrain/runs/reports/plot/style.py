@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.runs.reports import units
 from edgetrain.errors import ConfigError
+from edgetrain.runs.reports import units
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.training import sweep
+from edgetrain.jobs.grid import Axis
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.plot.style import (
     HEADING_POINTS,
@@ -18,7 +18,7 @@ from edgetrain.runs.reports.plot.style import (
     styled,
     write_heading,
 )
-from edgetrain.training.sweep import Axis
+from edgetrain.runs.reports.sweep_rows import relative, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def draw_sweep(
     title: str = "",
 ) -> Figure:
     """The figure of `sweep_figure`."""
-    lines = sweep.series(axis.name, names, [dict(point) for point in points])
+    lines = series(axis.name, names, [dict(point) for point in points])
     with styled():
         figure = new_figure((12.0, 8.4))
         grid = figure.add_gridspec(2, 2)
@@ -58,7 +58,7 @@ def draw_sweep(
         )
         first = axis.values[0].label
         _draw_along(speed, axis, {
-            label: dict(sweep.relative(line)) for label, line in lines.items()
+            label: dict(relative(line)) for label, line in lines.items()
         })  # fmt: skip
         speed.set_title(f"steps a second of the fleet, {as_text(axis.name)} {as_text(first)} = 1")
         _from_zero(speed)

@@ -1,0 +1,53 @@
+"""The whole command line: every verb's arguments."""
+
+from __future__ import annotations
+
+import argparse
+
+from edgetrain import __version__
+
+_EPILOG = """\
+start here:
+  edgetrain compare            DGA against synchronous SGD, 8 members, a 200 ms WAN, two minutes
+  edgetrain init job.toml      a job file with every key explained
+  edgetrain VERB --help        each verb's arguments, with examples
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    from edgetrain.cli import (
+        bench,
+        bundle,
+        calibrate,
+        capacity,
+        chaos,
+        compare,
+        devices,
+        doctor,
+        hub,
+        init,
+        keys,
+        member,
+        privacy,
+        run,
+        strategies,
+        sweep,
+    )
+    from edgetrain.cli import networks as commands
+
+    top = argparse.ArgumentParser(
+        prog="edgetrain",
+        description="Train one PyTorch model on many small machines over slow, unreliable links.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"edgetrain {__version__}")
+    top.add_argument("--debug", action="store_true", help="show where an error came from")
+    verbs = top.add_subparsers(dest="command", required=True, metavar="VERB")
+    for module in (compare, run, init, hub, member, keys, bundle, privacy, strategies, devices):
+        module.add_parser(verbs)
+    commands.add_parser(verbs)
+    for module in (sweep, capacity, calibrate, chaos, doctor, bench):
+        module.add_parser(verbs)
+    return top

@@ -1,0 +1,50 @@
+"""Start the emulation that a job asks for, on the backend that this machine can run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.fleet.networks import congestion as control
+from edgetrain.fleet.networks.emulation import probe
+from edgetrain.fleet.networks.emulation.emulation import Emulation, Plan
+from edgetrain.fleet.networks.faults import Fault, refuse_idle
+from edgetrain.fleet.networks.profile import Profile
+from edgetrain.fleet.networks.site import Site
+
+
+def emulate(
+    profiles: Sequence[Profile],
+    hub: tuple[str, int] = ("127.0.0.1", 0),
+    backend: str = "auto",
+    seed: int = 0,
+    *,
+    congestion: str = "cubic",
+    sites: Sequence[Site] = (),
+    faults: Sequence[Fault] = (),
+) -> Emulation:
+    """Start links for members 0 … n-1, `profiles[i]` being member i's; use as a context manager.
+
+    `hub` is the IP address and port the hub will bind; port 0 lets the emulation choose one. A
+    backend in a network of its own (packet, tc) gives the hub an address there and keeps the port.
+    `backend` is auto, none, stream, packet or tc. `congestion` is pinned for all of the emulated
+    links: any algorithm of this kernel with packet, cubic or reno (or none, without loss) with
+    stream. `sites` share an uplink (packet), `faults` count from `start_faults()` (packet, stream).
+
+    Raises ConfigError for what cannot be asked, NetworkError for what this machine cannot do.
+    """
+    from edgetrain.fleet.networks.emulation.backends import Bare, Packeted, Shaped, Streamed
+
+    if not profiles:
+        raise ConfigError("an emulation needs one network profile per member", "give one or more")
+    for profile in profiles:
+        profile.refuse_training()
+    refuse_idle(faults, profiles)
+    plan = Plan(tuple(profiles), hub, seed, congestion, tuple(sites), tuple(faults))
+    made = {kind.backend: kind for kind in (Bare, Streamed, Packeted, Shaped)}
+    choice = probe.choose(backend, plan.profiles, needs_links=bool(sites or faults))
+    if choice.backend not in made:
+        raise ConfigError(f"no backend '{backend}'", did_you_mean(backend, [*made, "auto"]))
+    if choice.backend == "stream":
+        control.require_model(congestion, "the stream backend")
+    return made[choice.backend](plan, choice.reason)

@@ -1,0 +1,290 @@
+"""A grid of jobs on paper: axes, values, cells, and the file that says them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgetrain import strategies
+from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.jobs import reading as config
+from edgetrain.jobs.job import Job
+from edgetrain.runs.toml import to_toml
+
+FILE = "sweep.toml"
+
+
+SHORT = {"rtt": "fleet.network", "partition": "data.partition"}
+"""Axes that are not keys of a job: `rtt` 50 is the network rtt-50ms."""
+
+
+LABEL = "label"
+
+
+HOW = ("simulated", "emulated")
+
+
+MOST_CELLS = 100_000
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of an axis: how it is called, and the overrides of the job that it stands for."""
+
+    label: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What varies, and over which values, in order; the first is the one to compare with."""
+
+    name: str
+    values: tuple[Value, ...]
+
+    @property
+    def numbers(self) -> list[float] | None:
+        """The values as numbers, or None where they are names."""
+        try:
+            return [float(value.label) for value in self.values]
+        except ValueError:
+            return None
+
+
+def axis(name: str, values: Sequence[Any]) -> Axis:
+    """An axis over a key of the job, or `rtt`; a value that is a table sets several keys at once.
+
+    >>> axis("rtt", [0, 50]).values[1]
+    Value(label='50', overrides=('fleet.network=rtt-50ms',))
+    >>> axis("case", [{"label": "K=10", "strategy": "fedavg", "every": 10}]).values[0].overrides
+    ('strategy=fedavg', 'every=10')
+
+    Raises ConfigError for a key that no job has, and for no value or one twice.
+    """
+    found = tuple(_value(name, value) for value in values)
+    labels = [value.label for value in found]
+    if not found or len(set(labels)) < len(labels):
+        raise ConfigError(
+            f"axis '{name}' has the values {', '.join(labels) or 'none'}",
+            "name one or more, each once",
+        )
+    return Axis(name, found)
+
+
+def _value(name: str, value: Any) -> Value:
+    if isinstance(value, Mapping):
+        keys = {key: inner for key, inner in value.items() if key != LABEL}
+        overrides = tuple(f"{_key(key)}={_text(inner)}" for key, inner in keys.items())
+        said = ", ".join(f"{key} {_text(inner)}" for key, inner in keys.items())
+        return Value(str(value.get(LABEL, said)), overrides)
+    text = _text(value)
+    if name == "rtt":
+        return Value(text, (f"fleet.network=rtt-{text}ms",))
+    return Value(text, (f"{_key(name)}={text}",))
+
+
+def _key(name: str) -> str:
+    key = SHORT.get(name, name)
+    try:
+        config.parse({}, [f"{key}="])  # an empty text fits nowhere: only an unknown key matters
+    except ConfigError as error:
+        if error.message.startswith("no key"):
+            keys = config.keys()
+            known = {full.rpartition(".")[2] for full in keys} | {*SHORT}
+            raise ConfigError(
+                f"no axis '{name}': a job has no such key", did_you_mean(name, known)
+            ) from None
+    return key
+
+
+def _text(value: Any) -> str:
+    """As it stands behind KEY= on the command line."""
+    if isinstance(value, str):
+        return value.strip()
+    return to_toml({"v": value}).partition("=")[2].strip()
+
+
+def split(text: str) -> list[str]:
+    """The values of a comma-separated list; commas inside brackets and quotes belong to a value.
+
+    >>> split("fp32, topk(0.01) | q2, {a = 1, b = 2}")
+    ['fp32', 'topk(0.01) | q2', '{a = 1, b = 2}']
+    """
+    found, depth, quote = [""], 0, ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        else:
+            depth += (char in "([{") - (char in ")]}")
+        if char == "," and not depth and not quote:
+            found.append("")
+        else:
+            found[-1] += char
+    return [part.strip() for part in found if part.strip()]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep."""
+
+    labels: tuple[str, ...]
+    """A value of each axis."""
+    job: Job
+    digest: str
+    """Of its settings: the name of its run folder."""
+
+    @property
+    def weight(self) -> float:
+        """About how long it takes, in no unit."""
+        return float(self.job.fleet.members * self.job.train.steps)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A job, what varies in it, and how its cells are run."""
+
+    job: Mapping[str, Any]
+    """As in a job file."""
+    axes: tuple[Axis, ...]
+    seeds: int = 1
+    """Each cell is run so often, with the job's seed and those that follow."""
+    how: str = "simulated"
+    name: str = ""
+    """Of its folder."""
+    title: str = ""
+    """Of its pictures."""
+    beside: Path | None = None
+    """The folder of the job file, where a task of the user's own may lie."""
+
+    def cells(self) -> list[Cell]:
+        """All of them, seeds of a cell in a row, the first axis slowest.
+
+        ConfigError for settings that cannot be. `delay` and `every` are left out where a strategy
+        has none, so that cells can be equal: they share their digest.
+        """
+        count = self.seeds
+        for each in self.axes:
+            count *= len(each.values)
+        if not self.axes or not 1 <= count <= MOST_CELLS or self.seeds < 1:
+            raise ConfigError(
+                f"a sweep over {len(self.axes)} axes and {self.seeds} seeds has {count} cells",
+                f"allowed are 1 to {MOST_CELLS:,}: --rtt 0,50,100 --seeds 3",
+            )
+        return [
+            self._cell(chosen, seed)
+            for chosen in itertools.product(*(each.values for each in self.axes))
+            for seed in range(self.seeds)
+        ]
+
+    def _cell(self, chosen: Sequence[Value], seed: int) -> Cell:
+        overrides = [override for value in chosen for override in value.overrides]
+        job = config.parse(self.job, overrides, "sweep")
+        job = replace(fitting(job), seed=job.seed + seed)
+        settings = job.to_dict() | {"name": "", "how": self.how}
+        text = json.dumps(settings, sort_keys=True, separators=(",", ":"), default=str)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return Cell(tuple(value.label for value in chosen), job, digest)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is written into its folder."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "how": self.how,
+            "seeds": self.seeds,
+            "beside": None if self.beside is None else str(self.beside),
+            "grid": [
+                {
+                    "name": each.name,
+                    "values": [
+                        {LABEL: value.label, "overrides": list(value.overrides)}
+                        for value in each.values
+                    ],
+                }
+                for each in self.axes
+            ],
+            "job": dict(self.job),
+        }
+
+
+def fitting(job: Job) -> Job:
+    """The job without what its strategy does not have: a delay, a round of several steps."""
+    strategy = strategies.find(job.strategy.name)
+    table = replace(
+        job.strategy,
+        every=job.strategy.every if strategy.contributes == "displacement" else 0,
+        delay=job.strategy.delay if strategy.delays else 0,
+    )
+    return replace(job, strategy=table)
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a TOML file is a sweep and not a job."""
+    return "axes" in _read(path)
+
+
+def load(path: Path) -> Sweep:
+    """A sweep from a file: `job = {…}` or a job file's name, [axes], and perhaps title, seeds, how.
+
+    Raises ConfigError naming what is wrong.
+    """
+    table = _read(path)
+    known = ("title", "job", "axes", "seeds", "how")
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{path}: no key '{key}' in a sweep", did_you_mean(key, known))
+    job, axes = table.get("job", {}), table.get("axes", {})
+    if isinstance(job, str):
+        job = _read(path.parent / job)
+    if not isinstance(axes, Mapping) or not isinstance(job, Mapping):
+        raise ConfigError(f"{path}: 'axes' and 'job' are tables", "[axes]\nrtt = [0, 50, 100]")
+    seeds, how = table.get("seeds", 1), table.get("how", HOW[0])
+    if type(seeds) is not int or how not in HOW:
+        raise ConfigError(f"{path}: seeds = {seeds!r}, how = '{how}'", f"how is {' or '.join(HOW)}")
+    for name, values in axes.items():
+        if not isinstance(values, list):
+            raise ConfigError(f"{path}: axes.{name} = {values!r}", "a list of values is needed")
+    found = tuple(axis(name, values) for name, values in axes.items())
+    beside, title = path.resolve().parent, str(table.get("title", ""))
+    return Sweep(dict(job), found, seeds, how, path.stem, title, beside)
+
+
+def resume(folder: Path) -> Sweep:
+    """The sweep that a folder was made for. Raises ConfigError if there is none."""
+    if not (folder / FILE).exists():
+        raise ConfigError(f"{folder} is no sweep: no {FILE} in it", "give one that sweep made")
+    table = _read(folder / FILE)
+    axes = tuple(
+        Axis(
+            each["name"],
+            tuple(Value(v[LABEL], tuple(v["overrides"])) for v in each["values"]),
+        )
+        for each in table["grid"]
+    )
+    beside = Path(table["beside"]) if "beside" in table else None
+    name, title = str(table.get("name", "")), str(table.get("title", ""))
+    return Sweep(table["job"], axes, table["seeds"], table["how"], name, title, beside)
+
+
+def write(folder: Path, sweep: Sweep) -> None:
+    """Put the sweep into its folder, for `resume`."""
+    (folder / FILE).write_text(to_toml(sweep.to_dict()), encoding="utf-8")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no file '{path}'", "write a job with `edgetrain init`") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None

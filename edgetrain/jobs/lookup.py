@@ -1,0 +1,74 @@
+"""What a job names, looked up: its task, its data, its local work, the pace of its devices.
+
+Torch is loaded with the task.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from edgetrain.fleet import devices
+from edgetrain.jobs.job import Job
+from edgetrain.tasks import Task, batches_from, load_task
+from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.work import Local, OneModel
+from edgetrain.vectors.noise import Source, system
+
+
+def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> Task:
+    """The job's task, its data read; `beside` is the folder of the job file, searched for modules.
+
+    The job's seed partitions the data unless [data] has its own. Raises TaskError, and ConfigError
+    for a bundle that `keys`, the folder of this machine's keys, does not allow.
+    """
+    return load_task(job.task, job.data, defaults={"seed": job.seed}, beside=beside, keys=keys)
+
+
+def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
+    """Seconds that one step of this job takes on a device; 0 for the machine itself."""
+    if job.fleet.pace_s:
+        return job.fleet.pace_s
+    if device in (devices.HOST, devices.here()):
+        return 0.0
+    batch = next(task.batches(0, job.fleet.members, job.train.batch, job.seed))
+    flops, operators = devices.measure_step(model, batch, task.loss)
+    model.zero_grad(set_to_none=True)
+    return devices.load(device).step_seconds(flops, operators)
+
+
+def samples_of(job: Job, task: Task) -> tuple[int, ...]:
+    """How many samples each member holds, where the job's privacy depends on it; else ()."""
+    if job.privacy.unit != "example":
+        return ()
+    return tuple(task.samples(index, job.fleet.members) for index in range(job.fleet.members))
+
+
+def work_of(
+    job: Job,
+    task: Task,
+    model: torch.nn.Module,
+    flat: FlatModel,
+    index: int,
+    source: Source,
+    taken: int = 0,
+) -> Local:
+    """The work of one member on a model of its own, after so many batches that were taken already;
+    with the job's privacy, where examples have it.
+
+    ConfigError for a task or a model that cannot be trained so.
+    """
+    if job.privacy.unit == "example":
+        from edgetrain.tasks import private_work as examples
+
+        return examples.work(job, task, model, flat, index, source)
+    batches = batches_from(task, index, job.fleet.members, job.train.batch, job.seed, taken)
+    return OneModel(task, model, flat, batches)
+
+
+def rehearse(job: Job, task: Task) -> None:
+    """Take one gradient as a private job does: what cannot be fails before anything starts."""
+    if job.privacy.unit == "example":
+        model = task.model()
+        work_of(job, task, model, FlatModel(model), 0, system).backward()

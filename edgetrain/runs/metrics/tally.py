@@ -1,0 +1,158 @@
+"""Metrics added up: what is known of each member and of the run, line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+from edgetrain.runs.metrics.lines import Record
+from edgetrain.runs.metrics.log import HUB
+
+
+@dataclass
+class Counter:
+    """A sum that a process reports and that begins again at 0 when the process is restarted."""
+
+    total: float = 0.0
+    last: float = 0.0
+
+    def report(self, value: float) -> None:
+        """The process says its sum is now `value`."""
+        self.total += value - self.last if value >= self.last else value
+        self.last = value
+
+
+@dataclass
+class MemberTally:
+    """What one member's lines add up to. Times in seconds, memory in bytes."""
+
+    lines: int = 0
+    """Steps that lines tell of."""
+    step: int = 0
+    round: int = 0
+    t: float = 0.0
+    loss: float | None = None
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    overhead_s: float = 0.0
+    sent_bytes: Counter = field(default_factory=Counter)
+    received_bytes: Counter = field(default_factory=Counter)
+    cpu_s: Counter = field(default_factory=Counter)
+    joules: Counter | None = None
+    peak_bytes: int = 0
+    late: int = 0
+    cut: float = 0.0
+    """Contributions of it that a merge rule left out, parts counted as parts."""
+    standing: str = ""
+    reason: str = ""
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """By the clock, first step included; None before it is done."""
+        return self.t / self.step if self.step else None
+
+    def add_step(self, record: Record) -> None:
+        """Takes in a "step" line."""
+        self.lines += int(record.get("steps", 1))
+        self.step = max(self.step, int(_value(record, "step")))
+        self.t = max(self.t, record["t"])
+        self.loss = record.get("loss")
+        self.compute_s += _value(record, "compute_s")
+        self.wait_s += _value(record, "wait_s")
+        self.overhead_s += _value(record, "overhead_s")
+        if record.get("joules") is not None:
+            self.joules = self.joules or Counter()
+            self.joules.report(_value(record, "joules"))
+        self.add_usage(record)
+
+    def add_usage(self, record: Record) -> None:
+        """Takes in what "step" and "round" lines share."""
+        self.round = max(self.round, int(_value(record, "round")))
+        self.sent_bytes.report(_value(record, "sent_bytes"))
+        self.received_bytes.report(_value(record, "received_bytes"))
+        self.cpu_s.report(_value(record, "cpu_s"))
+        self.peak_bytes = max(self.peak_bytes, int(_value(record, "peak_bytes")))
+
+
+@dataclass
+class Tally:
+    """What all lines of a run add up to, fed one by one. Its size grows with members and
+    evaluations, not with steps."""
+
+    members: dict[str, MemberTally] = field(default_factory=dict)
+    hub: MemberTally = field(default_factory=MemberTally)
+    evaluations: list[Record] = field(default_factory=list)
+    rounds: int = 0
+    missed: int = 0
+    errors: list[str] = field(default_factory=list)
+    t: float = 0.0
+
+    def add(self, record: Record) -> None:
+        """Takes in one record. Kinds that are not known here are left alone."""
+        self.t = max(self.t, record["t"])
+        kind, member = record["kind"], record["member"]
+        if kind == "step":
+            self._of(member).add_step(record)
+        elif kind == "eval":
+            self.evaluations.append(record)
+        elif kind == "round":
+            self.rounds += 1
+            self._add_round(record)
+        elif kind == "event":
+            self._add_event(record)
+
+    def add_all(self, records: Iterable[Record]) -> Self:
+        """Takes in all of them and returns itself."""
+        for record in records:
+            self.add(record)
+        return self
+
+    def lost(self) -> list[str]:
+        """Members that the hub has given up and that did not come back."""
+        return [name for name, member in self.members.items() if member.standing == "gone"]
+
+    def unfinished(self) -> list[str]:
+        """Members that have neither finished nor taken their leave; after a run, the lost ones."""
+        return [name for name, member in self.members.items() if member.standing not in _OVER]
+
+    def _of(self, member: str) -> MemberTally:
+        return self.hub if member == HUB else self.members.setdefault(member, MemberTally())
+
+    def _add_round(self, record: Record) -> None:
+        self.missed += len(record.get("missing") or []) + _cut(record, "missing")
+        self.hub.add_usage(record)
+        for name, share, _ in record.get("cuts") or []:
+            self._of(name).cut += share
+        for name in record.get("members") or []:
+            member = self.members.get(name)
+            if member is not None and member.standing == "late":
+                member.standing, member.reason = "joined", ""
+
+    def _add_event(self, record: Record) -> None:
+        event, reason = str(record.get("event")), str(record.get("reason") or "")
+        about = str(record.get("about") or record["member"])
+        if event == "error":
+            self.errors.append(f"{about}: {reason}")
+        if event == "late":
+            self._of(about).late += 1
+        # What changes nothing about whether a member is there: an overrun, a full disk, somebody
+        # else refused under its name, and what the hub says after the member's own last word.
+        if event in _STANDINGS and self._of(about).standing != "finished":
+            self._of(about).standing, self._of(about).reason = event, reason
+
+
+_STANDINGS = ("joined", "started", "late", "gone", "back", "left", "finished")
+
+
+_OVER = ("finished", "left")
+
+
+def _value(record: Record, key: str) -> float:
+    value = record.get(key)
+    return value if isinstance(value, int | float) else 0
+
+
+def _cut(record: Record, key: str) -> int:
+    cut = record.get("cut")
+    return int(_value(cut, key)) if isinstance(cut, dict) else 0

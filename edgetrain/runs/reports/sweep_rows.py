@@ -1,0 +1,88 @@
+"""The rows of a sweep: as CSV, as the points of a picture, one against another."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+"""One cell: its axes' values, its seed, and figures of its summary. Seconds and bytes."""
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """All rows, a column for every key that one of them has."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, keys, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+MEANT = (
+    "fleet_steps_per_second", "final", "target_seconds", "sent_bytes", "received_bytes",
+    "steps_per_second", "compute_s", "wait_s", "overhead_s",
+)  # fmt: skip
+"""Figures of which the median over the seeds is taken."""
+
+
+def points(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
+    """One row for the seeds of each cell: medians of what finished, `low` and `high` of `final`."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in axes), []).append(row)
+    return [
+        dict(zip(axes, labels, strict=True)) | _medians(group) for labels, group in groups.items()
+    ]
+
+
+def _medians(group: Sequence[Row]) -> Row:
+    good = [row for row in group if row["status"] == "finished"]
+    found: Row = {"runs": len(good), "failed": len(group) - len(good)}
+    for key in MEANT:
+        values = [row[key] for row in good if row.get(key) is not None]
+        # A target that some seeds never reached was not reached by the typical one in that time.
+        known = len(values) == len(good) if key == "target_seconds" else bool(values)
+        found[key] = statistics.median(values) if values and known else None
+    finals = [row["final"] for row in good if row.get("final") is not None]
+    found["low"], found["high"] = (min(finals), max(finals)) if finals else (None, None)
+    found["mean"] = statistics.fmean(finals) if finals else None
+    return found
+
+
+def series(
+    axis: str, axes: Sequence[str], found: Sequence[Row], most: int = 8
+) -> dict[str, dict[str, Row]]:
+    """For each combination of the other axes its points along this one: label -> value -> point.
+
+    Where that were more than `most` lines, the last other axes are left at their first value.
+    """
+    others = [name for name in axes if name != axis]
+    varies = [name for name in others if len({point[name] for point in found}) > 1]
+    kept = list(found)
+    while len({tuple(point[name] for name in varies) for point in kept}) > most:
+        last = varies.pop()
+        kept = [point for point in kept if point[last] == kept[0][last]]
+    lines: dict[str, dict[str, Row]] = {}
+    for point in kept:
+        label = ", ".join(_named(name, point[name]) for name in varies)
+        lines.setdefault(label, {})[point[axis]] = point
+    return lines
+
+
+def _named(name: str, value: str) -> str:
+    """A name says what it is; a number needs its axis beside it."""
+    return f"{name} {value}" if value.replace(".", "", 1).lstrip("-").isdigit() else value
+
+
+def relative(line: Mapping[str, Row]) -> Iterator[tuple[str, float]]:
+    """(value, the fleet's steps a second against those of the first value) along a line."""
+    first: float | None = None
+    for value, point in line.items():
+        rate = point["fleet_steps_per_second"]
+        first = first or rate
+        if rate and first:
+            yield value, rate / first

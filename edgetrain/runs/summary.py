@@ -1,0 +1,126 @@
+"""What a run came to: its summary, added up from its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgetrain.runs.folder import read_job, read_metrics
+from edgetrain.runs.metrics.lines import Record, figures
+from edgetrain.runs.metrics.tally import MemberTally, Tally
+
+
+def summarise(folder: Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The summary of a run out of its job and its metrics; docs/run-folder.md explains each key.
+
+    `extra` is what only the driver knows (name, metric, better, target, delay, emulation, status,
+    joules_source …); what it holds stands, whatever the metrics say. Writes nothing.
+    """
+    extra = dict(extra or {})
+    summary = _from_job(folder, read_job(folder)) | extra
+    tally = Tally().add_all(read_metrics(folder))
+    summary.setdefault("members", len(tally.members))
+    summary |= _speed(tally) | _quality(tally, summary) | _cost(tally)
+    return summary | _ending(tally, extra.get("status")) | extra
+
+
+def reached(value: Any, target: float, better: str) -> bool:
+    """Whether a figure is at the target or beyond it, in the direction that is better."""
+    if not isinstance(value, int | float):
+        return False
+    return value >= target if better == "higher" else value <= target
+
+
+def _from_job(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
+    fleet, strategy = job.get("fleet", {}), job.get("strategy", {})
+    known = {
+        "name": folder.name,
+        "strategy": strategy.get("name"),
+        "task": job.get("task"),
+        "metric": "accuracy",
+        "better": "higher",
+        "target": None,
+        "members": fleet.get("members"),
+        "network": fleet.get("network"),
+        "device": fleet.get("device", fleet.get("devices")),
+        "every": strategy.get("every"),
+        "delay": strategy.get("delay"),
+        "emulation": None,
+        "joules_source": None,
+    }
+    return {key: value for key, value in known.items() if key != "members" or value is not None}
+
+
+def _speed(tally: Tally) -> dict[str, Any]:
+    members = [member for member in tally.members.values() if member.step]
+    lines = sum(member.lines for member in members)
+    rates = [member.step / member.t for member in members if member.t > 0]
+    return {
+        "steps": max((member.step for member in members), default=0),
+        "rounds": tally.rounds,
+        "seconds": max((member.t for member in members), default=0.0),
+        "steps_per_second": sum(rates) / len(rates) if rates else None,
+        "compute_s": _mean(sum(member.compute_s for member in members), lines),
+        "wait_s": _mean(sum(member.wait_s for member in members), lines),
+        "overhead_s": _mean(sum(member.overhead_s for member in members), lines),
+    }
+
+
+def _quality(tally: Tally, summary: Mapping[str, Any]) -> dict[str, Any]:
+    evaluations = sorted(tally.evaluations, key=lambda record: record["t"])
+    metric, target, better = summary["metric"], summary["target"], summary["better"]
+    first: Record = {}
+    if target is not None:
+        hits = (record for record in evaluations if reached(record.get(metric), target, better))
+        first = next(hits, {})
+    return {
+        "target_seconds": first.get("t"),
+        "target_steps": first.get("step"),
+        "final": figures(evaluations[-1]) if evaluations else {},
+    }
+
+
+def _cost(tally: Tally) -> dict[str, Any]:
+    members = [member for member in tally.members.values() if member.step]
+    joules = [member.joules.total for member in members if member.joules is not None]
+    return {
+        "sent_bytes": int(sum(member.sent_bytes.total for member in members)),
+        "received_bytes": int(sum(member.received_bytes.total for member in members)),
+        # A sum over some of the members would look like a saving.
+        "joules": sum(joules) if members and len(joules) == len(members) else None,
+        "cpu_s": sum(member.cpu_s.total for member in members),
+        "peak_bytes": max((member.peak_bytes for member in members), default=0),
+        "hub": _hub(tally.hub),
+    }
+
+
+def _hub(hub: MemberTally) -> dict[str, Any]:
+    return {
+        "sent_bytes": int(hub.sent_bytes.total),
+        "received_bytes": int(hub.received_bytes.total),
+        "cpu_s": hub.cpu_s.total,
+        "peak_bytes": hub.peak_bytes,
+    }
+
+
+def _ending(tally: Tally, status: str | None) -> dict[str, Any]:
+    lost, unfinished = tally.lost(), tally.unfinished()
+    if status is None:
+        over = set(unfinished) <= set(lost) and len(lost) < len(tally.members)
+        status = "finished" if over else "failed" if tally.errors else "interrupted"
+    return {
+        "status": status,
+        # In a run that came to its end, who did not is lost, whether the hub noticed or not.
+        "members_lost": unfinished if status == "finished" else lost,
+        "contributions_missed": tally.missed,
+        "contributions_late": sum(member.late for member in tally.members.values()),
+        "contributions_cut": {
+            name: member.cut for name, member in sorted(tally.members.items()) if member.cut
+        },
+        "errors": tally.errors[:10],
+    }
+
+
+def _mean(total: float, count: int) -> float | None:
+    return total / count if count else None

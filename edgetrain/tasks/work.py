@@ -1,0 +1,73 @@
+"""The local work of one device: gradients of its batches, and how good a model is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.protocol import Task
+
+
+def optimizer_for(model: torch.nn.Module, table: dict[str, Any]) -> torch.optim.Optimizer:
+    """The torch optimizer that a job's `optimizer` table names; ConfigError names what is wrong."""
+    settings = dict(table)
+    name = settings.pop("name", None)
+    known = {
+        cls.__name__.lower(): cls
+        for cls in vars(torch.optim).values()
+        if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
+    }
+    cls = known.get(str(name).lower())
+    if cls is None:
+        raise ConfigError(f"no optimizer '{name}'", did_you_mean(str(name), known))
+    try:
+        return cls([p for p in model.parameters() if p.requires_grad], **settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"optimizer '{name}' with {settings}: {error}") from None
+
+
+class Local(Protocol):
+    """The work of one member between exchanges: its gradients, and how good a model is."""
+
+    takes_many: bool
+    """Whether steps that nobody looks between are taken in one go, optimizer and all."""
+
+    def backward(self, ahead: int = 0) -> Callable[[], float]:
+        """Fill the member's gradient with that of its next batch.
+
+        What is returned gives the batch's loss. The gradient need not be there before it is called
+        or pulled; and nobody looks at the parameters before `ahead` more steps have been taken.
+        """
+
+    def evaluate(self) -> dict[str, float]:
+        """The task's figures for the member's parameters as they are."""
+
+
+class OneModel:
+    """The usual `Local`: a torch model and its batches, one after the other."""
+
+    takes_many = False
+
+    def __init__(
+        self,
+        task: Task,
+        model: torch.nn.Module,
+        flat: FlatModel,
+        batches: Iterator[tuple[torch.Tensor, ...]],
+    ) -> None:
+        self._task, self._model, self._flat, self._batches = task, model, flat, batches
+
+    def backward(self, ahead: int = 0) -> Callable[[], float]:
+        """See Local."""
+        loss = self._task.loss(self._model, next(self._batches))
+        self._flat.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item
+
+    def evaluate(self) -> dict[str, float]:
+        """See Local."""
+        return self._task.evaluate(self._model)

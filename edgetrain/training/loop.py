@@ -1,0 +1,150 @@
+"""The steps of one member, and their record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgetrain.fleet import devices
+from edgetrain.jobs.job import Job
+from edgetrain.runs.environment import Usage
+from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.tasks.work import Local
+from edgetrain.training.member import Member
+from edgetrain.training.pacing import Pace
+
+EVALUATIONS = 50
+"""Evaluations in a run unless the job says how often."""
+
+
+class Loop:
+    """The steps of one member, and their record. `record_every` steps share a line of metrics."""
+
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        local: Local,
+        member: Member,
+        log: MetricsLog,
+        pace: Pace,
+        usage: Usage,
+        energy: devices.Energy,
+        clock: Callable[[], float],
+        record_every: int = 1,
+    ) -> None:
+        self._local = local
+        self._member = member
+        self._log = log
+        self._pace = pace
+        self._usage = usage
+        self._energy = energy
+        self._clock = clock
+        self._steps = job.train.steps
+        self._evaluate_every = (
+            (job.train.evaluate_every or max(1, self._steps // EVALUATIONS)) if index == 0 else 0
+        )
+        self._record_every = record_every
+        self._unrecorded = 0
+        self._seconds = [0.0, 0.0, 0.0]
+        self._before = member.traffic()
+
+    def run(self) -> None:
+        """All steps, the last replies, and a last evaluation.
+
+        A member that came late takes the steps that are left to the others.
+        """
+        self._evaluate()
+        ended = self._clock()
+        half = self._member.half
+        many = self._local.takes_many and not self._evaluate_every
+        step = min(self._member.begins_at, self._steps)
+        while step < self._steps:
+            step += 1
+            began = self._clock()
+            if self._evaluate_every and step > 1 and (step - 1) % self._evaluate_every == 0:
+                self._evaluate()  # while a paced device would still be computing
+                if not self._pace.is_set:
+                    ended += self._clock() - began
+            ahead = min(half.quiet_steps(), self._steps - step)
+            loss_of = self._local.backward(ahead)
+            quiet = ahead if many else 0
+            for _ in range(quiet):
+                loss_of = self._local.backward()
+            self._pace.hold(began, 1 + quiet)
+            waited, exchanged = self._member.wait_s, self._member.exchange_s
+            self._member.skip(quiet)
+            self._member.step()
+            step += quiet
+            if step == self._steps:
+                self._member.drain()
+            now = self._clock()
+            wait_s = self._member.wait_s - waited
+            overhead_s = self._member.exchange_s - exchanged
+            compute_s = now - ended - wait_s - overhead_s
+            self._pace.settle(compute_s)
+            self._unrecorded += 1 + quiet
+            self._record(step, loss_of, wait_s, compute_s, overhead_s)
+            ended = now
+        self._finish()
+
+    def _finish(self) -> None:
+        """After the last reply: the model is the fleet's, and is evaluated as such."""
+        if self._evaluate_every:
+            self._evaluate()
+        if self._pace.overruns > self._steps // 100:
+            self._log.event(
+                "overrun",
+                f"{self._pace.overruns} of {self._steps} steps took longer than the "
+                f"{self._pace.seconds * 1000:.3g} ms of the emulated device",
+            )
+        # Equal on all members, and in every run of a job whose result no timing can change.
+        base = self._member.half.checksum
+        if self._member.steps:
+            self._log.event("finished", f"{self._steps} steps, base {base:016x}")
+        else:  # it came when others were already waiting for their last replies
+            self._log.event("finished", "no steps were left")
+
+    def _record(
+        self,
+        step: int,
+        loss_of: Callable[[], float],
+        wait_s: float,
+        compute_s: float,
+        overhead_s: float,
+    ) -> None:
+        sums = self._seconds
+        sums[0] += wait_s
+        sums[1] += compute_s
+        sums[2] += overhead_s
+        if self._unrecorded < self._record_every and step < self._steps:
+            return
+        traffic = self._member.traffic()
+        self._log.step(
+            step=step,
+            round=self._member.half.round,
+            loss=loss_of(),
+            wait_s=sums[0],
+            compute_s=sums[1],
+            overhead_s=sums[2],
+            sent_bytes=traffic.sent_bytes - self._before.sent_bytes,
+            received_bytes=traffic.received_bytes - self._before.received_bytes,
+            cpu_s=self._usage.cpu_s,
+            peak_bytes=self._usage.peak_bytes,
+            joules=self._energy.joules(busy_s=sums[1] + sums[2]),
+            steps=self._unrecorded,
+        )
+        self._seconds = [0.0, 0.0, 0.0]
+        self._unrecorded = 0
+
+    def _evaluate(self) -> None:
+        if not self._evaluate_every:
+            return
+        began = self._clock()
+        with self._member.fleet_model():
+            figures = self._local.evaluate()
+        self._log.evaluation(
+            step=self._member.steps,
+            round=self._member.half.round,
+            figures=figures,
+            eval_s=self._clock() - began,
+        )
