@@ -26,10 +26,10 @@ from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels import native
 from edgetrain.errors import BadPayload
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "codecs"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fakes"))
 import codec_cases as cases  # the specs and vectors that the tests use
 import codec_memory as memory
-from test_codec_payloads import mutate
+from codec_mutations import mutate
 
 KINDS = ["normal", "few", "clusters", "steps"]
 MUTATIONS = 4

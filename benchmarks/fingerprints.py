@@ -4,10 +4,10 @@
     python benchmarks/fingerprints.py --package /path/to/another/checkout > after.json
     diff before.json after.json
 
-Simulated jobs run in virtual time: every line of their metrics is the same wherever they run, but
-for CPU seconds and memory, so a digest of all lines is printed beside the checksum of the last
-base. Of emulated jobs, which run on the wall clock, the checksum and the bytes sent are printed.
-Help texts and message encodings are printed as digests, the wheel as the list of its files.
+Simulated jobs run in virtual time: their metrics are the same wherever they run, but for CPU
+seconds and memory, so a digest of all lines, sorted, is printed beside the checksum of the last base. Of
+emulated jobs, which run on the wall clock, only that checksum is printed. Help texts and encoded
+messages are printed as digests, the wheel as the list of its files.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class Checkout:
         bases = sorted({end.split("base ")[1][:16] for end in ends})
         found = {"base": " ".join(bases)}
         if "--simulate" in more:
-            found["lines"] = digest("\n".join(json.dumps(line, sort_keys=True) for line in lines))
+            found["lines"] = digest(
+                "\n".join(sorted(json.dumps(line, sort_keys=True) for line in lines))
+            )
         return found
 
     def verbs(self) -> list[list[str]]:

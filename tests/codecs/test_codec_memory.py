@@ -4,7 +4,7 @@ import codec_cases as cases
 import codec_memory as memory
 import numpy as np
 import pytest
-from test_codec_payloads import mutate
+from codec_mutations import mutate
 
 from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels import native

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
+from figure_texts import check
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import DGA, FEDAVG, SYNC, write_comparison, write_run
@@ -24,45 +23,6 @@ from edgetrain.runs.summary import summarise
 pytest.importorskip("matplotlib")
 
 MIX = "raspberry-pi-4b:4, jetson-orin-nano:2, laptop-i5:2"
-
-
-def words(figure: Any) -> list[tuple[str, Any]]:
-    """Every text that is really drawn, with the box it takes in pixels.
-
-    A figure holds more: ticks beyond the ends of an axis exist too.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.text import Text
-
-    canvas, drawn, draw = FigureCanvasAgg(figure), {}, Text.draw
-
-    def remember(text: Text, renderer: Any) -> None:
-        drawn[id(text)] = text
-        draw(text, renderer)
-
-    with mock.patch.object(Text, "draw", remember):
-        canvas.draw()
-    return [
-        (text.get_text(), text.get_window_extent(canvas.get_renderer()))
-        for text in drawn.values()
-        if text.get_text().strip() and text.get_visible()
-    ]
-
-
-def check(figure: Any) -> list[str]:
-    """Every text lies within the picture and over no other; returns them."""
-    found = words(figure)
-    width, height = figure.canvas.get_width_height()
-    for text, box in found:
-        assert box.x0 >= 0, text
-        assert box.y0 >= 0, text
-        assert box.x1 <= width, text
-        assert box.y1 <= height, text
-    for (one, box), (other, beside) in itertools.combinations(found, 2):
-        across = min(box.x1, beside.x1) - max(box.x0, beside.x0)
-        down = min(box.y1, beside.y1) - max(box.y0, beside.y0)
-        assert min(across, down) < 3, f"{one!r} lies over {other!r}"
-    return [text for text, _ in found]
 
 
 @pytest.fixture(scope="module")

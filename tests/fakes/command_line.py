@@ -62,7 +62,7 @@ def write_tiny(folder: Path, **tables: Any) -> str:
 
 def environment(**more: str) -> dict[str, str]:
     """This process's environment, one thread a process; this checkout comes before others."""
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     path = os.pathsep.join(filter(None, paths))
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **more}
 

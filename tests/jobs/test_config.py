@@ -17,7 +17,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import keys, load, parse
 
-JOBS = Path(__file__).parent.parent / "docs" / "jobs.md"
+JOBS = Path(__file__).parents[2] / "docs" / "jobs.md"
 
 
 def value_of(job, key):

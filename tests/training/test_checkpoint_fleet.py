@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import running, write_tiny
-from test_resume import free_port, hub_folder, journal_of, wait_for_rounds
+from hub_runs import free_port, hub_folder, journal_of, wait_for_rounds
 from torch import nn
 
 from edgetrain import tasks

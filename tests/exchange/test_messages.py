@@ -30,7 +30,7 @@ from edgetrain.exchange.messages import (
     unpack,
 )
 
-WIRE = Path(__file__).parent.parent / "docs" / "wire.md"
+WIRE = Path(__file__).parents[2] / "docs" / "wire.md"
 
 
 CLASSES = tuple(KINDS.values())

@@ -27,7 +27,7 @@ from edgetrain.runs.reports import plot, sweep_rows
 from edgetrain.runs.reports.sweep_rows import relative, series, to_csv
 from edgetrain.training import sweep
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "paper"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "paper"
 
 
 class Fake:
@@ -325,7 +325,7 @@ def test_the_csv_has_a_row_a_run(tmp_path):
 
 def test_pictures_are_drawn_for_numbers_and_names(tmp_path):
     pytest.importorskip("matplotlib")
-    from test_plot import check
+    from figure_texts import check
 
     chosen = made(
         ("rtt", [0, 100, 400]), ("delay", [0, 4]), ("codec", ["fp32", "topk(0.01) | q2"]), seeds=2
@@ -343,7 +343,7 @@ def test_pictures_are_drawn_for_numbers_and_names(tmp_path):
 
 def test_capacity_is_drawn_within_its_picture():
     pytest.importorskip("matplotlib")
-    from test_plot import check
+    from figure_texts import check
 
     rows = [
         {"members": 10**n, "speed_up": 9.0**n, "compute_s": 0.4, "wait_s": 0.4 * n,

@@ -12,7 +12,7 @@ import torch
 from edgetrain.fleet import devices
 from edgetrain.tasks.load import load_task
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -4,47 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
-import time
 from pathlib import Path
 
 import pytest
 from command_line import edgetrain, running, write_tiny
+from hub_runs import free_port, hub_folder, journal_of, wait_for_rounds
 
-from edgetrain.exchange.hub.journal import Journal
-from edgetrain.exchange.hub.records import Round
 from edgetrain.runs import folder as runs
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
-
-
-def journal_of(folder: Path):
-    """(rounds merged, checksum of the base, every (member, round) counted), from the disk."""
-    journal = Journal(folder)
-    state = journal.state
-    rounds = [record for record in journal.records() if isinstance(record, Round)]
-    journal.close()
-    counted = [(c.member, c.meant_for) for record in rounds for c in record.counted]
-    last = rounds[-1].checksum if rounds else dict(state.checksums)[state.round]
-    return state.round + len(rounds), last, counted
-
-
-def hub_folder(cwd: Path) -> Path:
-    (found,) = [run for run in (cwd / "runs").iterdir() if run.name.endswith("hub")]
-    return found
-
-
-def wait_for_rounds(folder: Path, rounds: int) -> None:
-    """Look at the journal's size: reading it would take its lock."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if len(list(runs.read_metrics(folder, "round"))) >= rounds:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"not {rounds} rounds within a minute")
 
 
 def trained(

@@ -21,7 +21,7 @@ from edgetrain.runs.toml import to_toml
 
 PACKETS, WHY_NOT = probe.packets_possible()
 needs_packets = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
-EXAMPLE = Path(__file__).parents[1] / "examples" / "shared-uplink.toml"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "shared-uplink.toml"
 
 
 def planned(tmp_path: Path, *overrides: str, **tables: object) -> plans.Plan:

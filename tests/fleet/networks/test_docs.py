@@ -10,7 +10,7 @@ import pytest
 
 from edgetrain.fleet.networks import Direction
 
-TEXT = (Path(__file__).parents[2] / "docs/networks.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[3] / "docs/networks.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 

@@ -14,8 +14,8 @@ import children
 import numpy as np
 import pytest
 from command_line import running, write_tiny
+from hub_runs import free_port, hub_folder, wait_for_rounds
 from test_checkpoint_fleet import STRATEGIES, Life
-from test_resume import free_port, hub_folder, wait_for_rounds
 
 from edgetrain.errors import EdgetrainError, Stopped
 from edgetrain.exchange.hub.journal import Journal

@@ -295,7 +295,7 @@ def test_an_ordinary_user_may_emulate_too() -> None:
         "from edgetrain.fleet.networks.emulation import fabric;"
         "print(fabric.become_able()); print(len(fabric.build(3, 'reno')))"
     )
-    checkout = str(Path(__file__).parents[2])
+    checkout = str(Path(__file__).parents[3])
     for program in (sys.executable, "/usr/bin/python3"):
         said = subprocess.run(
             [*_ORDINARY, "sh", "-c", 'exec "$0" -c "$1" "$2"', program, code, checkout],

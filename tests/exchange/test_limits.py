@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from test_merging_hub import ELEMENTS, Room, closed, filled, is_reply_to
+from merging_room import ELEMENTS, Room, closed, filled, is_reply_to
 
 from edgetrain.codecs import Dense
 from edgetrain.exchange import limits
