@@ -5,9 +5,9 @@
     diff before.json after.json
 
 Simulated jobs run in virtual time: their metrics are the same wherever they run, but for CPU
-seconds and memory, so a digest of all lines, sorted, is printed beside the checksum of the last base. Of
-emulated jobs, which run on the wall clock, only that checksum is printed. Help texts and encoded
-messages are printed as digests, the wheel as the list of its files.
+seconds and memory, so a digest of all lines, sorted, is printed beside the checksum of the last
+base. Of emulated jobs, which run on the wall clock, only that checksum is printed. Help texts and
+encoded messages are printed as digests, the wheel as the list of its files.
 """
 
 from __future__ import annotations

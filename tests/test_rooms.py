@@ -78,5 +78,8 @@ def test_no_import_cycles():
 
 
 def test_the_root_holds_the_rooms_and_nothing_else():
-    there = {path.stem if path.suffix == ".py" else path.name for path in PACKAGE.iterdir()}
-    assert there - {"__pycache__", "_catalog"} == ROOT
+    there = {
+        path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")
+    }
+    loose = {path.name for path in PACKAGE.iterdir() if path.is_file() and path.suffix != ".py"}
+    assert there | loose == ROOT

@@ -6,15 +6,18 @@ Torch is loaded with the task.
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import Job
-from edgetrain.tasks import Task, batches_from, load_task
-from edgetrain.tasks.flat import FlatModel
-from edgetrain.tasks.work import Local, OneModel
 from edgetrain.vectors.noise import Source, system
+
+if TYPE_CHECKING:
+    import torch
+
+    from edgetrain.tasks.flat import FlatModel
+    from edgetrain.tasks.protocol import Task
+    from edgetrain.tasks.work import Local
 
 
 def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> Task:
@@ -23,6 +26,8 @@ def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> T
     The job's seed partitions the data unless [data] has its own. Raises TaskError, and ConfigError
     for a bundle that `keys`, the folder of this machine's keys, does not allow.
     """
+    from edgetrain.tasks import load_task
+
     return load_task(job.task, job.data, defaults={"seed": job.seed}, beside=beside, keys=keys)
 
 
@@ -63,6 +68,9 @@ def work_of(
         from edgetrain.tasks import private_work as examples
 
         return examples.work(job, task, model, flat, index, source)
+    from edgetrain.tasks import batches_from
+    from edgetrain.tasks.work import OneModel
+
     batches = batches_from(task, index, job.fleet.members, job.train.batch, job.seed, taken)
     return OneModel(task, model, flat, batches)
 
@@ -70,5 +78,7 @@ def work_of(
 def rehearse(job: Job, task: Task) -> None:
     """Take one gradient as a private job does: what cannot be fails before anything starts."""
     if job.privacy.unit == "example":
+        from edgetrain.tasks.flat import FlatModel
+
         model = task.model()
         work_of(job, task, model, FlatModel(model), 0, system).backward()
