@@ -44,10 +44,57 @@ class Codec(Protocol):
     def lossless(self) -> bool:
         """True if decoding gives back every bit."""
 
-    def encode(self, vector: Vector) -> list[Buffer]:
-        """One buffer per part. `vector` is only read; a lossless codec may return views of it,
+    @property
+    def verbatim(self) -> bool:
+        """True if a payload is the part's own float32 numbers, usable where they lie."""
 
-        so it must not change before the buffers have been sent.
+    @property
+    def few_elements(self) -> bool:
+        """True if a payload carries only some elements of the vector; the others decode to zero.
+
+        Most members then have zero for an element, so its median or trimmed mean over members is
+        zero. With different codecs for different tensors: true if it is true of any of them.
+        """
+
+    @property
+    def sums_only(self) -> bool:
+        """True if only the sum over all members means anything, not the payload of one of them.
+
+        Such payloads cannot be judged, cut or left out one by one.
+        """
+
+    @property
+    def two_trips(self) -> bool:
+        """True if a contribution takes two rounds, and what the second one carries depends on the
+        reply to the first.
+        """
+
+    @property
+    def gradients_only(self) -> bool:
+        """True if it is for gradients: displacements of parameters cannot be sent with it."""
+
+    @property
+    def momentum(self) -> float:
+        """The momentum that `codecs.memory` applies to gradients before encoding them, or 0.
+
+        The optimizer behind such a codec must have no momentum of its own.
+        """
+
+    def for_displacements(self) -> Codec:
+        """The nearest codec that takes displacements; itself if not `gradients_only`."""
+
+    def for_replies(self) -> Codec:
+        """The codec of replies in a job that names this one and none for replies.
+
+        Merged gradients have the members' momentum in them already, so this codec applies none.
+        Each of the two decodes the other's payloads.
+        """
+
+    def encode(self, vector: Vector) -> list[Buffer]:
+        """One buffer per part. `vector` is only read.
+
+        A lossless codec may return views of it, so it must not change before the buffers have been
+        sent.
         """
 
     def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
@@ -82,6 +129,18 @@ class BaseCodec:
     name: str
     part_elements: int = DENSE_PART_ELEMENTS
     lossless: bool = False
+    verbatim: bool = False
+    few_elements: bool = False
+    sums_only: bool = False
+    two_trips: bool = False
+    gradients_only: bool = False
+    momentum: float = 0.0
+
+    def for_displacements(self) -> BaseCodec:
+        return self
+
+    def for_replies(self) -> BaseCodec:
+        return self
 
     def encode(self, vector: Vector) -> list[Buffer]:
         return [self.encode_part(part) for part in self.parts(vector)]

@@ -22,6 +22,7 @@ class Dense(Ranged):
 
     name = "fp32"
     lossless = True
+    verbatim = True
 
     def encode_part(self, part: Vector) -> Buffer:
         check_vector(part)

@@ -86,7 +86,7 @@ class Feedback:
     def max_bytes(self, elements: int) -> int:
         return self.codec.max_bytes(elements)
 
-    def bind(self, layout: Layout) -> Codec:
+    def bind(self, layout: Layout) -> Feedback:
         """A wrapper of the same kind around the bound codec, with nothing in it yet."""
         return Feedback(self.codec.bind(layout), self.elements)
 
@@ -103,6 +103,8 @@ class Deep(TopK):
 
     The codec itself is stateless, as all are; `memory` makes the `DeepGradient` that it asks for.
     """
+
+    gradients_only = True
 
     def __init__(
         self,
@@ -126,12 +128,12 @@ class Deep(TopK):
         tail = "" if values is None or values.name == "fp32" else f" | {values.name}"
         self.name = f"dgc({', '.join(options)}){tail}"
 
-    def without_momentum(self) -> Deep:
-        """Feedback and the same warm-up, for what has momentum in it already: replies."""
+    def for_replies(self) -> Deep:
+        """Feedback and the same warm-up, without momentum and clipping."""
         return Deep(self.density, 0.0, self.warmup, 0.0, self.values.codec)
 
-    def plain(self) -> TopK:
-        """Top-k without any of it; it reads the same payloads."""
+    def for_displacements(self) -> TopK:
+        """Top-k without Deep Gradient Compression; it reads the same payloads."""
         return TopK(self.density, self.values.codec)
 
 
@@ -222,7 +224,7 @@ class DeepGradient(Feedback):
     def state(self) -> dict[str, Vector]:
         return {"residual": self.residual, "velocity": self.velocity, "calls": self._calls}
 
-    def bind(self, layout: Layout) -> Codec:
+    def bind(self, layout: Layout) -> Feedback:
         raise ConfigError("bind the codec before it is wrapped: DeepGradient(codec.bind(layout))")
 
     def _scale(self, vector: Vector) -> float:

@@ -235,12 +235,19 @@ class TwoTrips(Unbound):
     """
 
     lossless = True
+    sums_only = True
+    two_trips = True
+    gradients_only = True
 
     def __init__(self, rank: int) -> None:
         if not 1 <= rank <= 64:
             raise ConfigError(f"powersgd takes a rank of 1 to 64, not {rank}")
         self.rank = rank
         self.name = f"powersgd({rank})"
+
+    def for_displacements(self) -> LowRank:
+        """The factors of one member's matrices, in one trip."""
+        return LowRank(self.rank)
 
     def bind(self, layout: Layout) -> BaseCodec:
         return BoundTwoTrips(self, layout)
@@ -253,12 +260,19 @@ class BoundTwoTrips(BaseCodec):
     """
 
     lossless = True
+    sums_only = True
+    two_trips = True
+    gradients_only = True
 
     def __init__(self, codec: TwoTrips, layout: Layout) -> None:
         check_layout(layout)
         self.name = codec.name
         self._rank = codec.rank
         self._layout = layout
+
+    def for_displacements(self) -> BaseCodec:
+        """The factors of one member's matrices, in one trip."""
+        return LowRank(self._rank).bind(self._layout)
 
     def factors(self) -> PowerSGD:
         """A member's half of the two trips, with nothing in it yet."""

@@ -127,6 +127,7 @@ class Rules(Unbound):
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self.rules = rules
         self.name = "; ".join(rule.name for rule in rules)
+        self.few_elements = any(rule.codec.few_elements for rule in rules)
 
     def bind(self, layout: Layout) -> BaseCodec:
         check_layout(layout)
@@ -150,6 +151,7 @@ class PerTensor(Unbound):
     def __init__(self, name: str, codec: BaseCodec) -> None:
         self.name = name
         self.codec = codec
+        self.few_elements = codec.few_elements
 
     def bind(self, layout: Layout) -> BaseCodec:
         check_layout(layout)
@@ -168,6 +170,7 @@ class Pieces(BaseCodec):
         self.pieces = pieces
         self.part_elements = sum(piece.elements for piece in pieces)
         self.lossless = all(piece.codec.lossless for piece in pieces)
+        self.few_elements = any(piece.codec.few_elements for piece in pieces)
 
     def encode(self, vector: Vector) -> list[Buffer]:
         self._check(vector)

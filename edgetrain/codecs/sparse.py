@@ -115,6 +115,8 @@ class TopK(BaseCodec):
     bound of `values`. See also Aji 2017, Stich 2018 (contraction with feedback).
     """
 
+    few_elements = True
+
     def __init__(self, density: float, values: Ranged | None = None, exact: bool = False) -> None:
         """`values` codes what is kept; fp32 by default. Any fixed-size dense codec will do."""
         self.density = check_density("topk", density)
@@ -344,6 +346,8 @@ class RandK(BaseCodec):
     rest. Bound: what is drawn is within the bound of `values`, the rest decodes to 0. See Konecny
     2016, Stich 2018.
     """
+
+    few_elements = True
 
     def __init__(self, density: float, values: Ranged | None = None) -> None:
         self.density = check_density("randk", density)

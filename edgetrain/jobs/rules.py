@@ -33,7 +33,7 @@ def _codecs(job: Job, strategy: strategies.Strategy) -> tuple[Codec, Codec]:
         raise ConfigError(
             f"strategy.codec = '{codec.name}': {strategy.name} sends displacements, which have the "
             "optimizer's momentum in them",
-            f"take '{codec.plain().name}', or sync-sgd",
+            f"take '{codec.for_displacements().name}', or sync-sgd",
         )
     if isinstance(codec, Deep) and codec.momentum and job.train.optimizer.get("momentum"):
         raise ConfigError(
@@ -47,7 +47,7 @@ def _codecs(job: Job, strategy: strategies.Strategy) -> tuple[Codec, Codec]:
             f"take 'low-rank({codec.rank})', or sync-sgd",
         )
     if not job.strategy.reply_codec:
-        return codec, codec.without_momentum() if isinstance(codec, Deep) else codec
+        return codec, codec.for_replies()
     reply_codec = codecs.parse(job.strategy.reply_codec)
     if isinstance(codec, TwoTrips) != isinstance(reply_codec, TwoTrips):
         raise ConfigError(
@@ -57,7 +57,7 @@ def _codecs(job: Job, strategy: strategies.Strategy) -> tuple[Codec, Codec]:
     if isinstance(reply_codec, Deep) and reply_codec.momentum:
         raise ConfigError(
             f"strategy.reply_codec = '{reply_codec.name}': members have their momentum already",
-            f"take '{reply_codec.without_momentum().name}'",
+            f"take '{reply_codec.for_replies().name}'",
         )
     return codec, reply_codec
 
