@@ -175,24 +175,25 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
     from edgetrain.runs.reports.columns import as_text
     from edgetrain.runs.reports.sweep_rows import points, to_csv
 
-    names = [each.name for each in chosen.axes]
+    axes = {each.name: each.labels for each in chosen.axes}
+    names = list(axes)
     found = points(names, rows)
     (folder / "sweep.csv").write_text(to_csv(rows), encoding="utf-8")
     metric = next((str(row["metric"]) for row in rows if row["metric"]), "metric")
     pictures = [
         common_picture(
-            lambda axis, path: plot.sweep_figure(axis, names, found, metric, path, chosen.title),
-            each,
-            folder / f"{_file(each.name)}.png",
+            lambda axis, path: plot.sweep_figure(axis, axes, found, metric, path, chosen.title),
+            axis,
+            folder / f"{_file(axis)}.png",
         )
-        for each in chosen.axes
-        if len(each.values) > 1
+        for axis, labels in axes.items()
+        if len(labels) > 1
     ]
     summary = {
         "name": folder.name,
         "title": chosen.title,
         "how": chosen.how,
-        "axes": {each.name: [value.label for value in each.values] for each in chosen.axes},
+        "axes": axes,
         "metric": metric,
         "points": found,
         "runs": list(dict.fromkeys(row["cell"] for row in rows)),
@@ -265,4 +266,6 @@ def gains(chosen: Sweep, found: list[Row]) -> list[str]:
 
 
 def _grows(axis: Axis) -> bool:
-    return axis.numbers is not None and len(axis.values) > 1
+    from edgetrain.runs.reports.sweep_rows import numbers_of
+
+    return numbers_of(axis.labels) is not None and len(axis.values) > 1

@@ -49,12 +49,9 @@ class Axis:
     values: tuple[Value, ...]
 
     @property
-    def numbers(self) -> list[float] | None:
-        """The values as numbers, or None where they are names."""
-        try:
-            return [float(value.label) for value in self.values]
-        except ValueError:
-            return None
+    def labels(self) -> list[str]:
+        """What each value is called."""
+        return [value.label for value in self.values]
 
 
 def axis(name: str, values: Sequence[Any]) -> Axis:

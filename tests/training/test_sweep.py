@@ -331,13 +331,13 @@ def test_pictures_are_drawn_for_numbers_and_names(tmp_path):
         ("rtt", [0, 100, 400]), ("delay", [0, 4]), ("codec", ["fp32", "topk(0.01) | q2"]), seeds=2
     )
     rows, _ = ran(chosen, tmp_path)
-    names = [axis.name for axis in chosen.axes]
-    points = sweep_rows.points(names, rows)
-    for axis in chosen.axes:
-        said = check(plot.draw_sweep(axis, names, points, "accuracy", "a title $x$"))
+    axes = {axis.name: axis.labels for axis in chosen.axes}
+    points = sweep_rows.points(list(axes), rows)
+    for axis, labels in axes.items():
+        said = check(plot.draw_sweep(axis, axes, points, "accuracy", "a title $x$"))
         assert "final accuracy" in said
-        assert {value.label for value in axis.values} <= {text.replace("\\", "") for text in said}
-    path = plot.sweep_figure(chosen.axes[0], names, points, "accuracy", tmp_path / "rtt.png")
+        assert set(labels) <= {text.replace("\\", "") for text in said}
+    path = plot.sweep_figure("rtt", axes, points, "accuracy", tmp_path / "rtt.png")
     assert path.stat().st_size > 10_000
 
 

@@ -73,6 +73,14 @@ def series(
     return lines
 
 
+def numbers_of(labels: Sequence[str]) -> list[float] | None:
+    """The labels of an axis as numbers, or None where one of them is a name."""
+    try:
+        return [float(label) for label in labels]
+    except ValueError:
+        return None
+
+
 def _named(name: str, value: str) -> str:
     """A name says what it is; a number needs its axis beside it."""
     return f"{name} {value}" if value.replace(".", "", 1).lstrip("-").isdigit() else value

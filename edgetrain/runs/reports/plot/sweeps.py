@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.jobs.grid import Axis
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.plot.style import (
     HEADING_POINTS,
@@ -18,7 +17,7 @@ from edgetrain.runs.reports.plot.style import (
     styled,
     write_heading,
 )
-from edgetrain.runs.reports.sweep_rows import relative, series
+from edgetrain.runs.reports.sweep_rows import numbers_of, relative, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def sweep_figure(
-    axis: Axis,
-    names: Sequence[str],
+    axis: str,
+    axes: Mapping[str, Sequence[str]],
     points: Sequence[Mapping[str, Any]],
     metric: str,
     path: Path,
@@ -35,49 +34,50 @@ def sweep_figure(
 ) -> Path:
     """One axis of a sweep: speed, final metric, time to the target and bytes along its values.
 
-    `points` are those of `sweep.points` for axes of these names. Raises ConfigError if there is no
-    matplotlib or the file cannot be written. Returns `path`.
+    `axes` has the labels of every axis, in order; `points` are those of `sweep_rows.points` for
+    these axes. Raises ConfigError if matplotlib is missing or the file cannot be written. Returns
+    `path`.
     """
-    return save(lambda: draw_sweep(axis, names, points, metric, title), path)
+    return save(lambda: draw_sweep(axis, axes, points, metric, title), path)
 
 
 def draw_sweep(
-    axis: Axis,
-    names: Sequence[str],
+    axis: str,
+    axes: Mapping[str, Sequence[str]],
     points: Sequence[Mapping[str, Any]],
     metric: str,
     title: str = "",
 ) -> Figure:
     """The figure of `sweep_figure`."""
-    lines = series(axis.name, names, [dict(point) for point in points])
+    labels = axes[axis]
+    lines = series(axis, list(axes), [dict(point) for point in points])
     with styled():
         figure = new_figure((12.0, 8.4))
         grid = figure.add_gridspec(2, 2)
         speed, final, target, size = (
             figure.add_subplot(grid[place // 2, place % 2]) for place in range(4)
         )
-        first = axis.values[0].label
-        _draw_along(speed, axis, {
-            label: dict(relative(line)) for label, line in lines.items()
-        })  # fmt: skip
-        speed.set_title(f"steps a second of the fleet, {as_text(axis.name)} {as_text(first)} = 1")
+        _draw_along(
+            speed, axis, labels, {label: dict(relative(line)) for label, line in lines.items()}
+        )
+        speed.set_title(f"steps a second of the fleet, {as_text(axis)} {as_text(labels[0])} = 1")
         _from_zero(speed)
-        _draw_along(final, axis, _values(lines, "final"), _ranges(lines))
+        _draw_along(final, axis, labels, _values(lines, "final"), _ranges(lines))
         final.set_title(f"final {as_text(metric)}")
         if units.is_fraction(metric):
             final.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.4g} %")
         reached = _values(lines, "target_seconds")
         if any(reached.values()):
-            _draw_along(target, axis, reached)
+            _draw_along(target, axis, labels, reached)
             target.set_title("seconds until the target")
         else:
-            _draw_along(target, axis, _values(lines, "wait_s", 1000.0))
+            _draw_along(target, axis, labels, _values(lines, "wait_s", 1000.0))
             target.set_title("milliseconds of waiting per step")
         _from_zero(target)
-        _draw_along(size, axis, _values(lines, "sent_bytes", 1e-6))
+        _draw_along(size, axis, labels, _values(lines, "sent_bytes", 1e-6))
         size.set_title("megabytes that members sent")
         _from_zero(size)
-        _name_lines(figure, speed, as_text(title) or f"along {as_text(axis.name)}")
+        _name_lines(figure, speed, as_text(title) or f"along {as_text(axis)}")
         return figure
 
 
@@ -107,14 +107,15 @@ def _ranges(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, tuple
 
 def _draw_along(
     axes: Axes,
-    axis: Axis,
+    axis: str,
+    labels: Sequence[str],
     lines: Along,
     ranges: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
 ) -> None:
     """Lines over an axis of numbers, marks over one of names."""
-    numbers = axis.numbers
-    places = numbers if numbers is not None else [float(i) for i in range(len(axis.values))]
-    at = dict(zip((value.label for value in axis.values), places, strict=True))
+    numbers = numbers_of(labels)
+    places = numbers if numbers is not None else [float(i) for i in range(len(labels))]
+    at = dict(zip(labels, places, strict=True))
     for place, (label, line) in enumerate(lines.items()):
         colour, dashes = look_of(place)
         x, y = [at[value] for value in line], list(line.values())
@@ -122,13 +123,13 @@ def _draw_along(
         axes.plot(x, y, style, color=colour, label=as_text(label) or "all", ms=6)
         for value, (low, high) in ((ranges or {}).get(label) or {}).items():
             axes.plot([at[value]] * 2, [low, high], color=colour, lw=1.2, alpha=0.6)
-    axes.set_xlabel(as_text(_AXIS.get(axis.name, axis.name)))
+    axes.set_xlabel(as_text(_AXIS.get(axis, axis)))
     if numbers is None:
-        axes.set_xticks(places, [as_text(value.label) for value in axis.values])
+        axes.set_xticks(places, [as_text(label) for label in labels])
         axes.set_xlim(-0.5, len(places) - 0.5)
     elif len(places) <= 7 and min(places) > 0 and max(places) / min(places) >= 8:
         axes.set_xscale("log")
-        axes.set_xticks(places, [value.label for value in axis.values])
+        axes.set_xticks(places, labels)
         axes.minorticks_off()
     else:
         span = (max(places) - min(places)) or 1.0
@@ -136,7 +137,7 @@ def _draw_along(
         for place in range(1, len(places)):
             if abs(places[place] - places[kept[-1]]) >= 0.06 * span:
                 kept.append(place)
-        axes.set_xticks([places[i] for i in kept], [axis.values[i].label for i in kept])
+        axes.set_xticks([places[i] for i in kept], [labels[i] for i in kept])
 
 
 _AXIS = {"rtt": "round trip (milliseconds)", "delay": "delay (steps)", "every": "every (steps)"}
