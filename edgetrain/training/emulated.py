@@ -15,7 +15,7 @@ from typing import Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.fleet import networks
-from edgetrain.fleet.networks import Link
+from edgetrain.fleet.networks import Attachment
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.plan import Plan
@@ -107,12 +107,14 @@ class _Emulated:
         """The status of the run; no process is left, whatever happens."""
         children: list[Child] = []
         try:
-            hub = self._start("hub", hub_process, self._emulation.hub_link(), self._began)
+            hub = self._start("hub", hub_process, self._emulation.hub_attachment(), self._began)
             children.append(hub)
             for index, device in enumerate(self._planned.devices):
                 place = (index, device, self._planned.beside)
-                link = self._emulation.link(index)
-                children.append(self._start(f"m{index}", member_process, link, self._began, place))
+                attachment = self._emulation.attachment(index)
+                children.append(
+                    self._start(f"m{index}", member_process, attachment, self._began, place)
+                )
             members = children[1:]
             self._follow(hub, members)
         finally:
@@ -161,14 +163,14 @@ class _Emulated:
 # -- what runs in the processes -------------------------------------------------------------------
 
 
-def hub_process(job: Job, folder: Path, link: Link, began: Synchronized[float]) -> None:
+def hub_process(job: Job, folder: Path, attachment: Attachment, began: Synchronized[float]) -> None:
     """The hub of an emulated job."""
     from edgetrain.exchange.hub.serve import serve
     from edgetrain.exchange.zeromq.hub_socket import HubSocket
     from edgetrain.training.recorder import HubRecorder
 
-    link.enter()
-    socket = HubSocket(link.address)
+    attachment.enter()
+    socket = HubSocket(attachment.address)
 
     def on_start(at: float) -> None:
         began.value = at
@@ -184,16 +186,16 @@ def hub_process(job: Job, folder: Path, link: Link, began: Synchronized[float]) 
 def member_process(
     job: Job,
     folder: Path,
-    link: Link,
+    attachment: Attachment,
     began: Synchronized[float],
     place: tuple[int, str, Path | None],
 ) -> None:
     """A member of an emulated job."""
     from edgetrain.training.train import Place, train
 
-    link.enter()
+    attachment.enter()
 
     def open_log(name: str) -> MetricsLog:
         return MetricsLog(runs.metrics_path(folder), name, time.monotonic, began.value)
 
-    train(job, Place(*place), link.address, open_log)
+    train(job, Place(*place), attachment.address, open_log)

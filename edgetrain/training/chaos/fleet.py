@@ -212,7 +212,7 @@ class _Fleet:
                 congestion=self._job.fleet.congestion,
             )
         )
-        to = [split_address(links.link(index).address) for index in range(members)]
+        to = [split_address(links.attachment(index).address) for index in range(members)]
         return to, ("--bind", links.hub_address, *keys)
 
     def _member(

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from edgetrain.fleet.networks.links.fluid import HEADERS, Way
-from edgetrain.fleet.networks.links.loss_recovery import NEVER, Piece, Received, Recovery
+from edgetrain.fleet.networks.links.loss_recovery import NEVER, Received, Recovery, Segments
 from edgetrain.fleet.networks.links.model import ETHERNET_BYTES
 from edgetrain.fleet.networks.links.window import MSS, WholeWindow
 from edgetrain.training.simulated.streams import SEND_LIMIT_BYTES, Frames, Path, Stream
@@ -38,7 +38,7 @@ class LossyStream(Stream):
         self._recovery = Recovery(window)
         self._arrived = Received()
         self._ends: deque[tuple[int, Frames]] = deque()
-        self._heard: deque[tuple[int, Piece, int]] = deque()
+        self._heard: deque[tuple[int, Segments, int]] = deque()
         self._wakes_at = NEVER
 
     def _pump(self) -> None:
@@ -107,7 +107,7 @@ class LossyStream(Stream):
         self.sent_bytes += size
         self._through(0, now, self._recovery.send(size, now))
 
-    def _repeat(self, piece: Piece, now: int) -> None:
+    def _repeat(self, piece: Segments, now: int) -> None:
         size = piece.end - piece.start
         self.sent_bytes += size
         self.repeated_bytes += size
@@ -124,23 +124,23 @@ class LossyStream(Stream):
         if piece is not None:
             self._repeat(piece, now)
 
-    def _through(self, stage: int, now: int, piece: Piece) -> None:  # type: ignore[override]
+    def _through(self, stage: int, now: int, piece: Segments) -> None:  # type: ignore[override]
         """A piece is at the entry of a way. Shared ways are entered in the order of time."""
         way = self._path.ways[stage]
         for part in self._sift(way, now, piece):
-            size, segments = part.end - part.start, part.segments
+            size, segments = part.end - part.start, part.count
             arrival = way.model.arrival(now, size + segments * HEADERS, segments)
             if stage + 1 == len(self._path.ways):
                 self._reach(part, arrival)
             else:
                 self._enter_next(stage + 1, arrival, part)
 
-    def _enter_next(self, stage: int, at: int, piece: Piece) -> None:
+    def _enter_next(self, stage: int, at: int, piece: Segments) -> None:
         self._world.at(at, lambda: self._through(stage, at, piece))
 
-    def _sift(self, way: Way, now: int, piece: Piece) -> Iterator[Piece]:
+    def _sift(self, way: Way, now: int, piece: Segments) -> Iterator[Segments]:
         """What of a piece gets into a way: segments are lost, or find the queue full."""
-        segments, rate = piece.segments, way.model.rate
+        segments, rate = piece.count, way.model.rate
         losses = way.losses.places(segments, now)
         room = segments if rate is None else rate.room(now, _FULL_FRAME)
         if not losses and room >= segments:
@@ -155,7 +155,7 @@ class LossyStream(Stream):
         self._look_ahead()
         yield from (part for part, place in zip(parts, [0, *begins], strict=True) if kept[place])
 
-    def _reach(self, piece: Piece, arrival: int) -> None:
+    def _reach(self, piece: Segments, arrival: int) -> None:
         """A piece arrives then: what is whole by it is delivered, and the sender hears of it."""
         start, end, arrived = piece.start, piece.end, self._arrived
         spread = int(max(end - start - MSS, 0) * self._ns_per_byte)
@@ -167,7 +167,7 @@ class LossyStream(Stream):
             self._look_ahead()
         self._last = max(arrival, self._last)
         before = arrived.next
-        if arrived.take(start, end):
+        if arrived.add_range(start, end):
             self._deliver_whole(before, self._last)
 
     def _deliver_whole(self, before: int, at: int) -> None:

@@ -168,20 +168,20 @@ def test_a_rate_drops_for_a_time(backend: str) -> None:
 def test_none_is_the_hub_as_it_is() -> None:
     with emulate([load("none")]) as net:
         assert net.backend == "none"
-        assert net.link(0).address == net.hub_address == net.hub_link().address
+        assert net.attachment(0).address == net.hub_address == net.hub_attachment().address
         assert net.report()["trusted"]
     assert emulate([load("none")], ("127.0.0.1", 4711)).hub_address == "tcp://127.0.0.1:4711"
 
 
 @carriers
-def test_a_link_travels_by_pickle(backend: str) -> None:
+def test_an_attachment_travels_by_pickle(backend: str) -> None:
     with emulate([both(delay_ms=1)], backend=backend) as net:
-        link = pickle.loads(pickle.dumps(net.link(0)))
-        assert link == net.link(0)
-        assert link.address.startswith("tcp://")
-    if link.namespace is not None:
+        attachment = pickle.loads(pickle.dumps(net.attachment(0)))
+        assert attachment == net.attachment(0)
+        assert attachment.address.startswith("tcp://")
+    if attachment.namespace is not None:
         with pytest.raises(NetworkError, match="has ended"):
-            link.enter()
+            attachment.enter()
 
 
 def test_the_demonstrations_run_on_packets_where_namespaces_are_allowed() -> None:
@@ -195,7 +195,7 @@ def test_the_demonstrations_run_on_packets_where_namespaces_are_allowed() -> Non
 @needs_packets
 def test_the_hub_keeps_its_port() -> None:
     with emulate([both(delay_ms=1)], ("127.0.0.1", 4711), backend="packet") as net:
-        assert net.hub_address == net.link(0).address == "tcp://10.77.0.1:4711"
+        assert net.hub_address == net.attachment(0).address == "tcp://10.77.0.1:4711"
 
 
 def test_what_cannot_be_asked() -> None:
@@ -226,12 +226,12 @@ def test_an_unknown_congestion_control_names_those_there_are() -> None:
 
 _VICTIM = """
 import os, sys, time
-from edgetrain.networks import Direction, Profile, emulate
+from edgetrain.fleet.networks import Direction, Profile, emulate
 way = Direction(delay_ms=1)
 net = emulate([Profile("test", "", way, way)], backend=sys.argv[1])
 child = os.fork()  # a member, and one more that holds the pipes to the emulator open
 if child == 0:
-    net.link(0).enter()
+    net.attachment(0).enter()
     time.sleep(600)
 print(net._worker.pid, child, flush=True)
 if sys.argv[2] == "fail":

@@ -171,7 +171,7 @@ def test_what_has_been_received_is_a_set_of_bytes(taken):
     received, there = Received(), set()
     for start, end in taken:
         before = received.next
-        moved = received.take(start, end)
+        moved = received.add_range(start, end)
         there.update(range(start // MSS, end // MSS))
         first_hole = next(place for place in range(100) if place not in there)
         assert received.next == first_hole * MSS

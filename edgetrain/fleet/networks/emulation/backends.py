@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgetrain.errors import ConfigError, NetworkError
-from edgetrain.fleet.networks.emulation.emulation import Emulation, Link, Plan
+from edgetrain.fleet.networks.emulation.emulation import Attachment, Emulation, EmulationRequest
 from edgetrain.fleet.networks.emulation.namespaces import Namespace
 from edgetrain.fleet.networks.emulation.travel import direction_to_json, faults_to_json
 from edgetrain.fleet.networks.emulation.worker import Worker
@@ -23,18 +23,18 @@ class Bare(Emulation):
 
     backend = "none"
 
-    def __init__(self, plan: Plan, reason: str) -> None:
-        super().__init__(plan, reason)
-        if plan.sites or plan.faults:
+    def __init__(self, request: EmulationRequest, reason: str) -> None:
+        super().__init__(request, reason)
+        if request.sites or request.faults:
             raise NetworkError("backend 'none' has no sites and no faults", "use backend packet")
-        self._address = address(with_port(plan.hub))
+        self._address = address(with_port(request.hub))
 
     @property
     def hub_address(self) -> str:
         return self._address
 
-    def link(self, member: int) -> Link:
-        return Link(self._address)
+    def attachment(self, member: int) -> Attachment:
+        return Attachment(self._address)
 
 
 class Streamed(Emulation):
@@ -42,32 +42,34 @@ class Streamed(Emulation):
 
     backend = "stream"
 
-    def __init__(self, plan: Plan, reason: str) -> None:
-        super().__init__(plan, reason)
-        if plan.sites:
+    def __init__(self, request: EmulationRequest, reason: str) -> None:
+        super().__init__(request, reason)
+        if request.sites:
             raise NetworkError(
                 f"backend 'stream' ({reason}) has no shared uplinks, and the job has sites",
                 "use backend packet where namespaces are allowed, or leave the sites out",
             )
-        hub = with_port(plan.hub)
+        hub = with_port(request.hub)
         self._hub = address(hub)
         self._worker = Worker(
-            "edgetrain.fleet.networks.emulation.stream", _stream_config(plan, hub)
+            "edgetrain.fleet.networks.emulation.stream", _stream_config(request, hub)
         )
-        self._links = [Link(address(tuple(ready))) for ready in self._worker.ready["addresses"]]
+        self._attachments = [
+            Attachment(address(tuple(ready))) for ready in self._worker.ready["addresses"]
+        ]
 
     @property
     def hub_address(self) -> str:
         return self._hub
 
-    def link(self, member: int) -> Link:
-        return self._links[member]
+    def attachment(self, member: int) -> Attachment:
+        return self._attachments[member]
 
     def start_faults(self, began_s: float | None = None) -> None:
         self._worker.ask(_start(began_s))
 
     def _congestion(self) -> str:
-        return f"{self.plan.congestion}, as a model"
+        return f"{self.request.congestion}, as a model"
 
     def _measured(self) -> dict[str, Any]:
         ready = self._worker.ready
@@ -77,10 +79,10 @@ class Streamed(Emulation):
         self._worker.close()
 
 
-def _stream_config(plan: Plan, hub: tuple[str, int]) -> dict[str, Any]:
-    links = [_both_ways(profile) for profile in plan.profiles]
-    for profile in plan.profiles:
-        if profile.has_loss and plan.congestion == "none":
+def _stream_config(request: EmulationRequest, hub: tuple[str, int]) -> dict[str, Any]:
+    links = [_both_ways(profile) for profile in request.profiles]
+    for profile in request.profiles:
+        if profile.has_loss and request.congestion == "none":
             raise ConfigError(
                 f"network '{profile.name}' loses packets, and the stream backend without a "
                 "congestion window would be far too fast (200 times at 1 %)",
@@ -89,9 +91,9 @@ def _stream_config(plan: Plan, hub: tuple[str, int]) -> dict[str, Any]:
     return {
         "links": links,
         "hub": hub,
-        "seed": plan.seed,
-        "congestion": plan.congestion,
-        "faults": faults_to_json(plan.faults),
+        "seed": request.seed,
+        "congestion": request.congestion,
+        "faults": faults_to_json(request.faults),
     }
 
 
@@ -101,10 +103,10 @@ class Packeted(Emulation):
     backend = "packet"
     module = "edgetrain.fleet.networks.emulation.packet"
 
-    def __init__(self, plan: Plan, reason: str) -> None:
-        super().__init__(plan, reason)
-        self._worker = Worker(self.module, _packet_config(plan))
-        self._port = plan.hub[1] or _DEFAULT_PORT
+    def __init__(self, request: EmulationRequest, reason: str) -> None:
+        super().__init__(request, reason)
+        self._worker = Worker(self.module, _packet_config(request))
+        self._port = request.hub[1] or _DEFAULT_PORT
         self._hosts = self._worker.ready["hosts"]
 
     @property
@@ -115,13 +117,15 @@ class Packeted(Emulation):
         entry = self._hosts[host]
         return Namespace(self._worker.ready["pid"], entry["fd"], entry["inode"])
 
-    def hub_link(self) -> Link:
-        return Link(self.hub_address, self._namespace(0))
+    def hub_attachment(self) -> Attachment:
+        return Attachment(self.hub_address, self._namespace(0))
 
-    def link(self, member: int) -> Link:
-        if not 0 <= member < len(self.plan.profiles):
-            raise ConfigError(f"no member {member}", f"allowed: 0 to {len(self.plan.profiles) - 1}")
-        return Link(self.hub_address, self._namespace(member + 1))
+    def attachment(self, member: int) -> Attachment:
+        if not 0 <= member < len(self.request.profiles):
+            raise ConfigError(
+                f"no member {member}", f"allowed: 0 to {len(self.request.profiles) - 1}"
+            )
+        return Attachment(self.hub_address, self._namespace(member + 1))
 
     def start_faults(self, began_s: float | None = None) -> None:
         self._worker.ask(_start(began_s))
@@ -131,7 +135,7 @@ class Packeted(Emulation):
         self._worker.ask("evict")
 
     def _congestion(self) -> str:
-        return self.plan.congestion
+        return self.request.congestion
 
     def _measured(self) -> dict[str, Any]:
         ready = self._worker.ready
@@ -148,10 +152,10 @@ class Shaped(Packeted):
     backend = "tc"
     module = "edgetrain.fleet.networks.emulation.kernel"
 
-    def __init__(self, plan: Plan, reason: str) -> None:
-        if plan.sites or plan.faults:
+    def __init__(self, request: EmulationRequest, reason: str) -> None:
+        if request.sites or request.faults:
             raise NetworkError("backend 'tc' has no sites and no faults", "use backend packet")
-        super().__init__(plan, reason)
+        super().__init__(request, reason)
 
 
 def _start(began_s: float | None) -> str:
@@ -163,15 +167,15 @@ def _both_ways(profile: Profile) -> dict[str, Any]:
     return {"up": direction_to_json(profile.up), "down": direction_to_json(profile.down)}
 
 
-def _packet_config(plan: Plan) -> dict[str, Any]:
+def _packet_config(request: EmulationRequest) -> dict[str, Any]:
     return {
-        "links": [_both_ways(profile) for profile in plan.profiles],
+        "links": [_both_ways(profile) for profile in request.profiles],
         "sites": [
-            {"uplink": _both_ways(site.uplink), "members": site.members} for site in plan.sites
+            {"uplink": _both_ways(site.uplink), "members": site.members} for site in request.sites
         ],
-        "seed": plan.seed,
-        "congestion": plan.congestion,
-        "faults": faults_to_json(plan.faults),
+        "seed": request.seed,
+        "congestion": request.congestion,
+        "faults": faults_to_json(request.faults),
     }
 
 

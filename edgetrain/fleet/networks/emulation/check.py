@@ -77,7 +77,9 @@ def _rates(profile: Profile, net: Emulation, bench: Bench, seconds: float) -> It
         if not way.mean_rate_mbit:
             continue
         if way.mean_loss_percent:
-            note = f"{net.plan.congestion} over {way.mean_loss_percent:.2g} % loss: not the line's"
+            note = (
+                f"{net.request.congestion} over {way.mean_loss_percent:.2g} % loss: not the line's"
+            )
         else:
             note = ""
         duration = seconds + 12 * profile.rtt_ms / 1000 + 1.0 / way.mean_rate_mbit

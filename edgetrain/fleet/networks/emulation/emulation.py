@@ -1,8 +1,8 @@
 """Emulated links for the members of one machine: the interface, and `emulate`.
 
     with emulate(profiles, ("127.0.0.1", 0)) as net:
-        hub process:    net.hub_link().enter(), then bind net.hub_address
-        member i:       link = net.link(i); link.enter(), then connect link.address
+        hub process:    net.hub_attachment().enter(), then bind net.hub_address
+        member i:       own = net.attachment(i); own.enter(), then connect own.address
 
 A backend is chosen by `probe`, which says why. The emulator runs in a process of its own and ends
 with this one, whatever happens. Loads neither torch nor zmq.
@@ -26,7 +26,7 @@ from edgetrain.fleet.networks.site import Site
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Attachment:
     """One process's way into the emulated network; travels by pickle.
 
     `address` is what the member connects to (for the hub: what it binds). `enter` is called once,
@@ -43,7 +43,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EmulationRequest:
     """What is to be emulated: everything `emulate` was asked for, checked."""
 
     profiles: tuple[Profile, ...]
@@ -65,26 +65,26 @@ class Emulation(ABC):
 
     backend: str
 
-    def __init__(self, plan: Plan, reason: str) -> None:
-        self.plan = plan
+    def __init__(self, request: EmulationRequest, reason: str) -> None:
+        self.request = request
         self.reason = reason
         self._final: dict[str, Any] | None = None
 
     @property
     @abstractmethod
     def hub_address(self) -> str:
-        """The tcp:// address that the hub binds, inside `hub_link().enter()`."""
+        """The tcp:// address that the hub binds, inside `hub_attachment().enter()`."""
 
     @abstractmethod
-    def link(self, member: int) -> Link:
+    def attachment(self, member: int) -> Attachment:
         """Member `member`'s way in."""
 
-    def hub_link(self) -> Link:
-        return Link(self.hub_address)
+    def hub_attachment(self) -> Attachment:
+        return Attachment(self.hub_address)
 
     def start_faults(self, began_s: float | None = None) -> None:
         """The clock of the faults' schedule starts: now, or at a moment of time.monotonic()."""
-        if self.plan.faults:
+        if self.request.faults:
             raise NetworkError(f"backend '{self.backend}' has no faults", "use packet or stream")
 
     def report(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Emulation(ABC):
         if self._final is not None:
             return self._final
         measured = self._measured()
-        limit = lateness.limit_ms(self.plan.smallest_delay_ms)
+        limit = lateness.limit_ms(self.request.smallest_delay_ms)
         late = measured.get("late_ms_p99")  # None where nothing measures it: none and tc
         return {
             "backend": self.backend,

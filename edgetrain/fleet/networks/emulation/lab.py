@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from edgetrain.errors import NetworkError
 from edgetrain.fleet.catalog import PACKAGE_PARENT
 from edgetrain.fleet.networks.emulation.backends import Packeted
-from edgetrain.fleet.networks.emulation.emulation import Emulation, Link
+from edgetrain.fleet.networks.emulation.emulation import Attachment, Emulation
 from edgetrain.fleet.networks.emulation.fabric import address_of
 from edgetrain.fleet.networks.emulation.namespaces import Namespace
 from edgetrain.fleet.networks.emulation.start import emulate
@@ -55,13 +55,13 @@ def environment(host: int, hosts: int) -> dict[str, str]:
 
 
 def start(
-    link: Link, arguments: Sequence[str], extra: Mapping[str, str], quiet: bool = False
+    attachment: Attachment, arguments: Sequence[str], extra: Mapping[str, str], quiet: bool = False
 ) -> subprocess.Popen[bytes]:
     """Start a command inside a host; the caller waits for it."""
-    if not isinstance(link.namespace, Namespace):
+    if not isinstance(attachment.namespace, Namespace):
         raise NetworkError("a lab needs hosts of their own", "use backend packet or tc")
     return subprocess.Popen(
-        _entering(link.namespace, arguments),
+        _entering(attachment.namespace, arguments),
         env={**os.environ, **extra},
         stdout=subprocess.DEVNULL if quiet else None,
         start_new_session=True,
@@ -86,10 +86,10 @@ def run(
         served: list[subprocess.Popen[bytes]] = []
         try:
             if hub_command:
-                served.append(start(net.hub_link(), hub_command, environment(0, hosts)))
+                served.append(start(net.hub_attachment(), hub_command, environment(0, hosts)))
             for member in range(len(profiles)):
                 extra = environment(member + 1, hosts)
-                running.append(start(net.link(member), member_command, extra))
+                running.append(start(net.attachment(member), member_command, extra))
             return max(process.wait() for process in running)
         finally:
             for process in (*running, *served):
@@ -100,9 +100,9 @@ def run(
 def shell(profiles: Sequence[Profile], host: int, backend: str = "packet", seed: int = 0) -> int:
     """An interactive shell in one host, the other hosts standing idle beside it."""
     with emulate(profiles, backend=backend, seed=seed) as net:
-        link = net.hub_link() if host == 0 else net.link(host - 1)
+        attachment = net.hub_attachment() if host == 0 else net.attachment(host - 1)
         try:
-            return _interactive(link, host, len(profiles) + 1)
+            return _interactive(attachment, host, len(profiles) + 1)
         finally:
             _evict(net)
 
@@ -113,15 +113,15 @@ def _evict(net: Emulation) -> None:
         net.evict()
 
 
-def _interactive(link: Link, host: int, hosts: int) -> int:
-    if link.namespace is None:
+def _interactive(attachment: Attachment, host: int, hosts: int) -> int:
+    if attachment.namespace is None:
         raise NetworkError("a lab needs hosts of their own", "use backend packet or tc")
     program = os.environ.get("SHELL", "/bin/sh")
     # The shell shares our terminal: Ctrl-C is its affair. A handler, unlike "ignore", is not
     # inherited by what is executed.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        command = _entering(link.namespace, [program])
+        command = _entering(attachment.namespace, [program])
         return subprocess.call(command, env={**os.environ, **environment(host, hosts)})
     finally:
         signal.signal(signal.SIGINT, before)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from edgetrain.fleet.networks.emulation.emulation import Emulation, Link
+from edgetrain.fleet.networks.emulation.emulation import Attachment, Emulation
 from edgetrain.fleet.networks.emulation.worker import Worker
 from edgetrain.fleet.networks.links.model import LinkModel
 from edgetrain.fleet.networks.profile import Direction
@@ -25,9 +25,9 @@ _UDP_HEADERS = 28
 class End:
     """One measuring process inside a link."""
 
-    def __init__(self, link: Link, role: str) -> None:
-        host, _, port = link.address.removeprefix("tcp://").rpartition(":")
-        namespace = dataclasses.asdict(link.namespace) if link.namespace else None
+    def __init__(self, attachment: Attachment, role: str) -> None:
+        host, _, port = attachment.address.removeprefix("tcp://").rpartition(":")
+        namespace = dataclasses.asdict(attachment.namespace) if attachment.namespace else None
         config = {"namespace": namespace, "role": role, "host": host, "port": int(port)}
         self._worker = Worker("edgetrain.fleet.networks.emulation.meter", config)
 
@@ -50,11 +50,11 @@ class Bench:
     """A server at the hub and a client at each of some members; a context manager."""
 
     def __init__(self, emulation: Emulation, members: Sequence[int] = (0,)) -> None:
-        self.server = End(emulation.hub_link(), "server")
+        self.server = End(emulation.hub_attachment(), "server")
         self.clients: list[End] = []
         try:
             for member in members:
-                self.clients.append(End(emulation.link(member), "client"))
+                self.clients.append(End(emulation.attachment(member), "client"))
         except BaseException:
             self.close()
             raise

@@ -133,7 +133,7 @@ class Emulator:
                     turns = 0
                 for fd, _ in ready:
                     if fd in ports:
-                        self._take(*ports[fd])
+                        self._take_packets(*ports[fd])
                     elif fd == timer.fd:
                         timer.fired()
                         rang = True
@@ -146,11 +146,11 @@ class Emulator:
         times = [queue[0][0] for queue in (self._heap, self._fault_times) if queue]
         return min(times)
 
-    def _take(self, source: int, port: Port) -> None:
+    def _take_packets(self, source: int, port: Port) -> None:
         """Packets that a host has sent, each at the time the kernel saw it."""
         paths, numbers = self._paths, self._numbers
         address, end = gso.IP + 16, gso.IP + 20
-        for arrived, packet in port.take(_PACKETS_A_TURN):
+        for arrived, packet in port.take_packets(_PACKETS_A_TURN):
             target = numbers.get(packet[address:end])
             if target is None:
                 continue

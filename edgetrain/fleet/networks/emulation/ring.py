@@ -47,7 +47,7 @@ class Port:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def take(self, most: int) -> Iterator[tuple[int, bytes]]:
+    def take_packets(self, most: int) -> Iterator[tuple[int, bytes]]:
         """Up to `most` packets with the time of their arrival on CLOCK_MONOTONIC, in ns."""
         memory, unpack, release = self._memory, _HEADER.unpack_from, _STATUS.pack_into
         clock_offset = time.time_ns() - time.monotonic_ns()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.fleet.networks import congestion as control
 from edgetrain.fleet.networks.emulation import probe
-from edgetrain.fleet.networks.emulation.emulation import Emulation, Plan
+from edgetrain.fleet.networks.emulation.emulation import Emulation, EmulationRequest
 from edgetrain.fleet.networks.faults import Fault, refuse_idle
 from edgetrain.fleet.networks.profile import Profile
 from edgetrain.fleet.networks.site import Site
@@ -40,11 +40,11 @@ def emulate(
     for profile in profiles:
         profile.refuse_training()
     refuse_idle(faults, profiles)
-    plan = Plan(tuple(profiles), hub, seed, congestion, tuple(sites), tuple(faults))
+    request = EmulationRequest(tuple(profiles), hub, seed, congestion, tuple(sites), tuple(faults))
     made = {kind.backend: kind for kind in (Bare, Streamed, Packeted, Shaped)}
-    choice = probe.choose(backend, plan.profiles, needs_links=bool(sites or faults))
+    choice = probe.choose(backend, request.profiles, needs_links=bool(sites or faults))
     if choice.backend not in made:
         raise ConfigError(f"no backend '{backend}'", did_you_mean(backend, [*made, "auto"]))
     if choice.backend == "stream":
         control.require_model(congestion, "the stream backend")
-    return made[choice.backend](plan, choice.reason)
+    return made[choice.backend](request, choice.reason)

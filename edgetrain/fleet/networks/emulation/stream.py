@@ -116,7 +116,7 @@ class Poller:
             self._epoll.modify(fd, new)
         self._masks[fd] = new
 
-    def forget(self, fd: int) -> None:
+    def unregister(self, fd: int) -> None:
         if self._masks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
         self.owners.pop(fd, None)
@@ -370,7 +370,7 @@ class Proxy:
             return
         self._connections.discard(connection)
         for end in connection.sockets:
-            self._poller.forget(end.fileno())
+            self._poller.unregister(end.fileno())
             end.close()
         for pipe in (connection.up, connection.down):
             pipe.ended = True

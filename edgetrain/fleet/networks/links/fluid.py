@@ -62,7 +62,7 @@ class Losses:
         self._gap = at - segments
         return found
 
-    def again(self) -> bool:
+    def loses_retransmission(self) -> bool:
         """Whether a retransmission is lost too."""
         return self._random() < self._share
 
@@ -101,10 +101,10 @@ class Way:
         """Nanoseconds until the hole is filled: fast retransmit, or timeouts where that is lost."""
         stall = window.rtt
         timeout = window.timeout
-        if any(self.losses.again() for _ in range(lost)):
+        if any(self.losses.loses_retransmission() for _ in range(lost)):
             window.collapse()
             stall += timeout
-            while self.losses.again() and timeout < _LONGEST_TIMEOUT_NS:
+            while self.losses.loses_retransmission() and timeout < _LONGEST_TIMEOUT_NS:
                 timeout *= 2
                 stall += timeout
         else:

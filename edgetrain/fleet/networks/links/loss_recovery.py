@@ -58,7 +58,7 @@ def on_wheel(delay: int) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class Segments:
     """Bytes `start` to `end` of the stream, sent together at `sent`, `order` by `order`.
 
     `copy` is what was sent for it again, `of` what it was sent again for. `gone` is what only the
@@ -69,15 +69,15 @@ class Piece:
     end: int
     sent: int
     order: int = 0
-    of: Piece | None = None
-    copy: Piece | None = None
+    of: Segments | None = None
+    copy: Segments | None = None
     gone: bool = False
     lost: bool = False
     done: bool = False
 
     @property
-    def segments(self) -> int:
-        return _segments(self.start, self.end)
+    def count(self) -> int:
+        return _count(self.start, self.end)
 
 
 class Received:
@@ -91,7 +91,7 @@ class Received:
         self.segments = 0
         """Above the first hole."""
 
-    def take(self, start: int, end: int) -> bool:
+    def add_range(self, start: int, end: int) -> bool:
         """More bytes, maybe some that were there; True where `next` has moved on."""
         if end <= self.next:
             return False
@@ -102,10 +102,10 @@ class Received:
         last = bisect.bisect_right(self._ranges, end, key=lambda each: each[0])
         for low, high in self._ranges[first:last]:
             start, end = min(start, low), max(end, high)
-            self.segments -= _segments(low, high)
+            self.segments -= _count(low, high)
         if start > self.next:
             self._ranges[first:last] = [(start, end)]
-            self.segments += _segments(start, end)
+            self.segments += _count(start, end)
             return False
         self._ranges[:last] = []
         self.next = end
@@ -119,7 +119,7 @@ class Received:
         return place < len(self._ranges) and self._ranges[place][0] <= max(start, self.next)
 
 
-def _segments(start: int, end: int) -> int:
+def _count(start: int, end: int) -> int:
     return -(-(end - start) // MSS)
 
 
@@ -133,7 +133,7 @@ class Recovery:
 
     def __init__(self, window: WholeWindow) -> None:
         self.window = window
-        self.lost: list[Piece] = []
+        self.lost: list[Segments] = []
         """What has to be sent again, in the order of the stream."""
         self.missing = 0
         """Pieces that will not arrive and have not been sent again: without any, no timer that is
@@ -143,7 +143,7 @@ class Recovery:
         self.deadline = NEVER
         self.probing = False
         """A tail loss probe is due: a segment of new data, or the last that was sent."""
-        self._flying: list[Piece] = []  # in the order of sending
+        self._flying: list[Segments] = []  # in the order of sending
         self._known = Received()
         self._state = _OPEN
         self._high = 0  # recovery ends when this much is acknowledged
@@ -163,9 +163,9 @@ class Recovery:
 
     # -- sending ----------------------------------------------------------------------------------
 
-    def send(self, size: int, now: int) -> Piece:
+    def send(self, size: int, now: int) -> Segments:
         """New data leaves."""
-        piece = Piece(self.end, self.end + size, now, self._next())
+        piece = Segments(self.end, self.end + size, now, self._next_order())
         self.end += size
         self._flying.append(piece)
         self.window.sent(size, now)
@@ -179,7 +179,7 @@ class Recovery:
             self._arm_timeout(now)
         return piece
 
-    def resend(self, room: int, now: int) -> Piece:
+    def resend(self, room: int, now: int) -> Segments:
         """The first that is lost leaves again, as far as `room` goes, and at least a segment."""
         old = self.lost[0]
         most = max(room // MSS, 1) * MSS
@@ -190,40 +190,40 @@ class Recovery:
             old.end = rest.start
         else:
             self.lost.pop(0)
-        piece = self._again(old, now)
+        piece = self._send_again(old, now)
         if self._state == _RECOVERY:
             self._out += piece.end - piece.start
         if piece.start == self._known.next and self._timer != _REORDER:
             self._arm_timeout(now)
         return piece
 
-    def probe(self, now: int) -> Piece | None:
+    def probe(self, now: int) -> Segments | None:
         """There is no new data to probe with: the last segment leaves again."""
         last = max(self._flying, key=lambda piece: piece.end, default=None)
         if last is None:
             self._probe_sent(now)
             return None
-        begin = last.start + (last.segments - 1) * MSS
+        begin = last.start + (last.count - 1) * MSS
         if begin > last.start:
             # What is still to arrive arrives as what it was sent as.
             last = (
                 self.split(last, [begin])[-1]
                 if last.gone
-                else Piece(begin, last.end, now, done=True)
+                else Segments(begin, last.end, now, done=True)
             )
-        piece = self._again(last, now)
+        piece = self._send_again(last, now)
         self._probe_sent(now)
         return piece
 
-    def _again(self, old: Piece, now: int) -> Piece:
-        piece = Piece(old.start, old.end, now, self._next(), of=old)
+    def _send_again(self, old: Segments, now: int) -> Segments:
+        piece = Segments(old.start, old.end, now, self._next_order(), of=old)
         old.copy = piece
         self.missing -= old.gone
         self._flying.append(piece)
         self.window.resent(piece.end - piece.start, now)
         return piece
 
-    def _next(self) -> int:
+    def _next_order(self) -> int:
         self._order += 1
         return self._order
 
@@ -232,7 +232,7 @@ class Recovery:
         self._probed = self.end
         self._arm_timeout(now)
 
-    def split(self, piece: Piece, at: list[int]) -> list[Piece]:
+    def split(self, piece: Segments, at: list[int]) -> list[Segments]:
         """The same bytes as several pieces, which begin there; `piece` remains the first."""
         parts = [piece]
         for begin in at:
@@ -246,7 +246,7 @@ class Recovery:
             among[place : place + 1] = parts
         return parts
 
-    def vanish(self, piece: Piece) -> None:
+    def vanish(self, piece: Segments) -> None:
         """The network has lost it; the sender does not know."""
         piece.gone = True
         if piece.copy is None and not piece.done:
@@ -254,7 +254,7 @@ class Recovery:
 
     # -- acknowledgements -------------------------------------------------------------------------
 
-    def acked(self, piece: Piece, now: int, spread: int) -> None:
+    def acked(self, piece: Segments, now: int, spread: int) -> None:
         """The receiver has this piece, and we hear of it. `spread` as in Window.acked."""
         if piece.done:
             return
@@ -266,12 +266,12 @@ class Recovery:
         else:
             self._flying.remove(piece)
         piece.done = True
-        advanced = self._known.take(piece.start, piece.end)
-        self._settle(piece)
+        advanced = self._known.add_range(piece.start, piece.end)
+        self._drop_other_copies(piece)
         rtt = now - piece.sent
         self._least_rtt = min(self._least_rtt, rtt)
         if self._state != _OPEN and self._known.next >= self._high:
-            self._leave()
+            self._leave_recovery()
         # What arrives out of order does not let the window grow (tcp_may_raise_cwnd).
         self.window.held = self._state == _RECOVERY or not advanced
         self.window.acked(size, now, rtt, spread)
@@ -288,7 +288,7 @@ class Recovery:
             if not waits:
                 self._arm(now, advancing=True)
 
-    def _settle(self, piece: Piece) -> None:
+    def _drop_other_copies(self, piece: Segments) -> None:
         """Other transmissions of the same bytes matter no more."""
         twins = []
         twin = piece.of
@@ -301,9 +301,9 @@ class Recovery:
             twin = twin.copy
         for twin in twins:
             if not twin.done and self._known.has(twin.start, twin.end):
-                self._forget(twin)
+                self._drop_copy(twin)
 
-    def _forget(self, piece: Piece) -> None:
+    def _drop_copy(self, piece: Segments) -> None:
         piece.done = True
         if piece.gone and piece.copy is None:
             self.missing -= 1
@@ -313,7 +313,7 @@ class Recovery:
         elif piece.copy is None:
             self.lost.remove(piece)
 
-    def _end_of_probe(self, piece: Piece) -> bool:
+    def _end_of_probe(self, piece: Segments) -> bool:
         """Whether a tail loss probe has repaired a loss (tcp_process_tlp_ack)."""
         if not self._probed or self._known.next < self._probed:
             return False
@@ -332,7 +332,7 @@ class Recovery:
                 break
             at = piece.sent + self._newest_rtt + patience
             if at <= now:
-                self._mark(piece)
+                self._mark_lost(piece)
                 found = True
             else:
                 due = max(due, at)
@@ -348,7 +348,7 @@ class Recovery:
             return 0
         return min(self._least_rtt // REORDER_SHARE, self.window.rtt)
 
-    def _mark(self, piece: Piece) -> None:
+    def _mark_lost(self, piece: Segments) -> None:
         self._flying.remove(piece)
         piece.lost = True
         self.window.lost(piece.end - piece.start)
@@ -376,7 +376,7 @@ class Recovery:
         count = max(count, 0 if self._out else MSS)
         window.size = float(pipe + count)
 
-    def _leave(self) -> None:
+    def _leave_recovery(self) -> None:
         if self._state == _RECOVERY:
             self.window.recovered()
         self._state = _OPEN
@@ -407,7 +407,7 @@ class Recovery:
             return
         for piece in list(self._flying):
             if piece.start == self._known.next or piece.sent + self._newest_rtt <= now:
-                self._mark(piece)
+                self._mark_lost(piece)
         if not self._backoff:
             self.window.collapse()
         self.window.size = float(self.window.in_flight + MSS)
@@ -420,7 +420,7 @@ class Recovery:
         if self.idle:
             self._timer, self.deadline = _IDLE, NEVER
         elif self._state == _OPEN and not self._known.segments:
-            alone = len(self._flying) == 1 and self._flying[0].segments == 1
+            alone = len(self._flying) == 1 and self._flying[0].count == 1
             patience = PROBE_ALONE_NS if alone else PROBE_SLACK_NS
             timeout = (now if advancing else self._head_sent(now)) + self._timeout()
             silence = PROBE_ROUND_TRIPS * self.window.rtt + patience
