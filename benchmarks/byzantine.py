@@ -184,7 +184,10 @@ def main() -> None:
         ]
         return [train(setting, tasks[setting.seed]) for setting in settings]
 
-    say = (lambda text: None) if arguments.json else (lambda text: print(text, flush=True))
+    def say(text: str) -> None:
+        if not arguments.json:
+            print(text, flush=True)
+
     clean = statistics.mean(o.accuracy for o in measure("mean", "none"))
     say(f"{'rule':20} {'attack':10} accuracy    points  liars' share of the cuts")
     say(f"{'mean':20} {'none':10} {clean:8.1%}")

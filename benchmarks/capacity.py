@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 from edgetrain.cli.parser import parser
-from edgetrain.jobs import plan as plans
-from edgetrain.jobs import reading as config
 from edgetrain.jobs.building import hub_of
-from edgetrain.jobs.capacity import estimate as capacity
+from edgetrain.jobs.capacity import estimate
 from edgetrain.jobs.capacity.question import question_of
 from edgetrain.jobs.job import Job
+from edgetrain.jobs.plan import plan
+from edgetrain.jobs.reading import load
 
 BASIS = ("members=8", "pace_s=0.05", "steps=100", "optimizer={ name = 'sgd', lr = 0.2 }")
 JOBS = {
@@ -36,19 +36,19 @@ FREE = ("--hub-rate", "0", "--merge-rate", "0")
 """The simulator's hub has no port and merges in no time: only its messages cost."""
 
 
-def planned(job: Job, beside: Path | None = None) -> capacity.Answer:
+def planned(job: Job, beside: Path | None = None) -> estimate.Answer:
     """The plan of a job, over as many rounds as it has."""
     every = hub_of(job).terms.every
     words = ["capacity", "--rounds", str(job.train.steps // every), *FREE]
-    return capacity.answer(question_of(job, parser().parse_args(words), beside))
+    return estimate.answer(question_of(job, parser().parse_args(words), beside))
 
 
 def simulated(job: Job, beside: Path | None = None) -> float:
     """Seconds per step of the simulated job."""
-    from edgetrain.training.simulated import simulation as simulate
+    from edgetrain.training.simulated import simulation
 
     with tempfile.TemporaryDirectory() as folder:
-        summary = simulate.run(plans.plan(job, beside), Path(folder))
+        summary = simulation.run(plan(job, beside), Path(folder))
     return 1 / float(summary["steps_per_second"])
 
 
@@ -56,7 +56,7 @@ def compare() -> None:
     """Print the table."""
     print("| job | simulated | planned | difference |\n|---|---|---|---|")
     for name, changes in JOBS.items():
-        job = config.load(None, [*BASIS, *changes])
+        job = load(None, [*BASIS, *changes])
         step_s, answer = simulated(job), planned(job)
         apart = 100 * (answer.seconds_per_step / step_s - 1)
         ours = 1000 * answer.seconds_per_step
@@ -65,13 +65,13 @@ def compare() -> None:
 
 def scaling() -> None:
     """Print how long a plan takes."""
-    job = config.load(None, ["device=raspberry-pi-4b", "network=wan-200ms", "delay=20"])
+    job = load(None, ["device=raspberry-pi-4b", "network=wan-200ms", "delay=20"])
     words = ["capacity", "--parameters", "11e6", "--step-seconds", "0.4", "--shards", "4"]
     for gateways in ("0", "100"):
         question = question_of(job, parser().parse_args([*words, "--gateways", gateways]), None)
-        for members in capacity.COUNTS:
+        for members in estimate.COUNTS:
             began = time.perf_counter()
-            capacity.answers(question, [members])
+            estimate.answers(question, [members])
             print(f"{members:7,} members, {gateways:>3} gateways, 100 rounds: "
                   f"{time.perf_counter() - began:.2f} s", flush=True)  # fmt: skip
 

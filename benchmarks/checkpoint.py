@@ -68,7 +68,7 @@ class Trained:
         began = time.monotonic()
         while time.monotonic() < began + seconds:
             self.optimizer.zero_grad()
-            nn.functional.cross_entropy(self.model(self.x), self.y).backward()
+            nn.functional.cross_entropy(self.model(self.x), self.y).backward()  # type: ignore[no-untyped-call]
             self.member.step()
             self.steps += 1
         self.seconds += time.monotonic() - began

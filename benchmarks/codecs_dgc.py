@@ -22,6 +22,7 @@ from edgetrain.codecs import DeepGradient, Feedback, TopK, Vector
 from edgetrain.tasks import load_task
 
 Encode = Callable[[Vector], Vector]
+Variant = tuple[Callable[[int], Encode], bool]
 MOMENTUM = 0.9
 
 
@@ -38,7 +39,7 @@ def sent_by(encoder: object, codec: TopK, elements: int) -> Encode:
     return encode
 
 
-def variants(density: float, members: int, warmup: int) -> dict[str, tuple[Callable, bool]]:  # type: ignore[type-arg]
+def variants(density: float, members: int, warmup: int) -> dict[str, Variant]:
     """(encoder of one member for so many elements, whether the optimizer has momentum) by name."""
     codec = TopK(density)
 
@@ -57,9 +58,7 @@ def variants(density: float, members: int, warmup: int) -> dict[str, tuple[Calla
     }
 
 
-def run(
-    task_name: str, variant: tuple[Callable, bool], args: argparse.Namespace, seed: int
-) -> dict[str, float]:
+def run(task_name: str, variant: Variant, args: argparse.Namespace, seed: int) -> dict[str, float]:
     """Train with one variant; what the task's evaluation says in the end."""
     make, momentum = variant
     torch.manual_seed(seed)
@@ -74,7 +73,7 @@ def run(
         total = np.zeros(elements, np.float32)
         for encode, batches in zip(encoders, data, strict=True):
             optimizer.zero_grad()
-            task.loss(model, next(batches)).backward()
+            task.loss(model, next(batches)).backward()  # type: ignore[no-untyped-call]
             gradient = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
             total += encode(gradient.numpy()) / np.float32(args.members)
         at = 0

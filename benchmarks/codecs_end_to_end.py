@@ -19,17 +19,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from edgetrain.jobs import plan as plans
-from edgetrain.jobs import reading as config
 from edgetrain.jobs.job import Job
-from edgetrain.runs import folder as runs
-from edgetrain.training import emulated as emulate
+from edgetrain.jobs.plan import plan
+from edgetrain.jobs.reading import load
+from edgetrain.runs.folder import create
+from edgetrain.training import emulated
 
 
 def job_for(args: argparse.Namespace, strategy: str, codec: str, seed: int) -> Job:
     """One of the jobs that are compared."""
     delays = strategy == "dga"
-    return config.load(
+    return load(
         None,
         [
             f"task={args.task}",
@@ -50,7 +50,7 @@ def job_for(args: argparse.Namespace, strategy: str, codec: str, seed: int) -> J
 def run(job: Job) -> dict[str, Any]:
     """The summary of one run."""
     with tempfile.TemporaryDirectory() as folder:
-        return emulate.run(plans.plan(job), runs.create(Path(folder), "run"))
+        return emulated.run(plan(job), create(Path(folder), "run"))
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """Real gradients to code, made by training a task for a while; nothing of it is shipped.
 
     python benchmarks/codecs_gradients.py edgetrain.tasks:char_lm char.npz
-    python benchmarks/codecs.py --only index --gradients char.npz
+    edgetrain bench codecs --only index --gradients char.npz
 
 The file holds `gradient` (of the last step), `displacement` (of the last 20 steps, what DGA sends)
 and, for each density, `feedback_<density>`: the error-feedback vector, residual plus gradient, as a
@@ -19,12 +19,13 @@ import torch
 
 from edgetrain.codecs import Feedback, TopK
 from edgetrain.tasks import load_task
+from edgetrain.vectors.vector import Vector
 
 DENSITIES = (0.001, 0.01, 0.1)
 DISPLACED_STEPS = 20
 
 
-def train(task_name: str, steps: int, batch: int, rate: float) -> dict[str, np.ndarray]:
+def train(task_name: str, steps: int, batch: int, rate: float) -> dict[str, Vector]:
     """Train one member's model and keep the vectors named above."""
     torch.manual_seed(0)
     task = load_task(task_name, {})
@@ -33,14 +34,14 @@ def train(task_name: str, steps: int, batch: int, rate: float) -> dict[str, np.n
     optimizer = torch.optim.AdamW(parameters, lr=rate)
     elements = sum(p.numel() for p in parameters)
     feedback = {density: Feedback(TopK(density), elements) for density in DENSITIES}
-    kept: dict[str, np.ndarray] = {}
+    kept: dict[str, Vector] = {}
     start = flat(parameters)
     for step, data in zip(range(steps), task.batches(0, 1, batch, 0), strict=False):
         if step == steps - DISPLACED_STEPS:
             start = flat(parameters)
         optimizer.zero_grad()
         loss = task.loss(model, data)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         gradient = flat([p.grad for p in parameters if p.grad is not None])
         for density, memory in feedback.items():
             if step == steps - 1:
@@ -52,7 +53,7 @@ def train(task_name: str, steps: int, batch: int, rate: float) -> dict[str, np.n
     return {**kept, "gradient": gradient, "displacement": flat(parameters) - start}
 
 
-def flat(tensors: list[torch.Tensor] | list[torch.nn.Parameter]) -> np.ndarray:
+def flat(tensors: list[torch.Tensor] | list[torch.nn.Parameter]) -> Vector:
     return torch.cat([t.detach().reshape(-1) for t in tensors]).numpy().astype(np.float32)
 
 
@@ -67,7 +68,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=1e-3)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    np.savez(args.file, **train(args.task, args.steps, args.batch, args.rate))
+    np.savez(args.file, **train(args.task, args.steps, args.batch, args.rate))  # type: ignore[arg-type]
     print(f"wrote {args.file}")
     return 0
 

@@ -20,20 +20,22 @@ import statistics
 import sys
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
 from edgetrain.codecs import Codec, Feedback, Vector, parse
-from edgetrain.tasks import load_task
+from edgetrain.tasks import Task, load_task
+from edgetrain.vectors.vector import Buffer
 
 
 class Member:
     """One member's model, its optimizer, its data, and its half of DGA."""
 
     def __init__(
-        self, task, number: int, args: argparse.Namespace, seed: int, codec: Codec
-    ) -> None:  # type: ignore[no-untyped-def]
+        self, task: Task, number: int, args: argparse.Namespace, seed: int, codec: Codec
+    ) -> None:
         torch.manual_seed(seed)
         self._task, self._model = task, task.model()
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
@@ -43,7 +45,7 @@ class Member:
             )
         else:
             self._optimizer = torch.optim.AdamW(self._parameters, lr=args.rate)
-        self._data: Iterator = iter(task.batches(number, args.members, args.batch, seed))
+        self._data: Iterator[Any] = iter(task.batches(number, args.members, args.batch, seed))
         self._codec = codec
         self.base = self.read()
         self._feedback = Feedback(codec, self.base.size)
@@ -60,10 +62,10 @@ class Member:
     def train(self, steps: int) -> None:
         for _ in range(steps):
             self._optimizer.zero_grad()
-            self._task.loss(self._model, next(self._data)).backward()
+            self._task.loss(self._model, next(self._data)).backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
 
-    def submit(self) -> list:
+    def submit(self) -> list[Buffer]:
         """The payloads of what this member did since its last round."""
         params = self.read()
         own = params - self._expected
@@ -94,7 +96,7 @@ class Member:
         return figures
 
 
-def decoded(codec: Codec, payloads: list, elements: int) -> Vector:
+def decoded(codec: Codec, payloads: list[Buffer], elements: int) -> Vector:
     out = np.empty(elements, np.float32)
     step = codec.part_elements
     for i, payload in enumerate(payloads):
@@ -147,7 +149,7 @@ def main() -> int:
     torch.set_num_threads(1)
     rounds = f"every {args.every}, delay {args.delay}"
     print(f"{args.task}, {args.members} members, {rounds}, {args.steps} steps")
-    dense_size = 0
+    dense_size = 0.0
     for spec in ["fp32", *(args.codec or ["topk(0.01) | q2"])]:
         for args.keep in ["out"] if spec == "fp32" else ["out", "in"]:
             results = [run(args, spec, seed) for seed in range(args.seeds)]

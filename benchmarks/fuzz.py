@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,8 +52,8 @@ from edgetrain.exchange.hub.members import Peer
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import MOST_UNREQUITED
-from edgetrain.exchange.masks import payloads as forms
 from edgetrain.exchange.masks.aggregator import Aggregator
+from edgetrain.exchange.masks.payloads import SEED, advert_bytes, shares_bytes, write_table
 from edgetrain.exchange.masks.terms import Agreement
 from edgetrain.exchange.member.link import Link, Request
 from edgetrain.exchange.messages import (
@@ -63,7 +63,6 @@ from edgetrain.exchange.messages import (
     Advertise,
     Base,
     Beat,
-    Buffer,
     Contribute,
     Join,
     Leave,
@@ -78,7 +77,7 @@ from edgetrain.exchange.messages import (
 from edgetrain.exchange.transport import owned
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.rule import Mean
-from edgetrain.vectors.vector import checksum
+from edgetrain.vectors.vector import Buffer, checksum
 
 ELEMENTS = 300
 HONEST = 2
@@ -225,7 +224,7 @@ class Mutator:
                 at = rng.randrange(len(values))
                 values[at] = self._value(values[at])
         with suppress(Exception):
-            return msgpack.packb(values)
+            return bytes(msgpack.packb(values))
         return header
 
     def _value(self, old: Any) -> Any:
@@ -260,7 +259,7 @@ class Mutator:
                 return bytes(len(payload))
             case 5 if len(payload) >= 4:
                 at = 4 * rng.randrange(len(payload) // 4)
-                return payload[:at] + rng.choice(FLOATS).tobytes() + payload[at + 4 :]
+                return payload[:at] + bytes(rng.choice(FLOATS).tobytes()) + payload[at + 4 :]
             case _:
                 return self._bytes_changed(payload)
 
@@ -382,15 +381,20 @@ class Attack(Room):
 
     def restart(self) -> None:
         """Kill the hub, and go on with another one, from the journal."""
-        before = self.hub.round, self.hub.base.tobytes()
-        self.journal.close()
-        self.journal = self._opened()
+        base, journal = self.hub.base, self.journal
+        assert base is not None  # the job has begun
+        assert journal is not None
+        before = self.hub.round, base.tobytes()
+        journal.close()
+        self.journal = journal = self._opened()
         hub = hub_of(self.kind)
-        hub.restore(self.journal.state, self.journal.records(), self.world.clock())
-        if self.journal.mended or (hub.round, hub.base.tobytes()) != before:
+        assert journal.state is not None
+        hub.restore(journal.state, journal.records(), self.world.clock())
+        restored = None if hub.base is None else (hub.round, hub.base.tobytes())
+        if journal.mended or restored != before:
             raise AssertionError("the restored hub is another one")
         self.restarts += 1
-        self.serve(hub, self.journal)
+        self.serve(hub, journal)
 
     def serve(self, hub: Hub, journal: Journal | None) -> None:
         """See Room; another hub knows nothing of what was sent before."""
@@ -409,7 +413,7 @@ class Attack(Room):
         """See HubTransport; counts what each message leads to, and watches some."""
         for sender, frames in super().poll(timeout_s):
             attacker = not sender.startswith(b"khonest")
-            self.last = sender, frames
+            self.last = sender, copied(frames)
             self.said = self.sent = 0
             watched = attacker and self.rng.randrange(WATCHED) == 0
             if watched:
@@ -422,10 +426,10 @@ class Attack(Room):
                 self.frames += len(frames)
                 self.most_sent = max(self.most_sent, self.sent)
                 if self.said > self.most_said:
-                    self.most_said, self.wordiest = self.said, frames
+                    self.most_said, self.wordiest = self.said, copied(frames)
         self.said = self.sent = 0
 
-    def send(self, to: bytes, frames: Any) -> bool:
+    def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
         """See HubTransport."""
         self.sent += 1
         thrown_in = to in self.strangers or to.startswith(GREEDY)
@@ -594,23 +598,24 @@ class Fitting:
     def _masking(self, peer: Peer) -> Message | None:
         """Keys, shares or revealed shares, of the right size."""
         hub, rng = self._attack.hub, self._rng
+        assert hub._masks is not None
         masks = hub._masks._masks
         for block in masks._blocks:
             places = len(block.roster)
             if block.stage == "advertise" and peer.name in {*block.weights} - {*block.adverts}:
-                return Advertise(block.number, rng.randbytes(forms.advert_bytes(block.rounds)))
+                return Advertise(block.number, rng.randbytes(advert_bytes(block.rounds)))
             if block.stage == "share" and peer.name in {*block.roster} - {*block.shares}:
-                size = forms.shares_bytes(block.rounds)
+                size = shares_bytes(block.rounds)
                 own = block.place(peer.name)
                 rows = {p: rng.randbytes(size) for p in range(places) if p != own}
-                return Shares(block.number, forms.write_table(rows, places, size))
+                return Shares(block.number, write_table(rows, places, size))
         for round, entry in masks._open.items():
-            block = masks._covering(round)
-            if entry.asked is not None and block is not None and peer.name in block.holders:
+            covering = masks._covering(round)
+            if entry.asked is not None and covering and peer.name in covering.holders:
                 if rng.random() < 0.5:
                     break
-                rows = {p: rng.randbytes(forms.SEED) for p in range(len(block.roster))}
-                table = forms.write_table(rows, len(block.roster), forms.SEED)
+                rows = {p: rng.randbytes(SEED) for p in range(len(covering.roster))}
+                table = write_table(rows, len(covering.roster), SEED)
                 return Reveal(entry.asked.block, round, table)
         return None
 

@@ -32,17 +32,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import psutil
+import zmq
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.addresses import split_address
-from edgetrain.exchange.keys import keyring as keys
-from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.keyring import Keyring, read_token
 from edgetrain.exchange.keys.pairs import Credentials, Pair, spell
 from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Contribute, Join, Leave, Message, pack
-from edgetrain.exchange.zeromq import frames as sockets
 from edgetrain.exchange.zeromq.curve import new_pair, pair_of
+from edgetrain.exchange.zeromq.frames import HANDSHAKE_MS
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 
 STEP_S = 0.01
@@ -129,7 +130,7 @@ def knocking(pair: Callable[[Target], Pair]) -> Attack:
             with suppress(EdgetrainError):
                 end.receive(0.05)
                 end.receive(0.05)
-            end.close()
+            end.close(linger_ms=0)
             done += 1
         return done
 
@@ -150,7 +151,7 @@ def plain(target: Target, stop: threading.Event) -> int:
         end.send(pack(Beat()))
         with suppress(EdgetrainError):
             end.receive(0.05)
-        end.close()
+        end.close(linger_ms=0)
         done += 1
     return done
 
@@ -217,18 +218,17 @@ def samples(rng: random.Random) -> Message:
     """A message as a member might send it."""
     part, parts = rng.randrange(3), rng.randrange(1, 4)
     numbers = (rng.randrange(5), rng.choice([0, 1, 2**63 - 1]), rng.randrange(2**64))
-    return rng.choice(
-        [
-            Beat(),
-            Leave("x" * rng.randrange(200)),
-            Join(PROTOCOL, "", "model", rng.choice([1, ELEMENTS, 2**40]), "x", 1.0, numbers[2]),
-            Base(part, parts, rng.randbytes(rng.randrange(2000))),
-            Contribute(
-                numbers[0], part, parts, 1.0, numbers[1], numbers[2], 0,
-                rng.randbytes(rng.choice([0, 16, 4000])),
-            ),
-        ]
-    )  # fmt: skip
+    messages: list[Message] = [
+        Beat(),
+        Leave("x" * rng.randrange(200)),
+        Join(PROTOCOL, "", "model", rng.choice([1, ELEMENTS, 2**40]), "x", 1.0, numbers[2]),
+        Base(part, parts, rng.randbytes(rng.randrange(2000))),
+        Contribute(
+            numbers[0], part, parts, 1.0, numbers[1], numbers[2], 0,
+            rng.randbytes(rng.choice([0, 16, 4000])),
+        ),
+    ]  # fmt: skip
+    return rng.choice(messages)
 
 
 def fuzzed(rng: random.Random) -> list[bytes]:
@@ -265,7 +265,7 @@ def fuzzed_frames(target: Target, stop: threading.Event) -> int:
         while end.receive(0.0) is not None:
             pass
     time.sleep(0.5)
-    end.close()
+    end.close(linger_ms=0)
     return done
 
 
@@ -273,13 +273,13 @@ def flood(target: Target, stop: threading.Event) -> int:
     """The insider sends as fast as it can, and reads no answer."""
     with_key = Credentials(target.insider, target.hub)
     end = MemberSocket(target.address, credentials=with_key)
-    end._socket.setsockopt(sockets.zmq.SNDHWM, 1000)
+    end._socket.setsockopt(zmq.SNDHWM, 1000)
     frames, done = pack(Beat()), 0
     while not stop.is_set():
-        with suppress(sockets.zmq.Again):
-            end._socket.send_multipart(frames, sockets.zmq.NOBLOCK)
+        with suppress(zmq.Again):
+            end._socket.send_multipart(frames, zmq.NOBLOCK)
             done += 1
-    end.close()
+    end.close(linger_ms=0)
     return done
 
 
@@ -294,7 +294,7 @@ class Kind:
     """What it takes at least."""
 
 
-WAITS_S = sockets.HANDSHAKE_MS / 1000 + 2
+WAITS_S = HANDSHAKE_MS / 1000 + 2
 
 ATTACKS: dict[str, Kind] = {
     "nothing": Kind(nothing, "", WAITS_S),
@@ -417,7 +417,7 @@ def prepare(folder: Path) -> tuple[Keyring, list[Path], Pair, Pair, Pair]:
         ring.allow(Keyring(devices[-1]).init(new_pair).public, f"device-{number}")
     insider, revoked = new_pair(), new_pair()
     ring.allow(insider.public, "insider")
-    _, secret = keys.read_token(ring.issue("once", new_pair, time.time()))
+    _, secret = read_token(ring.issue("once", new_pair, time.time()))
     used = pair_of(secret)
     ring.redeem(used.public, revoked.public, time.time())
     return ring, devices, insider, revoked, used
@@ -432,7 +432,11 @@ def attack_all(folder: Path, chosen: list[str], arguments: argparse.Namespace) -
     fleet = Fleet(hub.address, devices)
     ring.revoke(spell(revoked.public))
     target = Target(hub.address, ring.pair().public, arguments.frames, used, revoked, insider)
-    say = (lambda text: None) if arguments.json else (lambda text: print(text, flush=True))
+
+    def say(text: str) -> None:
+        if not arguments.json:
+            print(text, flush=True)
+
     time.sleep(3.0)
     fleet.steps()
     say(f"{'':16} {'done':>9} {'hub MB':>7} {'files':>6} {'step ms':>8} {'ratio':>6}")
@@ -442,7 +446,7 @@ def attack_all(folder: Path, chosen: list[str], arguments: argparse.Namespace) -
     before = quiet(fleet, arguments.seconds)
     began, files = hub.bytes(), hub.descriptors()
     say(f"{'quiet':16} {'':9} {began / 1e6:7.1f} {files:6} {1000 * before:8.2f}")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in chosen:
         kind = ATTACKS[name]
         done, during = under(kind.attack, target, fleet, max(arguments.seconds, kind.seconds))
@@ -491,7 +495,6 @@ def under(attack: Attack, target: Target, fleet: Fleet, seconds: float) -> tuple
     ours, theirs = context.Pipe()
 
     def run() -> None:
-        sockets.LINGER_MS = 0  # what an attacker could not say is of no interest
         stop = threading.Event()
         timer = threading.Timer(seconds, stop.set)
         timer.daemon = True

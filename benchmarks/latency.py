@@ -21,11 +21,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from edgetrain.jobs import plan as plans
-from edgetrain.jobs import reading as config
-from edgetrain.runs import folder as runs
+from edgetrain.jobs.plan import plan
+from edgetrain.jobs.reading import load
+from edgetrain.runs.folder import create, read_metrics
 from edgetrain.runs.reports import plot
-from edgetrain.training import emulated as emulate
+from edgetrain.training import emulated
 
 STRATEGIES = ("sync-sgd", "fedavg", "dga")
 
@@ -33,7 +33,7 @@ STRATEGIES = ("sync-sgd", "fedavg", "dga")
 def job_for(args: argparse.Namespace, strategy: str, rtt_ms: float, seed: int, steps: int) -> Any:
     """The digits job. DGA's delay covers the round trip, a tenth of it and one step more."""
     delay = math.ceil(1.1 * rtt_ms / 1000 / args.pace) + 1 if strategy == "dga" else 0
-    return config.load(
+    return load(
         None,
         [
             f"members={args.members}",
@@ -52,14 +52,14 @@ def job_for(args: argparse.Namespace, strategy: str, rtt_ms: float, seed: int, s
 
 def run(job: Any, folder: Path) -> tuple[dict[str, Any], Path]:
     """One run; its summary and folder."""
-    inside = runs.create(folder, job.strategy.name)
-    return emulate.run(plans.plan(job), inside), inside
+    inside = create(folder, job.strategy.name)
+    return emulated.run(plan(job), inside), inside
 
 
 def steady_seconds(folder: Path, steps: int) -> float:
     """Median over members of the mean seconds of a step, between a quarter and the last but one."""
     times: dict[str, dict[int, float]] = {}
-    for record in runs.read_metrics(folder, "step"):
+    for record in read_metrics(folder, "step"):
         times.setdefault(record["member"], {})[record["step"]] = record["t"]
     first, last = max(1, steps // 4), steps - 1
     return statistics.median((t[last] - t[first]) / (last - first) for t in times.values())
@@ -95,7 +95,7 @@ def table(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
 def overruns(folder: Path) -> int:
     """Members that could not keep their pace."""
-    return sum(r["event"] == "overrun" for r in runs.read_metrics(folder, "event"))
+    return sum(r["event"] == "overrun" for r in read_metrics(folder, "event"))
 
 
 def table_text(rows: list[dict[str, Any]]) -> str:
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found: dict[str, Any] = {}
-    emulate.warm_up()
+    emulated.warm_up()
     with tempfile.TemporaryDirectory() as folder:
         if args.part in ("table", "all"):
             found["table"] = table(args, Path(folder))

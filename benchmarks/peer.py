@@ -152,7 +152,7 @@ def flower_member(course: Course) -> None:
 
     names = list(course.model.state_dict())
 
-    class Client(flwr.client.NumPyClient):  # type: ignore[misc,name-defined]
+    class Client(flwr.client.NumPyClient):  # type: ignore[misc]
         """Trains where the server left off."""
 
         started = False

@@ -188,7 +188,11 @@ def main() -> None:
     pythons = dict(pair.split("=", 1) for pair in arguments.python)
     usual = [*TORCH, *(name for name in OTHERS if name in pythons), *OURS]
     systems = arguments.systems.split(";") if arguments.systems else usual
-    say = (lambda text: None) if arguments.json else (lambda text: print(text, flush=True))
+
+    def say(text: str) -> None:
+        if not arguments.json:
+            print(text, flush=True)
+
     say(
         f"digits, {arguments.members} members, {arguments.network}, {arguments.steps} steps of "
         f"{units.duration(arguments.pace)}; target {arguments.target:.0%}\n"

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgetrain.jobs import plan as plans
-from edgetrain.jobs import reading as config
-from edgetrain.runs import folder as runs
-from edgetrain.training.simulated import simulation as simulate
+from edgetrain.jobs.plan import plan
+from edgetrain.jobs.reading import parse
+from edgetrain.runs.folder import create
+from edgetrain.training.simulated import simulation
 
 COMMON = ("device=raspberry-pi-4b", "strategy=dga", "every=5", "delay=5")
 
@@ -53,9 +53,9 @@ def train(unit: str, noise: float | None, steps: int, seed: int, more: Sequence[
     """One fleet; accuracy is that of the fleet's model at the end."""
     words = [*COMMON, *SETTINGS[unit], *more, f"steps={steps}", f"seed={seed}"]
     words.append("privacy=none" if noise is None else f"noise={noise}")
-    job = config.parse({}, [*words, f"evaluate_every={steps}"])
+    job = parse({}, [*words, f"evaluate_every={steps}"])
     with tempfile.TemporaryDirectory() as folder:
-        summary = simulate.run(plans.plan(job), runs.create(Path(folder), "run"))
+        summary = simulation.run(plan(job), create(Path(folder), "run"))
     promise = summary["privacy"]
     return Row(unit, noise, promise and promise["epsilon"], summary["final"]["accuracy"])
 

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -93,7 +94,7 @@ def read(folder: Path) -> tuple[int, list[tuple[str, int]]]:
 
 def run(
     cwd: Path, elements: int, steps: int, kills: int, rng: random.Random
-) -> tuple[int, dict[str, object]]:
+) -> tuple[int, dict[str, Any]]:
     """One run; how many steps it took, and what there is to say."""
     address = f"tcp://localhost:{free_port()}"
     hub = HubProcess(cwd, *KEYS, "--any-job", "--bind", address)

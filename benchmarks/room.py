@@ -7,20 +7,18 @@ fleet in minutes. No model, no task, and nothing is measured here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from edgetrain.codecs import Codec
-from edgetrain.exchange.hub.effects import Closed, Note
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.protocol import Hub
-from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.exchange.member.link import CatchUp, Link, Request
-from edgetrain.exchange.messages import Buffer
 from edgetrain.exchange.transport import Traffic
 from edgetrain.training.simulated.virtual import SECOND, Mailbox, Process, World
-from edgetrain.vectors.vector import Vector, checksum
+from edgetrain.vectors.vector import Buffer, Vector, checksum
 
 Frames = list[bytes]
 
@@ -76,10 +74,13 @@ class Wire:
 class Room:
     """One hub, served in virtual time. `wires` are the connections that stand, by name."""
 
+    process: Process
+    """The one that serves the hub."""
+
     def __init__(
         self,
         hub: Hub,
-        observe: Callable[[Note | Closed], None] = lambda effect: None,
+        observe: Observer = lambda effect: None,
         journal: Journal | None = None,
     ) -> None:
         self.world = World()
@@ -144,8 +145,8 @@ class Trainee:
     leaving: bool = False
     codec: Codec | None = None
     """In place of what the hub's welcome names, where its parts are of another size."""
-    process: Process | None = None
-    wire: Wire | None = None
+    process: Process = field(init=False)
+    wire: Wire = field(init=False)
 
     def start(self, room: Room, wire: Wire) -> None:
         """Join now, and train until told to leave."""
@@ -155,7 +156,7 @@ class Trainee:
     @property
     def over(self) -> bool:
         """Whether it has come to its end."""
-        return self.process is not None and self.process.over
+        return self.process.over
 
     def _live(self, room: Room, wire: Wire) -> None:
         try:

@@ -26,11 +26,11 @@ from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.masker import Masker, parts
 from edgetrain.exchange.masks.terms import Agreement, default_threshold
 from edgetrain.exchange.messages import Masking
-from edgetrain.jobs import plan as plans
-from edgetrain.jobs import reading as config
 from edgetrain.jobs.job import Job
-from edgetrain.runs import folder as runs
-from edgetrain.training import emulated as emulate
+from edgetrain.jobs.plan import plan
+from edgetrain.jobs.reading import load
+from edgetrain.runs.folder import create, read_metrics
+from edgetrain.training import emulated
 
 ROUNDS = 16
 """In a block, as a hub asks for them."""
@@ -38,7 +38,7 @@ ROUNDS = 16
 
 def job_for(args: argparse.Namespace, secure: bool) -> Job:
     """The digits job; nothing but the masks differs."""
-    return config.load(
+    return load(
         None,
         [
             f"members={args.members}",
@@ -55,12 +55,12 @@ def job_for(args: argparse.Namespace, secure: bool) -> Job:
 
 def measured(args: argparse.Namespace, folder: Path, secure: bool) -> dict[str, float]:
     """One run: seconds, processor seconds and bytes, of a round."""
-    inside = runs.create(folder, "masked" if secure else "plain")
-    summary = emulate.run(plans.plan(job_for(args, secure)), inside)
-    rounds = list(runs.read_metrics(inside, "round"))
+    inside = create(folder, "masked" if secure else "plain")
+    summary = emulated.run(plan(job_for(args, secure)), inside)
+    rounds = list(read_metrics(inside, "round"))
     count = len(rounds)
     members_cpu: dict[str, float] = {}
-    for step in runs.read_metrics(inside, "step"):
+    for step in read_metrics(inside, "step"):
         members_cpu[step["member"]] = step["cpu_s"]
     return {
         "round, s": summary["seconds"] / count,

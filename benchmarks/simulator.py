@@ -18,16 +18,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edgetrain.jobs import plan as plans
-from edgetrain.jobs import reading as config
-from edgetrain.runs import folder as runs
-from edgetrain.training.simulated import simulation as simulate
+from edgetrain.jobs.plan import plan
+from edgetrain.jobs.reading import load
+from edgetrain.runs.folder import create
+from edgetrain.training.simulated import simulation
 
 
 def measure(args: argparse.Namespace, members: int) -> dict[str, Any]:
     """Simulate one fleet; what it took."""
     rounds = min(args.rounds, max(1, args.most // members))
-    job = config.load(
+    job = load(
         None,
         [
             f"members={members}",
@@ -45,8 +45,8 @@ def measure(args: argparse.Namespace, members: int) -> dict[str, Any]:
     )
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        planned = plans.plan(job)
-        summary = simulate.run(planned, runs.create(Path(folder), "simulator"))
+        planned = plan(job)
+        summary = simulation.run(planned, create(Path(folder), "simulator"))
     seconds = time.perf_counter() - began
     return {
         "members": members,

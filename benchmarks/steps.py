@@ -12,24 +12,26 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
 from edgetrain.fleet import devices
-from edgetrain.tasks import char_lm, digits
+from edgetrain.tasks import Task, char_lm, digits
 
 STEPS = 60
 
 
-def step_s(model, task, batches) -> float:
+def step_s(model: torch.nn.Module, task: Task, batches: Iterator[Any]) -> float:
     """The median step: gradients zeroed, forward, backward, SGD with momentum."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     taken = []
     for batch in itertools.islice(batches, STEPS):
         began = time.perf_counter()
         optimizer.zero_grad(set_to_none=False)
-        task.loss(model, batch).backward()
+        task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         taken.append(time.perf_counter() - began)
     return statistics.median(taken)

@@ -161,13 +161,16 @@ class MemberSocket:
             self._connection.close()
             self._connection = None
 
-    def close(self) -> None:
-        """Send what is queued (for a while, if there is a hub), then let go; works twice."""
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        """Send what is queued, for at most `linger_ms`, then close. Works twice.
+
+        If the hub is known to be gone, what is queued is dropped at once.
+        """
         lost = self._proved and not self._context.closed and not self._is_connected()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        self._close_socket(0 if lost else LINGER_MS)
+        self._close_socket(0 if lost else linger_ms)
         self._context.term()
 
     def _close_socket(self, linger_ms: int) -> None:
