@@ -60,7 +60,8 @@ class Displacement:
     as anyone holds one or a view of it; `memory` is where they are made.
     """
 
-    contributes = "displacement"
+    adjusts_gradient = False
+    moves_params = True
     keeps_rest = True
 
     def __init__(

@@ -20,7 +20,8 @@ class Gradient:
     Members cannot join a running job: the optimizer's state is nowhere but in the members.
     """
 
-    contributes = "gradient"
+    adjusts_gradient = True
+    moves_params = False
     keeps_rest = False
     every = 1
     local_steps = 0

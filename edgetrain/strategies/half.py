@@ -19,6 +19,10 @@ class MemberHalf(Protocol):
 
     where `exchange` submits the vector if there is one, then applies the reply of every round
     that is `due`, and after each submits what may `follow_up`. Nothing else may wait.
+
+    `before_step` is called for every strategy, whatever it contributes and when. Only while
+    `quiet_steps()` is greater than 0 may a driver leave out calls of `before_step` and `after_step`
+    (a simulator that takes several steps at once does), and then make up for `after_step`.
     """
 
     every: int
@@ -26,6 +30,13 @@ class MemberHalf(Protocol):
     applied: int
     round: int
     checksum: int
+    adjusts_gradient: bool
+    """`before_step` reads or changes the gradient, so it is never left out: such a half reports
+    `quiet_steps() == 0`. The driver pulls the gradient before the exchange at `before_step`, and
+    pushes it afterwards. Otherwise the driver need not bring the gradient up to date at all."""
+    moves_params: bool
+    """A reply moves the parameters, and the driver pushes them after `apply`. Otherwise it takes
+    the gradient's place, and the step that contributed is not taken before the reply is there."""
     keeps_rest: bool
     """What a lossy codec leaves out of a contribution stays in the parameters, and so is in the
     next contribution by itself: the driver says with `sent` what got through. Otherwise what is

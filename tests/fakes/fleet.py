@@ -140,7 +140,7 @@ class FakeMember:
             Resume(
                 PROTOCOL, layouts.digest(self.fleet.description), self.params.size,
                 f"m{self.index}", self.index + 1, half.applied,
-                0 if half.contributes == "gradient" else half.checksum, half.round,
+                half.checksum if half.moves_params else 0, half.round,
                 min(self.kept, default=half.round), self.attempt,
             )
         )  # fmt: skip
