@@ -6,7 +6,7 @@
     ...
     member.close()
 
-Names are loaded when they are used: importing this package loads neither torch nor zmq.
+Names are loaded on first use: importing this package loads neither torch nor zmq.
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["EdgetrainError", "Member", "__version__", "join"]
+__all__ = ["EdgetrainError", "Keep", "Member", "Privacy", "Sparing", "__version__", "join"]
 
 _HOMES = {
     "EdgetrainError": "edgetrain.errors",
+    "Keep": "edgetrain.exchange.member.checkpoint",
     "Member": "edgetrain.training.member",
+    "Privacy": "edgetrain.jobs.job",
+    "Sparing": "edgetrain.exchange.member.checkpoint",
     "join": "edgetrain.training.member",
 }
 
 if TYPE_CHECKING:
     from edgetrain.errors import EdgetrainError
+    from edgetrain.exchange.member.checkpoint import Keep, Sparing
+    from edgetrain.jobs.job import Privacy
     from edgetrain.training.member import Member, join
 
 

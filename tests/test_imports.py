@@ -196,7 +196,9 @@ def test_pure_modules_know_no_socket_no_clock_and_no_thread(name):
 
 
 def test_what_the_package_exports_is_pinned():
-    assert sorted(edgetrain.__all__) == ["EdgetrainError", "Member", "__version__", "join"]
+    assert sorted(edgetrain.__all__) == [
+        "EdgetrainError", "Keep", "Member", "Privacy", "Sparing", "__version__", "join",
+    ]  # fmt: skip
     for name in edgetrain.__all__:
         assert getattr(edgetrain, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'jion'"):

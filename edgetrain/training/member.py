@@ -84,7 +84,7 @@ def join(
     (text, or a file). `insecure` does without. `secure`: join only a hub that sees no more of
     contributions than their sum (docs/secure-aggregation.md); without a checkpoint.
 
-    With a `checkpoint` (a folder; or Keep, which says how often, too) what only this member knows
+    With a `checkpoint` (a folder, or an edgetrain.Keep: how often, too) what only this member knows
     is written there now and then: the optimizer's state, what lossy contributions have left out,
     the number of steps. A process that was killed and joins again with the same folder and `name`
     is the same member, and goes on behind `member.steps`: that many batches have been used. `close`
@@ -93,7 +93,7 @@ def join(
     put back before `join` returns; as rounds may have been made since, step a scheduler
     until it is where the member is: `while scheduler.last_epoch < member.begins_at`.
 
-    `privacy` (edgetrain.jobs.reading.Privacy, its unit "member") clips and noises each contribution
+    `privacy` (an edgetrain.Privacy with unit "member") clips and noises each contribution
     before it leaves; without a checkpoint.
 
     Raises HubUnreachable, NetworkError, Refused, ConfigError.
