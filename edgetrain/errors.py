@@ -1,18 +1,20 @@
-"""What can go wrong, as a tree, and the sentence that helps.
+"""Every error that can leave edgetrain, as a tree; each has a hint that says what to do.
 
     EdgetrainError            anything edgetrain raises on purpose: the command line prints one
     │                         clear line and exits with 2
-    ├── ConfigError           a job, a profile or an argument says something that cannot be
+    ├── ConfigError           a job, a profile or an argument has a value that is not allowed
     ├── TaskError             the task cannot be loaded, or its data is missing or damaged
     ├── NetworkError          an address, an interface or an emulated network is not usable
-    │   └── HubUnreachable    nobody answers at the hub's address, or the hub fell silent
-    ├── Refused               the hub answered no; `code` says which rule, with both values
+    │   └── HubUnreachable    the hub's address does not answer, or the hub fell silent
+    ├── Refused               the hub refused; `code` names the rule, the message has both values
     ├── Diverged              base differs between replicas, or training left the finite numbers
-    ├── BadMessage            bytes that are not a valid message; nothing else leaves `unpack`
+    ├── BadMessage            bytes that are not a valid message; `unpack` raises nothing else
     └── BadPayload            bytes that a codec cannot have produced for this vector
-    Stopped                   no error: it was asked to end (a signal), and has. A SystemExit
+    Stopped                   not an error: the process was asked to end (a signal) and has ended.
+                              A SystemExit
 
-No other module defines an exception. This one imports only the standard library.
+An exception that another module defines never leaves that module's room (`Spoilt` in
+exchange/hub, `CannotCompile` in codecs/kernels). This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from collections.abc import Iterable
 
 
 class EdgetrainError(Exception):
-    """Base of all errors raised on purpose. `hint` says what to do about it."""
+    """Base of all errors raised on purpose. `hint` says what to do about it; "" is no hint."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -34,7 +36,7 @@ class EdgetrainError(Exception):
 
 
 class ConfigError(EdgetrainError):
-    """A job, a profile or an argument says something that cannot be."""
+    """A job, a profile or an argument has a value that is not allowed."""
 
 
 class TaskError(EdgetrainError):
@@ -46,11 +48,11 @@ class NetworkError(EdgetrainError):
 
 
 class HubUnreachable(NetworkError):
-    """Nobody answers at the hub's address, or the hub fell silent."""
+    """The hub's address does not answer, or the hub fell silent."""
 
 
 class Refused(EdgetrainError):
-    """The hub said no. `code` names the rule; the message holds both values that disagree."""
+    """The hub refused. `code` names the rule; the message has both values that disagree."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
@@ -70,8 +72,10 @@ class BadPayload(EdgetrainError):
 
 
 class Stopped(SystemExit):
-    """It was asked to end, and has: by default the process ends with 128 + `signum`, as shells have
-    it, and without a word."""
+    """The process was asked to end by a signal, and training has ended.
+
+    If it is not caught, the process prints nothing and exits with 128 + `signum`, as in a shell.
+    """
 
     def __init__(self, signum: int) -> None:
         super().__init__(128 + signum)
@@ -79,7 +83,7 @@ class Stopped(SystemExit):
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """A hint for a misspelt name: the near miss if there is one, else all the choices.
+    """A hint for a misspelt name: the nearest choice if one is near, else all choices.
 
     >>> did_you_mean("wan-20ms", ["wan-200ms", "lora"])
     "did you mean 'wan-200ms'?"
