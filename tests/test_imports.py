@@ -20,7 +20,6 @@ TORCH = ("tasks/", "training/")
 TORCH_INSIDE_FUNCTIONS = {
     "fleet/devices/cost.py",
     "fleet/devices/profile.py",
-    "runs/environment.py",
 }
 LAZY_ONLY = ("matplotlib", "rich", "sklearn", "dp_accounting")
 CRYPTOGRAPHY = ("cryptography", "Crypto")

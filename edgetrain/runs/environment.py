@@ -1,7 +1,8 @@
-"""Where and on what a run ran: software, machine, and what this process has used of it.
+"""Where a run ran: software, machine, and what this process has used of it.
 
-What a board *can* do stands in a device profile; here is only what this machine says of itself.
-Imports only the standard library at import, and never torch.
+What a board *can* do is in a device profile; this is what the machine reports of itself. Versions
+are read from installed packages: nothing is imported to learn them. Importing this module loads
+only the standard library.
 """
 
 from __future__ import annotations
@@ -18,25 +19,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-import edgetrain
-
+_PACKAGE = "edgetrain"
 _PACKAGES = ("torch", "numpy", "pyzmq", "msgpack", "psutil")
 
 
 def capture() -> dict[str, Any]:
-    """Software and machine as JSON values; what cannot be found out is None.
-
-    Versions are read from the installed packages without importing them.
-    """
+    """Software and machine as JSON values; None for what this machine does not report."""
     import psutil
 
     return {
         "started": datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="seconds"),
         "command": sys.argv,
-        "edgetrain": edgetrain.__version__,
+        "edgetrain": version(),
         "git": git_commit(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: _version_of(name) for name in _PACKAGES},
         "hostname": socket.gethostname(),
         "system": platform.system(),
         "kernel": platform.release(),
@@ -49,12 +46,18 @@ def capture() -> dict[str, Any]:
     }
 
 
-def git_commit() -> dict[str, Any] | None:
-    """Commit and whether files differ from it, if edgetrain runs from a checkout of its own.
+def version() -> str:
+    """edgetrain's own version: as installed, else as the package says."""
+    installed = _version_of(_PACKAGE)
+    return installed or str(sys.modules[_PACKAGE].__version__)
 
-    A virtual environment inside somebody else's repository is no such checkout.
+
+def git_commit() -> dict[str, Any] | None:
+    """The commit and whether files differ from it, if edgetrain runs from its own checkout.
+
+    None when it is installed in an environment, even one inside another project's repository.
     """
-    root = Path(edgetrain.__file__).resolve().parents[1]
+    root = Path(str(sys.modules[_PACKAGE].__file__)).resolve().parents[1]
     if not (root / ".git").exists():
         return None
     commit = _git(root, "rev-parse", "HEAD")
@@ -63,7 +66,7 @@ def git_commit() -> dict[str, Any] | None:
 
 
 def cpu_model(cpuinfo: str) -> str | None:
-    """The processor's name out of /proc/cpuinfo, whose keys differ between architectures."""
+    """The processor's name from the text of /proc/cpuinfo; its keys differ by architecture."""
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
@@ -71,14 +74,14 @@ def cpu_model(cpuinfo: str) -> str | None:
     for key in ("model name", "Model", "Hardware", "uarch"):
         if fields.get(key):
             return fields[key]
-    # A 64-bit ARM kernel names no model, only who made the core and its part number.
+    # A 64-bit ARM kernel does not name the model, only the core's maker and part number.
     if "CPU part" in fields:
         return f"ARM implementer {fields.get('CPU implementer')} part {fields['CPU part']}"
     return None
 
 
 def usable_cores() -> int:
-    """Cores this process may run on, which a container or taskset can make fewer."""
+    """Cores this process may run on; a container or taskset can allow fewer than there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -93,21 +96,21 @@ class Usage(Protocol):
 
     @property
     def peak_bytes(self) -> int:
-        """The largest resident set, or 0 where nobody knows."""
+        """The largest resident set in bytes, or 0 if it is not known."""
 
 
 class Meter:
-    """CPU seconds and peak memory of this process; cheap enough to ask after every step.
+    """CPU seconds and peak memory of this process; cheap enough to read after every step.
 
-    cpu_s counts all threads, from the moment the Meter was made. peak_bytes is the largest resident
-    set so far, pages shared with other processes included.
+    cpu_s counts all threads since the Meter was made. peak_bytes is the largest resident set so
+    far, including pages shared with other processes.
     """
 
     def __init__(self) -> None:
         self._cpu_at_start = time.process_time()
         peak = _peak_by_rusage()
         own = _peak_by_proc()
-        # A program started by a bigger one inherits that one's peak in getrusage, not in /proc.
+        # In getrusage (not in /proc) a process inherits the peak of the one that started it.
         self._inherited = peak if own is not None and own < peak else 0
 
     @property
@@ -134,7 +137,7 @@ def _peak_by_proc() -> int | None:
     return None
 
 
-def _version(package: str) -> str | None:
+def _version_of(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -12,6 +12,7 @@ import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from enum import IntEnum
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import DGA, SYNC, Story, extra, write_comparison, write_run
 
+import edgetrain
 from edgetrain.errors import ConfigError
 from edgetrain.runs import environment
 from edgetrain.runs import folder as runs
@@ -153,9 +155,20 @@ def test_the_environment_says_what_is_known_without_loading_torch(tmp_path: Path
     assert done.stdout.strip() == "[]"
     found = json.loads((tmp_path / "environment.json").read_text())
     assert found["packages"]["torch"].startswith("2.")
+    assert found["edgetrain"] == metadata.version("edgetrain")
     assert found["cores"] >= found["usable_cores"] >= 1
     assert found["memory_bytes"] > 1 << 28
     assert found["git"] is None or len(found["git"]["commit"]) == 40
+
+
+def test_a_package_that_is_not_installed_says_its_own_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    assert environment.version() == edgetrain.__version__
 
 
 @pytest.mark.parametrize(
