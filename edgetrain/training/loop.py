@@ -81,7 +81,7 @@ class Loop:
             wait_s = self._member.wait_s - waited
             overhead_s = self._member.exchange_s - exchanged
             compute_s = now - ended - wait_s - overhead_s
-            self._pace.settle(compute_s)
+            self._pace.end_step(compute_s)
             self._unrecorded += 1 + quiet
             self._record(step, loss_of, wait_s, compute_s, overhead_s)
             ended = now

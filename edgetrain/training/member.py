@@ -134,7 +134,7 @@ def keeping_of(
     return Keeping(Keeper(Folder(keep.folder, name or "member"), keep.sparing, clock), state)
 
 
-class Steps(Protocol):
+class Stepper(Protocol):
     """What a member needs of an optimizer."""
 
     def step(self) -> Any:
@@ -186,7 +186,7 @@ class Member:
         self,
         transport: MemberTransport,
         flat: Flat,
-        optimizer: Steps,
+        optimizer: Stepper,
         request: Request,
         timeout_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,

@@ -51,7 +51,7 @@ class Pace:
         elif (left := self._lasts - self._owed - spent) > 0:
             self._sleep(left)
 
-    def settle(self, computed_s: float) -> None:
+    def end_step(self, computed_s: float) -> None:
         """The step is over, and took so long without waiting and exchanging."""
         if self.is_set:
             self._owed = min(max(self._owed + computed_s - self._lasts, 0.0), self._lasts)

@@ -125,7 +125,7 @@ class _Pending:
 
 
 @dataclass(frozen=True)
-class Merged:
+class RoundReply:
     """A whole reply, decoded, and what the hub said with it."""
 
     round: int
@@ -441,7 +441,7 @@ class Link:
             self.codec.decode(payload, read[here])
         return payloads, read
 
-    def wait(self, round: int) -> Merged | CatchUp:
+    def wait(self, round: int) -> RoundReply | CatchUp:
         """The reply of a round, waiting for it if it is not here yet; or what to do instead of
         applying it. A hub that is away is waited for.
 
@@ -457,7 +457,7 @@ class Link:
         head = arrival.head
         self._applied, self._checksum = round + 1, head.checksum
         pieces = self._decoded(arrival)
-        return Merged(round, head.members, head.delay, head.checksum, arrival.at, pieces)
+        return RoundReply(round, head.members, head.delay, head.checksum, arrival.at, pieces)
 
     def poll(self) -> None:
         """Take in what has arrived, without waiting: replies are timed by when they are taken.

@@ -28,7 +28,7 @@ from edgetrain.jobs.lookup import work_of
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import Local, optimizer_for
-from edgetrain.training.member import Flat, Steps
+from edgetrain.training.member import Flat, Stepper
 from edgetrain.vectors.noise import Source, seeded
 from edgetrain.vectors.vector import Vector
 
@@ -54,7 +54,7 @@ class Gradients(Protocol):
     reason: str
     """How members are stepped, and why, for the run folder."""
 
-    def member(self, index: int) -> tuple[Flat, Steps, Local]:
+    def member(self, index: int) -> tuple[Flat, Stepper, Local]:
         """A fresh member: its model as two flat vectors, its optimizer, its work."""
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class OneByOne:
     def __init__(self, task: Task, job: Job, reason: str) -> None:
         self._task, self._job, self.reason = task, job, reason
 
-    def member(self, index: int) -> tuple[Flat, Steps, Local]:
+    def member(self, index: int) -> tuple[Flat, Stepper, Local]:
         """See Gradients."""
         job = self._job
         torch.manual_seed(job.seed)
@@ -376,7 +376,7 @@ class _RowOptimizer:
         self._block, self._row, self._done = block, row, steps_too
 
     def step(self) -> None:
-        """See Steps. Rows that need not wait have been stepped with their gradients."""
+        """See Stepper. Rows that need not wait have been stepped with their gradients."""
         if not self._done:
             self._block.step([self._row])
 
@@ -459,7 +459,7 @@ class Rows:
         stacked = _Stacked(self._task, model, self._flat)
         return _Block(stacked, rows, (params, grads), optimizer, self._steps_too, self._pool)
 
-    def member(self, index: int) -> tuple[Flat, Steps, Local]:
+    def member(self, index: int) -> tuple[Flat, Stepper, Local]:
         """See Gradients."""
         number, row = divmod(index, BLOCK)
         block = self._blocks[number]

@@ -39,7 +39,7 @@ from edgetrain.training import train
 from edgetrain.training.chaos.laws import Witness
 from edgetrain.training.chaos.schedule import Happening
 from edgetrain.training.loop import Loop
-from edgetrain.training.member import Flat, Member, Steps, release_of
+from edgetrain.training.member import Flat, Member, Stepper, release_of
 from edgetrain.training.outcome import summary_of
 from edgetrain.training.pacing import Pace
 from edgetrain.training.recorder import HubRecorder
@@ -407,7 +407,7 @@ class Simulation:
                     max(1, job.fleet.members // LINES),
                 ).run()  # fmt: skip
 
-    def _joined(self, index: int, flat: Flat, optimizer: Steps, request: Request) -> Member:
+    def _joined(self, index: int, flat: Flat, optimizer: Stepper, request: Request) -> Member:
         """A member that has joined. One that the hub still takes for there, after a loss of power
         that nobody noticed, tries again, as a device's service does."""
         while True:
