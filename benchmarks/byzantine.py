@@ -30,7 +30,7 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.loopback import Loopback
-from edgetrain.exchange.member.link import Request
+from edgetrain.exchange.seam import Request
 from edgetrain.strategies import merging
 from edgetrain.tasks import Task, load_task
 from edgetrain.tasks.flat import FlatModel

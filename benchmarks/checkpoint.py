@@ -27,7 +27,7 @@ from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.checkpoint import Keep, Sparing
-from edgetrain.exchange.member.link import Request
+from edgetrain.exchange.seam import Request
 from edgetrain.training.member import Member, bind, keeping_of
 
 

@@ -46,7 +46,8 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Credentials
-from edgetrain.exchange.member.link import CatchUp, Link, Request
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.seam import CatchUp, Request
 from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.strategies.merging.rule import Mean

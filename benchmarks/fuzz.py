@@ -55,7 +55,7 @@ from edgetrain.exchange.limits import MOST_UNREQUITED
 from edgetrain.exchange.masks.aggregator import Aggregator
 from edgetrain.exchange.masks.payloads import SEED, advert_bytes, shares_bytes, write_table
 from edgetrain.exchange.masks.terms import Agreement
-from edgetrain.exchange.member.link import Link, Request
+from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import (
     KINDS,
     MAX_HEADER_BYTES,
@@ -74,6 +74,7 @@ from edgetrain.exchange.messages import (
     pack,
     unpack,
 )
+from edgetrain.exchange.seam import Request
 from edgetrain.exchange.transport import owned
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.rule import Mean

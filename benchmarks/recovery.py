@@ -32,7 +32,8 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.member.link import CatchUp, Link
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.seam import CatchUp
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.strategies.half import MemberHalf

@@ -15,7 +15,8 @@ from edgetrain.codecs import Codec
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import Observer, serve
-from edgetrain.exchange.member.link import CatchUp, Link, Request
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.seam import CatchUp, Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.training.simulated.virtual import SECOND, Mailbox, Process, World
 from edgetrain.vectors.vector import Buffer, Vector, checksum

@@ -34,8 +34,9 @@ from edgetrain.errors import (
 from edgetrain.exchange.addresses import route
 from edgetrain.exchange.keys.credentials import credentials as credentials_for
 from edgetrain.exchange.member.checkpoint import Folder, Keep, Keeper, Saved
-from edgetrain.exchange.member.link import OUTAGE_S, CatchUp, Link, Past, Request
+from edgetrain.exchange.member.link import OUTAGE_S, Link
 from edgetrain.exchange.messages import Start, Welcome
+from edgetrain.exchange.seam import CatchUp, Past, Request
 from edgetrain.exchange.transport import MemberTransport, Traffic
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.job import Privacy

@@ -15,7 +15,7 @@ import torch
 
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.checkpoint import Keep
-from edgetrain.exchange.member.link import Request
+from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.fleet import devices
 from edgetrain.jobs.building import agreement_of

@@ -18,7 +18,7 @@ from edgetrain import strategies
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.member.link import Request
+from edgetrain.exchange.seam import Request
 from edgetrain.jobs import reading as config
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.job import Privacy

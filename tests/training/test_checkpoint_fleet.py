@@ -25,7 +25,7 @@ from edgetrain.errors import ConfigError, HubUnreachable, Refused
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.checkpoint import Keep, Sparing
-from edgetrain.exchange.member.link import Request
+from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.runs import folder as runs
 from edgetrain.tasks import batches_from

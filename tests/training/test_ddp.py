@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from edgetrain.exchange.loopback import Loopback
-from edgetrain.exchange.member.link import Request
+from edgetrain.exchange.seam import Request
 from edgetrain.training import processes
 from edgetrain.training.member import Member, bind
 

@@ -16,7 +16,7 @@ from torch import nn
 from edgetrain import strategies
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError, HubUnreachable, Refused
 from edgetrain.exchange.loopback import Loopback
-from edgetrain.exchange.member.link import Link, Request
+from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import (
     Beat,
     Contribute,
@@ -29,6 +29,7 @@ from edgetrain.exchange.messages import (
     pack,
     unpack,
 )
+from edgetrain.exchange.seam import Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.jobs import reading as config

@@ -42,6 +42,7 @@ from edgetrain.exchange.messages import (
     pack,
     unpack,
 )
+from edgetrain.exchange.seam import CatchUp, Past, Request, RoundReply
 from edgetrain.exchange.transport import MemberTransport, Reconnecting
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.parts import base_parts, parts_of
@@ -66,35 +67,6 @@ LONGEST_PAUSE_S = 60.0
 
 OUTAGE_S = 600.0
 """A hub that members trained with may be away for so long."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a member says of itself when it joins."""
-
-    model: str
-    name: str = ""
-    weight: float = 1.0
-    job: str = ""
-    layout: bytes = b""
-    """What `model` is the digest of; without it no codec that looks at tensors can be used."""
-    secure: bool | Agreement = False
-    """Contribute only where nobody can read it: by this agreement, or (True) by any whose
-    threshold is more than half of the members. Else as the hub says."""
-
-
-@dataclass(frozen=True)
-class Past:
-    """Where a member was that has been started again, from its checkpoint."""
-
-    session: int
-    name: str
-    round: int
-    """The next it would have given to."""
-    applied: int
-    checksum: int
-    has_base: bool
-    """Whether it kept the base after `applied` replies; else it takes the hub's."""
 
 
 @dataclass
@@ -122,32 +94,6 @@ class _Pending:
     weight: float
     head: Contribute
     """What is to be said with it; its payload is empty."""
-
-
-@dataclass(frozen=True)
-class RoundReply:
-    """A whole reply, decoded, and what the hub said with it."""
-
-    round: int
-    members: int
-    delay: int
-    checksum: int
-    arrived: float
-    """When its last part was taken in, by the link's clock."""
-    pieces: Sequence[Vector]
-    """Consecutive pieces of the vector."""
-
-
-@dataclass(frozen=True)
-class CatchUp:
-    """The fleet went on without this member, which takes part again from `round` on."""
-
-    round: int
-    delay: int
-    applied: int
-    checksum: int
-    base: Vector | None
-    """The base after `applied` replies, where those this member missed are gone; else None."""
 
 
 class Link:

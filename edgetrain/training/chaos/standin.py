@@ -9,7 +9,8 @@ import numpy as np
 
 from edgetrain import strategies
 from edgetrain.errors import Diverged
-from edgetrain.exchange.member.link import CatchUp, Link, Request
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.seam import CatchUp, Request
 from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors.vector import Vector, checksum
 

@@ -25,8 +25,8 @@ from edgetrain.exchange.hub.effects import Closed, Note
 from edgetrain.exchange.hub.journal import Disk, Journal
 from edgetrain.exchange.hub.records import Record, Round
 from edgetrain.exchange.hub.serve import serve
-from edgetrain.exchange.member.link import Request
 from edgetrain.exchange.messages import Buffer, Contribute, unpack
+from edgetrain.exchange.seam import Request
 from edgetrain.fleet import devices, networks
 from edgetrain.fleet.networks import Fault
 from edgetrain.jobs.building import hub_of, journal_settings

@@ -7,8 +7,9 @@ import pytest
 
 from edgetrain.errors import ConfigError, Refused
 from edgetrain.exchange.masks.terms import Agreement
-from edgetrain.exchange.member.link import Request, _masker_of
+from edgetrain.exchange.member.link import _masker_of
 from edgetrain.exchange.messages import Welcome
+from edgetrain.exchange.seam import Request
 
 
 def welcome(**other):

@@ -21,8 +21,9 @@ from command_line import running, write_tiny
 
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.terms import Agreement
-from edgetrain.exchange.member.link import Link, Request
+from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import Start
+from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs import reading as config
 from edgetrain.jobs.building import agreement_of
