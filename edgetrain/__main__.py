@@ -29,10 +29,6 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     arguments = _parse(argv)
     try:
-        if arguments.command == "networks":
-            from edgetrain.cli import networks as commands
-
-            return commands.run(arguments)
         status: int = arguments.run(arguments)
         return status
     except EdgetrainError as error:

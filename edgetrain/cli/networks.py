@@ -1,7 +1,6 @@
-"""`edgetrain networks list | show | check | lab | apply | clear`: thin verbs over this package.
+"""`edgetrain networks list | show | check | lab | apply | clear`: emulated networks.
 
-`add_parser` puts them under a parser's subparsers; `run` does what was parsed and returns the exit
-status. Text is made by pure functions; only `run` prints.
+Pure functions make the text; the verbs print it.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from edgetrain.cli import common
 from edgetrain.errors import ConfigError, NetworkError
-from edgetrain.fleet.assignment import networks_of
-from edgetrain.fleet.networks import profile
-from edgetrain.fleet.networks.emulation import guard, lab, probe
-from edgetrain.fleet.networks.emulation.check import Finding, as_json, check
-from edgetrain.fleet.networks.profile import Direction, Profile
+
+if TYPE_CHECKING:
+    from edgetrain.fleet.networks.emulation.check import Finding
+    from edgetrain.fleet.networks.profile import Direction, Profile
 
 _BACKENDS = ("auto", "packet", "tc", "stream")
 _EXAMPLES = """\
@@ -37,27 +36,31 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `networks` and its verbs; the parsed arguments go to `run`."""
-    parser = subparsers.add_parser(
+    """Add `networks` and its verbs."""
+    parser = common.verb(
+        subparsers,
         "networks",
-        help="emulated networks: list, show, check, lab, apply, clear",
-        description="Emulated networks: their profiles, how true they are here, and labs on them.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "emulated networks: list, show, check, lab, apply, clear",
+        "Emulated networks: their profiles, how true they are here, and labs on them.",
+        _EXAMPLES,
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for add in (_add_list, _add_show, _add_check, _add_lab, _add_apply, _add_clear):
         add(verbs)
 
 
-def _verb(verbs: Any, name: str, text: str, example: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = verbs.add_parser(
+def _verb(
+    verbs: Any, run: Callable[[argparse.Namespace], int], name: str, text: str, example: str
+) -> argparse.ArgumentParser:
+    """The parser of one verb, which calls `run`."""
+    made: argparse.ArgumentParser = common.verb(
+        verbs,
         name,
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=f"example:\n  edgetrain networks {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        text,
+        f"{text[0].upper()}{text[1:]}.",
+        f"example:\n  edgetrain networks {example}",
     )
+    made.set_defaults(run=run)
     return made
 
 
@@ -66,18 +69,19 @@ def _json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_list(verbs: Any) -> None:
-    _json_option(_verb(verbs, "list", "list the network profiles", "list --json"))
+    _json_option(_verb(verbs, _run_list, "list", "list the network profiles", "list --json"))
 
 
 def _add_show(verbs: Any) -> None:
-    parser = _verb(verbs, "show", "show a profile and the source of each figure", "show starlink")
+    text = "show a profile and the source of each figure"
+    parser = _verb(verbs, _run_show, "show", text, "show starlink")
     parser.add_argument("name", help="a profile, rtt-<ms>ms, or the path of a .toml file")
     _json_option(parser)
 
 
 def _add_check(verbs: Any) -> None:
     text = "measure profiles on this machine: target, measured, error"
-    parser = _verb(verbs, "check", text, "check wan-200ms 4g-bad --backend packet")
+    parser = _verb(verbs, _run_check, "check", text, "check wan-200ms 4g-bad --backend packet")
     parser.add_argument("names", nargs="*", metavar="NAME", help="profiles (default: all)")
     parser.add_argument("--backend", choices=_BACKENDS, default="auto")
     parser.add_argument("--seconds", type=float, default=4.0, help="per figure (default: 4)")
@@ -87,7 +91,7 @@ def _add_check(verbs: Any) -> None:
 def _add_lab(verbs: Any) -> None:
     text = "run a command in emulated hosts, or open a shell in one"
     example = "lab --hosts 4 --network 4g-bad -- sh -c 'ping -c 3 $EDGETRAIN_HUB'"
-    parser = _verb(verbs, "lab", text, example)
+    parser = _verb(verbs, _run_lab, "lab", text, example)
     parser.add_argument("--hosts", type=int, default=2, help="members beside the hub (default: 2)")
     parser.add_argument("--network", default="wan-200ms", help="one profile, or a mix wifi:1, 3g:1")
     parser.add_argument("--hub", default="", metavar="COMMAND", help="run this in the hub's host")
@@ -103,7 +107,7 @@ def _add_lab(verbs: Any) -> None:
 def _add_apply(verbs: Any) -> None:
     text = "shape a real interface, only the job's ports, with a dead man's switch"
     example = "apply wan-200ms --dev eth0 --port 5555 --for 10m --dry-run"
-    parser = _verb(verbs, "apply", text, example)
+    parser = _verb(verbs, _run_apply, "apply", text, example)
     parser.add_argument("name", help="a profile")
     parser.add_argument("--dev", required=True, help="the interface")
     parser.add_argument("--port", type=int, action="append", default=[], help="a TCP port to shape")
@@ -113,36 +117,23 @@ def _add_apply(verbs: Any) -> None:
 
 
 def _add_clear(verbs: Any) -> None:
-    parser = _verb(verbs, "clear", "put a shaped interface back now", "clear --dev eth0")
+    text = "put a shaped interface back now"
+    parser = _verb(verbs, _run_clear, "clear", text, "clear --dev eth0")
     parser.add_argument("--dev", required=True, help="the interface")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Do what was parsed. Returns the exit status; raises EdgetrainError for what cannot be."""
-    verbs = {
-        "list": _run_list,
-        "show": _run_show,
-        "check": _run_check,
-        "lab": _run_lab,
-        "apply": _run_apply,
-        "clear": _run_clear,
-    }
-    return verbs[arguments.verb](arguments)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)  # flushed: `check` takes minutes and is read as it goes
-
-
 def _run_list(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet.networks import profile
+    from edgetrain.fleet.networks.emulation import probe
+
     profiles = [profile.load(name) for name in profile.names()]
     if arguments.json:
-        _say(json.dumps([summary(p) for p in profiles], indent=2))
+        common.say(json.dumps([summary(p) for p in profiles], indent=2))
     else:
-        _say("\n".join(table([_row(p) for p in profiles], _HEADINGS)))
-        _say("Any round trip: rtt-<ms>ms, as rtt-120ms. No emulation: none.")
+        common.say("\n".join(table([_row(p) for p in profiles], _HEADINGS)))
+        common.say("Any round trip: rtt-<ms>ms, as rtt-120ms. No emulation: none.")
         possible, how = probe.packets_possible()
-        _say(f"Here: {'packet' if possible else 'stream'} ({how}).")
+        common.say(f"Here: {'packet' if possible else 'stream'} ({how}).")
     return 0
 
 
@@ -186,8 +177,11 @@ def summary(p: Profile) -> dict[str, Any]:
 
 
 def _run_show(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet.networks import profile
+
     shown = profile.load(arguments.name)
-    _say(json.dumps(summary(shown), indent=2) if arguments.json else "\n".join(describe(shown)))
+    text = json.dumps(summary(shown), indent=2) if arguments.json else "\n".join(describe(shown))
+    common.say(text)
     return 0
 
 
@@ -224,20 +218,24 @@ def _figures(way: Direction) -> str:
 
 
 def _run_check(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet.networks import profile
+    from edgetrain.fleet.networks.emulation import probe
+    from edgetrain.fleet.networks.emulation.check import as_json, check
+
     names = arguments.names or [n for n in profile.names() if profile.load(n).lora is None]
     chosen = [profile.load(name) for name in names]
     choice = probe.choose(arguments.backend, chosen)
     if not arguments.json:
-        _say(f"backend {choice.backend}: {choice.reason}")
+        common.say(f"backend {choice.backend}: {choice.reason}")
     found: list[Finding] = []
     for p in chosen:
         for finding in check(p, choice.backend, arguments.seconds):
             found.append(finding)
             if not arguments.json:
-                _say(finding_line(finding))
+                common.say(finding_line(finding))
     if arguments.json:
         facts = {"backend": choice.backend, "reason": choice.reason}
-        _say(json.dumps({**facts, "findings": [as_json(f) for f in found]}, indent=2))
+        common.say(json.dumps({**facts, "findings": [as_json(f) for f in found]}, indent=2))
     return 0 if all(f.good for f in found) else 1
 
 
@@ -251,6 +249,10 @@ def finding_line(f: Finding) -> str:
 
 
 def _run_lab(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet.assignment import networks_of
+    from edgetrain.fleet.networks import profile
+    from edgetrain.fleet.networks.emulation import lab
+
     if arguments.hosts < 1:
         raise ConfigError(f"--hosts {arguments.hosts} is out of range", "allowed: 1 or more")
     names = networks_of(arguments.network, arguments.hosts)
@@ -269,19 +271,21 @@ def _run_lab(arguments: argparse.Namespace) -> int:
 
 
 def _run_apply(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet.networks.emulation import guard
+
     seconds = parse_time(arguments.time)
     shaping = guard.shaping(arguments.dev, arguments.name, arguments.port)
     if arguments.dry_run:
-        _say("\n".join(shlex.join(command) for command in shaping.commands()))
-        _say("# and to put it back:")
-        _say("\n".join(shlex.join(command) for command in shaping.undo()))
+        common.say("\n".join(shlex.join(command) for command in shaping.commands()))
+        common.say("# and to put it back:")
+        common.say("\n".join(shlex.join(command) for command in shaping.undo()))
         return 0
     if not shaping.commands():
         raise NetworkError(f"network '{arguments.name}' changes nothing", "choose another")
     owner = os.getpid() if arguments.hold else 0
     pid = guard.apply(shaping, guard.Terms(seconds, owner=owner))
     ports = ", ".join(map(str, shaping.ports))
-    _say(
+    common.say(
         f"{arguments.dev}: TCP port {ports} is on {arguments.name} for {seconds:g} s; process "
         f"{pid} puts it back, or `edgetrain networks clear --dev {arguments.dev}`"
     )
@@ -290,21 +294,25 @@ def _run_apply(arguments: argparse.Namespace) -> int:
 
 def _hold(device: str, seconds: float) -> int:
     """Stay until the time is over or Ctrl-C; then, and whatever else happens, it is put back."""
+    from edgetrain.fleet.networks.emulation import guard
+
     try:
         time.sleep(seconds)
     except KeyboardInterrupt:
-        _say("")
+        common.say("")
     finally:
         guard.clear(device)
-    _say(f"{device} is as it was")
+    common.say(f"{device} is as it was")
     return 0
 
 
 def _run_clear(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet.networks.emulation import guard
+
     if guard.clear(arguments.dev):
-        _say(f"{arguments.dev} is as it was")
+        common.say(f"{arguments.dev} is as it was")
     else:
-        _say(f"nothing of edgetrain's is on {arguments.dev}")
+        common.say(f"nothing of edgetrain's is on {arguments.dev}")
     return 0
 
 

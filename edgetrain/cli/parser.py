@@ -29,12 +29,12 @@ def parser() -> argparse.ArgumentParser:
         init,
         keys,
         member,
+        networks,
         privacy,
         run,
         strategies,
         sweep,
     )
-    from edgetrain.cli import networks as commands
 
     top = argparse.ArgumentParser(
         prog="edgetrain",
@@ -45,9 +45,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"edgetrain {__version__}")
     top.add_argument("--debug", action="store_true", help="show where an error came from")
     verbs = top.add_subparsers(dest="command", required=True, metavar="VERB")
-    for module in (compare, run, init, hub, member, keys, bundle, privacy, strategies, devices):
-        module.add_parser(verbs)
-    commands.add_parser(verbs)
-    for module in (sweep, capacity, calibrate, chaos, doctor, bench):
+    for module in (
+        *(compare, run, init, hub, member, keys, bundle, privacy, strategies, devices),
+        *(networks, sweep, capacity, calibrate, chaos, doctor, bench),
+    ):
         module.add_parser(verbs)
     return top

@@ -1,4 +1,4 @@
-"""`edgetrain networks …` as text."""
+"""`edgetrain networks …`: what each verb prints and refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ PACKETS, WHY_NOT = probe.packets_possible()
 def run(*words: str) -> int:
     parser = argparse.ArgumentParser()
     commands.add_parser(parser.add_subparsers())
-    return commands.run(parser.parse_args(["networks", *words]))
+    arguments = parser.parse_args(["networks", *words])
+    status: int = arguments.run(arguments)
+    return status
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
