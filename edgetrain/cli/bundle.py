@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
         "Job code whose digest a device's owner allows before any of it is imported.",
         _EXAMPLES,
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = common.add_verbs(parser)
     make = verbs.add_parser("make", help="put a file, or all files of a folder, into a bundle")
     make.add_argument("source", type=Path, metavar="FOLDER|FILE")
     make.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")

@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
@@ -26,6 +26,17 @@ def verb(subparsers: Any, name: str, help: str, description: str, epilog: str) -
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def add_verbs(parser: argparse.ArgumentParser) -> Any:
+    """The subparsers of a verb that has verbs of its own. Without one, an error names them all."""
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+
+    def run(_: argparse.Namespace) -> NoReturn:
+        parser.error(f"VERB is missing; choose from {', '.join(verbs.choices)}")
+
+    parser.set_defaults(run=run)
+    return verbs
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
+
+if TYPE_CHECKING:
+    from edgetrain.fleet.devices import Device
 
 
 def add_parser(subparsers: Any) -> None:
@@ -19,31 +22,49 @@ def add_parser(subparsers: Any) -> None:
         "The boards whose speed and power a job can emulate, each figure with its source.",
         "examples:\n  edgetrain devices list\n  edgetrain devices show raspberry-pi-4b --json",
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = common.add_verbs(parser)
     listing = verbs.add_parser("list", help="all profiles, one a line")
+    listing.set_defaults(run=_list)
     show = verbs.add_parser("show", help="one profile, with the source of each figure")
     show.add_argument("name", help="a profile's name, or the path of a .toml file of your own")
+    show.set_defaults(run=_show)
     for each in (listing, show):
         each.add_argument("--json", action="store_true", help="print JSON")
-        each.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print what was asked for."""
+def _list(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet import devices
 
-    names = devices.names() if arguments.verb == "list" else [arguments.name]
-    found = [devices.load(name) for name in names]
-    tables = [dataclasses.asdict(device) for device in found]
+    found = [devices.load(name) for name in devices.names()]
     if arguments.json:
-        common.say(json.dumps(tables if arguments.verb == "list" else tables[0], default=str))
-        return 0
-    for device in found:
-        common.say(
-            f"{device.name:18} {device.cores:3} cores  {device.memory_bytes / 1e9:6.1f} GB  "
-            f"{device.train_gflops:7.1f} Gflop/s  {device.load_watts:6.1f} W  {device.title}"
-        )
-    if arguments.verb == "show":
-        for key, source in tables[0].get("source", {}).items():
-            common.say(f"  {key}: {source}")
+        common.say(json.dumps([dataclasses.asdict(device) for device in found]))
+    else:
+        common.say("\n".join(map(line, found)))
     return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet import devices
+
+    device = devices.load(arguments.name)
+    if arguments.json:
+        common.say(json.dumps(dataclasses.asdict(device)))
+        return 0
+    common.say(line(device))
+    if device.name == devices.HOST:
+        unknown = "unknown: no sensor, and not a board of the catalog"
+        common.say("  speed: its own; steps are not paced")
+        common.say(f"  joules: {devices.joules_source(devices.HOST) or unknown}")
+    for key, source in device.source.items():
+        common.say(f"  {key}: {source}")
+    return 0
+
+
+def line(device: Device) -> str:
+    """A device in one line; "-" for a figure that is not known."""
+    gflops = "-" if device.train_gflops is None else f"{device.train_gflops:.1f}"
+    watts = "-" if device.load_watts is None else f"{device.load_watts:.1f}"
+    return (
+        f"{device.name:18} {device.cores:3} cores  {device.memory_bytes / 1e9:6.1f} GB  "
+        f"{gflops:>7} Gflop/s  {watts:>6} W  {device.title}"
+    )

@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
         "Key pairs of this machine, and the list of devices that a hub here lets in.",
         _EXAMPLES,
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = common.add_verbs(parser)
     init = verbs.add_parser("init", help="make this machine's key pair")
     init.add_argument("--replace", action="store_true", help="make a new pair in place of the old")
     init.set_defaults(run=_init)

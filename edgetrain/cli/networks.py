@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
         "Emulated networks: their profiles, how true they are here, and labs on them.",
         _EXAMPLES,
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = common.add_verbs(parser)
     for add in (_add_list, _add_show, _add_check, _add_lab, _add_apply, _add_clear):
         add(verbs)
 
