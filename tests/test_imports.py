@@ -17,10 +17,7 @@ HEAVY = ("torch", "zmq", "numpy", "matplotlib", "rich", "sklearn", "cryptography
 
 TORCH = ("tasks/", "training/")
 """Rooms that may import torch, at whatever place."""
-TORCH_INSIDE_FUNCTIONS = {
-    "fleet/devices/cost.py",
-    "fleet/devices/profile.py",
-}
+TORCH_INSIDE_FUNCTIONS = {"fleet/devices/cost.py"}
 LAZY_ONLY = ("matplotlib", "rich", "sklearn", "dp_accounting")
 CRYPTOGRAPHY = ("cryptography", "Crypto")
 PRIMITIVES = "exchange/masks/primitives.py"
