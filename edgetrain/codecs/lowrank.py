@@ -48,7 +48,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Shapes:
     """Which tensors are matrices worth factoring, and which ranges go as they are."""
 
     elements: int
@@ -64,7 +64,7 @@ class Plan:
         return sum(m.sizes[1] for m in self.matrices)
 
 
-def plan(layout: Layout, rank: int) -> Plan:
+def shapes_for(layout: Layout, rank: int) -> Shapes:
     """Factor every tensor of two or more dimensions where the factors are smaller than it."""
     if not 1 <= rank <= 64:
         raise ConfigError(f"low-rank takes a rank of 1 to 64, not {rank}")
@@ -79,7 +79,7 @@ def plan(layout: Layout, rank: int) -> Plan:
             matrices.append(Matrix(start, rows, columns, rank))
         elif size:
             rest.append((start, at))
-    return Plan(at, tuple(matrices), tuple(rest))
+    return Shapes(at, tuple(matrices), tuple(rest))
 
 
 class LowRank(Unbound):
@@ -111,7 +111,7 @@ class LowRank(Unbound):
         self.name = f"low-rank({options}){tail}"
 
     def bind(self, layout: Layout) -> BaseCodec:
-        return BoundLowRank(self, plan(layout, self.rank))
+        return BoundLowRank(self, shapes_for(layout, self.rank))
 
 
 @dataclass(frozen=True)
@@ -165,12 +165,12 @@ class BoundLowRank(BaseCodec):
     tensors; all of it as one vector under `values`.
     """
 
-    def __init__(self, codec: LowRank, layout_plan: Plan) -> None:
+    def __init__(self, codec: LowRank, shapes: Shapes) -> None:
         self.name = codec.name
-        self.part_elements = layout_plan.elements
+        self.part_elements = shapes.elements
         self._codec = codec
-        self._plan = layout_plan
-        self._numbers = layout_plan.left_size + layout_plan.right_size
+        self._shapes = shapes
+        self._numbers = shapes.left_size + shapes.right_size
 
     def encode(self, vector: Vector) -> list[Buffer]:
         check_vector(vector)
@@ -178,9 +178,9 @@ class BoundLowRank(BaseCodec):
         if not np.all(np.abs(vector) < LIMIT):
             raise wire.too_large()
         pieces = []
-        for number, matrix in enumerate(self._plan.matrices):
+        for number, matrix in enumerate(self._shapes.matrices):
             pieces += [side.T.reshape(-1) for side in self._factors(matrix, vector, number)]
-        pieces += [vector[start:stop] for start, stop in self._plan.rest]
+        pieces += [vector[start:stop] for start, stop in self._shapes.rest]
         return [self._codec.values.encode_part(np.concatenate(pieces))]
 
     def check(self, payload: Buffer, elements: int) -> None:
@@ -188,7 +188,7 @@ class BoundLowRank(BaseCodec):
         values, at = self._codec.values, 0
         values.check(payload, self._numbers)
         numbers = _Numbers(values, as_bytes(payload), self._numbers)
-        for matrix in self._plan.matrices:
+        for matrix in self._shapes.matrices:
             left, right = matrix.sizes
             p, q = numbers.largest(at, at + left), numbers.largest(at + left, at + left + right)
             # Written so that a NaN is refused too.
@@ -200,10 +200,10 @@ class BoundLowRank(BaseCodec):
 
     def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
         numbers, at = _Numbers(self._codec.values, as_bytes(payload), self._numbers), 0
-        for matrix in self._plan.matrices:
+        for matrix in self._shapes.matrices:
             numbers.multiply(matrix, at, weight, matrix.view(out))
             at += sum(matrix.sizes)
-        for start, stop in self._plan.rest:
+        for start, stop in self._shapes.rest:
             numbers.read(at, out[start:stop], weight)
             at += stop - start
 
@@ -325,23 +325,23 @@ class PowerSGD:
     """
 
     def __init__(self, layout: Layout, rank: int) -> None:
-        self._plan = plan(layout, rank)
-        self._starts = [start_of(m, i) for i, m in enumerate(self._plan.matrices)]
+        self._shapes = shapes_for(layout, rank)
+        self._starts = [start_of(m, i) for i, m in enumerate(self._shapes.matrices)]
         self._lefts: list[Vector] = []
         self._rights: list[Vector] = []
         self._rest: Vector = zeros(0)
-        self.residual: Vector = zeros(self._plan.elements)
+        self.residual: Vector = zeros(self._shapes.elements)
         """gradient parts not sent yet [elements]; between `left` and `finish` it holds delta"""
 
     @property
     def left_elements(self) -> int:
         """The length of what `left` returns."""
-        return self._plan.left_size
+        return self._shapes.left_size
 
     @property
     def right_elements(self) -> int:
         """The length of what `right` returns; 0 if no tensor is worth factoring."""
-        return self._plan.right_size
+        return self._shapes.right_size
 
     def state(self) -> dict[str, Vector]:
         """What a checkpoint between two steps keeps: views, to be written before the next one."""
@@ -360,14 +360,16 @@ class PowerSGD:
     def left(self, gradient: Vector) -> Vector:
         """The first contribution [left_elements]: each matrix's P, then the other tensors."""
         check_vector(gradient)
-        if gradient.size != self._plan.elements:
-            raise ConfigError(f"PowerSGD keeps {self._plan.elements} elements, not {gradient.size}")
+        if gradient.size != self._shapes.elements:
+            raise ConfigError(
+                f"PowerSGD keeps {self._shapes.elements} elements, not {gradient.size}"
+            )
         self.residual += gradient
         pieces = [
             (m.view(self.residual) @ q).T.reshape(-1)
-            for m, q in zip(self._plan.matrices, self._starts, strict=True)
+            for m, q in zip(self._shapes.matrices, self._starts, strict=True)
         ]
-        for start, stop in self._plan.rest:
+        for start, stop in self._shapes.rest:
             pieces.append(self.residual[start:stop].copy())
             self.residual[start:stop] = 0
         return np.concatenate(pieces)
@@ -375,13 +377,13 @@ class PowerSGD:
     def right(self, mean_left: Vector) -> Vector:
         """The second contribution [right_elements], from the mean of all first ones."""
         self._lefts, self._rights, at = [], [], 0
-        for matrix in self._plan.matrices:
+        for matrix in self._shapes.matrices:
             size = matrix.sizes[0]
             columns = mean_left[at : at + size].reshape(matrix.rank, matrix.rows)
             self._lefts.append(orthonormal(columns))
             at += size
         self._rest = mean_left[at:].copy()
-        for matrix, p in zip(self._plan.matrices, self._lefts, strict=True):
+        for matrix, p in zip(self._shapes.matrices, self._lefts, strict=True):
             self._rights.append((matrix.view(self.residual).T @ p.T).T)
         if not self._rights:
             return zeros(0)
@@ -390,7 +392,7 @@ class PowerSGD:
     def finish(self, mean_right: Vector, out: Vector) -> None:
         """Writes the merged gradient to `out` [elements]; keeps what was not sent."""
         at = 0
-        for i, matrix in enumerate(self._plan.matrices):
+        for i, matrix in enumerate(self._shapes.matrices):
             size = matrix.sizes[1]
             mean = mean_right[at : at + size].reshape(matrix.rank, matrix.columns)
             product(self._lefts[i], mean, matrix.view(out))
@@ -399,7 +401,7 @@ class PowerSGD:
             self._starts[i] = mean.T.copy()
             at += size
         at = 0
-        for start, stop in self._plan.rest:
+        for start, stop in self._shapes.rest:
             out[start:stop] = self._rest[at : at + stop - start]
             at += stop - start
 

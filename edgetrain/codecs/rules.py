@@ -36,7 +36,7 @@ class Rule:
             return f"small({self.small}): {self.codec.name}"
         return f"{self.pattern}: {self.codec.name}" if self.pattern else self.codec.name
 
-    def takes(self, name: str, elements: int) -> bool:
+    def matches(self, name: str, elements: int) -> bool:
         """True if a tensor of that name and size falls under this rule."""
         if self.small:
             return elements <= self.small
@@ -44,7 +44,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Piece:
+class BoundRanges:
     """Some elements of the vector, as [start, stop) ranges in order, and their bound codec."""
 
     codec: BaseCodec
@@ -54,7 +54,7 @@ class Piece:
     def elements(self) -> int:
         return sum(stop - start for start, stop in self.ranges)
 
-    def take(self, vector: Vector) -> Vector:
+    def gather_elements(self, vector: Vector) -> Vector:
         """The piece's elements: a view where they lie together, else a copy."""
         if len(self.ranges) == 1:
             return vector[slice(*self.ranges[0])]
@@ -64,7 +64,7 @@ class Piece:
             at += stop - start
         return values
 
-    def put(self, values: Vector, vector: Vector) -> None:
+    def write_elements(self, values: Vector, vector: Vector) -> None:
         """Write the piece's elements back into their places."""
         if len(self.ranges) == 1 and np.shares_memory(values, vector):
             return
@@ -73,7 +73,7 @@ class Piece:
             vector[start:stop] = values[at : at + stop - start]
             at += stop - start
 
-    def some(self, first: int, elements: int) -> Piece:
+    def part(self, first: int, elements: int) -> BoundRanges:
         """That many of its elements, from `first` on."""
         ranges, at = [], 0
         for start, stop in self.ranges:
@@ -81,7 +81,7 @@ class Piece:
             if begin < end:
                 ranges.append((start + begin - at, start + end - at))
             at += stop - start
-        return Piece(self.codec, tuple(ranges))
+        return BoundRanges(self.codec, tuple(ranges))
 
 
 class Unbound(BaseCodec):
@@ -135,14 +135,14 @@ class Rules(Unbound):
         for name, start, shape in layout:
             if not (elements := math.prod(shape)):
                 continue
-            index = next(i for i, rule in enumerate(self.rules) if rule.takes(name, elements))
+            index = next(i for i, rule in enumerate(self.rules) if rule.matches(name, elements))
             taken[index].append((name, start, shape))
         pieces = [
-            _piece(rule.codec, tensors)
+            _bound_ranges(rule.codec, tensors)
             for rule, tensors in zip(self.rules, taken, strict=True)
             if tensors
         ]
-        return Pieces(self.name, tuple(pieces))
+        return BoundRules(self.name, tuple(pieces))
 
 
 class PerTensor(Unbound):
@@ -156,16 +156,18 @@ class PerTensor(Unbound):
     def bind(self, layout: Layout) -> BaseCodec:
         check_layout(layout)
         tensors = [tensor for tensor in layout if math.prod(tensor[2])]
-        return Pieces(self.name, tuple(_piece(self.codec, [tensor]) for tensor in tensors))
+        return BoundRules(
+            self.name, tuple(_bound_ranges(self.codec, [tensor]) for tensor in tensors)
+        )
 
 
-class Pieces(BaseCodec):
+class BoundRules(BaseCodec):
     """A codec for each piece of the vector; one part, the payloads in order behind their lengths.
 
     Bound: each piece is within its own codec's. Lossless if all of them are.
     """
 
-    def __init__(self, name: str, pieces: tuple[Piece, ...]) -> None:
+    def __init__(self, name: str, pieces: tuple[BoundRanges, ...]) -> None:
         self.name = name
         self.pieces = pieces
         self.part_elements = sum(piece.elements for piece in pieces)
@@ -174,7 +176,7 @@ class Pieces(BaseCodec):
 
     def encode(self, vector: Vector) -> list[Buffer]:
         self._check(vector)
-        return [_joined(piece.codec.encode(piece.take(vector)) for piece in self.pieces)]
+        return [_joined(piece.codec.encode(piece.gather_elements(vector)) for piece in self.pieces)]
 
     def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
         self._check(vector)
@@ -188,29 +190,29 @@ class Pieces(BaseCodec):
     def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
         """A piece that does not lie together is decoded aside; it is smaller than the vector."""
         for part, payload_of_part in self._split(payload):
-            values = part.take(out)
+            values = part.gather_elements(out)
             part.codec.apply(payload_of_part, weight, values)
-            part.put(values, out)
+            part.write_elements(values, out)
 
     def max_bytes(self, elements: int) -> int:
         self._check_size(elements)
         return sum(most for _, most in self._parts())
 
-    def _drain(self, piece: Piece, residual: Vector, vector: Vector) -> list[Buffer]:
-        mine = piece.take(residual)
-        payloads = piece.codec.drain(mine, piece.take(vector))
-        piece.put(mine, residual)
+    def _drain(self, piece: BoundRanges, residual: Vector, vector: Vector) -> list[Buffer]:
+        mine = piece.gather_elements(residual)
+        payloads = piece.codec.drain(mine, piece.gather_elements(vector))
+        piece.write_elements(mine, residual)
         return payloads
 
-    def _parts(self) -> Iterator[tuple[Piece, int]]:
+    def _parts(self) -> Iterator[tuple[BoundRanges, int]]:
         """(the piece's part, most bytes) of each part of each piece."""
         for piece in self.pieces:
             step = piece.codec.part_elements
             for start in range(0, piece.elements, step):
-                part = piece if piece.elements <= step else piece.some(start, step)
+                part = piece if piece.elements <= step else piece.part(start, step)
                 yield part, 5 + piece.codec.max_bytes(part.elements)
 
-    def _split(self, payload: Buffer) -> Iterator[tuple[Piece, Buffer]]:
+    def _split(self, payload: Buffer) -> Iterator[tuple[BoundRanges, Buffer]]:
         """(the piece's part, its payload) in order. Raises BadPayload."""
         content, at = as_bytes(payload), 0
         for part, most in self._parts():
@@ -244,7 +246,7 @@ def check_layout(layout: Layout) -> None:
         raise ConfigError("the layout has no elements")
 
 
-def _piece(codec: BaseCodec, tensors: list[tuple[str, int, tuple[int, ...]]]) -> Piece:
+def _bound_ranges(codec: BaseCodec, tensors: list[tuple[str, int, tuple[int, ...]]]) -> BoundRanges:
     ranges: list[tuple[int, int]] = []
     own: list[tuple[str, int, tuple[int, ...]]] = []
     at = 0
@@ -256,7 +258,7 @@ def _piece(codec: BaseCodec, tensors: list[tuple[str, int, tuple[int, ...]]]) ->
             ranges.append((start, stop))
         own.append((name, at, shape))
         at += stop - start
-    return Piece(codec.bind(own), tuple(ranges))
+    return BoundRanges(codec.bind(own), tuple(ranges))
 
 
 def _joined(groups: Iterator[list[Buffer]]) -> bytes:

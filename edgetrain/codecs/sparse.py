@@ -158,7 +158,7 @@ class TopK(BaseCodec):
         if count:
             gaps = run.gaps(content[at:], count, elements)
             for _ in range(0, count, ENTRIES):
-                gaps.take()
+                gaps.next_positions()
             self.values.check(content[at + gaps.finish() :], count)
 
     def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
@@ -173,7 +173,9 @@ class TopK(BaseCodec):
             gaps = run.gaps(content[at:], count, out.size)
             values = content[content.size - self.values.codec.max_bytes(count) :]
             for first in range(0, count, ENTRIES):
-                run.scatter(out, gaps.take(), self.values.read(values, count, first), weight)
+                run.scatter(
+                    out, gaps.next_positions(), self.values.read(values, count, first), weight
+                )
 
     def decode(self, payload: Buffer, out: Vector) -> None:
         self._check_size(len(payload), out.size)
@@ -281,7 +283,7 @@ class TopK(BaseCodec):
         coded, sent = self.values.encode(values)
         gaps = kernels.current().gaps_encode(positions, elements)
         if r is not None:
-            kernels.current().settle(r, positions, values, sent)
+            kernels.current().write_residual(r, positions, values, sent)
         return b"".join([head, gaps.tobytes(), coded])
 
 
@@ -398,7 +400,7 @@ class RandK(BaseCodec):
             values = part[positions]
             coded, sent = self.values.encode(values)
             if settle:
-                kernels.current().settle(part, positions, values, sent)
+                kernels.current().write_residual(part, positions, values, sent)
             payloads.append(b"".join([here.to_bytes(4, "little"), wire.put_varint(count), coded]))
         return payloads
 

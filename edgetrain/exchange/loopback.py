@@ -6,8 +6,8 @@ import itertools
 import queue
 from collections.abc import Iterator, Sequence
 
-from edgetrain.exchange.messages import Buffer
 from edgetrain.exchange.transport import Traffic
+from edgetrain.vectors.vector import Buffer
 
 
 class Loopback:

@@ -12,11 +12,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgpack
 
 from edgetrain.errors import BadMessage
+
+if TYPE_CHECKING:
+    from edgetrain.vectors.vector import Buffer
 
 PROTOCOL = 5
 """Goes up when a hub and a member of different versions would misunderstand each other."""
@@ -26,9 +29,6 @@ MAX_ELEMENTS = 1 << 40
 
 MAX_BLOCK_ROUNDS = 1 << 10
 """Rounds whose masks are set up in one go."""
-
-Buffer = bytes | bytearray | memoryview
-"""What a frame is made of. Arrays travel as `memoryview(array)`, without a copy."""
 
 Check = Callable[[Any], bool]
 

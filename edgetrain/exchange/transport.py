@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from edgetrain.exchange.messages import Buffer
+if TYPE_CHECKING:
+    from edgetrain.vectors.vector import Buffer
 
 SILENCE_S = 10
 """A connection over which the other machine's kernel acknowledges nothing for so long is closed.

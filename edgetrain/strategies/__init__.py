@@ -16,7 +16,7 @@ from edgetrain.strategies.half import Contributes, MemberHalf
 if TYPE_CHECKING:
     from edgetrain.strategies.factored import Factors
     from edgetrain.strategies.merging.rule import RoundRule, SliceRule
-    from edgetrain.vectors.pool import Vectors
+    from edgetrain.vectors.pool import VectorPool
     from edgetrain.vectors.vector import Vector
 
 
@@ -73,7 +73,7 @@ class Strategy:
         gradient: Vector,
         every: int,
         delay: int,
-        memory: Vectors | None = None,
+        memory: VectorPool | None = None,
         factors: Factors | None = None,
     ) -> MemberHalf:
         """A fresh member's half over a model's flat parameters and gradient (both shared).

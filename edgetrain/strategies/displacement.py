@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgetrain.errors import ConfigError, Diverged
-from edgetrain.vectors.pool import Vectors
+from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import TILE, Vector, all_finite, checksum, combine, tile_sum, tiles
 
 
@@ -65,7 +65,7 @@ class Displacement:
     keeps_rest = True
 
     def __init__(
-        self, params: Vector, every: int = 1, delay: int = 0, memory: Vectors | None = None
+        self, params: Vector, every: int = 1, delay: int = 0, memory: VectorPool | None = None
     ) -> None:
         if every < 1:
             raise ConfigError(f"every = {every}: a round has at least 1 local step")
@@ -82,7 +82,7 @@ class Displacement:
         self.checksum = 0
         """Checksum of `base` after `applied` replies."""
         self._flights: deque[Flight] = deque()
-        self._memory = memory or Vectors(params.size)
+        self._memory = memory or VectorPool(params.size)
         self._steps = 0
         self._local_steps = 0
         self._partial = self._finished = False
@@ -144,7 +144,7 @@ class Displacement:
         and what lossy contributions have left there; None: nothing."""
         if not (self._partial or self._local_steps):
             return None
-        rest = self._memory.take()
+        rest = self._memory.borrow_vector()
         scratch = np.empty(min(TILE, rest.size), np.float32)
         for here in tiles(rest.size):
             np.subtract(self.params[here], self._expected(here, scratch), out=rest[here])
@@ -235,7 +235,7 @@ class Displacement:
         return expected
 
     def _submit(self) -> Vector:
-        own = self._memory.take()
+        own = self._memory.borrow_vector()
         scratch = np.empty(min(TILE, own.size), np.float32)
         at_once = self.delay == 0 and not self._flights
         for here in tiles(own.size):

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from edgetrain.strategies.gradient import Gradient
-from edgetrain.vectors.pool import Vectors
+from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Vector
 
 
@@ -50,7 +50,7 @@ class Factored(Gradient):
         params: Vector,
         gradient: Vector,
         factors: Factors,
-        memory: Vectors | None = None,
+        memory: VectorPool | None = None,
     ) -> None:
         super().__init__(params, gradient, memory)
         self._factors = factors
@@ -82,7 +82,7 @@ class Factored(Gradient):
 
     def _contribution(self, factor: Vector) -> Vector:
         self.round += 1
-        own = self._memory.take()
+        own = self._memory.borrow_vector()
         own[: factor.size] = factor
         own[factor.size :] = 0
         return own

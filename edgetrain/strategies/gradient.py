@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgetrain.errors import Diverged, EdgetrainError
-from edgetrain.vectors.pool import Vectors
+from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Vector, all_finite, checksum
 
 
@@ -26,10 +26,10 @@ class Gradient:
     every = 1
     local_steps = 0
 
-    def __init__(self, params: Vector, gradient: Vector, memory: Vectors | None = None) -> None:
+    def __init__(self, params: Vector, gradient: Vector, memory: VectorPool | None = None) -> None:
         self.params = params
         self.gradient = gradient
-        self._memory = memory or Vectors(gradient.size)
+        self._memory = memory or VectorPool(gradient.size)
         self.delay = 0
         self.applied = 0
         self.round = 0
@@ -49,7 +49,7 @@ class Gradient:
         """The gradient of this step, copied: a slow link may still read it after the reply."""
         self._check()
         self.round += 1
-        own = self._memory.take()
+        own = self._memory.borrow_vector()
         own[:] = self.gradient
         return own
 

@@ -34,7 +34,7 @@ class Uncorrected(Displacement):
         """Nothing of a contribution stays in `params`, whatever was sent of it."""
 
     def _submit(self) -> Vector:
-        own = self._memory.take()
+        own = self._memory.borrow_vector()
         np.subtract(self.params, self.base, out=own)
         if not all_finite(own):
             raise Diverged(

@@ -20,8 +20,7 @@ import torch
 from edgetrain.errors import ConfigError
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.allocator import release_freed
-from edgetrain.vectors.layout import Layout
-from edgetrain.vectors.vector import Vector, zeros
+from edgetrain.vectors.vector import Layout, Vector, zeros
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

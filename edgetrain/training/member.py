@@ -576,7 +576,7 @@ class Member:
 
     def _shown(self, contribution: Vector) -> Vector:
         assert self._release is not None
-        shown = self._link.memory.take()
+        shown = self._link.memory.borrow_vector()
         self._release(contribution, shown)
         return shown
 

@@ -10,11 +10,12 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from edgetrain.errors import BadMessage, ConfigError
 
-Layout = tuple[tuple[str, int, tuple[int, ...]], ...]
-"""(name, first element, shape) of each tensor of a flat vector, in order, without holes."""
+if TYPE_CHECKING:
+    from edgetrain.vectors.vector import Buffer, Layout
 
 MAX_BYTES = 1 << 20
 """Of a description: some ten thousand tensors."""
@@ -53,12 +54,12 @@ def describe(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> bytes:
     return described
 
 
-def digest(description: bytes | bytearray | memoryview) -> str:
+def digest(description: Buffer) -> str:
     """Of names, shapes and dtypes: equal digests mean vectors that can be added."""
     return hashlib.sha256(description).hexdigest()[:32]
 
 
-def read(description: bytes | bytearray | memoryview, elements: int) -> Layout:
+def read(description: Buffer, elements: int) -> Layout:
     """The layout of a vector of so many elements. Raises BadMessage, and nothing else."""
     size = memoryview(description).nbytes
     if not 0 < size <= MAX_BYTES:

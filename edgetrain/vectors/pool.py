@@ -1,7 +1,7 @@
-"""Vectors whose memory is used again once nobody looks at them any more.
+"""A pool of float32 vectors: memory is used again as soon as no view of a vector is left.
 
-A vector of many megabytes that is made and dropped in every round costs a page fault for each 4 KiB
-of it, each time; that is more than the arithmetic done on it. No strategy, no message here.
+Allocating a vector of many megabytes in every round costs a page fault for each 4 KiB of it, which
+is more than the arithmetic done on it. This module knows no strategy and no message.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from edgetrain.vectors.vector import Vector
 
 
-class Vectors:
-    """Gives out float32 vectors [elements] with whatever is in them.
+class VectorPool:
+    """Lends float32 vectors [elements]; their content is whatever was last written to the memory.
 
-    Whoever takes one never gives it back: when the vector and the last view, buffer or message
-    made of it are gone (a socket may hold one longer than the code that sent it), its memory is
-    there for the next `take`. So there is never more of it than was in use at the same time. One
-    thread takes; the last reference may go in any.
+    There is no method to return a vector: its memory is used again once the vector and every view,
+    buffer or message made of it are gone (a socket may keep one longer than the code that sent it).
+    So the pool never holds more memory than was in use at one time. Only one thread may borrow; the
+    last reference may disappear in any thread.
     """
 
     def __init__(self, elements: int) -> None:
@@ -27,22 +27,22 @@ class Vectors:
         self._spare: list[Vector] = []
         self._lent: dict[int, tuple[weakref.ref[Vector], Vector]] = {}
 
-    def take(self) -> Vector:
-        """A vector that nobody else looks at."""
-        spare = self.take_spare()
+    def borrow_vector(self) -> Vector:
+        """A vector that nothing else refers to."""
+        spare = self.borrow_spare()
         return self._lend(np.empty(self._elements, np.float32)) if spare is None else spare
 
-    def take_spare(self) -> Vector | None:
-        """The same, but only if it takes no new memory."""
+    def borrow_spare(self) -> Vector | None:
+        """The same from memory that the pool already has; None if all of it is in use."""
         return self._lend(self._spare.pop()) if self._spare else None
 
     def _lend(self, memory: Vector) -> Vector:
-        # Views of an array refer to the array that owns the memory. Through a memoryview that is
-        # the one made here, and so it lives as long as they do.
+        # A view of an array keeps the array alive that owns the memory. Because of the memoryview
+        # that owner is the array made here, so it lives as long as its views do.
         vector: Vector = np.frombuffer(memory.data, np.float32)
-        loan = weakref.ref(vector, self._back)
+        loan = weakref.ref(vector, self._return)
         self._lent[id(loan)] = loan, memory
         return vector
 
-    def _back(self, loan: weakref.ref[Vector]) -> None:
+    def _return(self, loan: weakref.ref[Vector]) -> None:
         self._spare.append(self._lent.pop(id(loan))[1])

@@ -20,7 +20,7 @@ Vector: TypeAlias = npt.NDArray[np.float32]
 """A flat, contiguous float32 array of shape [elements]."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""The bytes of one part, as they lie on the wire."""
+"""The bytes of a payload or a frame. Arrays travel as `memoryview(array)`, without a copy."""
 
 Layout: TypeAlias = Sequence[tuple[str, int, tuple[int, ...]]]
 """(name, first element, shape) of each tensor of a flat vector, in order, without holes."""

@@ -139,7 +139,7 @@ def test_positions_come_some_at_a_time(count: int) -> None:
     def run(chosen: Kernels) -> list:
         coded = chosen.gaps_encode(positions, elements)
         reader = chosen.gaps(np.concatenate([coded, coded]), count, elements)
-        taken = [reader.take().copy() for _ in range(0, count, ENTRIES)]
+        taken = [reader.next_positions().copy() for _ in range(0, count, ENTRIES)]
         assert np.array_equal(np.concatenate(taken), positions)
         assert reader.finish() == coded.size
         return [coded]

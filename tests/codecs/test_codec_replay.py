@@ -13,7 +13,7 @@ import pytest
 
 from edgetrain.codecs.kernels import compiler, wire
 from edgetrain.codecs.kernels.contract import Blocks, Kernels
-from edgetrain.codecs.kernels.numpy_twin import Fallback
+from edgetrain.codecs.kernels.numpy_twin import NumpyTwin
 from edgetrain.errors import BadPayload
 
 HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ class Recorder:
     """Runs the NumPy kernels and writes down what went in and what came out."""
 
     def __init__(self) -> None:
-        self.run: Kernels = Fallback()
+        self.run: Kernels = NumpyTwin()
         self.records = bytearray()
 
     def record(

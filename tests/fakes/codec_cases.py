@@ -8,7 +8,7 @@ from edgetrain.codecs.blocks import Blockwise, Planes, Sign
 from edgetrain.codecs.dense import BFloat, Dense, Half
 from edgetrain.codecs.kernels.contract import LEVEL_BLOCK, SIGN_BLOCK
 from edgetrain.codecs.lowrank import BoundLowRank, BoundTwoTrips
-from edgetrain.codecs.rules import Pieces
+from edgetrain.codecs.rules import BoundRules
 from edgetrain.codecs.sparse import RandK, TopK
 
 DENSE = ["fp32", "fp16", "bf16", "int8", "int4", "qsgd(1)", "qsgd(7)", "qsgd(50)", "ternary"]
@@ -114,9 +114,9 @@ def assert_within_bound(codec: Codec, x: Vector, y: Vector) -> None:
     elif isinstance(codec, RandK):
         assert ((y == 0) | (error <= 7 * size.max())).all()
         assert np.count_nonzero(y) <= max(1, round(codec.density * x.size)) + 1
-    elif isinstance(codec, Pieces):
+    elif isinstance(codec, BoundRules):
         for piece in codec.pieces:
-            assert_within_bound(piece.codec, piece.take(x), piece.take(y))
+            assert_within_bound(piece.codec, piece.gather_elements(x), piece.gather_elements(y))
     elif isinstance(codec, BoundLowRank):
         slack = 1.02 if codec.name.endswith("bf16") else 1.00001
         assert np.linalg.norm(error) <= slack * np.linalg.norm(size) + 1e-36

@@ -86,7 +86,7 @@ def _name_of(loaded: tuple[Kernels, Backend]) -> str:
 
 def _choose(choice: str) -> tuple[Kernels, Backend]:
     from edgetrain.codecs.kernels import native
-    from edgetrain.codecs.kernels.numpy_twin import Fallback
+    from edgetrain.codecs.kernels.numpy_twin import NumpyTwin
 
     known = ["auto", "numpy", *native.INSTRUCTION_SETS]
     if choice not in known:
@@ -95,10 +95,10 @@ def _choose(choice: str) -> tuple[Kernels, Backend]:
             did_you_mean(choice, known),
         )
     if choice == "numpy":
-        return Fallback(), Backend("numpy", "-", "-", "asked for")
+        return NumpyTwin(), Backend("numpy", "-", "-", "asked for")
     library, path, reason = native.load()
     if library is None and choice == "auto":
-        return Fallback(), Backend("numpy", "-", "-", reason)
+        return NumpyTwin(), Backend("numpy", "-", "-", reason)
     if library is None or choice not in ["auto", *native.instruction_sets()]:
         raise ConfigError(f"no kernels for '{choice}' here: {reason}", "set EDGETRAIN_KERNELS=auto")
     used = native.Native(library, choice)

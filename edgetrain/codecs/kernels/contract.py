@@ -87,7 +87,7 @@ class Blocks:
 class Gaps(Protocol):
     """Ascending positions in block Rice code, some at a time, in memory for ENTRIES of them."""
 
-    def take(self) -> Indices:
+    def next_positions(self) -> Indices:
         """The next ENTRIES positions, or those that are left; valid until the next call.
 
         Raises BadPayload.
@@ -165,7 +165,7 @@ class Kernels(Protocol):
         `first` is a multiple of LEVEL_BLOCK.
         """
 
-    def settle(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
+    def write_residual(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
         """r[positions] = values - sent."""
 
     def scatter(self, r: Vector, positions: Indices, values: Vector, weight: float | None) -> None:

@@ -49,7 +49,7 @@ class GapReader:
         self._used = 0  # low bits
         self._next = 0  # the first position that the next gap may lead to
 
-    def take(self) -> Indices:
+    def next_positions(self) -> Indices:
         count = min(self._left, self._step)
         rice, quotients = self._numbers(count, -(-count // GAP_BLOCK))
         top, whole = int(quotients.max()), self._elements.bit_length()

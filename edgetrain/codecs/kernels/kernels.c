@@ -1173,7 +1173,7 @@ i64 levels_read(const u8 *restrict in, i64 count, i64 first, i64 stop, int bits,
 /* ---- sparse parts ------------------------------------------------------------------------------- */
 
 /* r[idx] = val - rec: what of the kept elements was not sent. */
-i64 settle(float *restrict r, const u32 *restrict idx, const float *restrict val,
+i64 write_residual(float *restrict r, const u32 *restrict idx, const float *restrict val,
            const float *restrict rec, i64 count)
 {
     for (i64 i = 0; i < count; i++) r[idx[i]] = val[i] - rec[i];
@@ -1204,7 +1204,7 @@ i64 sparse_encode(float *restrict r, const u32 *restrict idx, const float *restr
     float *rec = (float *)(void *)scratch;
     i64 written = levels_encode(val, count, float_of(least), bits, at, rec);
     if (written < 0) return written;
-    if (r) settle(r, idx, val, rec, count);
+    if (r) write_residual(r, idx, val, rec, count);
     return at + written - out;
 }
 

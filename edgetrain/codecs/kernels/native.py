@@ -56,7 +56,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "levels_encode": [_P, _I, _F, _N, _P, _P],
     "levels_check": [_P, _I, _I, _N],
     "levels_read": [_P, _I, _I, _I, _N, _N, _F, _P],
-    "settle": [_P, _P, _P, _P, _I],
+    "write_residual": [_P, _P, _P, _P, _I],
     "scatter": [_P, _P, _P, _I],
     "scatter_add": [_P, _P, _P, _I, _F],
     "sparse_encode": [_P, _P, _P, _I, _I, _N, _P, _P],
@@ -139,7 +139,7 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         self._arrays: dict[str, tuple[np.ndarray[Any, Any], int]] = {}
 
-    def take(self, name: str, size: int, dtype: Any) -> tuple[np.ndarray[Any, Any], int]:
+    def borrow_array(self, name: str, size: int, dtype: Any) -> tuple[np.ndarray[Any, Any], int]:
         """(array of at least `size`, its address)."""
         kept = self._arrays.get(name)
         if kept is None or kept[0].size < size:
@@ -175,7 +175,7 @@ class _Gaps:
         self._where, self._to = _at(self._state), _at(self._positions)
         _checked(library.gaps_begin(self._where, _at(payload), payload.size, count, elements))
 
-    def take(self) -> Indices:
+    def next_positions(self) -> Indices:
         return self._positions[: _checked(self._c.gaps_next(self._where, ENTRIES, self._to))]
 
     def finish(self) -> int:
@@ -204,7 +204,7 @@ class Native:
     def threshold(
         self, r: Vector, g: Vector | None, rank: int, stride: int, seed: int
     ) -> tuple[int, int]:
-        _, scratch = self._scratch.take("magnitudes", r.size // stride + CHUNK, np.uint32)
+        _, scratch = self._scratch.borrow_array("magnitudes", r.size // stride + CHUNK, np.uint32)
         hits = ctypes.c_int64()
         bits = self._c.threshold(
             _at(r), _at(g), r.size, rank, stride, seed, scratch, ctypes.byref(hits)
@@ -212,7 +212,7 @@ class Native:
         return bits, hits.value
 
     def threshold_of(self, r: Vector, g: Vector | None, rank: int) -> tuple[int, int]:
-        _, scratch = self._scratch.take("magnitudes", r.size, np.uint32)
+        _, scratch = self._scratch.borrow_array("magnitudes", r.size, np.uint32)
         hits = ctypes.c_int64()
         bits = self._c.threshold_of(_at(r), _at(g), r.size, rank, scratch, ctypes.byref(hits))
         return bits, hits.value
@@ -221,8 +221,8 @@ class Native:
         self, r: Vector, g: Vector | None, bound: int, zero: bool, room: int = 0
     ) -> tuple[Indices, Vector, int]:
         room = room or r.size + 16
-        positions, position_at = self._scratch.take("positions", room, np.uint32)
-        values, value_at = self._scratch.take("values", room, np.float32)
+        positions, position_at = self._scratch.borrow_array("positions", room, np.uint32)
+        values, value_at = self._scratch.borrow_array("values", room, np.float32)
         stopped = ctypes.c_int64()
         count = self._c.select_large(
             _at(r), _at(g), r.size, bound, position_at, value_at, room, zero, ctypes.byref(stopped)
@@ -238,7 +238,7 @@ class Native:
     def gaps_encode(self, positions: Indices, elements: int) -> Bytes:
         room = 5 * positions.size + 64
         out = np.empty(room, np.uint8)
-        _, low = self._scratch.take("low", room, np.uint8)
+        _, low = self._scratch.borrow_array("low", room, np.uint8)
         used = self._c.gaps_encode(_at(positions), positions.size, elements, _at(out), low)
         return out[:used]
 
@@ -266,8 +266,8 @@ class Native:
         how = (bits, 0, 1.0) if weight is None else (bits, 1, weight)
         self._c.levels_read(_at(payload), count, first, first + out.size, *how, _at(out))
 
-    def settle(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
-        self._c.settle(_at(r), _at(positions), _at(values), _at(sent), positions.size)
+    def write_residual(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
+        self._c.write_residual(_at(r), _at(positions), _at(values), _at(sent), positions.size)
 
     def scatter(self, r: Vector, positions: Indices, values: Vector, weight: float | None) -> None:
         arrays = (_at(r), _at(positions), _at(values), positions.size)
@@ -280,8 +280,8 @@ class Native:
         self, r: Vector | None, positions: Indices, values: Vector, elements: int, bits: int
     ) -> bytes:
         count = positions.size
-        out, out_at = self._scratch.take("payload", 10 * count + 128, np.uint8)
-        _, low = self._scratch.take("low", 5 * count + 64, np.uint8)
+        out, out_at = self._scratch.borrow_array("payload", 10 * count + 128, np.uint8)
+        _, low = self._scratch.borrow_array("low", 5 * count + 64, np.uint8)
         used = self._c.sparse_encode(
             _at(r), _at(positions), _at(values), count, elements, bits, out_at, low
         )
@@ -316,8 +316,8 @@ class Native:
         count = _checked(self._c.sparse_counts(payload_at, lengths, number, out.size, start))
         if count > self.few(out.size):
             return False
-        _, positions = self._scratch.take("positions", count, np.uint32)
-        _, values = self._scratch.take("values", count, np.float32)
+        _, positions = self._scratch.borrow_array("positions", count, np.uint32)
+        _, values = self._scratch.borrow_array("values", count, np.float32)
         _checked(
             self._c.sparse_decode_many(
                 payload_at, lengths, _at(messages.weights), number, out.size, bits, start,
@@ -377,7 +377,7 @@ class Native:
         if g is not None:
             _encoded(self._c.planes_drain(_at(r), _at(g), r.size, bits, _at(out)))
             return
-        _, sent = self._scratch.take("values", r.size, np.float32)
+        _, sent = self._scratch.borrow_array("values", r.size, np.float32)
         _encoded(self._c.levels_encode(_at(r), r.size, 0.0, bits, _at(out), sent))
 
     def halves_encode(self, r: Vector, g: Vector | None, brain: bool, out: Bytes) -> None:

@@ -73,7 +73,7 @@ _EDGES = [
 ]
 
 
-class Fallback:
+class NumpyTwin:
     """See `kernels.Kernels` for what each does."""
 
     name = "numpy"
@@ -141,10 +141,10 @@ class Fallback:
         step = max(elements // 32 // GAP_BLOCK * GAP_BLOCK, ENTRIES)
         reader = GapReader(payload, count, elements, step)
         if count <= step:
-            return reader.take(), reader.finish()
+            return reader.next_positions(), reader.finish()
         positions = np.empty(count, np.uint32)
         for start in range(0, count, step):
-            positions[start : start + step] = reader.take()
+            positions[start : start + step] = reader.next_positions()
         return positions, reader.finish()
 
     def gaps(self, payload: Bytes, count: int, elements: int) -> GapReader:
@@ -217,7 +217,7 @@ class Fallback:
             values = np.take_along_axis(points, table, axis=1).reshape(-1)[: y.size]
             apply_to(np.where(flags[0], -values, values), y, weight)
 
-    def settle(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
+    def write_residual(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
         r[positions.astype(np.intp)] = values - sent
 
     def scatter(self, r: Vector, positions: Indices, values: Vector, weight: float | None) -> None:
@@ -246,7 +246,7 @@ class Fallback:
         anchor = float(magnitudes.min().view(np.float32))
         planes, sent = self.levels_encode(values, anchor, bits)
         if r is not None:
-            self.settle(r, positions, values, sent)
+            self.write_residual(r, positions, values, sent)
         return head + planes.tobytes()
 
     def sparse_decode(self, payload: Bytes, elements: int, bits: int) -> tuple[Indices, Vector]:
@@ -272,7 +272,7 @@ class Fallback:
             return
         reader = GapReader(payload[at:], count, elements)
         for _ in range(0, count, ENTRIES):
-            reader.take()
+            reader.next_positions()
         at += reader.finish()
         if bits == 32:
             check_raw(payload[at:], count)
@@ -296,7 +296,7 @@ class Fallback:
                 here[:] = coded[4 * first :][: 4 * here.size].copy().view("<f4")
             else:
                 self.levels_read(coded, count, first, bits, here, None)
-            self.scatter(out, reader.take(), here, weight)
+            self.scatter(out, reader.next_positions(), here, weight)
 
     def sparse_add(
         self, payloads: Sequence[Bytes], weights: Sequence[float], bits: int, out: Vector

@@ -14,6 +14,7 @@ from edgetrain.exchange.hub.members import Away, Peer, Roster
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Join, Resume
 from edgetrain.vectors import layout as layouts
+from edgetrain.vectors.vector import Layout
 
 WhyNot = tuple[str, str] | None
 """(code of a refusal, reason), or nothing to object to."""
@@ -28,7 +29,7 @@ class Model:
     description: bytes = b""
     """Its tensors, as `layout` writes them; empty: not told."""
 
-    def layout(self) -> layouts.Layout:
+    def layout(self) -> Layout:
         """Its tensors, () where they were not told. Raises BadMessage unless they are what the
         digest says."""
         if not self.description:

@@ -10,9 +10,9 @@ import numpy as np
 
 from edgetrain.exchange.hub.contributions import NOT_FINITE
 from edgetrain.exchange.hub.members import Peer
-from edgetrain.exchange.messages import Base, Buffer
+from edgetrain.exchange.messages import Base
 from edgetrain.vectors.parts import base_parts
-from edgetrain.vectors.vector import Vector, all_finite
+from edgetrain.vectors.vector import Buffer, Vector, all_finite
 
 
 def base_messages(base: Vector) -> list[Base]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from edgetrain.codecs import Codec
 from edgetrain.errors import BadPayload
-from edgetrain.exchange.messages import Buffer
-from edgetrain.vectors.vector import Vector, all_finite
+from edgetrain.vectors.vector import Buffer, Vector, all_finite
 
 NOT_FINITE = "an element is not a finite number"
 

@@ -22,7 +22,7 @@ from typing import BinaryIO
 from edgetrain.errors import BadMessage, ConfigError, EdgetrainError
 from edgetrain.exchange.hub import records
 from edgetrain.exchange.hub.records import Record, Round, State
-from edgetrain.exchange.messages import Buffer
+from edgetrain.vectors.vector import Buffer
 
 _PREFIX = struct.Struct("<4sIQI")
 _CHECK = struct.Struct("<I")

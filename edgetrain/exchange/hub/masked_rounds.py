@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from edgetrain.exchange.hub.members import Peer, Roster
 from edgetrain.exchange.masks.terms import Agreement
-from edgetrain.exchange.messages import MAX_BLOCK_ROUNDS, Buffer, Masking
+from edgetrain.exchange.messages import MAX_BLOCK_ROUNDS, Masking
+from edgetrain.vectors.vector import Buffer
 
 if TYPE_CHECKING:
     from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing, Sum

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from edgetrain.exchange.hub.records import Seat
-from edgetrain.exchange.messages import Buffer
 from edgetrain.exchange.transport import owner_of
+from edgetrain.vectors.vector import Buffer
 
 AWAY = 4
 """Members that were given up and may come back are remembered: so many times those that may be

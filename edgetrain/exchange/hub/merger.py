@@ -16,12 +16,11 @@ import numpy as np
 from edgetrain.codecs import Codec, Feedback, bound, memory
 from edgetrain.exchange.hub.contributions import Contribution, Guarded, Piece, Spoilt, find_spoilt
 from edgetrain.exchange.hub.records import Round, State
-from edgetrain.exchange.messages import Buffer
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.parts import parts_of
-from edgetrain.vectors.pool import Vectors
-from edgetrain.vectors.vector import Vector, all_finite, combine, tile_sum, tiles
+from edgetrain.vectors.pool import VectorPool
+from edgetrain.vectors.vector import Buffer, Layout, Vector, all_finite, combine, tile_sum, tiles
 
 if TYPE_CHECKING:
     from edgetrain.exchange.masks.aggregator import Sum
@@ -97,12 +96,12 @@ class Merger:
         self._keeps_base = keeps_base
         self._masked = masked
         self._elements = 0
-        self._memory = Vectors(0)
+        self._memory = VectorPool(0)
         self._early = _Early()
 
     # -- the model ----------------------------------------------------------------------------
 
-    def bind(self, layout: layouts.Layout, elements: int) -> None:
+    def bind(self, layout: Layout, elements: int) -> None:
         """The model is this one; an empty layout: its tensors are not known. ConfigError if the
         codecs cannot do with it; then nothing has changed."""
         self.codec, self.reply_codec = (bound(codec, layout) for codec in self.codecs)
@@ -120,7 +119,7 @@ class Merger:
         self.base = None
 
     def _make_room(self) -> None:
-        self._memory = Vectors(self._elements)
+        self._memory = VectorPool(self._elements)
         self.replies = memory(self.reply_codec, self._elements)
 
     def unsent(self) -> dict[str, Vector]:
@@ -165,7 +164,7 @@ class Merger:
         that is never seen whole here, or turns out otherwise, is merged at the close."""
         early = self._early
         if early.merged is None:
-            early.merged = self._memory.take()
+            early.merged = self._memory.borrow_vector()
         with contextlib.suppress(Spoilt):  # the close will meet it again
             self._merge_part(chosen, part, early.merged)
             early.payloads.append([contribution.payloads[part] for contribution in chosen])
@@ -177,7 +176,7 @@ class Merger:
         the base. `end`: what became of masked ones. Raises Spoilt if one has to be left out;
         then the base is as it was."""
         counted, merged, cuts = (
-            self._merge(given) if end is None else _summed(given, end, self._memory.take())
+            self._merge(given) if end is None else _summed(given, end, self._memory.borrow_vector())
         )
         if not self.replies.lossless and counted:
             self._check_size(merged, counted)
@@ -193,7 +192,7 @@ class Merger:
         """The same round again, from what a journal kept of it; the checksum of the base after
         it."""
         if self.replies.lossless:
-            merged = self._memory.take()
+            merged = self._memory.borrow_vector()
             parts = parts_of(self._elements, self.reply_codec.part_elements)
             for here, payload in zip(parts, record.reply, strict=True):
                 self.reply_codec.decode(payload, merged[here])
@@ -217,7 +216,7 @@ class Merger:
     def _merge(self, chosen: Sequence[Contribution]) -> tuple[Sequence[Contribution], Vector, Cuts]:
         """What counts of the contributions, what they became, and who was cut."""
         early, self._early = self._early, _Early()
-        merged = self._memory.take() if early.merged is None else early.merged
+        merged = self._memory.borrow_vector() if early.merged is None else early.merged
         if not chosen:
             merged[:] = 0
             return chosen, merged, ()

@@ -13,10 +13,9 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from edgetrain.errors import BadMessage
-from edgetrain.exchange.messages import Buffer
+from edgetrain.vectors.vector import Buffer, Vector
 
 LAYOUT = 1
 """Of the records' fields; goes up when they change."""
@@ -108,8 +107,8 @@ class State:
     """Members that were given up and may come back."""
     checksums: tuple[tuple[int, int], ...]
     """(replies, checksum of the base after them), as far back as the hub remembers."""
-    base: NDArray[np.float32] | None = field(repr=False)
-    memory: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+    base: Vector | None = field(repr=False)
+    memory: Mapping[str, Vector] = field(default_factory=dict, repr=False)
     """What a lossy reply codec has not sent yet."""
 
 

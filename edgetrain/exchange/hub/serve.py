@@ -22,16 +22,9 @@ from edgetrain.exchange.hub.effects import (
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.limits import Rate, Refusals
-from edgetrain.exchange.messages import (
-    PROTOCOL,
-    Buffer,
-    Message,
-    Refuse,
-    other_protocol,
-    pack,
-    unpack,
-)
+from edgetrain.exchange.messages import PROTOCOL, Message, Refuse, other_protocol, pack, unpack
 from edgetrain.exchange.transport import HubTransport
+from edgetrain.vectors.vector import Buffer
 
 Clock = Callable[[], float]
 

@@ -19,17 +19,8 @@ from edgetrain.exchange.masks import primitives
 from edgetrain.exchange.masks.fixed_point import FixedPoint, Words
 from edgetrain.exchange.masks.masker import pair_key
 from edgetrain.exchange.masks.terms import Agreement
-from edgetrain.exchange.messages import (
-    Advertise,
-    Buffer,
-    Masking,
-    Rekey,
-    Reveal,
-    Roster,
-    Shares,
-    Unmask,
-)
-from edgetrain.vectors.vector import Vector
+from edgetrain.exchange.messages import Advertise, Masking, Rekey, Reveal, Roster, Shares, Unmask
+from edgetrain.vectors.vector import Buffer, Vector
 
 Outgoing: TypeAlias = list[tuple[str, Masking]]
 """Messages, by the name of the member that each is for."""

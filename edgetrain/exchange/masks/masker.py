@@ -18,17 +18,8 @@ from edgetrain.exchange.masks import payloads as forms
 from edgetrain.exchange.masks import primitives
 from edgetrain.exchange.masks.fixed_point import FixedPoint, Words
 from edgetrain.exchange.masks.terms import Agreement
-from edgetrain.exchange.messages import (
-    Advertise,
-    Buffer,
-    Masking,
-    Rekey,
-    Reveal,
-    Roster,
-    Shares,
-    Unmask,
-)
-from edgetrain.vectors.vector import Vector
+from edgetrain.exchange.messages import Advertise, Masking, Rekey, Reveal, Roster, Shares, Unmask
+from edgetrain.vectors.vector import Buffer, Vector
 
 State = Literal["soon", "ready", "out"]
 """Of a round: its masks are being set up; it can be contributed to; this member has no part in it.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from edgetrain.errors import BadMessage
 from edgetrain.exchange.masks.terms import Agreement
-from edgetrain.exchange.messages import Buffer
+from edgetrain.vectors.vector import Buffer
 
 SEED, KEY, TAG = 16, 32, 16
 

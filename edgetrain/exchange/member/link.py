@@ -24,7 +24,6 @@ from edgetrain.exchange.messages import (
     PROTOCOL,
     Base,
     Beat,
-    Buffer,
     Contribute,
     Join,
     Leave,
@@ -46,8 +45,8 @@ from edgetrain.exchange.seam import CatchUp, Past, Request, RoundReply
 from edgetrain.exchange.transport import MemberTransport, Reconnecting
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.parts import base_parts, parts_of
-from edgetrain.vectors.pool import Vectors
-from edgetrain.vectors.vector import Vector
+from edgetrain.vectors.pool import VectorPool
+from edgetrain.vectors.vector import Buffer, Vector
 
 if TYPE_CHECKING:
     from edgetrain.exchange.masks.masker import Masker
@@ -148,7 +147,7 @@ class Link:
         self._factors: codecs.PowerSGD | None = None
         self._given = 0
         """The hub has what this member gave to rounds before this one, in a life before this."""
-        self.memory = Vectors(0)
+        self.memory = VectorPool(0)
         """Where replies are put, once it has joined. Contributions made in it need no more than
         that: what has been sent is free when the reply comes."""
 
@@ -244,7 +243,7 @@ class Link:
         self.reply_codec = codecs.bound(codecs.parse(welcome.reply_codec), layout)
         self._feedback = None
         self._members = welcome.members
-        self.memory = Vectors(self._elements)
+        self.memory = VectorPool(self._elements)
         self._masker = _masker_of(welcome, request, self._elements)
         self._name, self._epoch, self._beat_s = welcome.name, welcome.epoch, welcome.beat_s
         self._silence_s = max(20.0, SILENT_BEATS * welcome.beat_s)
@@ -339,7 +338,7 @@ class Link:
             if state == "out":
                 log.info("%s has no part in round %d: its keys came too late", self._name, round)
                 continue
-            masked = self.memory.take().view(np.uint32)
+            masked = self.memory.borrow_vector().view(np.uint32)
             masker.mask(round, waiting.vector, waiting.weight, masked)
             if masker.cut and not self._told_of_cut:
                 self._told_of_cut = True
@@ -381,7 +380,7 @@ class Link:
         payloads = self.codec.encode(contribution)
         if self.codec.lossless:
             return payloads, None
-        read = self.memory.take()
+        read = self.memory.borrow_vector()
         parts = parts_of(self._elements, self.codec.part_elements)
         for here, payload in zip(parts, payloads, strict=True):
             self.codec.decode(payload, read[here])
@@ -505,7 +504,7 @@ class Link:
         sizes = [memoryview(part).nbytes for part in self._parts]
         if sizes != [4 * (part.stop - part.start) for part in here]:
             raise BadMessage(f"a base of {sizes} bytes for {self._elements} elements")
-        base = self.memory.take()
+        base = self.memory.borrow_vector()
         for where, part in zip(here, self._parts, strict=True):
             base[where] = np.frombuffer(part, np.float32)
         return base
@@ -553,7 +552,9 @@ class Link:
         """
         if not self.reply_codec.lossless:
             return None
-        return self.memory.take_spare() if round == self._submitted else self.memory.take()
+        return (
+            self.memory.borrow_spare() if round == self._submitted else self.memory.borrow_vector()
+        )
 
     def _decoded(self, arrival: _Arrival) -> list[Vector]:
         """All pieces, before any is used: a bad part must leave the member unchanged."""
@@ -564,7 +565,7 @@ class Link:
             for here, payload in zip(parts, arrival.payloads, strict=True):
                 check_length("fp32", memoryview(payload).nbytes, 4 * (here.stop - here.start))
             return [np.frombuffer(payload, np.float32) for payload in arrival.payloads]
-        vector = self.memory.take()
+        vector = self.memory.borrow_vector()
         for here, payload in zip(parts, arrival.payloads, strict=True):
             self.reply_codec.decode(payload, vector[here])
         return [vector]

@@ -13,8 +13,8 @@ import struct
 
 import zmq
 
-from edgetrain.exchange.messages import Buffer
 from edgetrain.exchange.transport import SILENCE_S
+from edgetrain.vectors.vector import Buffer
 
 ZERO_COPY_BYTES = 1 << 16
 """Below this size a copy is cheaper than the bookkeeping that avoids it."""

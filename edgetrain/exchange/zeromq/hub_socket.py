@@ -15,7 +15,6 @@ from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.pairs import spell
 from edgetrain.exchange.limits import Refusals
-from edgetrain.exchange.messages import Buffer
 from edgetrain.exchange.transport import Traffic, owner_of
 from edgetrain.exchange.zeromq.door import (
     _AT_THE_DOOR,
@@ -39,6 +38,7 @@ from edgetrain.exchange.zeromq.tcp_counters import (
     _traffic,
 )
 from edgetrain.vectors.allocator import keep_freed
+from edgetrain.vectors.vector import Buffer
 
 
 class HubSocket:

@@ -15,7 +15,6 @@ from zmq.utils.monitor import parse_monitor_message
 from edgetrain.errors import HubUnreachable, Refused
 from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.keys.pairs import Credentials
-from edgetrain.exchange.messages import Buffer
 from edgetrain.exchange.transport import Traffic, owned
 from edgetrain.exchange.zeromq.door import (
     _FAILED,
@@ -29,6 +28,7 @@ from edgetrain.exchange.zeromq.tcp_counters import (
     _tcp_info,
     _traffic,
 )
+from edgetrain.vectors.vector import Buffer
 
 
 class MemberSocket:

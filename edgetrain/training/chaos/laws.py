@@ -16,11 +16,10 @@ from edgetrain import codecs, strategies
 from edgetrain.codecs import Codec, Layout
 from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.exchange.hub.records import Round
-from edgetrain.exchange.messages import Buffer
 from edgetrain.jobs.job import Job
 from edgetrain.strategies.merging.rule import SliceRule
 from edgetrain.training.chaos.schedule import Happening
-from edgetrain.vectors.vector import Vector, checksum
+from edgetrain.vectors.vector import Buffer, Vector, checksum
 
 
 class Witness:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgetrain.exchange.messages import Base, Buffer, Contribute, unpack
+from edgetrain.exchange.messages import Base, Contribute, unpack
+from edgetrain.vectors.vector import Buffer
 
 _HEAD = struct.Struct("<cQIQ")
 

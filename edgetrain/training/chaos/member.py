@@ -16,12 +16,12 @@ from pathlib import Path
 from edgetrain.errors import HubUnreachable, Refused
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.messages import Buffer
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.job import Job
 from edgetrain.training.chaos.clock import Clock
 from edgetrain.training.chaos.ledger import End, Ledger
 from edgetrain.training.chaos.standin import StandIn
+from edgetrain.vectors.vector import Buffer
 
 ELEMENTS = 2000
 """Of the stand-in's vector."""

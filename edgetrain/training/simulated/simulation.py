@@ -25,7 +25,7 @@ from edgetrain.exchange.hub.effects import Closed, Note
 from edgetrain.exchange.hub.journal import Disk, Journal
 from edgetrain.exchange.hub.records import Record, Round
 from edgetrain.exchange.hub.serve import serve
-from edgetrain.exchange.messages import Buffer, Contribute, unpack
+from edgetrain.exchange.messages import Contribute, unpack
 from edgetrain.exchange.seam import Request
 from edgetrain.fleet import devices, networks
 from edgetrain.fleet.networks import Fault
@@ -46,6 +46,7 @@ from edgetrain.training.recorder import HubRecorder
 from edgetrain.training.simulated import local
 from edgetrain.training.simulated.virtual import SECOND, Process, World
 from edgetrain.training.simulated.wires import MemberWire, SimulatedNetwork
+from edgetrain.vectors.vector import Buffer
 
 RETRY_S = 5.0
 """Pause of a device whose name the hub still has for taken."""

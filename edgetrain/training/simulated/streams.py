@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edgetrain.exchange.messages import Buffer
 from edgetrain.fleet.networks.links.fluid import HEADERS, Way
 from edgetrain.fleet.networks.links.loss_recovery import LONGEST_TIMEOUT_NS
 from edgetrain.fleet.networks.links.window import MSS, Window
 from edgetrain.training.simulated.virtual import World
+from edgetrain.vectors.vector import Buffer
 
 SEND_LIMIT_BYTES = 4 << 20
 """The most that one connection has unacknowledged: what Linux allows by default (tcp_wmem)."""

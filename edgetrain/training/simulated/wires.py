@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from edgetrain.exchange.messages import Buffer
 from edgetrain.exchange.transport import SILENCE_S, Traffic
 from edgetrain.fleet.networks import Fault, Profile, Site
 from edgetrain.fleet.networks.faults import Schedule
@@ -19,6 +18,7 @@ from edgetrain.fleet.networks.links.window import MSS
 from edgetrain.training.simulated.lossy import LossyStream
 from edgetrain.training.simulated.streams import Frames, Path, Stream, wire_bytes
 from edgetrain.training.simulated.virtual import SECOND, Mailbox, World
+from edgetrain.vectors.vector import Buffer
 
 HANDSHAKES, HANDSHAKE_BYTES = 3, 64
 """Round trips of TCP's and ZMTP's greetings before the first message, and bytes in each."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.strategies.displacement import Displacement
-from edgetrain.vectors.pool import Vectors
+from edgetrain.vectors.pool import VectorPool
 
 
 def address(vector) -> int:
@@ -16,13 +16,13 @@ def address(vector) -> int:
 
 
 def test_a_vector_nobody_looks_at_is_used_again():
-    vectors = Vectors(1000)
-    first = vectors.take()
+    vectors = VectorPool(1000)
+    first = vectors.borrow_vector()
     where = address(first)
     assert (first.size, first.dtype, first.flags.writeable) == (1000, np.float32, True)
-    assert address(vectors.take()) != where
+    assert address(vectors.borrow_vector()) != where
     del first
-    assert where in {address(one) for one in [vectors.take(), vectors.take()]}
+    assert where in {address(one) for one in [vectors.borrow_vector(), vectors.borrow_vector()]}
 
 
 @pytest.mark.parametrize(
@@ -37,20 +37,20 @@ def test_a_vector_nobody_looks_at_is_used_again():
     ],
 )
 def test_any_view_keeps_the_memory_from_being_used_again(look):
-    vectors = Vectors(1000)
-    vector = vectors.take()
+    vectors = VectorPool(1000)
+    vector = vectors.borrow_vector()
     where = address(vector)
     held = look(vector)
     del vector
-    taken = [vectors.take() for _ in range(3)]
+    taken = [vectors.borrow_vector() for _ in range(3)]
     assert where not in {address(one) for one in taken}
     del held
-    assert address(vectors.take()) == where
+    assert address(vectors.borrow_vector()) == where
 
 
 @given(st.lists(st.integers(0, 5), max_size=60))
 def test_no_two_living_vectors_share_memory_and_none_is_made_without_need(slots):
-    vectors = Vectors(16)
+    vectors = VectorPool(16)
     held: dict[int, object] = {}
     seen = set()
     most = 0
@@ -58,7 +58,7 @@ def test_no_two_living_vectors_share_memory_and_none_is_made_without_need(slots)
         if slot in held:
             del held[slot]
             continue
-        vector = vectors.take()
+        vector = vectors.borrow_vector()
         seen.add(address(vector))
         held[slot] = vector[2:4].data
         del vector
@@ -84,12 +84,12 @@ def test_a_contribution_that_is_still_being_sent_is_never_written(delay):
 
 
 def test_a_spare_vector_takes_no_new_memory():
-    vectors = Vectors(10)
-    assert vectors.take_spare() is None
-    first = vectors.take()
+    vectors = VectorPool(10)
+    assert vectors.borrow_spare() is None
+    first = vectors.borrow_vector()
     where = address(first)
-    assert vectors.take_spare() is None
+    assert vectors.borrow_spare() is None
     del first
-    again = vectors.take_spare()
+    again = vectors.borrow_spare()
     assert again is not None
     assert address(again) == where
