@@ -3,7 +3,7 @@
     python benchmarks/recovery.py --kills 200    # about 6 minutes
     python benchmarks/recovery.py --kills 0      # only the journal's price
 
-A hub is a process of its own (`edgetrain hub`), two members are threads here, over ZeroMQ. The
+A hub is a process of its own, two members are threads here, over ZeroMQ. The
 hub is SIGKILLed at random instants, some of them while members are still coming back, and resumed.
 Then the same steps are run without a kill. Verdicts: the base has the same bits; every contribution
 that was answered is in the journal, once; no answered round is missing after a restart; the seconds
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,12 @@ from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import CatchUp
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.jobs.reading import load
 from edgetrain.strategies.half import MemberHalf
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.chaos.hub import HubProcess, free_port
 from edgetrain.training.chaos.standin import StandIn
+from edgetrain.training.hub import HubRequest
 
 MEMBERS = 2
 BEAT_S = 0.5
@@ -98,7 +101,8 @@ def run(
 ) -> tuple[int, dict[str, Any]]:
     """One run; how many steps it took, and what there is to say."""
     address = f"tcp://localhost:{free_port()}"
-    hub = HubProcess(cwd, *KEYS, "--any-job", "--bind", address)
+    request = HubRequest(load(None, KEYS), address, any_job=True, runs=cwd / "runs")
+    hub = HubProcess(cwd, request)
     hub.when("members join")
     trainers = [Trainer(i, elements) for i in range(MEMBERS)]
     for trainer in trainers:
@@ -117,7 +121,7 @@ def run(
         time.sleep(rng.uniform(0.0, 0.4))
         hub.kill()
         answered = max(trainer.next for trainer in trainers)
-        hub = HubProcess(cwd, "--resume", str(folder), "--bind", address)
+        hub = HubProcess(cwd, replace(request, resume=folder))
         listening = hub.when("members join")
         goes_on = next(line for _, line in hub.said if "goes on after" in line)
         lost += max(0, answered - int(goes_on.split()[3]))

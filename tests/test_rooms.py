@@ -67,7 +67,6 @@ def test_rooms_import_only_what_they_may():
     assert not wrong, "\n".join(sorted(wrong))
 
 
-@pytest.mark.xfail(reason="the rooms are being built")
 def test_no_import_cycles():
     known = modules()
     left = {name: imported(path, known) - {name} for name, path in known.items()}

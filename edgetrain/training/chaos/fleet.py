@@ -38,6 +38,7 @@ from edgetrain.training.chaos.laws import Ended, Merging, Outcome, Witness, judg
 from edgetrain.training.chaos.ledger import End, Given
 from edgetrain.training.chaos.member import AGAIN, Post
 from edgetrain.training.chaos.schedule import Happening
+from edgetrain.training.hub import HubRequest
 from edgetrain.training.processes import Child
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.vector import Vector
@@ -177,14 +178,17 @@ class _Fleet:
         ring = Keyring(folder / "keys")
         hub_key = ring.init(new_pair).public
         self._clock = stack.enter_context(closing(Clock(folder / "hub.clock")))
-        to, self._listen = self._network(stack)
+        to, bind = self._network(stack)
+        self._hub_request = HubRequest(
+            self._job, bind, keys=ring.path, any_job=not setting.task, runs=folder / "runs"
+        )
         self._members = [
             self._member(index, to[index], ring, hub_key, stack) for index in range(len(to))
         ]
         self._healing: list[tuple[float, Happening]] = []
         """What is to be undone, and when."""
         runs.write_job(folder, self._job.to_dict())
-        self._hub = self._start_hub("job.toml", *([] if setting.task else ["--any-job"]))
+        self._hub = self._start_hub()
         stack.callback(lambda: self._hub.kill())
         stack.callback(self._end_members)
         self._hub.when("members join")
@@ -192,18 +196,18 @@ class _Fleet:
             self._start(each)
         self._hub.when("hub started")
         (self._run_folder,) = (folder / "runs").iterdir()
+        self._hub_request = replace(self._hub_request, resume=self._run_folder)
         self._initial = self._begun_with()
 
     # -- starting and ending ------------------------------------------------------------------
 
-    def _network(self, stack: ExitStack) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
-        """Where each forwarder leads, and the words that the hub listens with: through emulated
-        links where the job has some."""
+    def _network(self, stack: ExitStack) -> tuple[list[tuple[str, int]], str]:
+        """Host and port that each forwarder connects to, through an emulated link if the job has
+        any; and the address that the hub listens at."""
         members = self._job.fleet.members
-        keys = ("--keys", str(self._folder / "keys"))
         if not self._setting.is_linked:
             here = ("127.0.0.1", free_port())
-            return [here] * members, ("--bind", f"tcp://127.0.0.1:{here[1]}", *keys)
+            return [here] * members, f"tcp://127.0.0.1:{here[1]}"
         links = stack.enter_context(
             networks.emulate(
                 [networks.load(name) for name in self._setting.networks],
@@ -213,7 +217,7 @@ class _Fleet:
             )
         )
         to = [split_address(links.attachment(index).address) for index in range(members)]
-        return to, ("--bind", links.hub_address, *keys)
+        return to, links.hub_address
 
     def _member(
         self, index: int, to: tuple[str, int], ring: Keyring, hub_key: bytes, stack: ExitStack
@@ -234,8 +238,8 @@ class _Fleet:
         )
         return _Member(post, way, stack.enter_context(closing(Clock(post.path("clock")))))
 
-    def _start_hub(self, *words: str) -> HubProcess:
-        return HubProcess(self._folder, *words, *self._listen, program=self._setting.program)
+    def _start_hub(self) -> HubProcess:
+        return HubProcess(self._folder, self._hub_request, self._setting.program)
 
     def _start(self, each: _Member) -> None:
         if each.child is not None:
@@ -300,7 +304,7 @@ class _Fleet:
         kept_down = any(happening.kind in ("hub", "disk") for _, happening in self._healing)
         just_now = time.monotonic() - self._hub.began < RESTART_S
         if self._hub.process.poll() and not kept_down and not just_now:
-            self._hub = self._start_hub("--resume", str(self._run_folder))
+            self._hub = self._start_hub()
 
     def _mind_members(self) -> None:
         for each in self._members:

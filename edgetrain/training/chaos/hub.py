@@ -1,12 +1,15 @@
-"""`edgetrain hub` as a process that is watched, killed and resumed.
+"""A job's hub as a process of its own that is watched, killed and resumed.
 
-The parent's side, and what runs in the process: the command itself, with another clock.
+`HubProcess` is the parent's side; `main` is what runs in the process: `training.hub`, with a clock
+that can jump. Its request comes as JSON:
 
-    python -m edgetrain.training.chaos.hub PARENT CLOCK WORDS…
+    python -m edgetrain.training.chaos.hub PARENT CLOCK REQUEST
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import signal
 import socket
@@ -15,33 +18,39 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.fleet.catalog import PACKAGE_PARENT
+from edgetrain.fleet.networks.emulation import linux
+from edgetrain.jobs import reading
+from edgetrain.training.chaos.clock import Clock
+from edgetrain.training.hub import HubRequest, serve_job
+from edgetrain.training.stopping import Stop
 
 OURS = (sys.executable, "-m", "edgetrain.training.chaos.hub")
-"""The program that a hub is, unless another one is wanted."""
+"""The program that serves the hub, unless a test wants another one."""
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listened on a moment ago."""
+    """A TCP port of this machine that is free at the moment."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])
 
 
 class HubProcess:
-    """A hub with these words on its command line, in the folder `cwd`, and when it said what.
+    """A hub in a process of its own, in the folder `cwd`, and the lines that it has said.
 
-    What it says is added to `cwd`/hub.log. Its clock is the file `cwd`/hub.clock. It is killed when
-    the thread that made it ends, however that comes about.
+    The lines are also appended to `cwd`/hub.log. Its clock is the file `cwd`/hub.clock. The kernel
+    kills it when the thread that made it ends. `said` are (time.monotonic(), line).
     """
 
-    def __init__(self, cwd: Path, *words: str, program: Sequence[str] = OURS) -> None:
+    def __init__(self, cwd: Path, request: HubRequest, program: Sequence[str] = OURS) -> None:
         self.said: list[tuple[float, str]] = []
         self.began = time.monotonic()
         self._log = cwd / "hub.log"
-        command = [*program, str(os.getpid()), str(cwd / "hub.clock"), *words]
+        command = [*program, str(os.getpid()), str(cwd / "hub.clock"), to_json(request)]
         self.process = subprocess.Popen(
             command, cwd=cwd, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
@@ -59,9 +68,9 @@ class HubProcess:
                 log.flush()
 
     def when(self, text: str, count: int = 1, patience_s: float = 60.0) -> float:
-        """When it said so for the `count`-th time, by time.monotonic(); waits for it.
+        """Wait for the `count`-th line that contains `text`; its time, by time.monotonic().
 
-        Raises EdgetrainError when it has ended, or `patience_s` have passed, without.
+        Raises EdgetrainError if the process ends, or `patience_s` pass, before that line.
         """
         until = time.monotonic() + patience_s
         while True:
@@ -75,34 +84,50 @@ class HubProcess:
             time.sleep(0.002)
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is over. Works twice."""
+        """Send SIGKILL and wait for the end. Works twice."""
         self.process.kill()
         self.process.wait()
         self._listening.join()
 
 
 def _environment() -> dict[str, str]:
-    """In another folder the same edgetrain is found."""
+    """This process's environment, with which the same edgetrain is found from any folder."""
     paths = [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def main(words: Sequence[str]) -> int:
-    """What runs in the process: `edgetrain hub`, by a clock that can jump."""
-    from edgetrain.cli import hub
-    from edgetrain.cli.parser import parser
-    from edgetrain.fleet.networks.emulation import linux
-    from edgetrain.training.chaos.clock import Clock
+def to_json(request: HubRequest) -> str:
+    """The request as text, for `from_json`."""
+    return json.dumps({**asdict(request), "job": request.job.to_dict()}, default=str)
 
-    parent, clock, *rest = words
+
+def from_json(text: str) -> HubRequest:
+    """The request that `to_json` wrote; ConfigError for a job that cannot be."""
+    table = json.loads(text)
+    folders = {
+        name: Path(table[name])
+        for name in ("keys", "journal", "resume", "runs")
+        if isinstance(table[name], str)
+    }
+    return HubRequest(**{**table, **folders, "job": reading.parse(table["job"])})
+
+
+def main(words: Sequence[str]) -> int:
+    """What runs in the process: a hub by a clock that can jump, its lines on stdout."""
+    parent, clock, request = words
     linux.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(parent):
         return 1
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    log = logging.getLogger("edgetrain.hub")
+    log.setLevel(logging.INFO)
     try:
-        return hub.run(parser().parse_args(["hub", *rest]), Clock(Path(clock)))
+        with Stop().installed() as stop:
+            serve_job(from_json(request), stop, log.info, log.warning, Clock(Path(clock)))
     except EdgetrainError as error:
-        print(f"edgetrain: {error}", flush=True)
+        log.error("edgetrain: %s", error)
         return 2
+    return 0
 
 
 if __name__ == "__main__":

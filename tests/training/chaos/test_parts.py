@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.chaos import fleet, ledger, schedule
 from edgetrain.training.chaos.clock import Clock
 from edgetrain.training.chaos.fleet import Setting
+from edgetrain.training.chaos.hub import from_json, to_json
 from edgetrain.training.chaos.laws import Ended, Merging, Witness, judge
 from edgetrain.training.chaos.ledger import End, Given, Ledger
 from edgetrain.training.chaos.schedule import Happening
 from edgetrain.training.chaos.trials import Schedules
+from edgetrain.training.hub import HubRequest
 from edgetrain.vectors.vector import checksum
 
 
@@ -55,6 +58,16 @@ def test_real_processes_have_a_share_of_the_time_by_the_patience_of_their_hub():
 def test_what_cannot_be_judged_is_refused(words, says):
     with pytest.raises(ConfigError, match=says):
         Setting(config.load(None, words))
+
+
+@pytest.mark.parametrize("journal", [True, False, Path("elsewhere")])
+def test_a_hub_process_is_told_its_whole_request(journal):
+    job = config.load(None, ["members=3", "strategy=dga", "delay=auto"])
+    request = HubRequest(
+        job, "tcp://lo:7", True, Path("keys"), True, journal, Path("runs/one"), Path("elsewhere")
+    )
+    assert from_json(to_json(request)) == request
+    assert from_json(to_json(HubRequest(job, "tcp://*:0"))) == HubRequest(job, "tcp://*:0")
 
 
 # -- ledgers and clocks ---------------------------------------------------------------------------

@@ -1,0 +1,171 @@
+"""A job's hub: assembled from plain values, and served until the job is over.
+
+A hub is a protocol (`exchange.hub`) on a socket, with a journal that it can be resumed from and a
+run folder that it is recorded in. `edgetrain hub` and the hub process of chaos tests both run it.
+Nothing here prints: the caller passes functions for the lines that people read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.exchange.addresses import Interface, Listening, listen_on, split_address
+from edgetrain.exchange.hub.effects import Note
+from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.hub.terms import ANY_JOB
+from edgetrain.exchange.keys.gate import Gate
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.keyring import folder as key_folder
+from edgetrain.exchange.keys.pairs import spell
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
+from edgetrain.jobs.building import hub_of, journal_settings, message_limit
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.reading import load
+from edgetrain.runs import folder as run_folders
+from edgetrain.runs.summary import summarise
+from edgetrain.training.recorder import HubRecorder
+from edgetrain.training.stopping import Stop
+
+Say = Callable[[str], None]
+"""Gets one line at a time, for people to read."""
+
+
+@dataclass(frozen=True)
+class HubRequest:
+    """Which hub to serve: what the arguments of `edgetrain hub` mean."""
+
+    job: Job
+    bind: str
+    """tcp://HOST:PORT; HOST is an address, a name, an interface, or * for all; port 0: any free."""
+    insecure: bool = False
+    """Encrypt nothing and admit every peer."""
+    keys: Path | None = None
+    """The folder of this machine's keys; None: the usual one, used if other machines may join."""
+    any_job: bool = False
+    """Admit members whatever job they run, if their models are equal."""
+    journal: Path | bool = True
+    """The journal's folder; True: in the run folder; False: no journal."""
+    resume: Path | None = None
+    """The run folder of a hub that has ended: continue from its journal."""
+    runs: Path = Path("runs")
+    """Where a new run folder is made, if this is not resumed."""
+
+
+def job_to_resume(run: Path, overrides: list[str]) -> Job:
+    """The job in the run folder `run`, with "key=value" overrides. ConfigError if it has none."""
+    if not (run / run_folders.JOB).is_file():
+        raise ConfigError(f"{run} is no run folder", "it has no job.toml")
+    return load(run / run_folders.JOB, overrides)
+
+
+def serve_job(
+    request: HubRequest,
+    stop: Stop,
+    say: Say,
+    warn: Say,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Listen, announce the addresses, serve until the job is over; returns the number of rounds.
+
+    `stop` ends it: before training begins at once, afterwards behind a last snapshot. `warn` gets
+    what the journal complains about. Owns and closes the socket, the journal and the recorder.
+    Raises Stopped, ConfigError, NetworkError, and EdgetrainError if the journal cannot be written.
+    """
+    job = request.job
+    listening = listen_on(*split_address(request.bind))
+    gate = _gate(request, listening)
+    hub, journal = hub_of(job, any_job=request.any_job), None
+    socket = HubSocket(listening.bind, message_limit(job), gate)
+    folder, earlier_s = _run_folder(request)
+    if request.journal is not False:
+        where = folder / "journal" if request.journal is True else request.journal
+        journal = Journal(where, journal_settings(job), warn)
+        hub = _restored(hub, journal, request, clock, say)
+    _announce(listening.reachable, socket.port, gate, say)
+    say(f"waiting for {job.fleet.members} members; run folder: {folder}")
+    recorder = HubRecorder(folder, clock, socket.traffic, say=say, earlier_s=earlier_s)
+    socket.refusals.tell = lambda line: recorder(Note("refused", "?", line))
+    try:
+        stop.defer()
+        serve(hub, socket, clock, recorder, lambda: bool(stop.asked), journal)
+        if not hub.finished and hub.started and journal is not None:
+            _save_last(hub, journal)
+            say(f"stopped after {hub.round} rounds; go on with: edgetrain hub --resume {folder}")
+    finally:
+        recorder.close()
+        socket.close()
+        if journal is not None:
+            journal.close()
+        run_folders.write_summary(folder, summarise(folder, {"rounds": hub.round}))
+    if not hub.finished:
+        stop.check()
+    say(f"done: {hub.round} rounds")
+    return hub.round
+
+
+def _gate(request: HubRequest, listening: Listening) -> Gate | None:
+    """Which keys may connect; None: everyone, unencrypted."""
+    if request.insecure or (listening.local and request.keys is None):
+        return None
+    ring = Keyring(key_folder(request.keys))
+    if not ring.exists:
+        raise ConfigError(
+            f"{request.bind} lets other machines in, and this machine has no keys",
+            "make them with `edgetrain keys init`; inside a network you trust --insecure will do",
+        )
+    return Gate(ring)
+
+
+def _run_folder(request: HubRequest) -> tuple[Path, float]:
+    """The run folder, and the seconds of training that are already recorded in it."""
+    if request.resume is not None:
+        folder = request.resume
+        return folder, max((line["t"] for line in run_folders.read_metrics(folder)), default=0.0)
+    folder = run_folders.create(request.runs, request.job.name or "hub")
+    run_folders.write_job(folder, request.job.to_dict())
+    run_folders.write_environment(folder)
+    return folder, 0.0
+
+
+def _restored(
+    hub: Hub, journal: Journal, request: HubRequest, clock: Callable[[], float], say: Say
+) -> Hub:
+    """The hub to serve: as the journal has it, where that holds training that has begun."""
+    for line in journal.mended:
+        say(f"journal: {line}")
+    if journal.state is None:
+        if request.resume is not None:
+            say("the journal is empty: training had not begun")
+        return hub
+    if request.resume is None:
+        raise ConfigError(
+            f"the journal {journal.folder} is of a job that has begun",
+            "go on with --resume RUN, or name another folder",
+        )
+    if journal.state.agreed.endswith(ANY_JOB):
+        hub = hub_of(request.job, any_job=True)
+    hub.restore(journal.state, journal.records(), clock())
+    say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or 'nobody'}")
+    return hub
+
+
+def _announce(reachable: tuple[Interface, ...], port: int, gate: Gate | None, say: Say) -> None:
+    for interface in reachable:
+        shown = f"[{interface.address}]" if ":" in interface.address else interface.address
+        say(f"listening on {interface.name}: members join tcp://{shown}:{port}")
+    if gate is not None:
+        say(f"encrypted; its public key is {spell(gate.pair.public)}")
+
+
+def _save_last(hub: Hub, journal: Journal) -> None:
+    """Write a last snapshot, so that a resumed hub merges nothing again. The journal holds every
+    round without it: an error is not reported."""
+    with contextlib.suppress(EdgetrainError):
+        journal.save(hub.state(), hub.needed)
