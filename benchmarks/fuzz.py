@@ -48,7 +48,7 @@ from edgetrain.codecs import Codec
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.effects import Closed, Note
 from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
-from edgetrain.exchange.hub.members import Peer
+from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import MOST_UNREQUITED
@@ -496,7 +496,7 @@ class Attack(Room):
         """Throw in so many messages: remembered ones, or what would fit, most of them changed."""
         rng = self.rng
         greedy = self.frames // GREEDY_FRAMES % GREEDY_TURNS == 1
-        if not greedy and (peer := self.hub._peers.named("greedy")) is not None:
+        if not greedy and (peer := self.hub._members.named("greedy")) is not None:
             self.inbox.put((peer.sender, copied(pack(Leave("")))))  # rounds would wait for it
         for _ in range(count):
             if greedy and rng.random() < 0.1:
@@ -534,7 +534,7 @@ class Fitting:
     def message(self, sender: bytes) -> Message:
         """What may come next from there."""
         hub, rng = self._attack.hub, self._rng
-        peer = hub._peers.get(sender)
+        peer = hub._members.get(sender)
         if peer is None:
             away = [each for each in hub._away if not each.name.startswith("h")]
             if away and rng.random() < 0.5:
@@ -548,7 +548,7 @@ class Fitting:
         if draw < 0.06:
             return Beat()
         if not hub.started and draw < 0.8:
-            return Base(len(hub._upload), 1, bytes(4 * ELEMENTS))
+            return Base(len(hub._first_base), 1, bytes(4 * ELEMENTS))
         if hub._masks is not None:
             said = self._masking(peer)
             if said is not None:
@@ -557,7 +557,7 @@ class Fitting:
 
     def greedy(self, sender: bytes) -> Message:
         """What gets a base, or replies once more, for nothing."""
-        peer = self._attack.hub._peers.named("greedy")
+        peer = self._attack.hub._members.named("greedy")
         if peer is None:
             return Join(PROTOCOL, "", "model", ELEMENTS, "greedy", 1.0, 5, 9)
         if peer.sender == sender and self._rng.random() < 0.5:
@@ -574,7 +574,7 @@ class Fitting:
         session = self._rng.choice((0, 7, self._rng.randrange(1, 2**64)))
         return Join(PROTOCOL, "", "model", ELEMENTS, name, 1.0, 5, session)
 
-    def _resume(self, peer: Peer) -> Resume:
+    def _resume(self, peer: MemberRecord) -> Resume:
         hub, rng = self._attack.hub, self._rng
         applied = max(0, rng.choice((hub.round, peer.applied, hub.round - rng.randrange(9))))
         known = hub._checksums.get(applied, 0)
@@ -584,7 +584,7 @@ class Fitting:
             max(peer.next_round, oldest), oldest, rng.randrange(1, 4), rng.random() < 0.2,
         )  # fmt: skip
 
-    def _contribution(self, peer: Peer) -> Contribute:
+    def _contribution(self, peer: MemberRecord) -> Contribute:
         hub, rng = self._attack.hub, self._rng
         payloads = rng.choice(self._encoded)
         if hub._masks is not None:
@@ -596,7 +596,7 @@ class Fitting:
             rng.randrange(200), payloads[part % len(payloads)],
         )  # fmt: skip
 
-    def _masking(self, peer: Peer) -> Message | None:
+    def _masking(self, peer: MemberRecord) -> Message | None:
         """Keys, shares or revealed shares, of the right size."""
         hub, rng = self._attack.hub, self._rng
         assert hub._masks is not None

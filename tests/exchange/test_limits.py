@@ -10,7 +10,7 @@ from merging_room import ELEMENTS, Room, closed, filled, is_reply_to
 from edgetrain.codecs import Dense
 from edgetrain.exchange import limits
 from edgetrain.exchange.hub import rounds as exchange
-from edgetrain.exchange.hub.delay import AUTO_ROUNDS, MAX_AHEAD, MAX_IN_FLIGHT, Pace
+from edgetrain.exchange.hub.delay import AUTO_ROUNDS, MAX_AHEAD, MAX_IN_FLIGHT, AgreedDelay
 from edgetrain.exchange.hub.effects import Note, Send
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
@@ -121,7 +121,7 @@ def refusals(effects):
 
 def test_a_member_cannot_pile_up_rounds_at_the_hub():
     room = Room(Mean(), "ab")
-    most = room.hub._exchange.slack
+    most = room.hub._rounds.slack
     assert most == 8  # delay 0
     for round in range(most + 1):
         assert refusals(room.contribute("a", round, filled(1.0))) == []
@@ -130,8 +130,8 @@ def test_a_member_cannot_pile_up_rounds_at_the_hub():
 
 
 def test_slack_grows_with_the_delay_and_has_an_end():
-    assert Pace(1, 20).slack == 4 * 22
-    assert Pace(1, 10**9).slack == MAX_AHEAD
+    assert AgreedDelay(1, 20).slack == 4 * 22
+    assert AgreedDelay(1, 10**9).slack == MAX_AHEAD
 
 
 def test_a_member_that_takes_no_replies_is_given_up(monkeypatch):
@@ -155,6 +155,6 @@ def test_a_member_that_takes_no_replies_is_given_up(monkeypatch):
 
 
 def test_an_automatic_delay_does_not_grow_without_end_because_one_member_says_so():
-    pace = Pace(5, None)
+    pace = AgreedDelay(5, None)
     pace.measure(AUTO_ROUNDS - 1, [10**9])
     assert pace.delay == MAX_IN_FLIGHT * 5

@@ -267,7 +267,7 @@ def test_a_killed_member_does_not_stop_the_others(name, members, every, delay, r
     assert [m.state for m in survivors] == ["done"] * len(survivors)
     assert len({m.params.tobytes() for m in survivors}) == 1
     assert fleet.hub.finished
-    assert not fleet.hub._rounds, "contributions must not be kept for rounds nobody waits for"
+    assert not fleet.hub._open_rounds, "contributions must not be kept for rounds nobody waits for"
 
 
 @given(

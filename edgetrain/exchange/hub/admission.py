@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgetrain.errors import BadMessage
-from edgetrain.exchange.hub.checksums import Agreement
-from edgetrain.exchange.hub.members import Away, Peer, Roster
+from edgetrain.exchange.hub.checksums import BaseChecksums
+from edgetrain.exchange.hub.members import Away, MemberRecord, Members
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Join, Resume
 from edgetrain.vectors import layout as layouts
@@ -49,9 +49,9 @@ class Admission:
     terms: Terms
     policy: Policy
     model: Model
-    peers: Roster
+    members: Members
     away: Away
-    checksums: Agreement
+    checksums: BaseChecksums
     round: int
     started: bool
     finished: bool
@@ -79,42 +79,42 @@ class Admission:
                 f"{self.terms.strategy} is at round {self.round}, and the optimizer's state is "
                 "only in the members: use a displacement strategy (dga, fedavg) to join late"
             )
-        namesake = self.peers.named(join.name)
+        namesake = self.members.named(join.name)
         known = namesake or self.away.get(join.name)
         if known is not None and not known.may_be_at(sender):
             return "name", f"the name '{join.name}' is that of a member with another key"
-        there = self.peers.get(sender)
+        there = self.members.get(sender)
         if there is None and namesake is not None and namesake.unreachable_since is None:
             there = namesake
         if there is not None:
             return "name", f"a member named '{there.name}' is there already"
-        if len(self.peers) - (namesake is not None) >= self.policy.members:
+        if len(self.members) - (namesake is not None) >= self.policy.members:
             return self._full()
         return None
 
-    def other_at(self, sender: bytes, peer: Peer) -> WhyNot:
+    def other_at(self, sender: bytes, member: MemberRecord) -> WhyNot:
         """Why a member cannot go on over this connection: it is another one's, who is there."""
-        there = self.peers.get(sender)
-        if there is None or there is peer:
+        there = self.members.get(sender)
+        if there is None or there is member:
             return None
         return "name", f"this connection is that of '{there.name}'"
 
-    def why_not_back(self, sender: bytes, peer: Peer | None, message: Resume) -> WhyNot:
-        """The first rule that keeps a member from going on where it was; `peer` is whom it may
+    def why_not_back(self, sender: bytes, member: MemberRecord | None, message: Resume) -> WhyNot:
+        """The first rule that keeps a member from going on where it was; `member` is whom it may
         be."""
         if message.protocol != PROTOCOL:
             return self._other_protocol(message)
         if self.finished:
             return self._ended()
-        if not self.started or peer is None or peer.session != message.session:
+        if not self.started or member is None or member.session != message.session:
             return "session", f"the hub does not know the session of '{message.name}' (any more)"
         if self._has_another_model(message):
             return self._other_model(message)
-        if not peer.present and len(self.peers) >= self.policy.members:
+        if not member.present and len(self.members) >= self.policy.members:
             return self._full()
-        return self._why_not_in_step(peer, message) or self.other_at(sender, peer)
+        return self._why_not_in_step(member, message) or self.other_at(sender, member)
 
-    def _why_not_in_step(self, peer: Peer, message: Resume) -> WhyNot:
+    def _why_not_in_step(self, member: MemberRecord, message: Resume) -> WhyNot:
         """What keeps a member that is known from taking part in the rounds as they are now."""
         if message.applied > self.round:
             return "ahead", (
@@ -122,7 +122,7 @@ class Admission:
                 f"{self.round}"
             )
         first, most = max(message.oldest, message.submitted), self.slack + 1
-        if first - max(self.round, peer.first_round) > most:
+        if first - max(self.round, member.first_round) > most:
             return "order", f"round {first} is more than {most} ahead of {self.round}"
         known = self.checksums.get(message.applied)
         if known and message.checksum and known != message.checksum:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgetrain.exchange.hub.contributions import NOT_FINITE
-from edgetrain.exchange.hub.members import Peer
+from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.messages import Base
 from edgetrain.vectors.parts import base_parts
 from edgetrain.vectors.vector import Buffer, Vector, all_finite
@@ -21,18 +21,18 @@ def base_messages(base: Vector) -> list[Base]:
     return [Base(i, len(parts), base[here].data.cast("B")) for i, here in enumerate(parts)]
 
 
-class Upload:
+class FirstBase:
     """The parameters that all start from: whose they are, and how much of them is here."""
 
     def __init__(self) -> None:
-        self.uploader: Peer | None = None
+        self.uploader: MemberRecord | None = None
         self._payloads: list[Buffer] = []
 
     def __len__(self) -> int:
         """Parts that are here."""
         return len(self._payloads)
 
-    def expect(self, uploader: Peer | None) -> None:
+    def expect(self, uploader: MemberRecord | None) -> None:
         """From this member, from the beginning."""
         self.uploader = uploader
         self.forget()

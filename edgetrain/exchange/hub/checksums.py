@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 
-class Agreement:
+class BaseChecksums:
     """Checksums of base by the number of replies in it."""
 
     def __init__(self, known: Mapping[int, int] | None = None) -> None:

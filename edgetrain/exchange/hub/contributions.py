@@ -36,8 +36,8 @@ class Spoilt(Exception):
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One part of a contribution, as merge rules see it (`merge.Piece`). Raises Spoilt."""
+class ContributionPiece:
+    """One part of a contribution: what a merge rule sees as a `Piece`. Raises Spoilt."""
 
     contribution: Contribution
     part: int
@@ -63,7 +63,7 @@ class Piece:
             raise Spoilt(self.contribution, str(error)) from None
 
 
-class Guarded(Piece):
+class Guarded(ContributionPiece):
     """What a rule that judges contributions reads: finite, or its sender is at fault."""
 
     def read(self, out: Vector) -> None:

@@ -19,7 +19,7 @@ MAX_IN_FLIGHT = 128
 """Rounds that an automatic delay may hide, whatever members say they need."""
 
 
-class Pace:
+class AgreedDelay:
     """Of one job. `delay`: in local steps, of which a round has `every`; None: measured."""
 
     def __init__(self, every: int, delay: int | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgetrain.exchange.hub.members import Peer, Roster
+from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.masks.terms import Agreement
 from edgetrain.exchange.messages import MAX_BLOCK_ROUNDS, Masking
 from edgetrain.vectors.vector import Buffer
@@ -31,7 +31,7 @@ class Situation:
     """The oldest open one."""
     in_flight: int
     """Rounds that a member may be ahead of its replies."""
-    peers: Roster
+    members: Members
     given: Mapping[int, tuple[float, Collection[str]]]
     """Of open rounds that someone gave to: when they were opened, and who has given."""
     expected: Callable[[int], set[str]]
@@ -84,18 +84,20 @@ class MaskedRounds:
         """How many rounds ahead of the oldest open one a member's keys may begin."""
         return max(0, self._masks.next_first - round)
 
-    def skips(self, peer: Peer, round: int, oldest: int) -> bool:
+    def skips(self, member: MemberRecord, round: int, oldest: int) -> bool:
         """Whether a member goes on with `round` because it can give to none of those between: its
         keys came too late, or they were closed without it, and it knows. Rounds before `oldest`
         are closed."""
         most = self.reach(oldest) + MAX_BLOCK_ROUNDS
-        if not 0 < round - max(peer.next_round, oldest) <= most:
-            return peer.next_round < round <= oldest
-        return self._masks.may_skip(peer.name, max(peer.next_round, oldest), round)
+        if not 0 < round - max(member.next_round, oldest) <= most:
+            return member.next_round < round <= oldest
+        return self._masks.may_skip(member.name, max(member.next_round, oldest), round)
 
-    def why_not(self, peer: Peer, round: int, size: int, expected: int) -> tuple[str, str] | None:
+    def why_not(
+        self, member: MemberRecord, round: int, size: int, expected: int
+    ) -> tuple[str, str] | None:
         """What is wrong with a part of a contribution, if anything."""
-        if peer.name not in (self._masks.contributors(round) or ()):
+        if member.name not in (self._masks.contributors(round) or ()):
             return "masks", f"it has no part in the masks of round {round}"
         if size != expected:
             return "size", f"{size} bytes of masked elements, which take {expected}"
@@ -108,11 +110,11 @@ class MaskedRounds:
     def advance(self, now_is: Situation, now: float) -> tuple[Outgoing, list[str]]:
         """All that can go on: keys for later rounds, rounds to be unmasked, in whatever order they
         become whole. Messages to members, and remarks for people."""
-        masks, peers = self._masks, now_is.peers
+        masks, members = self._masks, now_is.members
         out: Outgoing = []
-        if masks.wants_block(now_is.round) and peers and not any(p.returning for p in peers):
+        if masks.wants_block(now_is.round) and members and not any(p.returning for p in members):
             out += self._begin(now_is, now)
-        out += masks.step(peers.names, self._patience_s, now)
+        out += masks.step(members.names, self._patience_s, now)
         for round in sorted({*now_is.given, now_is.round}):
             if not masks.is_closed(round) and self._is_whole(now_is, round, now):
                 out += masks.close(round, now)
@@ -122,7 +124,7 @@ class MaskedRounds:
     def _begin(self, now_is: Situation, now: float) -> Outgoing:
         """Have keys made by all who are there: for more rounds where more are in flight, so that
         the set-up is done before the first of them begins."""
-        there = {p.name: p.weight for p in now_is.peers if p.state in ("training", "late")}
+        there = {p.name: p.weight for p in now_is.members if p.state in ("training", "late")}
         rounds = min(max(ROUNDS_IN_BLOCK, 4 * now_is.in_flight), MAX_BLOCK_ROUNDS)
         return self._masks.begin(there, now_is.round, rounds, now)
 
@@ -138,7 +140,7 @@ class MaskedRounds:
 
     def _is_whole(self, now_is: Situation, round: int, now: float) -> bool:
         """Whether nothing more is waited for; an empty round is, if nobody will ever give to it."""
-        if self._masks.contributors(round) is None or not now_is.peers:
+        if self._masks.contributors(round) is None or not now_is.members:
             return False
         if not self.lacking(now_is, round):
             return True

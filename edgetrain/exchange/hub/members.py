@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Literal
 
 from edgetrain.exchange.hub.records import Seat
 from edgetrain.exchange.transport import owner_of
@@ -20,10 +21,13 @@ AWAY = 4
 in."""
 
 
+MemberState = Literal["waiting", "training", "late", "gone", "left"]
+
+
 @dataclass
-class Peer:
+class MemberRecord:
     """One member, as the hub knows it. The hub changes it; connection and name change through the
-    Roster alone."""
+    Members alone."""
 
     name: str
     sender: bytes
@@ -31,7 +35,7 @@ class Peer:
     weight: float
     checksum: int
     session: int = 0
-    state: str = "waiting"
+    state: MemberState = "waiting"
     """waiting (for the start), training, late, gone, left."""
     first_round: int = 0
     """Rounds from this one on wait for it."""
@@ -71,13 +75,16 @@ class Peer:
         )  # fmt: skip
 
     @classmethod
-    def of(cls, seat: Seat) -> Peer:
+    def of(cls, seat: Seat) -> MemberRecord:
         """A member that is not heard of yet, as the journal knows it."""
-        peer = cls(seat.name, seat.address, seat.index, seat.weight, 0, seat.session, "training")
-        peer.first_round, peer.next_round = seat.first_round, max(seat.next_round, seat.first_round)
-        peer.merged, peer.returning = seat.next_round, True
-        peer.applied = max(0, seat.next_round - 1)
-        return peer
+        member = cls(seat.name, seat.address, seat.index, seat.weight, 0, seat.session, "training")
+        member.first_round, member.next_round = (
+            seat.first_round,
+            max(seat.next_round, seat.first_round),
+        )
+        member.merged, member.returning = seat.next_round, True
+        member.applied = max(0, seat.next_round - 1)
+        return member
 
 
 class Away:
@@ -85,86 +92,86 @@ class Away:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._peers: dict[str, Peer] = {}
+        self._records: dict[str, MemberRecord] = {}
 
     def __len__(self) -> int:
-        return len(self._peers)
+        return len(self._records)
 
-    def __iter__(self) -> Iterator[Peer]:
+    def __iter__(self) -> Iterator[MemberRecord]:
         """The one that was given up first comes first."""
-        return iter(self._peers.values())
+        return iter(self._records.values())
 
-    def get(self, name: str) -> Peer | None:
+    def get(self, name: str) -> MemberRecord | None:
         """The member of that name."""
-        return self._peers.get(name)
+        return self._records.get(name)
 
-    def pop(self, name: str) -> Peer | None:
+    def pop(self, name: str) -> MemberRecord | None:
         """The member of that name, which is forgotten here."""
-        return self._peers.pop(name, None)
+        return self._records.pop(name, None)
 
-    def remember(self, peer: Peer) -> None:
+    def remember(self, member: MemberRecord) -> None:
         """Of a member that is not in any more: its place in the rounds, and no payloads."""
-        peer.state = "gone"
-        self._peers.pop(peer.name, None)
-        self._peers[peer.name] = peer
-        while len(self._peers) > self._most:
-            del self._peers[next(iter(self._peers))]
+        member.state = "gone"
+        self._records.pop(member.name, None)
+        self._records[member.name] = member
+        while len(self._records) > self._most:
+            del self._records[next(iter(self._records))]
 
 
-class Roster:
+class Members:
     """The members that are in: each has a connection, a name and an index of its own."""
 
     def __init__(self) -> None:
-        self._peers: dict[bytes, Peer] = {}
-        self._names: dict[str, Peer] = {}
-        self._sessions: dict[int, Peer] = {}
+        self._by_sender: dict[bytes, MemberRecord] = {}
+        self._by_name: dict[str, MemberRecord] = {}
+        self._by_session: dict[int, MemberRecord] = {}
         self._indexes: Counter[int] = Counter()
         # A member that comes back keeps its index, whoever has got it meanwhile.
         # No index, and no name of that number, below these is free.
         self._low_index = self._low_name = 0
 
     def __len__(self) -> int:
-        return len(self._peers)
+        return len(self._by_sender)
 
-    def __iter__(self) -> Iterator[Peer]:
+    def __iter__(self) -> Iterator[MemberRecord]:
         """The members in the order in which they came, or came back."""
-        return iter(self._peers.values())
+        return iter(self._by_sender.values())
 
-    def __getitem__(self, sender: bytes) -> Peer:
-        return self._peers[sender]
+    def __getitem__(self, sender: bytes) -> MemberRecord:
+        return self._by_sender[sender]
 
-    def get(self, sender: bytes) -> Peer | None:
+    def get(self, sender: bytes) -> MemberRecord | None:
         """The member behind a connection."""
-        return self._peers.get(sender)
+        return self._by_sender.get(sender)
 
-    def named(self, name: str) -> Peer | None:
+    def named(self, name: str) -> MemberRecord | None:
         """The member of that name."""
-        return self._names.get(name)
+        return self._by_name.get(name)
 
-    def in_session(self, session: int) -> Peer | None:
+    def in_session(self, session: int) -> MemberRecord | None:
         """The member that told this number when it joined; 0 is no session."""
-        return self._sessions.get(session) if session else None
+        return self._by_session.get(session) if session else None
 
     @property
     def names(self) -> list[str]:
         """All names, sorted."""
-        return sorted(self._names)
+        return sorted(self._by_name)
 
-    def add(self, peer: Peer) -> None:
+    def add(self, member: MemberRecord) -> None:
         """Take a member in. Its connection, name and index are free."""
-        self._peers[peer.sender] = self._names[peer.name] = peer
-        self._indexes[peer.index] += 1
-        if peer.session:
-            self._sessions[peer.session] = peer
+        self._by_sender[member.sender] = self._by_name[member.name] = member
+        self._indexes[member.index] += 1
+        if member.session:
+            self._by_session[member.session] = member
 
-    def remove(self, peer: Peer) -> None:
+    def remove(self, member: MemberRecord) -> None:
         """Let a member go; what it had is free again."""
-        del self._peers[peer.sender], self._names[peer.name]
-        self._indexes[peer.index] -= 1
-        if self._sessions.get(peer.session) is peer:
-            del self._sessions[peer.session]
-        self._low_index = min(self._low_index, peer.index)
-        number = peer.name.removeprefix("m")
+        del self._by_sender[member.sender], self._by_name[member.name]
+        self._indexes[member.index] -= 1
+        if self._by_session.get(member.session) is member:
+            del self._by_session[member.session]
+        self._low_index = min(self._low_index, member.index)
+        number = member.name.removeprefix("m")
         if number.isdecimal() and len(number) < 10:
             self._low_name = min(self._low_name, int(number))
 
@@ -175,5 +182,5 @@ class Roster:
 
     def free_name(self) -> str:
         """The first of m0, m1, … that nobody has."""
-        self._low_name = next(i for i in count(self._low_name) if f"m{i}" not in self._names)
+        self._low_name = next(i for i in count(self._low_name) if f"m{i}" not in self._by_name)
         return f"m{self._low_name}"

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgetrain.codecs import Codec, Feedback, bound, memory
-from edgetrain.exchange.hub.contributions import Contribution, Guarded, Piece, Spoilt, find_spoilt
+from edgetrain.exchange.hub.contributions import (
+    Contribution,
+    ContributionPiece,
+    Guarded,
+    Spoilt,
+    find_spoilt,
+)
 from edgetrain.exchange.hub.records import Round, State
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
 from edgetrain.vectors import layout as layouts
@@ -33,7 +39,7 @@ Cuts = tuple[tuple[str, float, str], ...]
 
 
 @dataclass(frozen=True)
-class Merged:
+class RoundResult:
     """What became of a round."""
 
     counted: Sequence[Contribution]
@@ -171,7 +177,7 @@ class Merger:
 
     # -- a round ------------------------------------------------------------------------------
 
-    def close(self, given: Sequence[Contribution], end: Sum | None = None) -> Merged:
+    def close(self, given: Sequence[Contribution], end: Sum | None = None) -> RoundResult:
         """Merge a round's contributions, in the order of their members' names, and add the reply to
         the base. `end`: what became of masked ones. Raises Spoilt if one has to be left out;
         then the base is as it was."""
@@ -186,9 +192,9 @@ class Merger:
         if not self.replies.lossless:
             masked_mean = ((merged.data.cast("B"),),)
             inputs = masked_mean if end is not None else tuple(c.payloads for c in given)
-        return Merged(counted, payloads, checksum, inputs, cuts)
+        return RoundResult(counted, payloads, checksum, inputs, cuts)
 
-    def relive(self, record: Round) -> int:
+    def replay(self, record: Round) -> int:
         """The same round again, from what a journal kept of it; the checksum of the base after
         it."""
         if self.replies.lossless:
@@ -231,7 +237,7 @@ class Merger:
         assert self._by_slice is not None
         start = part * self.codec.part_elements
         out = merged[start : start + self.codec.part_elements]
-        pieces = [Piece(contribution, part, self.codec) for contribution in chosen]
+        pieces = [ContributionPiece(contribution, part, self.codec) for contribution in chosen]
         with np.errstate(over="ignore", invalid="ignore"):
             self._by_slice.merge(pieces, out)
         if not all_finite(out):
@@ -267,7 +273,7 @@ class Merger:
         scratch: Vector = np.empty_like(merged)
         for contribution in chosen:
             for part, here in enumerate(parts_of(self._elements, self.codec.part_elements)):
-                Piece(contribution, part, self.codec).read(scratch[here])
+                ContributionPiece(contribution, part, self.codec).read(scratch[here])
             sizes.append(_size(scratch))
         largest = chosen[int(np.argmax(sizes))]
         raise Spoilt(largest, f"an element of {max(sizes):g} is more than replies can carry")

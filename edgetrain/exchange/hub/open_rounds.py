@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edgetrain.exchange.hub.contributions import Contribution
-from edgetrain.exchange.hub.members import Peer, Roster
+from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.records import Counted
 
 Key = tuple[str, int]
@@ -24,7 +24,7 @@ class OpenRound:
     opened: float
     """When the first whole contribution came."""
     contributions: dict[Key, Contribution] = field(default_factory=dict)
-    givers: dict[Key, Peer] = field(default_factory=dict)
+    givers: dict[Key, MemberRecord] = field(default_factory=dict)
     """Of each contribution; some may have left since, and others have their names."""
     lacks: int = 0
     """Contributions that were missing when last looked: a look at every member costs a large fleet
@@ -53,10 +53,10 @@ class OpenRound:
 
 
 class OpenRounds:
-    """By number. `peers` is the hub's, and only looked at."""
+    """By number. `members` is the hub's, and only looked at."""
 
-    def __init__(self, peers: Roster, quorum: int, deadline_s: float) -> None:
-        self._peers = peers
+    def __init__(self, members: Members, quorum: int, deadline_s: float) -> None:
+        self._members = members
         self._quorum = quorum
         self._deadline_s = deadline_s
         self._open: dict[int, OpenRound] = {}
@@ -73,14 +73,19 @@ class OpenRounds:
         return self._open.get(round)
 
     def give(
-        self, round: int, peer: Peer, meant_for: int, contribution: Contribution, now: float
+        self,
+        round: int,
+        member: MemberRecord,
+        meant_for: int,
+        contribution: Contribution,
+        now: float,
     ) -> bool:
         """A whole contribution. Whether a look at who is missing is worth it."""
         entry = self._open.get(round)
         if entry is None:
             entry = self._open[round] = OpenRound(now)
-        key = peer.name, meant_for
-        entry.contributions[key], entry.givers[key] = contribution, peer
+        key = member.name, meant_for
+        entry.contributions[key], entry.givers[key] = contribution, member
         entry.lacks -= 1
         return entry.lacks <= 0 or now - entry.opened >= self._deadline_s
 
@@ -92,7 +97,7 @@ class OpenRounds:
             if not entry.contributions:
                 del self._open[round]
 
-    def leave_out(self, round: int, contribution: Contribution) -> Peer:
+    def leave_out(self, round: int, contribution: Contribution) -> MemberRecord:
         """Forget one contribution; who gave it. The round may lack a quorum now, and is to be
         looked at again."""
         entry = self._open[round]
@@ -109,10 +114,10 @@ class OpenRounds:
     def expected(self, round: int) -> set[str]:
         """Members that a round waits for."""
         return {
-            peer.name
-            for peer in self._peers
-            if peer.state in ("training", "late")
-            and max(peer.first_round, peer.next_round) <= round
+            member.name
+            for member in self._members
+            if member.state in ("training", "late")
+            and max(member.first_round, member.next_round) <= round
         }
 
     def due(self, round: int, now: float) -> tuple[OpenRound, tuple[str, ...]] | None:
@@ -135,5 +140,5 @@ class OpenRounds:
         entry = self._open.get(round)
         if entry is not None:
             return entry
-        forsaken = self._peers and all(peer.next_round > round for peer in self._peers)
+        forsaken = self._members and all(member.next_round > round for member in self._members)
         return OpenRound(now) if forsaken else None

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 from edgetrain.codecs import Codec
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.hub.admission import Admission, Model
-from edgetrain.exchange.hub.base_transfer import Upload, base_messages
-from edgetrain.exchange.hub.checksums import Agreement
+from edgetrain.exchange.hub.base_transfer import FirstBase, base_messages
+from edgetrain.exchange.hub.checksums import BaseChecksums
 from edgetrain.exchange.hub.contributions import Spoilt
-from edgetrain.exchange.hub.delay import Pace
+from edgetrain.exchange.hub.delay import AgreedDelay
 from edgetrain.exchange.hub.effects import Effect, Event, Note, Replay, Save, Send, Write, refusal
 from edgetrain.exchange.hub.masked_rounds import MaskedRounds
-from edgetrain.exchange.hub.members import AWAY, Away, Peer, Roster
+from edgetrain.exchange.hub.members import AWAY, Away, MemberRecord, Members
 from edgetrain.exchange.hub.merger import Merger
 from edgetrain.exchange.hub.open_rounds import OpenRounds
 from edgetrain.exchange.hub.records import Departed, Entered, Record, Restarted, State
-from edgetrain.exchange.hub.replay import relive
-from edgetrain.exchange.hub.rounds import Exchange
+from edgetrain.exchange.hub.replay import replay
+from edgetrain.exchange.hub.rounds import Rounds
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import Unrequited
 from edgetrain.exchange.messages import (
@@ -89,14 +89,19 @@ class Hub:
             keeps_base=terms.contributes != "gradient", masked=masks is not None,
         )  # fmt: skip
         self._model = Model()
-        self._upload = Upload()
-        self._peers = Roster()
+        self._first_base = FirstBase()
+        self._members = Members()
         self._away = Away(AWAY * policy.members)
-        self._checksums = Agreement()
-        self._pace = Pace(terms.every, terms.delay)
-        self._rounds = OpenRounds(self._peers, policy.quorum, policy.deadline_s)
-        self._exchange = Exchange(
-            self._peers, self._checksums, self._merger, self._pace, self._rounds, self._masks
+        self._checksums = BaseChecksums()
+        self._delay = AgreedDelay(terms.every, terms.delay)
+        self._open_rounds = OpenRounds(self._members, policy.quorum, policy.deadline_s)
+        self._rounds = Rounds(
+            self._members,
+            self._checksums,
+            self._merger,
+            self._delay,
+            self._open_rounds,
+            self._masks,
         )
         self._unrequited = Unrequited()
         self._deserted = False
@@ -119,22 +124,22 @@ class Hub:
     @property
     def round(self) -> int:
         """The oldest open round, which is also the number of rounds merged."""
-        return self._exchange.round
+        return self._rounds.round
 
     @property
     def delay(self) -> int:
         """In force now, in local steps."""
-        return self._pace.delay
+        return self._delay.delay
 
     @property
     def finished(self) -> bool:
         """Everyone who trained has left, or is gone and has not come back in time."""
-        return self.started and not self._deserted and not self._peers
+        return self.started and not self._deserted and not self._members
 
     @property
     def present(self) -> list[str]:
         """The names of the members that are in, sorted."""
-        return self._peers.names
+        return self._members.names
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         """One message from a peer; `sender` is how the transport knows it."""
@@ -148,69 +153,69 @@ class Hub:
             return self._join(sender, message, now)
         if isinstance(message, Resume):
             return self._resume(sender, message, now)
-        peer = self._peers.get(sender)
-        if peer is None:
+        member = self._members.get(sender)
+        if member is None:
             return [refusal(sender, "unknown", "the hub does not know this member: join again")]
-        if peer.returning and not isinstance(message, Leave):
+        if member.returning and not isinstance(message, Leave):
             # Meant for the hub that died, and perhaps only the rest of it.
             return [Send(sender, Beat(self.epoch))]
-        if peer.astray and not isinstance(message, Leave):
+        if member.astray and not isinstance(message, Leave):
             return [refusal(sender, "unknown", _ASTRAY)]
-        peer.unreachable_since = None
-        if peer.state == "late":
-            peer.state = "training"
+        member.unreachable_since = None
+        if member.state == "late":
+            member.state = "training"
         match message:
             case Base():
-                return self._take_base(peer, message, now)
+                return self._take_base(member, message, now)
             case Contribute():
-                return self._take_part(peer, message, now)
+                return self._take_part(member, message, now)
             case Leave():
-                return self._remove(peer, "left", message.reason, now)
+                return self._remove(member, "left", message.reason, now)
             case Beat():
                 return []
             case Advertise() | Shares() | Reveal() if self._masks is not None:
-                return self._take_masking(self._masks, peer, message, now)
-        return self._expel(peer, "order", f"{type(message).__name__} is for members", now)
+                return self._take_masking(self._masks, member, message, now)
+        return self._expel(member, "order", f"{type(message).__name__} is for members", now)
 
     def unreachable(self, sender: bytes, now: float) -> list[Effect]:
-        """The transport could not deliver to this peer: its connection is gone, for now."""
+        """The transport could not deliver to this member: its connection is gone, for now."""
         self._unrequited.forget(sender)
-        peer = self._peers.get(sender)
-        if peer is None or peer.unreachable_since is not None:
+        member = self._members.get(sender)
+        if member is None or member.unreachable_since is not None:
             return []
-        peer.unreachable_since = now
-        return [Note("late", peer.name, "its connection is gone")]
+        member.unreachable_since = now
+        return [Note("late", member.name, "its connection is gone")]
 
     def garbled(self, sender: bytes, now: float) -> list[Effect]:
-        """What came from this peer is no message: it was damaged on the way, and the rest with
+        """What came from this member is no message: it was damaged on the way, and the rest with
         it."""
-        peer = self._peers.get(sender)
-        if peer is None or not peer.present or peer.returning or not self.started:
+        member = self._members.get(sender)
+        if member is None or not member.present or member.returning or not self.started:
             return []
-        return self._lost(peer, "what it sends is no message", now)
+        return self._lost(member, "what it sends is no message", now)
 
     def tick(self, now: float) -> list[Effect]:
         """To be called a few times per beat: beats, members that stay away, deadlines."""
         effects, self._first = self._first, []
-        for peer in list(self._peers):
-            since = peer.unreachable_since
-            patience_s = self.policy.return_s if peer.returning else self.policy.gone_s
+        for member in list(self._members):
+            since = member.unreachable_since
+            patience_s = self.policy.return_s if member.returning else self.policy.gone_s
             if since is not None and now - since >= patience_s:
-                effects += self._remove(peer, "gone", f"unreachable for {patience_s:g} s", now)
+                effects += self._remove(member, "gone", f"unreachable for {patience_s:g} s", now)
         effects += self._close_rounds(now)
         self._mind_desertion(now)
         due = now - self._last_beat >= self.policy.beat_s
         if due:
             self._last_beat = now
-        told = [peer for peer in self._peers if due or peer.returning]
-        beats = {merged: Beat(self.epoch, merged) for merged in {peer.merged for peer in told}}
+        told = [member for member in self._members if due or member.returning]
+        beats = {merged: Beat(self.epoch, merged) for merged in {member.merged for member in told}}
         # Equal ones after each other, for they are packed once.
-        told.sort(key=lambda peer: peer.merged)
-        return [*effects, *(Send(peer.sender, beats[peer.merged]) for peer in told)]
+        told.sort(key=lambda peer: member.merged)
+        return [*effects, *(Send(member.sender, beats[member.merged]) for member in told)]
 
     def _mind_desertion(self, now: float) -> None:
         """When nobody can be reached it is the hub's own link, as likely as not."""
-        if not self._deserted or self._peers:
+        if not self._deserted or self._members:
             self._deserted, self._deserted_since = False, None
         elif self._deserted_since is None:
             self._deserted_since = now
@@ -230,8 +235,8 @@ class Hub:
             self.epoch,
             self.round,
             self.delay,
-            tuple(peer.seat() for peer in self._peers),
-            tuple(peer.seat() for peer in self._away),
+            tuple(member.seat() for member in self._members),
+            tuple(member.seat() for member in self._away),
             tuple(self._checksums.items()),
             self.base,
             self._merger.unsent(),
@@ -240,8 +245,8 @@ class Hub:
     @property
     def needed(self) -> int:
         """The oldest round whose reply a member may still ask the journal for."""
-        peers = [*self._peers, *self._away]
-        return min((peer.applied for peer in peers), default=self.round)
+        members = [*self._members, *self._away]
+        return min((member.applied for member in members), default=self.round)
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
         """Become, before anything else happens, the hub that wrote this: the same bits.
@@ -252,16 +257,16 @@ class Hub:
         self._check_agreed(state)
         self._model = Model(state.model, state.elements, state.layout)
         self._merger.restore(state)
-        self._exchange.round, self._pace.delay = state.round, state.delay
+        self._rounds.round, self._delay.delay = state.round, state.delay
         for applied, checksum in state.checksums:
             self._checksums.know(applied, checksum)
         for seat in state.away:
-            self._away.remember(Peer.of(seat))
-        seats = {seat.name: Peer.of(seat) for seat in state.seats}
-        self.epoch = relive(records, state.epoch, seats, self._away, self._exchange)
-        for peer in seats.values():
-            self._peers.add(peer)
-            peer.unreachable_since = now
+            self._away.remember(MemberRecord.of(seat))
+        seats = {seat.name: MemberRecord.of(seat) for seat in state.seats}
+        self.epoch = replay(records, state.epoch, seats, self._away, self._rounds)
+        for member in seats.values():
+            self._members.add(member)
+            member.unreachable_since = now
         self.epoch += 1
         self.started = True
         if self._masks is not None:
@@ -285,7 +290,7 @@ class Hub:
     # -- joining ------------------------------------------------------------------------------
 
     def _join(self, sender: bytes, join: Join, now: float) -> list[Effect]:
-        mine = self._peers.in_session(join.session)
+        mine = self._members.in_session(join.session)
         again = mine is not None and mine.merged == 0 and mine.may_be_at(sender)
         if mine is not None and again and join.protocol == PROTOCOL:
             return self._join_again(mine, sender, join, now)
@@ -293,7 +298,7 @@ class Hub:
         if why_not is not None:
             return self._turned_away(sender, join.name, *why_not)
         effects: list[Effect] = []
-        old = self._peers.named(join.name)
+        old = self._members.named(join.name)
         if old is not None:
             effects += self._forget(old, "gone", "started anew")
         if self._masks is not None:
@@ -302,39 +307,41 @@ class Hub:
             problem = self._take_model(join)
             if problem is not None:
                 return [*effects, *self._turned_away(sender, join.name, "layout", problem)]
-        name = join.name or self._peers.free_name()
+        name = join.name or self._members.free_name()
         weight = join.weight if self.terms.weighted else 1.0
-        index = self._peers.free_index()
-        peer = Peer(name, sender, index, weight, join.checksum, join.session)
-        self._peers.add(peer)
-        if self._upload.uploader is None and not self.started:
-            self._upload.expect(peer)
-        effects.append(Send(sender, self._welcome(peer)))
-        effects.append(Note("joined", name, f"{len(self._peers)} of {self.policy.members}"))
+        index = self._members.free_index()
+        member = MemberRecord(name, sender, index, weight, join.checksum, join.session)
+        self._members.add(member)
+        if self._first_base.uploader is None and not self.started:
+            self._first_base.expect(member)
+        effects.append(Send(sender, self._welcome(member)))
+        effects.append(Note("joined", name, f"{len(self._members)} of {self.policy.members}"))
         if self.started:
-            return effects + self._admit(peer)
+            return effects + self._admit(member)
         return effects + self._start_if_ready(now)
 
-    def _join_again(self, peer: Peer, sender: bytes, join: Join, now: float) -> list[Effect]:
+    def _join_again(
+        self, member: MemberRecord, sender: bytes, join: Join, now: float
+    ) -> list[Effect]:
         """It was let in, and has not heard so: a connection or the hub was lost meanwhile."""
-        if (other := self._admission().other_at(sender, peer)) is not None:
+        if (other := self._admission().other_at(sender, member)) is not None:
             return self._turned_away(sender, join.name, *other)
         if self.started and self.base is None:
             return [refusal(sender, "started", "the parameters to start from are gone: start anew")]
-        self._move(peer, sender)
-        peer.checksum = join.checksum
-        if peer is self._upload.uploader:
-            self._upload.forget()
-        effects: list[Effect] = [Send(sender, self._welcome(peer))]
-        return effects + (self._admit(peer) if self.started else self._start_if_ready(now))
+        self._move(member, sender)
+        member.checksum = join.checksum
+        if member is self._first_base.uploader:
+            self._first_base.forget()
+        effects: list[Effect] = [Send(sender, self._welcome(member))]
+        return effects + (self._admit(member) if self.started else self._start_if_ready(now))
 
-    def _move(self, peer: Peer, sender: bytes) -> None:
+    def _move(self, member: MemberRecord, sender: bytes) -> None:
         """The member has another connection; what it had begun to send it sends again."""
-        if self._peers.get(peer.sender) is peer:
-            self._peers.remove(peer)
-        peer.sender, peer.incoming, peer.unreachable_since = sender, [], None
-        peer.returning = peer.astray = False
-        self._peers.add(peer)
+        if self._members.get(member.sender) is member:
+            self._members.remove(member)
+        member.sender, member.incoming, member.unreachable_since = sender, [], None
+        member.returning = member.astray = False
+        self._members.add(member)
 
     def _turned_away(self, sender: bytes, name: str, code: str, reason: str) -> list[Effect]:
         return [refusal(sender, code, reason), Note("refused", name or "?", f"{code}: {reason}")]
@@ -353,16 +360,16 @@ class Hub:
     def _admission(self) -> Admission:
         """The rules of who may come in, as things are now."""
         return Admission(
-            self.terms, self.policy, self._model, self._peers, self._away, self._checksums,
+            self.terms, self.policy, self._model, self._members, self._away, self._checksums,
             self.round, self.started, self.finished, self.base is not None, self.tail,
-            self._exchange.slack,
+            self._rounds.slack,
         )  # fmt: skip
 
-    def _welcome(self, peer: Peer) -> Welcome:
+    def _welcome(self, member: MemberRecord) -> Welcome:
         terms = self.terms
         return Welcome(
-            name=peer.name,
-            index=peer.index,
+            name=member.name,
+            index=member.index,
             members=self.policy.members,
             strategy=terms.strategy,
             every=terms.every,
@@ -370,30 +377,30 @@ class Hub:
             codec=self._merger.codec.name,
             reply_codec=self._merger.reply_codec.name,
             beat_s=self.policy.beat_s,
-            upload=peer is self._upload.uploader and not self.started,
+            upload=member is self._first_base.uploader and not self.started,
             epoch=self.epoch,
             threshold=self._masks.agreement.threshold if self._masks else 0,
             span=self._masks.agreement.span if self._masks else 1.0,
         )
 
-    def _take_base(self, peer: Peer, message: Base, now: float) -> list[Effect]:
-        if peer is not self._upload.uploader or self.started:
-            return self._expel(peer, "order", f"base part {message.part} was not asked for", now)
-        problem = self._upload.take(message, self._model.elements)
+    def _take_base(self, member: MemberRecord, message: Base, now: float) -> list[Effect]:
+        if member is not self._first_base.uploader or self.started:
+            return self._expel(member, "order", f"base part {message.part} was not asked for", now)
+        problem = self._first_base.take(message, self._model.elements)
         if problem is not None:
-            return self._expel(peer, *problem, now)
+            return self._expel(member, *problem, now)
         return self._start_if_ready(now)
 
     def _start_if_ready(self, now: float) -> list[Effect]:
         elements = self._model.elements
-        if len(self._peers) < self.policy.members or not self._upload.is_whole(elements):
+        if len(self._members) < self.policy.members or not self._first_base.is_whole(elements):
             return []
-        self._checksums.know(0, self._merger.begin(self._upload.vector(elements)))
+        self._checksums.know(0, self._merger.begin(self._first_base.vector(elements)))
         effects: list[Effect] = [Note("started", "hub", f"{self.policy.members} members")]
-        for peer in self._peers:
-            effects += self._admit(peer)
+        for member in self._members:
+            effects += self._admit(member)
         self.started = True
-        self._upload.forget()
+        self._first_base.forget()
         effects.insert(0, Save(self.state()))
         if self.terms.contributes == "gradient":
             self._merger.forget_base()
@@ -402,83 +409,83 @@ class Hub:
             effects += self._close_rounds(now)
         return effects
 
-    def _admit(self, peer: Peer) -> list[Effect]:
+    def _admit(self, member: MemberRecord) -> list[Effect]:
         """Send a waiting member the base it lacks, and let it train from the next round on."""
         assert self.base is not None
-        if peer.state == "waiting" or peer.first_round < self.round:
-            peer.first_round = peer.next_round = self._next_for(peer)
-        peer.state = "training"
-        peer.applied = self.round
+        if member.state == "waiting" or member.first_round < self.round:
+            member.first_round = member.next_round = self._next_for(member)
+        member.state = "training"
+        member.applied = self.round
         checksum = self._checksums[self.round]
-        keep = peer.checksum == checksum
+        keep = member.checksum == checksum
         effects: list[Effect] = []
         if self.started:
-            effects.append(Write(Entered(peer.seat())))
+            effects.append(Write(Entered(member.seat())))
         if not keep:
-            self._unrequited.add(peer.sender)
-            effects += self._send_base(peer)
-        start = Start(self.round, peer.first_round, self.delay, checksum, keep)
-        return [*effects, Send(peer.sender, start)]
+            self._unrequited.add(member.sender)
+            effects += self._send_base(member)
+        start = Start(self.round, member.first_round, self.delay, checksum, keep)
+        return [*effects, Send(member.sender, start)]
 
-    def _next_for(self, peer: Peer) -> int:
+    def _next_for(self, member: MemberRecord) -> int:
         """The round from which on a member that is not in step takes part: no round that others
         have given to waits for it, and no name gives to a round twice."""
         ahead = 0
         if self.started:  # before that nobody has given to anything
-            ahead = max((p.next_round for p in self._peers), default=0)
+            ahead = max((p.next_round for p in self._members), default=0)
         if self.started and self._masks is not None:
             ahead = max(ahead, self._masks.next_first)
-        away = self._away.pop(peer.name) or peer
+        away = self._away.pop(member.name) or member
         return max(self.round, ahead, away.next_round)
 
-    def _send_base(self, peer: Peer) -> list[Effect]:
+    def _send_base(self, member: MemberRecord) -> list[Effect]:
         assert self.base is not None
         # What is sent must not change, and on a slow link that may take longer than a round.
-        whole = base_messages(self.base.copy()) if self.started else self._upload.messages()
-        return [Send(peer.sender, message) for message in whole]
+        whole = base_messages(self.base.copy()) if self.started else self._first_base.messages()
+        return [Send(member.sender, message) for message in whole]
 
     # -- coming back --------------------------------------------------------------------------
 
     def _resume(self, sender: bytes, message: Resume, now: float) -> list[Effect]:
         """A member that trained before goes on where it was, or from the base as it is now."""
-        peer = self._peers.in_session(message.session) or self._away.get(message.name)
-        if peer is not None and not peer.may_be_at(sender):
-            peer = None
+        member = self._members.in_session(message.session) or self._away.get(message.name)
+        if member is not None and not member.may_be_at(sender):
+            member = None
         admission = self._admission()
-        why_not = admission.why_not_back(sender, peer, message)
-        if why_not is not None or peer is None:
+        why_not = admission.why_not_back(sender, member, message)
+        if why_not is not None or member is None:
             code, reason = why_not or ("session", "no such session")
-            if peer is None or not peer.present:
+            if member is None or not member.present:
                 return self._turned_away(sender, message.name, code, reason)
-            removed = self._remove(peer, "refused", f"{code}: {reason}", now)
+            removed = self._remove(member, "refused", f"{code}: {reason}", now)
             return [refusal(sender, code, reason), *removed]
-        self._away.pop(peer.name)
-        if peer.returning:  # what it gave besides died with the hub before
-            peer.next_round = peer.merged
-        self._move(peer, sender)
-        peer.state, peer.resumed = "training", True
-        peer.next_round = max(peer.next_round, message.oldest)
+        self._away.pop(member.name)
+        if member.returning:  # what it gave besides died with the hub before
+            member.next_round = member.merged
+        self._move(member, sender)
+        member.state, member.resumed = "training", True
+        member.next_round = max(member.next_round, message.oldest)
         begin = message.submitted
         keep = not message.lacks_base and admission.replies_from(message.applied)
-        if self.terms.contributes != "gradient" and begin < max(self.round, peer.next_round):
-            begin = peer.first_round = self._next_for(peer)
-        peer.applied = message.applied if keep else self.round
-        effects: list[Effect] = [Write(Entered(peer.seat())), Send(sender, self._welcome(peer))]
+        if self.terms.contributes != "gradient" and begin < max(self.round, member.next_round):
+            begin = member.first_round = self._next_for(member)
+        member.applied = message.applied if keep else self.round
+        effects: list[Effect] = [Write(Entered(member.seat())), Send(sender, self._welcome(member))]
         if not keep:
-            effects += self._send_base(peer)
+            effects += self._send_base(member)
         start = Start(
-            peer.applied, begin, self.delay, self._checksums.get(peer.applied), keep,
-            peer.next_round, message.attempt,
+            member.applied, begin, self.delay, self._checksums.get(member.applied), keep,
+            member.next_round, message.attempt,
         )  # fmt: skip
         effects.append(Send(sender, start))
-        again = self._exchange.again(peer.name)
-        if peer.applied < self.round:
-            again.insert(0, Replay(sender, peer.applied, self.round))
+        again = self._rounds.again(member.name)
+        if member.applied < self.round:
+            again.insert(0, Replay(sender, member.applied, self.round))
         if again or not keep:
             self._unrequited.add(sender)
         effects += again
         missed = self.round - message.applied
-        effects.append(Note("back", peer.name, f"it missed {missed} replies" if missed else ""))
+        effects.append(Note("back", member.name, f"it missed {missed} replies" if missed else ""))
         return effects + self._close_rounds(now)
 
     def _refuse_again(self, sender: bytes, name: str, now: float) -> list[Effect]:
@@ -488,65 +495,65 @@ class Hub:
             f"a base or replies were sent over this connection {self._unrequited.most} times, and "
             "nothing whole has come since: come back over another one"
         )
-        peer = self._peers.get(sender)
-        if peer is None:
+        member = self._members.get(sender)
+        if member is None:
             return self._turned_away(sender, name, "again", reason)
-        removed = self._remove(peer, "gone", f"again: {reason}", now)
+        removed = self._remove(member, "gone", f"again: {reason}", now)
         return [refusal(sender, "again", reason), *removed]
 
     def unreadable(self, sender: bytes, now: float) -> list[Effect]:
-        """The journal could not send this peer what `Replay` asked for."""
+        """The journal could not send this member what `Replay` asked for."""
         self.tail = None
-        peer = self._peers.get(sender)
-        if peer is None:
+        member = self._members.get(sender)
+        if member is None:
             return []
-        return self._expel(peer, "session", "the replies it missed cannot be read any more", now)
+        return self._expel(member, "session", "the replies it missed cannot be read any more", now)
 
     # -- rounds -------------------------------------------------------------------------------
 
-    def _take_part(self, peer: Peer, message: Contribute, now: float) -> list[Effect]:
-        exchange = self._exchange
+    def _take_part(self, member: MemberRecord, message: Contribute, now: float) -> list[Effect]:
+        rounds = self._rounds
         if not self.started:
-            return self._expel(peer, "order", f"round {message.round} came before the start", now)
-        if exchange.has(peer, message):
+            return self._expel(member, "order", f"round {message.round} came before the start", now)
+        if rounds.has(member, message):
             return []
-        gap = exchange.gap(peer, message)
+        gap = rounds.gap(member, message)
         if gap is not None:
-            return self._lost(peer, gap, now)
-        problem = exchange.why_not(peer, message)
+            return self._lost(member, gap, now)
+        problem = rounds.why_not(member, message)
         if problem is not None:
-            return self._expel(peer, *problem, now)
-        outvoted = self._hear_checksum(peer, message, now)
-        if self._peers.get(peer.sender) is not peer:
+            return self._expel(member, *problem, now)
+        outvoted = self._hear_checksum(member, message, now)
+        if self._members.get(member.sender) is not member:
             return outvoted
         if message.part + 1 < message.parts:
-            exchange.take_part(peer, message)
+            rounds.take_part(member, message)
             return outvoted
-        peer.strays = 0
-        self._unrequited.forget(peer.sender)
-        effects, may_close = exchange.take_last(peer, message, now)
+        member.strays = 0
+        self._unrequited.forget(member.sender)
+        effects, may_close = rounds.take_last(member, message, now)
         return outvoted + effects + (self._close_rounds(now) if may_close else [])
 
-    def _lost(self, peer: Peer, reason: str, now: float) -> list[Effect]:
+    def _lost(self, member: MemberRecord, reason: str, now: float) -> list[Effect]:
         """A connection that broke took messages along, and a new one carries what came after them.
         The member is to come back; who never gets on so is expelled."""
-        peer.strays += 1
-        if peer.strays > MOST_STRAYS:
-            return self._expel(peer, "order", reason, now)
-        peer.astray, peer.incoming = True, []
-        return [refusal(peer.sender, "unknown", _ASTRAY), Note("late", peer.name, reason)]
+        member.strays += 1
+        if member.strays > MOST_STRAYS:
+            return self._expel(member, "order", reason, now)
+        member.astray, member.incoming = True, []
+        return [refusal(member.sender, "unknown", _ASTRAY), Note("late", member.name, reason)]
 
-    def _hear_checksum(self, peer: Peer, message: Contribute, now: float) -> list[Effect]:
+    def _hear_checksum(self, member: MemberRecord, message: Contribute, now: float) -> list[Effect]:
         """Compare the base that a member has with the others'; who has another is expelled, and
         what it gave to open rounds, made from that, does not count."""
         applied = message.applied
         effects: list[Effect] = []
-        for name in self._exchange.hear(peer, message):
-            other = self._peers.named(name)
+        for name in self._rounds.hear(member, message):
+            other = self._members.named(name)
             if other is None:
                 continue
-            self._exchange.take_back(name)
-            theirs = f"{message.checksum:016x}" if other is peer else "another"
+            self._rounds.take_back(name)
+            theirs = f"{message.checksum:016x}" if other is member else "another"
             reason = (
                 f"after {applied} replies the base has checksum {self._checksums[applied]:016x}, "
                 f"the member's {theirs}"
@@ -558,12 +565,12 @@ class Hub:
         """Close the oldest open rounds as long as they are whole, or overdue with a quorum."""
         effects: list[Effect] = []
         while self.started:
-            said, due = self._exchange.next(now)
+            said, due = self._rounds.next(now)
             effects += said
             if due is None:
                 break
             try:
-                effects += self._exchange.close(due, now)
+                effects += self._rounds.close(due, now)
             except Spoilt as spoilt:
                 effects += self._leave_out(spoilt)
             else:
@@ -573,59 +580,59 @@ class Hub:
     def _leave_out(self, spoilt: Spoilt) -> list[Effect]:
         """Drop a spoilt contribution and expel its sender; the round, which may now lack a quorum,
         is to be looked at again."""
-        peer = self._exchange.leave_out(spoilt.contribution)
-        if not peer.present:  # its connection may be another member's by now
-            return [Note("refused", peer.name, f"payload: {spoilt}")]
-        effects: list[Effect] = [refusal(peer.sender, "payload", str(spoilt))]
-        return effects + self._forget(peer, "refused", f"payload: {spoilt}")
+        member = self._rounds.leave_out(spoilt.contribution)
+        if not member.present:  # its connection may be another member's by now
+            return [Note("refused", member.name, f"payload: {spoilt}")]
+        effects: list[Effect] = [refusal(member.sender, "payload", str(spoilt))]
+        return effects + self._forget(member, "refused", f"payload: {spoilt}")
 
     def _give_up_behind(self) -> list[Effect]:
         """Members that take no replies: nothing more is kept for them. They may come back."""
-        most, behind = self._exchange.behind()
+        most, behind = self._rounds.behind()
         effects: list[Effect] = []
-        for peer in behind:
+        for member in behind:
             reason = f"it has not taken the replies of the last {most} rounds"
-            effects += self._forget(peer, "gone", reason)
+            effects += self._forget(member, "gone", reason)
         return effects
 
     def _take_masking(
-        self, masked: MaskedRounds, peer: Peer, message: Masking, now: float
+        self, masked: MaskedRounds, member: MemberRecord, message: Masking, now: float
     ) -> list[Effect]:
         try:
-            masked.take(peer.name, message)
+            masked.take(member.name, message)
         except BadMessage as error:
-            return self._expel(peer, "masks", str(error), now)
+            return self._expel(member, "masks", str(error), now)
         return self._close_rounds(now)
 
     # -- going --------------------------------------------------------------------------------
 
-    def _expel(self, peer: Peer, code: str, reason: str, now: float) -> list[Effect]:
+    def _expel(self, member: MemberRecord, code: str, reason: str, now: float) -> list[Effect]:
         """Refuse a member that broke a rule; what it gave to open rounds so far still counts."""
-        effects: list[Effect] = [refusal(peer.sender, code, reason)]
-        return effects + self._remove(peer, "refused", f"{code}: {reason}", now)
+        effects: list[Effect] = [refusal(member.sender, code, reason)]
+        return effects + self._remove(member, "refused", f"{code}: {reason}", now)
 
-    def _remove(self, peer: Peer, event: Event, reason: str, now: float) -> list[Effect]:
-        return self._forget(peer, event, reason) + self._close_rounds(now)
+    def _remove(self, member: MemberRecord, event: Event, reason: str, now: float) -> list[Effect]:
+        return self._forget(member, event, reason) + self._close_rounds(now)
 
-    def _forget(self, peer: Peer, event: Event, reason: str) -> list[Effect]:
-        peer.state = "left" if event == "left" else "gone"
-        peer.incoming = []
-        effects: list[Effect] = [Note(event, peer.name, reason)]
-        self._peers.remove(peer)
+    def _forget(self, member: MemberRecord, event: Event, reason: str) -> list[Effect]:
+        member.state = "left" if event == "left" else "gone"
+        member.incoming = []
+        effects: list[Effect] = [Note(event, member.name, reason)]
+        self._members.remove(member)
         # One that has not come back after a restart has had its time.
-        self._deserted = event == "gone" and not peer.returning and not self._peers
+        self._deserted = event == "gone" and not member.returning and not self._members
         if not self.started:
-            return effects + self._replace_uploader(peer)
+            return effects + self._replace_uploader(member)
         if event == "gone":
-            self._away.remember(peer)
-        return [Write(Departed(peer.name, event != "gone")), *effects]
+            self._away.remember(member)
+        return [Write(Departed(member.name, event != "gone")), *effects]
 
-    def _replace_uploader(self, peer: Peer) -> list[Effect]:
+    def _replace_uploader(self, member: MemberRecord) -> list[Effect]:
         """The member whose parameters everyone was to start from is gone: ask the next one."""
-        if peer is not self._upload.uploader:
+        if member is not self._first_base.uploader:
             return []
-        uploader = next(iter(self._peers), None)
-        self._upload.expect(uploader)
+        uploader = next(iter(self._members), None)
+        self._first_base.expect(uploader)
         if uploader is None:
             self._model = Model()
             return []

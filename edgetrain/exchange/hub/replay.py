@@ -7,25 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgetrain.exchange.hub.members import Away, Peer
+from edgetrain.exchange.hub.members import Away, MemberRecord
 from edgetrain.exchange.hub.records import Departed, Entered, Record, Restarted, Round
-from edgetrain.exchange.hub.rounds import Exchange
+from edgetrain.exchange.hub.rounds import Rounds
 
 
-def relive(
-    records: Iterable[Record], epoch: int, seats: dict[str, Peer], away: Away, exchange: Exchange
+def replay(
+    records: Iterable[Record],
+    epoch: int,
+    seats: dict[str, MemberRecord],
+    away: Away,
+    rounds: Rounds,
 ) -> int:
-    """Change `seats` (members that are in, by name), `away` and `exchange` as the records tell; the
+    """Change `seats` (members that are in, by name), `away` and `rounds` as the records tell; the
     epoch after the last. Rounds from before the snapshot are passed over. Raises Diverged where the
     journal contradicts itself."""
     for record in records:
         match record:
-            case Round() if record.round >= exchange.round:
-                _relive_round(record, seats, away, exchange)
+            case Round() if record.round >= rounds.round:
+                _replay_round(record, seats, away, rounds)
             case Entered():
-                peer = Peer.of(record.seat)
-                seats[peer.name] = peer
-                away.pop(peer.name)
+                member = MemberRecord.of(record.seat)
+                seats[member.name] = member
+                away.pop(member.name)
             case Departed():
                 gone = seats.pop(record.name, None)
                 if gone is not None and not record.final:
@@ -35,10 +39,12 @@ def relive(
     return epoch
 
 
-def _relive_round(record: Round, seats: dict[str, Peer], away: Away, exchange: Exchange) -> None:
+def _replay_round(
+    record: Round, seats: dict[str, MemberRecord], away: Away, rounds: Rounds
+) -> None:
     for counted in record.counted:
-        peer = seats.get(counted.member) or away.get(counted.member)
-        if peer is not None:
-            peer.merged = counted.meant_for + 1
-            peer.next_round = max(peer.next_round, peer.merged)
-    exchange.relive(record)
+        member = seats.get(counted.member) or away.get(counted.member)
+        if member is not None:
+            member.merged = counted.meant_for + 1
+            member.next_round = max(member.next_round, member.merged)
+    rounds.replay(record)

@@ -45,7 +45,7 @@ def test_memory_does_not_grow_with_rounds_or_members(monkeypatch, gradient):
     tracemalloc.stop()
     assert desk.hub.round >= 200
     assert len(desk.hub._checksums) <= 17
-    assert len(desk.hub._rounds) <= 1
+    assert len(desk.hub._open_rounds) <= 1
     assert grown < 20_000
 
 
@@ -69,7 +69,7 @@ def test_members_that_come_and_go_leave_nothing_behind():
         assert desk.hub.present == ["a", "b"]
         desk.give("a", i, applied=i, checksum=desk.hub._checksums[i])
         desk.give("b", i, applied=i, checksum=desk.hub._checksums[i])
-    assert len(desk.hub._peers) == 2
+    assert len(desk.hub._members) == 2
     assert desk.hub.round == 100
 
 
@@ -100,7 +100,7 @@ def test_whatever_arrives_the_hub_stands_and_keeps_its_books(actions, gradient, 
             case "base":
                 desk.tell(who, Base(0, 1, extra))
             case "give":
-                peer = desk.hub._peers.get(who.encode())
+                peer = desk.hub._members.get(who.encode())
                 due = peer.next_round if peer else 0
                 known = desk.hub._checksums.get(desk.hub.round, 5)
                 desk.give(who, due, payload=extra, applied=desk.hub.round, checksum=known)
@@ -116,9 +116,9 @@ def test_whatever_arrives_the_hub_stands_and_keeps_its_books(actions, gradient, 
                 desk.tick(extra)
         assert desk.hub.round - before == len(desk.closed) - closed
         assert [c.round for c in desk.closed] == list(range(desk.hub.round))
-        assert len(desk.hub.present) == len(desk.hub._peers) <= 2
-        assert all(round >= desk.hub.round for round, _ in desk.hub._rounds)
-        assert all(entry.contributions for _, entry in desk.hub._rounds)
+        assert len(desk.hub.present) == len(desk.hub._members) <= 2
+        assert all(round >= desk.hub.round for round, _ in desk.hub._open_rounds)
+        assert all(entry.contributions for _, entry in desk.hub._open_rounds)
 
 
 @given(
@@ -139,7 +139,7 @@ def test_one_bad_payload_at_any_time_costs_one_member(members, delay, when, seed
     good = fleet.members[:-1] if spoilt else fleet.members
     assert [m.state for m in good] == ["done"] * len(good)
     assert len({m.params.tobytes() for m in good}) == 1
-    assert not fleet.hub._rounds
+    assert not fleet.hub._open_rounds
     if spoilt:
         expelled = [note for note in fleet.notes if note.event == "refused"]
         assert expelled[0].member == f"m{members - 1}"

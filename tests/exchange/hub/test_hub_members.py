@@ -131,10 +131,10 @@ def test_a_newcomer_gets_an_empty_reply_to_a_round_that_nobody_can_give_to_any_m
     desk.started("a")
     desk.hub.policy = Policy(2)
     desk.give("a", 0, np.full(ELEMENTS, 1))
-    desk.hub._peers[b"a"].next_round = 2  # as if it had given to round 1
+    desk.hub._members[b"a"].next_round = 2  # as if it had given to round 1
     start = the(Start, desk.join("b")["b"])
     assert (start.applied, start.round) == (1, 2)
-    desk.hub._peers[b"a"].next_round = 1
+    desk.hub._members[b"a"].next_round = 1
     said = desk.give("a", 1, payload=b"x", applied=1, checksum=desk.hub._checksums[1])
     assert refusal(desk, said, "a")[0] == "payload"
     reply = the(Reply, said["b"])
@@ -283,7 +283,7 @@ def test_finished_when_the_last_one_is_gone():
     assert not desk.hub.finished
     desk.tick(desk.hub.policy.return_s)
     assert desk.hub.finished
-    assert not desk.hub._peers
+    assert not desk.hub._members
 
 
 def keyed(letter, connection="1"):

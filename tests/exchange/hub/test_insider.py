@@ -65,7 +65,7 @@ def refused(effects):
 def test_nobody_comes_back_over_the_connection_of_another():
     hub = started("a", "b")
     assert refused(hub.handle(b"b", resume("a", 1), 1.0)) == ["name"]
-    assert hub._peers.get(b"b").name == "b"
+    assert hub._members.get(b"b").name == "b"
     for name in (b"a", b"b"):
         hub.handle(name, Leave("done"), 2.0)
     assert hub.finished
@@ -91,7 +91,7 @@ def test_who_says_it_is_far_ahead_does_not_keep_newcomers_waiting():
     hub = started("a", "b")
     hub.handle(b"b2", resume("b", 2, oldest=FAR, submitted=FAR), 1.0)
     hub.handle(b"c", join("c", 3), 2.0)
-    assert hub._peers.named("c").first_round < 2
+    assert hub._members.named("c").first_round < 2
 
 
 def test_who_gives_far_ahead_gets_no_newcomer_expelled():
@@ -101,7 +101,7 @@ def test_who_gives_far_ahead_gets_no_newcomer_expelled():
         assert refused(hub.handle(b"b", own, 1.0)) == []
     hub.handle(b"c", Leave("done"), 2.0)
     hub.handle(b"d", join("d", 4), 2.0)
-    first = hub._peers.named("d").first_round
+    first = hub._members.named("d").first_round
     assert first == 9
     own = Contribute(first, 0, 1, 1.0, 0, hub._checksums[0], 0, ZEROS.tobytes())
     assert refused(hub.handle(b"d", own, 3.0)) == []

@@ -134,7 +134,7 @@ def books(hub):
         "checksums": known,
         "members": {
             peer.name: (peer.merged, peer.session, peer.index, peer.weight, peer.sender)
-            for peer in hub._peers
+            for peer in hub._members
         },
         "unsent": {name: array.tobytes() for name, array in hub._merger.replies.state().items()},
     }
