@@ -117,7 +117,7 @@ def variants(job: Job, names: str) -> list[Job]:
         table = replace(
             job.strategy,
             name=strategy.name,
-            every=job.strategy.every if strategy.contributes == "displacement" else 0,
+            every=job.strategy.every if strategy.has_local_steps else 0,
             delay=job.strategy.delay if strategy.delays else 0,
         )
         found.append(replace(job, strategy=table))

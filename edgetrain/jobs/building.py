@@ -16,7 +16,7 @@ from edgetrain.exchange.masks import terms as secure
 from edgetrain.exchange.messages import MAX_HEADER_BYTES
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.privacy.promise import settle
-from edgetrain.jobs.rules import _codecs, check, why_not
+from edgetrain.jobs.rules import _codecs, check, why_not_merged
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.private import PrivateMean
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
@@ -35,7 +35,7 @@ def hub_of(job: Job, *, any_job: bool = False, source: Source | None = None) -> 
     """
     strategy = strategies.find(job.strategy.name)
     every = job.strategy.every or strategy.every
-    if strategy.contributes == "gradient" and every != 1:
+    if not strategy.has_local_steps and every != 1:
         raise ConfigError(
             f"strategy.every = {every}: {strategy.name} exchanges gradients at every step",
             "leave it out, or choose local-sgd",
@@ -102,14 +102,14 @@ def _masks(job: Job) -> Aggregator | None:
     agreement = agreement_of(job)
     if agreement is None:
         return None
-    if codecs.parse(job.strategy.codec).name != "fp32":
+    if not codecs.parse(job.strategy.codec).verbatim:
         raise ConfigError(
             f"strategy.codec = '{job.strategy.codec}' and strategy.secure: masked numbers are as "
             "random as noise, and only whole vectors of fixed point numbers can be added under "
             "masks",
             "leave codec out (32 bits an element are sent), and compress replies with reply_codec",
         )
-    if merging.find(job.strategy.merge).name != "mean":
+    if not merging.find(job.strategy.merge).sum_only:
         raise ConfigError(
             f"strategy.merge = '{job.strategy.merge}' and strategy.secure: the rule compares the "
             "contributions of single members, and the hub sees only their sum",
@@ -148,13 +148,8 @@ def _merge_rule(
     job: Job, strategy: strategies.Strategy, source: Source | None
 ) -> SliceRule | RoundRule:
     """What merges; ConfigError where it does not go together with the rest of the job."""
-    refused = why_not(
-        job.strategy.merge,
-        strategy=strategy.name,
-        weighted=strategy.weighted,
-        members=job.fleet.members,
-        codec=job.strategy.codec,
-    )
+    codec = codecs.parse(job.strategy.codec)
+    refused = why_not_merged(job.strategy.merge, strategy, job.fleet.members, codec)
     if refused:
         raise ConfigError(f"strategy.merge = '{job.strategy.merge}': {refused}")
     if job.privacy.unit == "member" and job.privacy.where == "hub":
@@ -167,5 +162,5 @@ def _private_mean(job: Job, strategy: strategies.Strategy, source: Source | None
     return PrivateMean(
         Gaussian(table.clip, table.noise),
         source or system,
-        keeps_late=strategy.contributes == "displacement",
+        keeps_late=strategy.keeps_late,
     )

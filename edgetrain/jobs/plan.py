@@ -86,7 +86,7 @@ def _presence(job: Job, members: int) -> Presence:
     found = Presence(
         parse_absences(job.absences, members), job.fleet.stays_s, job.fleet.away_s, job.seed
     )
-    if not found.is_steady and strategies.find(job.strategy.name).contributes == "gradient":
+    if not found.is_steady and not strategies.find(job.strategy.name).allows_late_join:
         raise ConfigError(
             f"{job.strategy.name}: a device that comes back cannot join, the optimizer's state is "
             "only in the members",

@@ -2,59 +2,45 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from edgetrain import codecs, strategies
-from edgetrain.codecs import Codec, Deep, TwoTrips
-from edgetrain.errors import ConfigError
-from edgetrain.jobs.job import Job
-
-if TYPE_CHECKING:
-    pass
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from edgetrain.errors import did_you_mean
-from edgetrain.strategies.merging import find, parse
-
-if TYPE_CHECKING:
-    from edgetrain.jobs.job import Job, Privacy
+from edgetrain.codecs import Codec
+from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.jobs.job import Job, Privacy
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS
-
-if TYPE_CHECKING:
-    pass
+from edgetrain.strategies import Strategy, merging
 
 
-def _codecs(job: Job, strategy: strategies.Strategy) -> tuple[Codec, Codec]:
+def _codecs(job: Job, strategy: Strategy) -> tuple[Codec, Codec]:
     """Of contributions and of replies. Momentum belongs to the gradients of the members."""
     codec = codecs.parse(job.strategy.codec)
-    if isinstance(codec, Deep) and strategy.contributes != "gradient":
+    if codec.gradients_only and not codec.two_trips and strategy.moves_params:
         raise ConfigError(
             f"strategy.codec = '{codec.name}': {strategy.name} sends displacements, which have the "
             "optimizer's momentum in them",
             f"take '{codec.for_displacements().name}', or sync-sgd",
         )
-    if isinstance(codec, Deep) and codec.momentum and job.train.optimizer.get("momentum"):
+    if codec.momentum and job.train.optimizer.get("momentum"):
         raise ConfigError(
             f"train.optimizer.momentum = {job.train.optimizer['momentum']} and the codec "
             f"'{codec.name}' would count momentum twice",
             "say optimizer.momentum=0: the codec has it, where it can be corrected",
         )
-    if isinstance(codec, TwoTrips) and strategy.contributes != "gradient":
+    if codec.two_trips and strategy.moves_params:
         raise ConfigError(
             f"strategy.codec = '{codec.name}': two trips a step are for gradients",
-            f"take 'low-rank({codec.rank})', or sync-sgd",
+            f"take '{codec.for_displacements().name}', or sync-sgd",
         )
     if not job.strategy.reply_codec:
         return codec, codec.for_replies()
     reply_codec = codecs.parse(job.strategy.reply_codec)
-    if isinstance(codec, TwoTrips) != isinstance(reply_codec, TwoTrips):
+    if codec.two_trips != reply_codec.two_trips:
         raise ConfigError(
             f"strategy.reply_codec = '{reply_codec.name}', strategy.codec = '{codec.name}'",
             "both trips of powersgd go both ways: leave reply_codec out",
         )
-    if isinstance(reply_codec, Deep) and reply_codec.momentum:
+    if reply_codec.momentum:
         raise ConfigError(
             f"strategy.reply_codec = '{reply_codec.name}': members have their momentum already",
             f"take '{reply_codec.for_replies().name}'",
@@ -62,23 +48,23 @@ def _codecs(job: Job, strategy: strategies.Strategy) -> tuple[Codec, Codec]:
     return codec, reply_codec
 
 
-def why_not(text: str, *, strategy: str, weighted: bool, members: int, codec: str) -> str:
-    """What speaks against a rule in a job, or ""; ConfigError as `parse`."""
-    row, rule = find(text), parse(text)
-    if weighted and not row.weighs:
+def why_not_merged(text: str, strategy: Strategy, members: int, codec: Codec) -> str:
+    """What speaks against a merge rule in a job, or ""; ConfigError as `merging.parse`."""
+    row, rule = merging.find(text), merging.parse(text)
+    if strategy.weighted and not row.weighs:
         return (
-            f"{strategy} weighs members by what they say they hold, and {row.name} counts each "
-            "once: use local-sgd or dga, or norm-clip"
+            f"{strategy.name} weighs members by what they say they hold, and {row.name} counts "
+            "each once: use local-sgd or dga, or norm-clip"
         )
-    if row.name != "mean" and "powersgd" in codec:
+    if codec.sums_only and not row.sum_only:
         return (
-            f"{codec} adds up the factors of all members, and only a sum of them means anything: "
-            "use another codec"
+            f"{codec.name} adds up the factors of all members, and only a sum of them means "
+            "anything: use another codec"
         )
-    if row.name != "mean" and row.elementwise and re.search(r"\b(topk|randk|dgc)\b", codec):
+    if codec.few_elements and row.elementwise and not row.sum_only:
         return (
-            f"{codec} sends a few elements of each member, and {row.name} of mostly zeros is zero: "
-            "use a codec that sends all of them (int8, sign), or multi-krum"
+            f"{codec.name} sends a few elements of each member, and {row.name} of mostly zeros is "
+            "zero: use a codec that sends all of them (int8, sign), or multi-krum"
         )
     fewest = int(getattr(rule, "fewest", 1))
     if members < fewest:
@@ -146,8 +132,6 @@ def _why_not_example(job: Job) -> Refusal | None:
 
 
 def _why_not_member(job: Job) -> Refusal | None:
-    from edgetrain import strategies
-
     table = job.privacy
     strategy = strategies.find(job.strategy.name)
     if strategy.weighted:
@@ -156,7 +140,7 @@ def _why_not_member(job: Job) -> Refusal | None:
             "one of a large weight moves the sum further than clip",
             "take local-sgd or dga, which count all members the same",
         )
-    if "powersgd" in job.strategy.codec:
+    if codecs.parse(job.strategy.codec).two_trips:
         return (
             f"strategy.codec = '{job.strategy.codec}': its second trip depends on the gradient "
             "that was to be noised",
@@ -170,7 +154,7 @@ def _why_not_member(job: Job) -> Refusal | None:
             "and cannot clip any",
             "where = 'member'",
         )
-    if job.strategy.merge.strip() != "mean":
+    if not merging.find(job.strategy.merge).sum_only:
         return (
             f"strategy.merge = '{job.strategy.merge}' with privacy.where = '{table.where}': nobody "
             "knows how far one member can move that rule's result",
@@ -194,8 +178,6 @@ def _why_not_masked(job: Job) -> Refusal | None:
 
 
 def _why_not_hub(job: Job) -> Refusal | None:
-    from edgetrain import codecs
-
     spelled = job.strategy.reply_codec or job.strategy.codec
     if not codecs.parse(spelled).lossless:
         return (

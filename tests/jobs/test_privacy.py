@@ -366,6 +366,7 @@ def test_what_does_not_go_together_is_refused_with_a_way_out(overrides, why):
     [
         ["strategy=sync-sgd", "codec=dgc(0.1)", "optimizer.momentum=0"],
         ["codec=topk(0.1) | q2"],
+        ["codec=powersgd.*: bf16; int8"],  # a tensor's name
         ["merge=median"],
         ["where=hub"],
         ["where=hub", "codec=topk(0.1)", "reply_codec=fp32"],

@@ -239,12 +239,12 @@ def test_without_the_library_it_is_named_and_noise_needs_it_not():
     code = """
 import sys
 sys.modules["dp_accounting"] = None
-from edgetrain import config
-from edgetrain.plans import hub_of
-from edgetrain.member import release_of
-from edgetrain.privacy import Releases
-from edgetrain.privacy.accounting import epsilon, settle
-job = config.parse({}, ["privacy=member", "noise=1", "where=hub"])
+from edgetrain.jobs.building import hub_of
+from edgetrain.jobs.privacy.accounting import Releases, epsilon
+from edgetrain.jobs.privacy.promise import settle
+from edgetrain.jobs.reading import parse
+from edgetrain.training.member import release_of
+job = parse({}, ["privacy=member", "noise=1", "where=hub"])
 hub_of(settle(job)), release_of(job.privacy)
 try:
     epsilon(Releases(1.0, 1), 1e-5)

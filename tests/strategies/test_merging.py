@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_merge import pieces_of
 
+from edgetrain import codecs, strategies
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.rules import why_not
+from edgetrain.jobs.rules import why_not_merged
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging import elementwise
 from edgetrain.strategies.merging.rule import Mean, RoundRule, SliceRule
@@ -300,16 +301,16 @@ def test_every_row_can_be_spelled():
     assert isinstance(merging.parse("mean"), Mean)
 
 
-def why(text, *, strategy="dga", weighted=False, members=10, codec="fp32"):
-    return why_not(text, strategy=strategy, weighted=weighted, members=members, codec=codec)
+def why(text, *, strategy="dga", members=10, codec="fp32"):
+    return why_not_merged(text, strategies.find(strategy), members, codecs.parse(codec))
 
 
 def test_what_does_not_go_together_is_said():
     for text in ROUND_RULES:
         assert why(text) == ""
-        said = why(text, weighted=True, strategy="fedavg")
+        said = why(text, strategy="fedavg")
         assert said == "" if text.startswith("norm") else "fedavg weighs members" in said
-    assert why("mean", weighted=True, members=1, codec="topk(0.01)") == ""
+    assert why("mean", strategy="fedavg", members=1, codec="topk(0.01)") == ""
     assert "of mostly zeros is zero" in why("median", codec="small(8): fp32; topk(0.01) | q2")
     assert "of mostly zeros is zero" in why("trimmed-mean(0.2)", codec="dgc(0.01)")
     assert why("multi-krum(2)", codec="topk(0.01)") == ""
@@ -318,3 +319,9 @@ def test_what_does_not_go_together_is_said():
     assert why("krum(3)", members=9) == ""
     assert why("krum(3)", members=8) == "it needs at least 9 members, the job has 8"
     assert why("multi-krum(1, 4)", members=6) == "it needs at least 7 members, the job has 6"
+
+
+@pytest.mark.parametrize("tensor", ["topk", "randk.weight", "dgc.*", "powersgd"])
+def test_the_name_of_a_tensor_says_nothing_about_its_codec(tensor):
+    for text in ROUND_RULES:
+        assert why(text, codec=f"{tensor}: bf16; int8") == ""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class RuleRow:
     """A row of the table."""
 
     name: str
@@ -28,59 +28,62 @@ class Row:
     say that it weighs more than all others together."""
     elementwise: bool
     """Whether it looks at each element on its own, among all members."""
+    sum_only: bool
+    """Whether it reads no more of a round than the (weighted) sum of its contributions. Such a rule
+    goes with contributions that are masked, or that only mean something once they are added."""
     summary: str
     source: str
 
 
 _ROWS = (
-    Row(
-        "mean", "mean", True, True,
+    RuleRow(
+        "mean", "mean", True, True, True,
         "the (weighted) mean; one member that lies can make it anything",
         "McMahan et al., AISTATS 2017",
     ),
-    Row(
-        "median", "median", False, True,
+    RuleRow(
+        "median", "median", False, True, False,
         "each element's median: bears any minority of members that lie",
         "Yin et al., ICML 2018",
     ),
-    Row(
-        "trimmed-mean", "trimmed-mean(share)", False, True,
+    RuleRow(
+        "trimmed-mean", "trimmed-mean(share)", False, True, False,
         "each element's mean without the lowest and the highest share of members",
         "Yin et al., ICML 2018",
     ),
-    Row(
-        "krum", "krum(f)", False, False,
+    RuleRow(
+        "krum", "krum(f)", False, False, False,
         "the one contribution that is closest to its neighbours: bears f that lie",
         "Blanchard et al., NeurIPS 2017",
     ),
-    Row(
-        "multi-krum", "multi-krum(f[, m])", False, False,
+    RuleRow(
+        "multi-krum", "multi-krum(f[, m])", False, False, False,
         "the mean of the m contributions that krum likes best (m: members - f - 2)",
         "Blanchard et al., NeurIPS 2017; Damaskinos et al., MLSys 2019",
     ),
-    Row(
-        "centered-clip", "centered-clip(tau[, iterations])", False, False,
+    RuleRow(
+        "centered-clip", "centered-clip(tau[, iterations])", False, False, False,
         "the mean of the way from a central contribution, no member's longer than tau",
         "Karimireddy et al., ICML 2021",
     ),
-    Row(
-        "norm-clip", "norm-clip(tau)", True, False,
+    RuleRow(
+        "norm-clip", "norm-clip(tau)", True, False, False,
         "the mean of contributions, longer ones shortened to tau",
         "Sun et al., Can You Really Backdoor Federated Learning?, 2019",
     ),
-    Row(
-        "norm-bound", "norm-bound(tau)", True, False,
+    RuleRow(
+        "norm-bound", "norm-bound(tau)", True, False, False,
         "the mean of contributions that are no longer than tau",
         "Sun et al., Can You Really Backdoor Federated Learning?, 2019",
     ),
 )  # fmt: skip
 
-TABLE: dict[str, Row] = {row.name: row for row in _ROWS}
+TABLE: dict[str, RuleRow] = {row.name: row for row in _ROWS}
 
 _SPELLED = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:\(([^()]*)\))?\s*\Z")
 
 
-def find(text: str) -> Row:
+def find(text: str) -> RuleRow:
     """The row that a spelling belongs to; ConfigError with the near miss."""
     return _split(text)[0]
 
@@ -124,7 +127,7 @@ def parse(text: str, keeps_late: bool = True) -> SliceRule | RoundRule:
             return distance.NormBound(_length(row, tau), keeps_late)
 
 
-def _split(text: str) -> tuple[Row, list[str]]:
+def _split(text: str) -> tuple[RuleRow, list[str]]:
     found = _SPELLED.match(text)
     name = found[1] if found else text.strip()
     if found is None or name not in TABLE:
@@ -133,19 +136,19 @@ def _split(text: str) -> tuple[Row, list[str]]:
     return TABLE[name], [] if inside is None else [word.strip() for word in inside.split(",")]
 
 
-def _none(row: Row, arguments: list[str]) -> None:
+def _none(row: RuleRow, arguments: list[str]) -> None:
     if arguments:
         raise ConfigError(f"'{row.name}' takes no arguments, not ({', '.join(arguments)})")
 
 
-def _count(row: Row, arguments: list[str], least: int, most: int) -> list[str]:
+def _count(row: RuleRow, arguments: list[str], least: int, most: int) -> list[str]:
     if not least <= len(arguments) <= most:
         given = f"({', '.join(arguments)})" if arguments else "none"
         raise ConfigError(f"{row.name} with arguments {given}", f"it reads {row.spelling}")
     return arguments
 
 
-def _number(row: Row, what: str, text: str, low: float, high: float) -> float:
+def _number(row: RuleRow, what: str, text: str, low: float, high: float) -> float:
     """low <= value < high."""
     try:
         value = float(text)
@@ -158,7 +161,7 @@ def _number(row: Row, what: str, text: str, low: float, high: float) -> float:
     return value
 
 
-def _whole(row: Row, what: str, text: str, low: int) -> int:
+def _whole(row: RuleRow, what: str, text: str, low: int) -> int:
     if not (text.isascii() and text.isdigit() and low <= int(text) <= 100_000):
         raise ConfigError(
             f"{row.name}: {what} = {text}", f"allowed are whole numbers from {low} to 100000"
@@ -166,7 +169,7 @@ def _whole(row: Row, what: str, text: str, low: int) -> int:
     return int(text)
 
 
-def _length(row: Row, text: str) -> tuple[float, bool]:
+def _length(row: RuleRow, text: str) -> tuple[float, bool]:
     """A length, and whether it is a multiple of the median."""
     number = text.removesuffix("x")
     try:
