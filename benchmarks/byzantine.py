@@ -101,7 +101,7 @@ def train(setting: Setting, task: Task) -> Outcome:
     row = strategies.find(setting.strategy)
     codec = codecs.Dense()
     delay = DELAY if row.delays else 0
-    terms = Terms(row.name, row.contributes, row.weighted, EVERY, delay)
+    terms = Terms.of_strategy(row, EVERY, delay)
     hub = Hub(terms, Policy(MEMBERS), row.merge_rule(setting.rule), codec, codec)
     wire = Loopback()
     cuts = {f"m{i}": 0.0 for i in range(MEMBERS)}

@@ -136,7 +136,7 @@ def hub_of(kind: Kind) -> Hub:
     members = HONEST if kind.waiting else HONEST + 4
     masks = Aggregator(Agreement(members, 2, 8.0)) if kind.masked else None
     return Hub(
-        Terms("local-sgd" if kind.delay == 0 else "dga", "displacement", False, 1, kind.delay),
+        Terms("local-sgd" if kind.delay == 0 else "dga", 1, kind.delay),
         Policy(members, 1, 1.0, 2.0, 1.0, 20.0),
         kind.merge(),
         *kind.codecs(),

@@ -161,7 +161,7 @@ def run(
 def price(elements: int, rounds: int, fsync: str | None) -> float:
     """Median seconds of a round of two members over ZeroMQ, with a journal or without."""
     codec = codecs.Dense()
-    hub = Hub(Terms("local-sgd", "displacement", False, 1, 0), Policy(2), Mean(), codec, codec)
+    hub = Hub(Terms("local-sgd", 1, 0), Policy(2), Mean(), codec, codec)
     transport = HubSocket("tcp://127.0.0.1:0")
     closed: list[float] = []
     with tempfile.TemporaryDirectory(dir=".") as folder:

@@ -75,7 +75,7 @@ def hub(pipe: Connection, members: int) -> None:
 
     socket = HubSocket("tcp://127.0.0.1:0")
     pipe.send(socket.address)
-    terms = Terms("local-sgd", "displacement", False, 1, 0)
+    terms = Terms("local-sgd", 1, 0)
     pure = Hub(terms, Policy(members), Mean(), codecs.Dense(), codecs.Dense())
     serve(pure, socket, time.monotonic, lambda effect: None)
     socket.close()

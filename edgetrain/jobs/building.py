@@ -57,14 +57,7 @@ def hub_of(job: Job, *, any_job: bool = False, source: Source | None = None) -> 
     journal_settings(job)
     check(job)
     return Hub(
-        Terms(
-            strategy.name,
-            strategy.contributes,
-            strategy.weighted,
-            every,
-            delay,
-            "" if any_job else job.digest(),
-        ),
+        Terms.of_strategy(strategy, every, delay, "" if any_job else job.digest()),
         Policy(
             job.fleet.members,
             job.hub.quorum,

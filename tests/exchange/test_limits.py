@@ -59,7 +59,7 @@ def test_a_flood_is_dropped_and_told_and_others_are_heard(monkeypatch):
         flood.send(pack(Beat()))
     other.send(pack(Beat()))
     codec, told = Dense(), []
-    hub = Hub(Terms("local-sgd", "displacement", False, 1, 0), Policy(1), Mean(), codec, codec)
+    hub = Hub(Terms("local-sgd", 1, 0), Policy(1), Mean(), codec, codec)
     turns = itertools.count()
     serve(hub, wire, lambda: 0.5, told.append, stop=lambda: next(turns) > 3)
     assert [n.reason for n in told] == ["more than 50 messages a second: the rest is dropped"]

@@ -161,7 +161,7 @@ class HubThread:
         policy = Policy(members, **({"beat_s": 0.05, "gone_s": 0.3} | other.pop("policy", {})))
         codec = codecs.parse(other.pop("codec", "fp32"))
         reply_codec = codecs.parse(other.pop("reply_codec", codec.name))
-        terms = Terms(strategy, row.contributes, row.weighted, every, delay, **other)
+        terms = Terms.of_strategy(row, every, delay, **other)
         self.hub = Hub(terms, policy, row.merge_rule(), codec, reply_codec)
         self.transport = transport
         self.notes: list[Note] = []

@@ -324,11 +324,9 @@ class Fleet:
         self.now = 0.0
         self.notes: list[Note] = []
         self.closed: list[Closed] = []
-        every = 1 if self.strategy.contributes == "gradient" else every
-        terms = Terms(
-            strategy, self.strategy.contributes, self.strategy.weighted, every,
-            delay if self.strategy.delays else 0,
-        )  # fmt: skip
+        every = every if self.strategy.has_local_steps else 1
+        delay = delay if self.strategy.delays else 0
+        terms = Terms.of_strategy(self.strategy, every, delay)
         self.fresh_hub = lambda: Hub(
             terms, policy or Policy(members), self.strategy.merge_rule(), *named
         )

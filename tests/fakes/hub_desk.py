@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from edgetrain import codecs
+from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.effects import Closed, Note, Send
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
@@ -45,11 +47,8 @@ class Desk:
         delay=0,
         **policy,
     ):
-        terms = Terms(
-            "sync-sgd" if gradient else "dga",
-            "gradient" if gradient else "displacement",
-            weighted, 1, delay, "job-a",
-        )  # fmt: skip
+        row = replace(strategies.find("sync-sgd" if gradient else "dga"), weighted=weighted)
+        terms = Terms.of_strategy(row, 1, delay, "job-a")
         codec = codec or codecs.Dense()
         reply_codec = reply_codec or codecs.Dense()
         self.hub = Hub(terms, Policy(members, **policy), Mean(not gradient), codec, reply_codec)

@@ -20,10 +20,10 @@ START = np.zeros(ELEMENTS, np.float32)
 class Room:
     """A hub with members that are talked to by name."""
 
-    def __init__(self, rule, names, quorum=1, contributes="displacement"):
+    def __init__(self, rule, names, quorum=1):
         codec = Dense()
         codec.part_elements = PART
-        terms = Terms("local-sgd", contributes, False, 1, 0)
+        terms = Terms("local-sgd", 1, 0)
         policy = Policy(len(names), quorum, deadline_s=10.0)
         self.hub = Hub(terms, policy, rule, codec, codec)
         self.known = [checksum(START)]

@@ -74,7 +74,7 @@ class Admission:
             return self._other_model(join)
         if self.finished:
             return self._ended()
-        if self.started and self.terms.contributes == "gradient":
+        if self.started and not self.terms.allows_late_join:
             return "started", (
                 f"{self.terms.strategy} is at round {self.round}, and the optimizer's state is "
                 "only in the members: use a displacement strategy (dga, fedavg) to join late"

@@ -86,7 +86,7 @@ class Hub:
             self._masks = MaskedRounds(masks, policy.quorum, policy.deadline_s)
         self._merger = Merger(
             merge, codec, reply_codec,
-            keeps_base=terms.contributes != "gradient", masked=masks is not None,
+            keeps_base=terms.keeps_base, masked=masks is not None,
         )  # fmt: skip
         self._model = Model()
         self._first_base = FirstBase()
@@ -402,7 +402,7 @@ class Hub:
         self.started = True
         self._first_base.forget()
         effects.insert(0, Save(self.state()))
-        if self.terms.contributes == "gradient":
+        if not self.terms.keeps_base:
             self._merger.forget_base()
         if self._masks is not None:
             self._masks.settle(self._model.elements, self.epoch)
@@ -467,7 +467,7 @@ class Hub:
         member.next_round = max(member.next_round, message.oldest)
         begin = message.submitted
         keep = not message.lacks_base and admission.replies_from(message.applied)
-        if self.terms.contributes != "gradient" and begin < max(self.round, member.next_round):
+        if self.terms.allows_late_join and begin < max(self.round, member.next_round):
             begin = member.first_round = self._next_for(member)
         member.applied = message.applied if keep else self.round
         effects: list[Effect] = [Write(Entered(member.seat())), Send(sender, self._welcome(member))]

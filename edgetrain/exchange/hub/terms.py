@@ -1,30 +1,46 @@
-"""What a job's members agree on, and how patient its hub is. Values only; who acts on them is the
-hub.
-"""
+"""What a job's members agree on, and how patient its hub is. Values only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgetrain.strategies import Strategy
 
 ANY_JOB = "any job"
-"""What a journal says of a hub that takes members whatever job they run."""
+"""What a journal says of a hub that accepts members of any job."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What all members of a job share; `Welcome` hands it to them."""
+    """What all members of a job share (`Welcome` sends it to them), and what the hub has to know of
+    the job's strategy: see the properties of the same names in `strategies.Strategy`."""
 
     strategy: str
-    contributes: str
-    weighted: bool
+    """Its name: only sent and written, never compared."""
     every: int
+    """Local steps in a round."""
     delay: int | None
     """Local steps, or None: measured."""
+    weighted: bool = False
+    """Whether members count by the weights they join with."""
+    keeps_base: bool = True
+    """Whether the hub keeps the base; otherwise only until the first round."""
+    allows_late_join: bool = True
+    """Whether a member may join after the start, and may leave out rounds when it comes back."""
     job: str = ""
     """Digest of the job, or "": any job whose model fits."""
 
+    @classmethod
+    def of_strategy(cls, row: Strategy, every: int, delay: int | None, job: str = "") -> Terms:
+        """The terms of a job with this strategy."""
+        return cls(
+            row.name, every, delay, row.weighted, row.hub_keeps_base, row.allows_late_join, job
+        )
+
     def agreed(self, codec: str, reply_codec: str, masked: bool) -> str:
-        """All of it in words, with the names of the codecs: what a journal says of its job."""
+        """The terms as text, with the names of the codecs: how a journal names its job."""
         return (
             f"{self.strategy}, every {self.every}, delay {self.delay}, {codec}, {reply_codec}, "
             f"{'masked, ' if masked else ''}{f'job {self.job}' if self.job else ANY_JOB}"
@@ -36,14 +52,15 @@ class Policy:
     """How patient the hub is."""
 
     members: int
-    """The job starts when so many have joined, and this is also how many may be in."""
+    """Members with which the job starts, and the most that it has at a time."""
     quorum: int = 1
-    """Contributions without which a round does not close at its deadline."""
+    """Fewest contributions with which a round closes at its deadline."""
     deadline_s: float = 60.0
-    """From the first whole contribution to a round; then it closes without the late ones."""
+    """Seconds from the first whole contribution to a round until it closes without late ones."""
     gone_s: float = 5.0
-    """A member that cannot be reached for so long is no longer waited for."""
+    """Seconds after which rounds stop waiting for an unreachable member."""
     beat_s: float = 1.0
-    """The hub sends at least one message to everyone in this time."""
+    """Seconds in which the hub sends at least one message to every member."""
     return_s: float = 60.0
-    """After a restart, or when all were lost, members have so long to come back."""
+    """Seconds that members have to come back after the hub was restarted, or after all of them
+    were lost."""
