@@ -210,7 +210,7 @@ class Hub:
         told = [member for member in self._members if due or member.returning]
         beats = {merged: Beat(self.epoch, merged) for merged in {member.merged for member in told}}
         # Equal ones after each other, for they are packed once.
-        told.sort(key=lambda peer: member.merged)
+        told.sort(key=lambda member: member.merged)
         return [*effects, *(Send(member.sender, beats[member.merged]) for member in told)]
 
     def _mind_desertion(self, now: float) -> None:
