@@ -316,7 +316,7 @@ def test_compare_answers_in_json(tmp_path):
     assert {p.name for p in run_of(tmp_path).iterdir()} >= {"fedavg", "dga", "job.toml"}
 
 
-# The stream backend: tests/networks watches, machine-wide, what the packet backend leaves behind.
+# The stream backend: tests/fleet watches, machine-wide, what the packet backend leaves behind.
 LONG = (
     *("steps=1000000", "pace_s=0.01", "members=3"),
     *("gone_s=0.5", "beat_s=0.1", "backend=stream"),

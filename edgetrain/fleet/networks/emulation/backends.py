@@ -65,6 +65,10 @@ class Streamed(Emulation):
     def attachment(self, member: int) -> Attachment:
         return self._attachments[member]
 
+    @property
+    def pid(self) -> int:
+        return self._worker.pid
+
     def start_faults(self, began_s: float | None = None) -> None:
         self._worker.ask(_start(began_s))
 
@@ -126,6 +130,10 @@ class Packeted(Emulation):
                 f"no member {member}", f"allowed: 0 to {len(self.request.profiles) - 1}"
             )
         return Attachment(self.hub_address, self._namespace(member + 1))
+
+    @property
+    def pid(self) -> int:
+        return self._worker.pid
 
     def start_faults(self, began_s: float | None = None) -> None:
         self._worker.ask(_start(began_s))

@@ -71,6 +71,11 @@ class Emulation(ABC):
         self._final: dict[str, Any] | None = None
 
     @property
+    def pid(self) -> int | None:
+        """The emulator's process, None where there is none."""
+        return None
+
+    @property
     @abstractmethod
     def hub_address(self) -> str:
         """The tcp:// address that the hub binds, inside `hub_attachment().enter()`."""

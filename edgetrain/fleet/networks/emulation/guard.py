@@ -106,7 +106,7 @@ def apply(shaping: Shaping, terms: Terms, run: Run = run_command) -> int:
         )
     file.parent.mkdir(parents=True, exist_ok=True)
     _write(file, {"undo": shaping.undo(), "renewed": _clock(), **_terms(terms)})
-    pid = _start_reverter(file)
+    pid = start_reverter(file)
     for command in shaping.commands():
         renew(shaping.device)
         done = run(command)
@@ -170,7 +170,7 @@ def _read(file: Path) -> dict[str, Any] | None:
     return state
 
 
-def _start_reverter(file: Path) -> int:
+def start_reverter(file: Path) -> int:
     """Start the reverter detached, and wait until it stands."""
     process = subprocess.Popen(
         [sys.executable, "-m", "edgetrain.fleet.networks.emulation.guard", str(file)],

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 from command_line import Running, running, write_tiny
-from test_emulation import all_gone, made_by, needs_packets, wait_for
+from network_spaces import all_gone, made_by, wait_for
 
-pytestmark = needs_packets
+from edgetrain.fleet.networks.emulation import probe
+
+PACKETS, WHY_NOT = probe.packets_possible()
+pytestmark = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
 
 # Each command has a child of its own; the member's has left its session too.
 SERVER = "sh -c 'sleep 600 & wait'"

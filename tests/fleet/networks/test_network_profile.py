@@ -1,4 +1,4 @@
-"""Profiles: the catalog is whole, and a bad value names file, key and range."""
+"""Network profiles: the catalog is complete, and a bad value names file, key and range."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from edgetrain.errors import ConfigError, NetworkError
+from edgetrain.errors import ConfigError
 from edgetrain.fleet import catalog
-from edgetrain.fleet.assignment import networks_of, parse_sites
 from edgetrain.fleet.networks import Direction, load, names, parse
-from edgetrain.fleet.networks.lora import Radio
 
 FILE = Path("/somewhere/mine.toml")
 
@@ -120,42 +118,6 @@ def test_a_bad_trace_names_its_line(tmp_path: Path, key: str, text: str, says: s
     (tmp_path / "a.trace").write_text(text)
     with pytest.raises(ConfigError, match=says):
         parse("mine", {"up": {key: "a.trace"}}, tmp_path / "mine.toml")
-
-
-def test_lora_is_refused_with_its_time_on_air() -> None:
-    with pytest.raises(NetworkError, match="348 ms on air per 222 bytes, 44 hours"):
-        load("lora").refuse_training()
-
-
-def test_time_on_air_is_the_data_sheets() -> None:
-    # Semtech's LoRa calculator: SF12, 125 kHz, 4/5, 8 symbols, 10 bytes: 991.23 ms.
-    assert Radio(spreading_factor=12).time_on_air_seconds(10) == pytest.approx(0.99123, abs=1e-5)
-
-
-def test_fleets() -> None:
-    assert networks_of("wan-200ms") == ["wan-200ms"]
-    assert networks_of("wan-200ms", 3) == ["wan-200ms"] * 3
-    assert networks_of("wifi:2, 4g-bad:1", 3) == ["wifi", "wifi", "4g-bad"]
-    with pytest.raises(ConfigError, match="names 3 members, the fleet has 4"):
-        networks_of("wifi:2, 4g-bad:1", 4)
-    for bad in ("wifi:0", "wifi:x", "", "wifi:"):
-        with pytest.raises(ConfigError, match="is not NAME or NAME:COUNT"):
-            networks_of(bad)
-
-
-def test_sites() -> None:
-    first, second = parse_sites("home-fixed: 0-2, 4g-good: 3 5", 6)
-    assert first.members == (0, 1, 2)
-    assert second.members == (3, 5)
-    assert second.uplink.name == "4g-good"
-    for bad, says in (
-        ("home-fixed: 0-6", "allowed: 0 to 5"),
-        ("home-fixed: 0 1, wifi: 1", "already stands in a site"),
-        ("home-fixed", "is not NETWORK: MEMBERS"),
-        ("home-fixed: a", "is not a member number"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            parse_sites(bad, 6)
 
 
 def test_importing_networks_loads_neither_torch_nor_zmq_nor_numpy() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from pathlib import Path
@@ -12,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain.fleet.networks import Burst, Direction
-from edgetrain.fleet.networks.emulation.check import jitter_deviation, loss_deviation
-from edgetrain.fleet.networks.emulation.lateness import Lateness, limit_ms
-from edgetrain.fleet.networks.emulation.measure import drawn_ms
+from edgetrain.fleet.networks.emulation.check import loss_deviation
 from edgetrain.fleet.networks.links.model import (
     ETHERNET_BYTES,
     GilbertElliott,
@@ -26,6 +23,8 @@ MS = 1_000_000
 ARRIVALS = st.lists(
     st.tuples(st.integers(0, 20 * MS), st.integers(40, 1500)), min_size=1, max_size=200
 )
+
+
 WAYS = st.builds(
     Direction,
     delay_ms=st.floats(0, 500),
@@ -165,22 +164,6 @@ def test_a_rate_can_drop_and_come_back() -> None:
     assert model.due(10 * MS, 1000 - ETHERNET_BYTES) == 11 * MS
 
 
-def test_lateness_percentiles() -> None:
-    late = Lateness()
-    for microseconds in range(1000):
-        late.add(microseconds * 1000)
-    late.add(-5)
-    assert late.percentile_ms(0.5) == pytest.approx(0.5, abs=0.02)
-    assert late.percentile_ms(0.99) == pytest.approx(0.99, abs=0.02)
-    assert sum(late.report()["late_histogram_ms"].values()) == 1001
-    late.add(10**12)
-    assert late.report()["late_ms_max"] == 10**6
-    assert Lateness().percentile_ms(0.99) == 0
-    assert limit_ms(0) == 1
-    assert limit_ms(250) == 5
-    assert math.isfinite(limit_ms(1e6))
-
-
 LONG_BURSTS = Direction(delay_ms=1, rate_mbit=12.112, burst=Burst(1.0, 1.0))  # 1 ms a packet
 
 
@@ -226,15 +209,6 @@ def test_pauses_do_not_change_the_mean_loss(gap_ms: int, seed: int) -> None:
     # here 0.53 %, of 5,700 independent draws' worth, whose share is as good as normal. Beyond seven
     # deviations it is once in 4e11; a quiet millisecond counted twice costs twelve and more.
     assert 100 * lost / count == pytest.approx(20, abs=7 * loss_deviation(way, count))
-
-
-def test_the_deviation_of_jitter_is_off_by_chance_as_much_as_said() -> None:
-    way = Direction(delay_ms=50, jitter_ms=2)
-    seconds, sent = 10, [n * MS for n in range(10_000)]
-    off = [statistics.pstdev(drawn_ms(way, seed, sent)) / 2 - 1 for seed in range(60)]
-    chance = jitter_deviation(way, seconds)
-    assert statistics.pstdev(off) == pytest.approx(chance, rel=0.35)
-    assert abs(statistics.fmean(off)) < 4 * chance / math.sqrt(60)
 
 
 def test_links_have_seeds_of_their_own() -> None:

@@ -9,11 +9,10 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from network_spaces import alive, all_gone, made_by, wait_for
 
 from edgetrain.cli.compare import DEMO
 from edgetrain.errors import ConfigError, NetworkError
@@ -31,45 +30,6 @@ carriers = pytest.mark.parametrize(
 
 def both(**figures: float) -> Profile:
     return Profile("test", "", Direction(**figures), Direction(**figures))
-
-
-def spaces(*pids: int) -> set[str]:
-    """Network namespaces that these processes, or any of this machine, stand in or hold open."""
-    found = set()
-    for process in [Path("/proc", str(pid)) for pid in pids] or Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            found.add(str((process / "ns/net").readlink()))
-            found |= {
-                str(fd.readlink())
-                for fd in (process / "fd").iterdir()
-                if "net:" in str(fd.readlink())
-            }
-    return found
-
-
-def made_by(*pids: int) -> set[str]:
-    """Network namespaces of these processes that are not ours: other tests have theirs."""
-    return spaces(*pids) - spaces(os.getpid())
-
-
-def all_gone(made: set[str]) -> bool:
-    """Whether nobody holds these namespaces any more."""
-    return wait_for(lambda: not spaces() & made)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    """Other processes end in their own time; look until they have."""
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        os.sched_yield()
-    return condition()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
 
 
 @carriers
@@ -233,7 +193,7 @@ child = os.fork()  # a member, and one more that holds the pipes to the emulator
 if child == 0:
     net.attachment(0).enter()
     time.sleep(600)
-print(net._worker.pid, child, flush=True)
+print(net.pid, child, flush=True)
 if sys.argv[2] == "fail":
     os.kill(child, 9)
     raise RuntimeError("on purpose")
@@ -271,12 +231,12 @@ def test_nothing_outlives_its_parent(backend: str, number: signal.Signals) -> No
 @carriers
 def test_nothing_is_left_after_success_and_failure(backend: str) -> None:
     with emulate([both(delay_ms=1)], backend=backend) as net:
-        emulator = net._worker.pid  # type: ignore[attr-defined]
+        emulator = net.pid
         made = made_by(emulator)
     assert not alive(emulator)
     assert all_gone(made)
     failing = emulate([both(delay_ms=1)], backend=backend)
-    emulator = failing._worker.pid  # type: ignore[attr-defined]
+    emulator = failing.pid
     made = made_by(emulator)
     with contextlib.suppress(RuntimeError), failing:
         raise RuntimeError("on purpose")
@@ -295,7 +255,7 @@ def test_an_ordinary_user_may_emulate_too() -> None:
         "from edgetrain.fleet.networks.emulation import fabric;"
         "print(fabric.become_able()); print(len(fabric.build(3, 'reno')))"
     )
-    checkout = str(Path(__file__).parents[3])
+    checkout = str(Path(__file__).parents[4])
     for program in (sys.executable, "/usr/bin/python3"):
         said = subprocess.run(
             [*_ORDINARY, "sh", "-c", 'exec "$0" -c "$1" "$2"', program, code, checkout],

@@ -1,0 +1,45 @@
+"""Which member has which device and network, and which members share an uplink."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgetrain.errors import ConfigError
+from edgetrain.fleet.assignment import devices_of, networks_of, parse_sites
+
+
+def test_a_fleet_is_a_list_of_devices():
+    assert devices_of("laptop") == ["laptop"]
+    assert devices_of(" jetson-nano:2 , host ") == ["jetson-nano", "jetson-nano", "host"]
+
+
+@pytest.mark.parametrize("text", ["", "laptop:", "laptop:0", "laptop:two", "laptop,,host", ":2"])
+def test_a_bad_fleet_is_refused(text):
+    with pytest.raises(ConfigError, match="NAME or NAME:COUNT"):
+        devices_of(text)
+
+
+def test_fleets() -> None:
+    assert networks_of("wan-200ms") == ["wan-200ms"]
+    assert networks_of("wan-200ms", 3) == ["wan-200ms"] * 3
+    assert networks_of("wifi:2, 4g-bad:1", 3) == ["wifi", "wifi", "4g-bad"]
+    with pytest.raises(ConfigError, match="names 3 members, the fleet has 4"):
+        networks_of("wifi:2, 4g-bad:1", 4)
+    for bad in ("wifi:0", "wifi:x", "", "wifi:"):
+        with pytest.raises(ConfigError, match="is not NAME or NAME:COUNT"):
+            networks_of(bad)
+
+
+def test_sites() -> None:
+    first, second = parse_sites("home-fixed: 0-2, 4g-good: 3 5", 6)
+    assert first.members == (0, 1, 2)
+    assert second.members == (3, 5)
+    assert second.uplink.name == "4g-good"
+    for bad, says in (
+        ("home-fixed: 0-6", "allowed: 0 to 5"),
+        ("home-fixed: 0 1, wifi: 1", "already stands in a site"),
+        ("home-fixed", "is not NETWORK: MEMBERS"),
+        ("home-fixed: a", "is not a member number"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            parse_sites(bad, 6)
