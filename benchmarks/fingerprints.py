@@ -60,7 +60,8 @@ for name, kind in sorted(vars(messages).items()):
             frames = messages.pack(kind(**fields))
         except Exception as error:
             continue
-        found[name] = hashlib.sha256(b"|".join(bytes(frame) for frame in frames)).hexdigest()[:16]
+        letter = kind.kind.decode()
+        found[letter] = hashlib.sha256(b"|".join(bytes(frame) for frame in frames)).hexdigest()[:16]
 print(json.dumps(found))
 """
 

@@ -54,7 +54,7 @@ from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import MOST_UNREQUITED
 from edgetrain.exchange.masks.aggregator import Aggregator
 from edgetrain.exchange.masks.payloads import SEED, advert_bytes, shares_bytes, write_table
-from edgetrain.exchange.masks.terms import Agreement
+from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import (
     KINDS,
@@ -134,7 +134,7 @@ KINDS_OF_JOB: dict[str, Kind] = {
 def hub_of(kind: Kind) -> Hub:
     """A hub with room for the honest, the insider and one more."""
     members = HONEST if kind.waiting else HONEST + 4
-    masks = Aggregator(Agreement(members, 2, 8.0)) if kind.masked else None
+    masks = Aggregator(MaskTerms(members, 2, 8.0)) if kind.masked else None
     return Hub(
         Terms("local-sgd" if kind.delay == 0 else "dga", 1, kind.delay),
         Policy(members, 1, 1.0, 2.0, 1.0, 20.0),

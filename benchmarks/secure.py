@@ -24,7 +24,7 @@ import numpy as np
 from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.masker import Masker, parts
-from edgetrain.exchange.masks.terms import Agreement, default_threshold
+from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 from edgetrain.exchange.messages import Masking
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.plan import plan
@@ -93,11 +93,11 @@ class _Bench:
     """Both sides, no network between them; what either takes is counted."""
 
     def __init__(self, members: int, elements: int) -> None:
-        agreement = Agreement(members, default_threshold(members), 8.0)
+        terms = MaskTerms(members, default_threshold(members), 8.0)
         self.elements = elements
-        self.hub = Aggregator(agreement)
+        self.hub = Aggregator(terms)
         self.hub.settle(elements, 0)
-        self.maskers = {f"m{i}": Masker(agreement, elements) for i in range(members)}
+        self.maskers = {f"m{i}": Masker(terms, elements) for i in range(members)}
         self.plain = FixedPoint(8.0, members)
         self.member_s = self.bytes = 0.0
 

@@ -282,7 +282,7 @@ class Advertise:
 
 
 @dataclass(frozen=True)
-class Roster:
+class KeyList:
     """hub -> member: the public keys of all who are in a block, in the order of their places."""
 
     kind: ClassVar[bytes] = b"O"
@@ -326,7 +326,7 @@ class Reveal:
     payload: Buffer = _payload()  # noqa: RUF009
 
 
-Masking = Rekey | Advertise | Roster | Shares | Unmask | Reveal
+Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 """What is said only where contributions are masked."""
 
 Message = (
@@ -337,7 +337,7 @@ KINDS: dict[bytes, type[Message]] = {
     cls.kind: cls
     for cls in (
         Join, Welcome, Refuse, Base, Start, Resume, Contribute, Reply, Beat, Leave,
-        Rekey, Advertise, Roster, Shares, Unmask, Reveal,
+        Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
     )
 }  # fmt: skip
 

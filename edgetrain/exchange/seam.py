@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgetrain.exchange.masks.terms import Agreement
+from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.vectors.vector import Vector
 
 
@@ -23,7 +23,7 @@ class Request:
     """Digest of the job, or "" for a member with its own training loop."""
     layout: bytes = b""
     """The description whose digest is `model`. Codecs that look at tensors need it."""
-    secure: bool | Agreement = False
+    secure: bool | MaskTerms = False
     """Contribute only with masks: on these terms, or (True) on any terms whose threshold is more
     than half of the members. False: as the hub says."""
 

@@ -73,7 +73,7 @@ def hub_of(job: Job, *, any_job: bool = False, source: Source | None = None) -> 
     )
 
 
-def agreement_of(job: Job) -> secure.Agreement | None:
+def mask_terms_of(job: Job) -> secure.MaskTerms | None:
     """How the job's contributions are masked; None: they are not. ConfigError."""
     table, members = job.strategy, job.fleet.members
     if not table.secure:
@@ -87,13 +87,13 @@ def agreement_of(job: Job) -> secure.Agreement | None:
     refused = secure.why_not(members, threshold)
     if refused:
         raise ConfigError(f"strategy.secure = true: {refused}")
-    return secure.Agreement(members, threshold, table.span)
+    return secure.MaskTerms(members, threshold, table.span)
 
 
 def _masks(job: Job) -> Aggregator | None:
     """What adds up masked contributions; ConfigError for what would have to read them."""
-    agreement = agreement_of(job)
-    if agreement is None:
+    terms = mask_terms_of(job)
+    if terms is None:
         return None
     if not codecs.parse(job.strategy.codec).verbatim:
         raise ConfigError(
@@ -111,7 +111,7 @@ def _masks(job: Job) -> Aggregator | None:
     secure.require()
     from edgetrain.exchange.masks.aggregator import Aggregator
 
-    return Aggregator(agreement)
+    return Aggregator(terms)
 
 
 def journal_settings(job: Job) -> Settings:

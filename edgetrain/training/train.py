@@ -18,7 +18,7 @@ from edgetrain.exchange.member.checkpoint import Keep
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.fleet import devices
-from edgetrain.jobs.building import agreement_of
+from edgetrain.jobs.building import mask_terms_of
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import pace_of, samples_of, task_of, work_of
 from edgetrain.jobs.privacy.promise import settle
@@ -106,7 +106,7 @@ def train(
 def request_of(job: Job, place: Place, task: Task, digest: str | None = None) -> Request:
     """What a member of this job says of itself; `digest` is the job's, where it is known."""
     samples = task.samples(place.index, job.fleet.members)
-    agreed = agreement_of(job)
+    agreed = mask_terms_of(job)
     return Request("", place.name, float(samples), digest or job.digest(), secure=agreed or False)
 
 

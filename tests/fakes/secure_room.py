@@ -11,7 +11,7 @@ import numpy as np
 from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing, Sum
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.masker import Masker, parts
-from edgetrain.exchange.masks.terms import Agreement
+from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.messages import Masking, Unmask, pack, unpack
 
 PATIENCE_S = 60.0
@@ -22,11 +22,11 @@ class Room:
     """`members` maskers and their hub."""
 
     def __init__(self, members: int, threshold: int, elements: int = 20, span: float = 8.0) -> None:
-        self.agreement = Agreement(members, threshold, span)
+        self.terms = MaskTerms(members, threshold, span)
         self.elements = elements
-        self.hub = Aggregator(self.agreement)
+        self.hub = Aggregator(self.terms)
         self.hub.settle(elements, 0)
-        self.maskers = {f"m{i}": Masker(self.agreement, elements) for i in range(members)}
+        self.maskers = {f"m{i}": Masker(self.terms, elements) for i in range(members)}
         self.weights = dict.fromkeys(self.maskers, 1.0)
         self.gone: set[str] = set()
         self.now = 0.0
@@ -81,7 +81,7 @@ class Room:
 
     def expected(self, vectors: dict[str, np.ndarray]) -> np.ndarray:
         """The mean of what these vectors are as integers, added up where everyone can see it."""
-        fixed = FixedPoint(self.agreement.span, self.agreement.members)
+        fixed = FixedPoint(self.terms.span, self.terms.members)
         unit = self.hub._blocks[-1].unit
         total, weight = np.zeros(self.elements, np.uint32), 0.0
         for name, vector in sorted(vectors.items()):

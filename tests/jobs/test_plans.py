@@ -6,7 +6,7 @@ import pytest
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs import reading as config
-from edgetrain.jobs.building import agreement_of, hub_of
+from edgetrain.jobs.building import hub_of, mask_terms_of
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_a_verdict_over_masked_contributions_is_refused():
 
 
 def test_what_a_secure_job_agrees_on():
-    agreed = agreement_of(config.load(None, ["secure=true", "members=10", "span=2"]))
+    agreed = mask_terms_of(config.load(None, ["secure=true", "members=10", "span=2"]))
     assert (agreed.members, agreed.threshold, agreed.span) == (10, 7, 2.0)
-    assert agreement_of(config.load(None)) is None
+    assert mask_terms_of(config.load(None)) is None
 
 
 @pytest.mark.parametrize(

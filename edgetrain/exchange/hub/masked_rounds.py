@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgetrain.exchange.hub.members import MemberRecord, Members
-from edgetrain.exchange.masks.terms import Agreement
+from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.messages import MAX_BLOCK_ROUNDS, Masking
 from edgetrain.vectors.vector import Buffer
 
@@ -43,13 +43,13 @@ class MaskedRounds:
 
     def __init__(self, masks: Aggregator, quorum: int, patience_s: float) -> None:
         self._masks = masks
-        self._quorum = max(quorum, masks.agreement.threshold)
+        self._quorum = max(quorum, masks.terms.threshold)
         self._patience_s = patience_s
 
     @property
-    def agreement(self) -> Agreement:
+    def terms(self) -> MaskTerms:
         """What members are told in their welcome."""
-        return self._masks.agreement
+        return self._masks.terms
 
     @property
     def next_first(self) -> int:

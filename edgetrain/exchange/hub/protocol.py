@@ -379,8 +379,8 @@ class Hub:
             beat_s=self.policy.beat_s,
             upload=member is self._first_base.uploader and not self.started,
             epoch=self.epoch,
-            threshold=self._masks.agreement.threshold if self._masks else 0,
-            span=self._masks.agreement.span if self._masks else 1.0,
+            threshold=self._masks.terms.threshold if self._masks else 0,
+            span=self._masks.terms.span if self._masks else 1.0,
         )
 
     def _take_base(self, member: MemberRecord, message: Base, now: float) -> list[Effect]:

@@ -18,8 +18,8 @@ from edgetrain.exchange.masks import payloads as forms
 from edgetrain.exchange.masks import primitives
 from edgetrain.exchange.masks.fixed_point import FixedPoint, Words
 from edgetrain.exchange.masks.masker import pair_key
-from edgetrain.exchange.masks.terms import Agreement
-from edgetrain.exchange.messages import Advertise, Masking, Rekey, Reveal, Roster, Shares, Unmask
+from edgetrain.exchange.masks.terms import MaskTerms
+from edgetrain.exchange.messages import Advertise, KeyList, Masking, Rekey, Reveal, Shares, Unmask
 from edgetrain.vectors.vector import Buffer, Vector
 
 Outgoing: TypeAlias = list[tuple[str, Masking]]
@@ -96,9 +96,9 @@ class _Open:
 class Aggregator:
     """One job's masks, at its hub. It holds one sum a round, not the contributions in it."""
 
-    def __init__(self, agreement: Agreement) -> None:
-        self.agreement = agreement
-        self._fixed = FixedPoint(agreement.span, agreement.members)
+    def __init__(self, terms: MaskTerms) -> None:
+        self.terms = terms
+        self._fixed = FixedPoint(terms.span, terms.members)
         self._elements = 0
         self._blocks: list[_Block] = []
         self._numbers = 0
@@ -169,8 +169,8 @@ class Aggregator:
             able = [name for name in asked if name not in block.lost]
             missing = [name for name in able if name in present and name not in answered]
             made = sum(name in answered for name in able)
-            enough = made >= self.agreement.threshold
-            hopeless = len(able) < self.agreement.threshold
+            enough = made >= self.terms.threshold
+            hopeless = len(able) < self.terms.threshold
             overdue = hopeless or now - block.since >= patience_s
             if not overdue and (missing or not enough):
                 continue
@@ -185,9 +185,9 @@ class Aggregator:
     def _fail(self, block: _Block, answered: int, present: Collection[str]) -> None:
         """Too few made keys. Nobody can have given to these rounds: with enough members there the
         same rounds are set up again, with others they are given up."""
-        said = f"{answered} of at least {self.agreement.threshold} members made keys for rounds "
+        said = f"{answered} of at least {self.terms.threshold} members made keys for rounds "
         said += f"{block.first} to {block.end - 1}"
-        if len(present) >= self.agreement.threshold:
+        if len(present) >= self.terms.threshold:
             self._blocks.remove(block)
             self.remarks.append(f"{said}: they are asked again")
         else:
@@ -214,13 +214,13 @@ class Aggregator:
         block.roster = tuple(sorted(block.adverts))
         block.unit = max(block.weights[name] for name in block.roster)
         block.sent = b"".join(block.adverts[name] for name in block.roster)
-        told = forms.roster_bytes(self.agreement, block.unit, block.sent)
+        told = forms.key_list_bytes(self.terms, block.unit, block.sent)
         block.digest = primitives.digest(told)
         return [(name, self._roster(block, name)) for name in block.roster]
 
-    def _roster(self, block: _Block, name: str) -> Roster:
+    def _roster(self, block: _Block, name: str) -> KeyList:
         place, places = block.place(name), len(block.roster)
-        return Roster(block.number, place, places, block.unit, block.sent)
+        return KeyList(block.number, place, places, block.unit, block.sent)
 
     def _take_shares(self, name: str, message: Shares) -> None:
         block = self._numbered(message.block)
@@ -297,7 +297,7 @@ class Aggregator:
         than the threshold the round is given up, and nobody is asked for anything."""
         block = self._covering(round)
         entry = self._open.setdefault(round, _Open(np.zeros(0, np.uint32)))
-        given, least = len(entry.weights), self.agreement.threshold
+        given, least = len(entry.weights), self.terms.threshold
         if block is None or given < least:
             return self._give_up(round, f"{given} of at least {least} members gave to it")
         places = [block.place(name) for name in entry.weights]
@@ -326,10 +326,10 @@ class Aggregator:
         if entry is None:
             return None
         if entry.end is None and entry.asked is not None and block is not None:
-            if len(entry.reveals) >= self.agreement.threshold:
+            if len(entry.reveals) >= self.terms.threshold:
                 self._unmask(block, round, entry)
             if entry.end is None and now - entry.asked_at >= patience_s:
-                least = self.agreement.threshold
+                least = self.terms.threshold
                 self._give_up(
                     round, f"{len(entry.reveals)} of at least {least} members helped to unmask it"
                 )
@@ -362,9 +362,9 @@ class Aggregator:
 
     def _seed(self, entry: _Open, place: int) -> bytes | None:
         shares = {holder: table[place] for holder, table in entry.reveals.items() if place in table}
-        if len(shares) < self.agreement.threshold:
+        if len(shares) < self.terms.threshold:
             return None
-        chosen = sorted(shares)[: self.agreement.threshold]
+        chosen = sorted(shares)[: self.terms.threshold]
         return primitives.combine({holder: shares[holder] for holder in chosen})
 
     def _mask_keys(

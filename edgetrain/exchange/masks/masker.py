@@ -17,8 +17,8 @@ from edgetrain.errors import BadMessage, BadPayload, EdgetrainError
 from edgetrain.exchange.masks import payloads as forms
 from edgetrain.exchange.masks import primitives
 from edgetrain.exchange.masks.fixed_point import FixedPoint, Words
-from edgetrain.exchange.masks.terms import Agreement
-from edgetrain.exchange.messages import Advertise, Masking, Rekey, Reveal, Roster, Shares, Unmask
+from edgetrain.exchange.masks.terms import MaskTerms
+from edgetrain.exchange.messages import Advertise, KeyList, Masking, Rekey, Reveal, Shares, Unmask
 from edgetrain.vectors.vector import Buffer, Vector
 
 State = Literal["soon", "ready", "out"]
@@ -96,15 +96,15 @@ class Masker:
     """
 
     def __init__(
-        self, agreement: Agreement, elements: int, random: Callable[[int], bytes] = os.urandom
+        self, terms: MaskTerms, elements: int, random: Callable[[int], bytes] = os.urandom
     ) -> None:
         self.epoch = 0
         """Of the hub whose blocks these are."""
         self.cut = 0
-        self._agreement = agreement
+        self._terms = terms
         self._elements = elements
         self._random = random
-        self._fixed = FixedPoint(agreement.span, agreement.members)
+        self._fixed = FixedPoint(terms.span, terms.members)
         self._blocks: dict[int, _Block] = {}
         self._next = 0
         """Rounds before this one have been masked, or never will be."""
@@ -124,7 +124,7 @@ class Masker:
         match message:
             case Rekey():
                 return self._advertise(message)
-            case Roster():
+            case KeyList():
                 return self._share(message)
             case Shares():
                 self._open(message)
@@ -211,7 +211,7 @@ class Masker:
             asked.block, asked.first, asked.rounds, b"".join(advert), seal, own, keys
         )  # fmt: skip
 
-    def _share(self, roster: Roster) -> Shares | None:
+    def _share(self, roster: KeyList) -> Shares | None:
         """Round 1 of the paper: each secret in shares, each share for one other's eyes."""
         block = self._blocks.get(roster.block)
         if block is None:
@@ -223,11 +223,11 @@ class Masker:
             raise EdgetrainError(f"the hub has two rosters of block {block.number}", _STOP)
         return block.sent
 
-    def _take_roster(self, block: _Block, roster: Roster) -> None:
-        if not self._agreement.threshold <= roster.members <= self._agreement.members:
+    def _take_roster(self, block: _Block, roster: KeyList) -> None:
+        if not self._terms.threshold <= roster.members <= self._terms.members:
             raise EdgetrainError(
                 f"the hub would add up contributions of {roster.members} members, agreed are "
-                f"{self._agreement.threshold} to {self._agreement.members}",
+                f"{self._terms.threshold} to {self._terms.members}",
                 _STOP,
             )
         size = forms.advert_bytes(block.rounds)
@@ -240,15 +240,15 @@ class Masker:
         block.place, block.unit, block.adverts = roster.place, roster.unit, adverts
         block.digest = self._digest(roster)
 
-    def _digest(self, roster: Roster) -> bytes:
-        told = forms.roster_bytes(self._agreement, roster.unit, roster.payload)
+    def _digest(self, roster: KeyList) -> bytes:
+        told = forms.key_list_bytes(self._terms, roster.unit, roster.payload)
         return primitives.digest(told)
 
     def _shares_of(self, block: _Block) -> Shares:
         plain: list[list[bytes]] = [[] for _ in range(block.places)]
         for round in range(block.first, block.end):
             for secret in (block.own[round], block.keys[round]):
-                shares = primitives.split(secret, self._agreement.threshold, block.places)
+                shares = primitives.split(secret, self._terms.threshold, block.places)
                 for place, share in enumerate(shares):
                     plain[place].append(share)
         sealed = {
@@ -289,10 +289,10 @@ class Masker:
         size = forms.shares_bytes(block.rounds)
         table = forms.read_table(message.payload, block.places, size, "shares")
         holders = tuple(sorted({*table, block.place}))
-        if len(holders) < self._agreement.threshold:
+        if len(holders) < self._terms.threshold:
             raise EdgetrainError(
                 f"only {len(holders)} members have shared their secrets, agreed are "
-                f"{self._agreement.threshold}",
+                f"{self._terms.threshold}",
                 _STOP,
             )
         for place, sealed in table.items():
@@ -322,10 +322,10 @@ class Masker:
                 "with both kinds it could see a single contribution",
                 _STOP,
             )
-        if len(survivors) < self._agreement.threshold or not set(survivors) <= {*block.holders}:
+        if len(survivors) < self._terms.threshold or not set(survivors) <= {*block.holders}:
             raise EdgetrainError(
                 f"the hub would unmask the sum of {len(survivors)} members, agreed are at least "
-                f"{self._agreement.threshold} of those who share its secrets",
+                f"{self._terms.threshold} of those who share its secrets",
                 _STOP,
             )
         if before is None:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from edgetrain.errors import BadMessage
-from edgetrain.exchange.masks.terms import Agreement
+from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.vectors.vector import Buffer
 
 SEED, KEY, TAG = 16, 32, 16
@@ -42,11 +42,15 @@ def shares_bytes(rounds: int) -> int:
     return 2 * SEED * rounds + TAG
 
 
-def roster_bytes(agreement: Agreement, unit: float, payload: Buffer) -> bytes:
-    """All that members must have been told alike: what their masks are bound to. A hub that could
-    tell one of them another span or unit would make the others' numbers vanish beside its own."""
-    terms = struct.pack("<ddII", unit, agreement.span, agreement.members, agreement.threshold)
-    return terms + bytes(payload)
+def key_list_bytes(terms: MaskTerms, unit: float, payload: Buffer) -> bytes:
+    """Everything that all members of a block must have been told alike; masks are bound to its
+    digest.
+
+    The unit and the terms are part of it: a hub that told one member another span or unit could
+    make the others' numbers vanish beside that member's.
+    """
+    packed = struct.pack("<ddII", unit, terms.span, terms.members, terms.threshold)
+    return packed + bytes(payload)
 
 
 def check_length(payload: Buffer, expected: int, what: str) -> bytes:

@@ -22,7 +22,7 @@ PACKAGES = ("cryptography", "Crypto")
 
 
 @dataclass(frozen=True)
-class Agreement:
+class MaskTerms:
     """What the members of a job and its hub agree on."""
 
     members: int

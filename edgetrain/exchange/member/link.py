@@ -19,13 +19,14 @@ from edgetrain import codecs
 from edgetrain.codecs import Codec, Feedback
 from edgetrain.codecs.base import check_length
 from edgetrain.errors import BadMessage, ConfigError, Diverged, HubUnreachable, Refused
-from edgetrain.exchange.masks.terms import Agreement
+from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.messages import (
     PROTOCOL,
     Base,
     Beat,
     Contribute,
     Join,
+    KeyList,
     Leave,
     Masking,
     Message,
@@ -33,7 +34,6 @@ from edgetrain.exchange.messages import (
     Rekey,
     Reply,
     Resume,
-    Roster,
     Shares,
     Start,
     Unmask,
@@ -441,7 +441,7 @@ class Link:
                 self._epoch = message.epoch if self._returning else self._epoch
                 if self._mind_epoch(message.epoch):
                     self._come_back(message.epoch)
-            case Rekey() | Roster() | Shares() | Unmask() if self._masker is not None:
+            case Rekey() | KeyList() | Shares() | Unmask() if self._masker is not None:
                 self._take_masking(self._masker, message)
             case Base() if self._attempt:
                 self._parts.append(message.payload)
@@ -637,9 +637,9 @@ class Link:
 def _masker_of(welcome: Welcome, request: Request, elements: int) -> Masker | None:
     """What masks this member's contributions, if the hub says so; Refused where it has to and does
     not, or not as agreed."""
-    agreed = Agreement(welcome.members, welcome.threshold, welcome.span)
+    agreed = MaskTerms(welcome.members, welcome.threshold, welcome.span)
     wanted = request.secure
-    if isinstance(wanted, Agreement) and wanted != agreed:
+    if isinstance(wanted, MaskTerms) and wanted != agreed:
         found = "not masked" if not welcome.threshold else f"masked with {agreed}"
         raise Refused(
             "masks", f"contributions to this hub are {found}, this job's are masked with {wanted}",

@@ -136,13 +136,13 @@ def test_keys_that_would_stop_the_others_are_their_senders_fault(what):
     from edgetrain.exchange.masks import payloads as forms
     from edgetrain.exchange.masks.aggregator import Aggregator
     from edgetrain.exchange.masks.masker import Masker
-    from edgetrain.exchange.masks.terms import Agreement
+    from edgetrain.exchange.masks.terms import MaskTerms
 
-    agreement = Agreement(3, 2, 8.0)
-    hub = Aggregator(agreement)
+    terms = MaskTerms(3, 2, 8.0)
+    hub = Aggregator(terms)
     hub.settle(4, 0)
     asked = dict(hub.begin(dict.fromkeys("abc", 1.0), 0, 2, 0.0))
-    maskers = {name: Masker(agreement, 4) for name in asked}
+    maskers = {name: Masker(terms, 4) for name in asked}
     adverts = {name: maskers[name].take(message) for name, message in asked.items()}
     hub.take("a", adverts["a"])
     hub.take("b", adverts["b"])

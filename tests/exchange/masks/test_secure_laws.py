@@ -14,8 +14,8 @@ from edgetrain.exchange.masks import payloads as forms
 from edgetrain.exchange.masks import primitives
 from edgetrain.exchange.masks.fixed_point import LARGEST, FixedPoint
 from edgetrain.exchange.masks.masker import Masker, pair_key
-from edgetrain.exchange.masks.terms import Agreement, default_threshold, why_not
-from edgetrain.exchange.messages import Rekey, Reveal, Roster, Shares, Unmask
+from edgetrain.exchange.masks.terms import MaskTerms, default_threshold, why_not
+from edgetrain.exchange.messages import KeyList, Rekey, Reveal, Shares, Unmask
 
 PHASES = ("advertise", "share", "contribute", "unmask")
 
@@ -102,7 +102,7 @@ def test_the_sum_is_exact_whoever_drops_out_in_whatever_phase(happening):
     weight = sum(room.weights[n] for n in vectors)
     exact = sum(room.weights[n] * v.astype(float) for n, v in vectors.items()) / weight
     unit = max(room.weights[n] for n in room.hub._blocks[-1].roster)
-    fixed = FixedPoint(8.0, room.agreement.members)
+    fixed = FixedPoint(8.0, room.terms.members)
     bound = fixed.error(len(vectors), weight / unit) + np.abs(exact) * 2.0**-23
     assert (np.abs(end.vector - exact) <= bound).all()
 
@@ -316,7 +316,7 @@ def roster_of(room, names, **other):
         room.hub.take(name, room.maskers[name].take(message))
     adverts = [room.hub._blocks[-1].adverts[name] for name in names]
     fields = {"block": 0, "place": 0, "members": len(names), "unit": 1.0} | other
-    return Roster(**fields, payload=b"".join(adverts))
+    return KeyList(**fields, payload=b"".join(adverts))
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_two_rosters_of_one_block_are_refused():
     roster = roster_of(room, ["m0", "m1", "m2"])
     shares = room.maskers["m0"].take(roster)
     assert room.maskers["m0"].take(roster) == shares
-    other = Roster(0, 0, 3, 1.0, bytes(roster.payload)[::-1])
+    other = KeyList(0, 0, 3, 1.0, bytes(roster.payload)[::-1])
     with pytest.raises(EdgetrainError, match="two rosters"):
         room.maskers["m0"].take(other)
 
@@ -358,9 +358,9 @@ def test_members_that_were_told_different_things_share_nothing(what):
     elif what == "unit":
         unit = 1e15
     else:
-        room.maskers["m1"]._agreement = Agreement(4, 3, 2.0**20)
+        room.maskers["m1"]._terms = MaskTerms(4, 3, 2.0**20)
     a = room.maskers["m0"].take(roster)
-    room.maskers["m1"].take(Roster(0, 1, 3, unit, second))
+    room.maskers["m1"].take(KeyList(0, 1, 3, unit, second))
     size = forms.shares_bytes(2)
     sealed = forms.read_table(a.payload, 3, size, "")[1]
     rows = {0: sealed, 1: bytes(size), 2: bytes(size)}
@@ -415,7 +415,7 @@ def test_wrong_shares_are_noticed_and_the_round_is_given_up(liar):
         Rekey(0, 0, 1),
         Reveal(0, 0, b"short"),
         Reveal(0, 0, bytes([2, 0, 0]) + bytes(48)),
-        Roster(0, 0, 3, 1.0, b""),
+        KeyList(0, 0, 3, 1.0, b""),
     ],
 )
 def test_the_hub_tells_nonsense_from_answers(message):
@@ -432,13 +432,13 @@ def test_the_hub_tells_nonsense_from_answers(message):
 
 @pytest.mark.parametrize(
     "message",
-    [Roster(0, 0, 3, 1.0, b"x"), Shares(0, b""), Unmask(0, 0, b"\x01\x01\x02"), Unmask(0, 0, b"")],
+    [KeyList(0, 0, 3, 1.0, b"x"), Shares(0, b""), Unmask(0, 0, b"\x01\x01\x02"), Unmask(0, 0, b"")],
 )
 def test_a_member_tells_nonsense_from_requests(message):
     room = Room(3, 3)
     room.deliver(room.hub.begin(room.weights, 0, 2, 0.0))
     roster = room.step()
-    if not isinstance(message, Roster):
+    if not isinstance(message, KeyList):
         room.deliver(roster)
     if isinstance(message, Unmask):
         room.deliver(room.step())
@@ -447,8 +447,8 @@ def test_a_member_tells_nonsense_from_requests(message):
 
 
 def test_what_is_of_another_time_is_passed_over():
-    masker = Masker(Agreement(3, 2, 8.0), 4)
-    for message in (Rekey(1 << 32, 0, 4), Roster(5, 0, 3, 1.0, b""), Shares(5, b""),
+    masker = Masker(MaskTerms(3, 2, 8.0), 4)
+    for message in (Rekey(1 << 32, 0, 4), KeyList(5, 0, 3, 1.0, b""), Shares(5, b""),
                     Unmask(5, 0, b"")):  # fmt: skip
         assert masker.take(message) is None
     masker.restart(1)
@@ -478,7 +478,7 @@ def test_a_set_up_that_failed_is_tried_again_for_the_same_rounds():
     room.deliver(room.hub.begin(room.weights, 0, 2, 0.0))
     for name in ("m1", "m2"):
         room.hub.forget(name)  # they have started anew
-        room.maskers[name] = Masker(room.agreement, room.elements)
+        room.maskers[name] = Masker(room.terms, room.elements)
     assert room.hub.wants_block(0) is False
     room.deliver(room.step())
     assert room.hub.remarks == [

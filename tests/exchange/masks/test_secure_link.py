@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgetrain.errors import ConfigError, Refused
-from edgetrain.exchange.masks.terms import Agreement
+from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.member.link import _masker_of
 from edgetrain.exchange.messages import Welcome
 from edgetrain.exchange.seam import Request
@@ -31,7 +31,7 @@ def request(secure):
         (False, {}),
         (True, {}),
         (True, {"threshold": 3}),
-        (Agreement(5, 4, 8.0), {}),
+        (MaskTerms(5, 4, 8.0), {}),
     ],
 )
 def test_masks_as_agreed(secure, told):
@@ -45,10 +45,10 @@ def test_masks_as_agreed(secure, told):
     [
         (True, {"threshold": 0}, "threshold is 0 of 5"),
         (True, {"threshold": 2}, "threshold is 2 of 5"),
-        (Agreement(5, 4, 8.0), {"threshold": 0}, "not masked"),
-        (Agreement(5, 4, 8.0), {"threshold": 3}, "threshold=3"),
-        (Agreement(5, 4, 8.0), {"span": 100.0}, "span=100"),
-        (Agreement(5, 4, 8.0), {"members": 4}, "members=4"),
+        (MaskTerms(5, 4, 8.0), {"threshold": 0}, "not masked"),
+        (MaskTerms(5, 4, 8.0), {"threshold": 3}, "threshold=3"),
+        (MaskTerms(5, 4, 8.0), {"span": 100.0}, "span=100"),
+        (MaskTerms(5, 4, 8.0), {"members": 4}, "members=4"),
     ],
 )
 def test_a_hub_that_would_see_more_than_was_agreed_is_left(secure, told, said):
@@ -75,7 +75,7 @@ def test_what_does_not_fit_into_the_span_is_told_once(caplog):
     link._settle(welcome(), request(False))
     link._elements = 2
     link.memory = type(link.memory)(2)
-    link._masker = masker = Masker(Agreement(5, 4, 8.0), 2)
+    link._masker = masker = Masker(MaskTerms(5, 4, 8.0), 2)
     masker.state = lambda round: "ready"
     masker.mask = lambda round, vector, weight, out: setattr(masker, "cut", 1)
     for round in range(3):

@@ -20,13 +20,13 @@ from children import in_threads
 from command_line import running, write_tiny
 
 from edgetrain.exchange.masks.fixed_point import FixedPoint
-from edgetrain.exchange.masks.terms import Agreement
+from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import Start
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs import reading as config
-from edgetrain.jobs.building import agreement_of
+from edgetrain.jobs.building import mask_terms_of
 from edgetrain.vectors.vector import checksum
 
 MEMBERS, ELEMENTS, ROUNDS = 3, 5000, 3
@@ -101,7 +101,7 @@ def settle(links: list[Link]) -> None:
     pump(links, lambda heard: heard["Beat"] >= 4 * len(links))
 
 
-def join_all(links: list[Link], agreed: Agreement | Literal[False]) -> list[Start]:
+def join_all(links: list[Link], agreed: MaskTerms | Literal[False]) -> list[Start]:
     """All members join and train; equal parameters, so that none are sent."""
 
     def join(i: int) -> Start:
@@ -123,7 +123,7 @@ def test_no_single_contribution_is_in_the_memory_or_journal_of_a_hub(strategy, s
     with running("hub", job, "--bind", address, "--any-job", cwd=tmp_path) as hub:
         hub.until("waiting for")
         (folder,) = (tmp_path / "runs").iterdir()
-        agreed = agreement_of(config.load(tmp_path / job)) or False
+        agreed = mask_terms_of(config.load(tmp_path / job)) or False
         links = [Link(MemberSocket(address), time.monotonic) for _ in range(MEMBERS)]
         started = join_all(links, agreed)
         given: dict[tuple[int, int], list[bytes]] = {}
