@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgetrain.errors import BadMessage, ConfigError, EdgetrainError
+from edgetrain.exchange.files import replacing, sync_folder, write_all
 from edgetrain.exchange.hub import records
 from edgetrain.exchange.hub.records import Record, Round, State
 from edgetrain.vectors.vector import Buffer
@@ -206,22 +207,17 @@ class Journal:
         """
         self._base_bytes = 4 * state.elements
         name = self.folder / f"{state.round:020d}.base"
-        partial = name.with_suffix(".tmp")
+        durable = self._settings.fsync.every > 0
         try:
             header, payloads = records.encode(state)
-            with _opened(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY) as file:
+            with replacing(name, name.with_suffix(".tmp"), 0o644, durable=durable) as file:
                 self.bytes_written += _write(self._disk, file, header, payloads)
-                if self._settings.fsync.every:
-                    os.fsync(file)
-            # What the snapshot takes the place of has to be durable before it goes.
-            if self._log >= 0 and self._settings.fsync.every and not self._suspended:
-                os.fdatasync(self._log)
-            partial.replace(name)
+                # The records that the snapshot replaces have to be durable before it is in place.
+                if self._log >= 0 and durable and not self._suspended:
+                    os.fdatasync(self._log)
             log = os.open(name.with_suffix(".log"), _APPEND | os.O_TRUNC, 0o644)
             self._sync_folder()
         except OSError as error:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
             self._no_room(error)
             return
         if self._suspended:
@@ -284,8 +280,7 @@ class Journal:
 
     def _sync_folder(self) -> None:
         if self._settings.fsync.every:
-            with _opened(self.folder, os.O_RDONLY | os.O_DIRECTORY) as folder:
-                os.fsync(folder)
+            sync_folder(self.folder)
 
     def _recover(self) -> None:
         for partial in self.folder.glob("*.tmp"):
@@ -350,15 +345,6 @@ class Journal:
 _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 
 
-@contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    file = os.open(path, flags | os.O_CLOEXEC, 0o644)
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
 def _next_name(path: Path, segments: list[Path]) -> float:
     """The round that the segment after this one begins with."""
     later = [int(other.stem) for other in segments if other.stem > path.stem]
@@ -374,13 +360,7 @@ def _write(disk: Disk, file: int, header: bytes, payloads: list[Buffer]) -> int:
     size = sum(view.nbytes for view in views)
     prefix = _PREFIX.pack(_MAGIC, len(header), size, check)
     prefix += _CHECK.pack(zlib.crc32(prefix))
-    left = [memoryview(prefix), memoryview(header), *views]
-    while left:
-        done = disk.writev(file, left[:64])
-        while left and done >= left[0].nbytes:
-            done -= left.pop(0).nbytes
-        if left:
-            left[0] = left[0][done:]
+    write_all(file, [prefix, header, *views], disk.writev)
     return len(prefix) + len(header) + size
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.exchange.files import replacing, write_all
 from edgetrain.exchange.keys.pairs import (
     KEY_BYTES,
     NAME,
@@ -242,13 +243,9 @@ class Keyring:
         self._make()
         draft = self.path / f".{name}.{os.getpid()}"
         try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-            with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123  a descriptor
-                os.fchmod(file.fileno(), mode)
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self.path / name)
+            with replacing(self.path / name, draft, mode) as file:
+                os.fchmod(file, mode)
+                write_all(file, [text.encode()])
         except OSError as error:
             raise ConfigError(f"cannot write {self.path / name}: {_said(error)}") from None
         finally:

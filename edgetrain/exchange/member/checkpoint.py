@@ -15,7 +15,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgetrain.errors import BadMessage, ConfigError
+from edgetrain.exchange.files import replacing, sync_folder, write_all
 
 log = logging.getLogger("edgetrain")
 
@@ -164,17 +165,9 @@ class Folder:
         there = self._files()
         number = _number(there[-1]) + 1 if there else 1
         path = self.path / f"{self._member}.{number:08d}{_ENDING}"
-        partial = path.with_suffix(".tmp")
-        try:
-            with _opened(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY) as file:
-                written = _write(file, saved)
-                os.fsync(file)
-            partial.replace(path)
-            self._sync()
-        except OSError:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
+        with replacing(path, path.with_suffix(".tmp"), 0o600) as file:
+            written = _write(file, saved)
+        sync_folder(self.path)
         for old in there[: len(there) - GENERATIONS + 1]:
             old.unlink(missing_ok=True)
         return written
@@ -203,10 +196,6 @@ class Folder:
         pattern = re.compile(re.escape(self._member) + r"\.\d{8,}" + re.escape(_ENDING))
         found = [path for path in self.path.iterdir() if pattern.fullmatch(path.name)]
         return sorted(found, key=_number)
-
-    def _sync(self) -> None:
-        with _opened(self.path, os.O_RDONLY | os.O_DIRECTORY) as folder:
-            os.fsync(folder)
 
 
 class Keeper:
@@ -331,27 +320,8 @@ def _write(file: int, saved: Saved) -> int:
         check = zlib.crc32(buffer, check)
     prefix = _PREFIX.pack(_MAGIC, len(header), sum(sizes), check)
     prefix += _CHECK.pack(zlib.crc32(prefix))
-    _write_all(file, [memoryview(prefix), memoryview(header), *buffers])
+    write_all(file, [prefix, header, *buffers])
     return len(prefix) + len(header) + sum(sizes)
-
-
-def _write_all(file: int, left: Sequence[memoryview]) -> None:
-    left = list(left)
-    while left:
-        done = os.writev(file, left[:64])
-        while left and done >= left[0].nbytes:
-            done -= left.pop(0).nbytes
-        if left:
-            left[0] = left[0][done:]
-
-
-@contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        yield file
-    finally:
-        os.close(file)
 
 
 def _number(path: Path) -> int:
