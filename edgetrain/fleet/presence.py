@@ -5,13 +5,13 @@ When a member is away, not what that does to it. Seconds count from the beginnin
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.fleet.checks import member_numbers, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +93,8 @@ def _parse(table: Mapping[str, Any], where: str, members: int) -> Absence:
     for key in table:
         if key not in known:
             raise ConfigError(f"unknown key '{where}.{key}'", did_you_mean(key, known))
-    seconds = {key: _seconds(table.get(key), f"{where}.{key}") for key in ("at_s", "for_s")}
-    who = table.get("members", [])
-    if not isinstance(who, list | tuple) or not all(
-        type(each) is int and 0 <= each < members for each in who
-    ):
-        raise ConfigError(
-            f"{where}.members = {who!r}", f"a list of numbers from 0 to {members - 1}"
-        )
-    return Absence(seconds["at_s"], seconds["for_s"], tuple(who))
-
-
-def _seconds(value: Any, where: str) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or not 0 <= value <= 1e9:
-        raise ConfigError(f"{where} = {value!r} is out of range", "allowed: 0 to 1e9 s")
-    return float(value)
+    return Absence(
+        seconds(table.get("at_s"), "1e9", f"{where}.at_s"),
+        seconds(table.get("for_s"), "1e9", f"{where}.for_s"),
+        member_numbers(table.get("members", []), members, f"{where}.members"),
+    )

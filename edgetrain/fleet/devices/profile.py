@@ -5,7 +5,6 @@ Reads and checks `devices/*.toml`; measures nothing. Imports neither torch nor n
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.fleet import catalog
+from edgetrain.fleet.checks import Limits, number
 
 HOST = "host"
 """The name that stands for this machine, whatever it is: it is not paced."""
@@ -51,8 +51,7 @@ class Device:
         return operators * self.dispatch_s + flops / (self.train_gflops * 1e9)
 
 
-# key: (lowest, highest, unit). The ends belong to the range.
-RANGES: dict[str, tuple[float, float, str]] = {
+RANGES: dict[str, Limits] = {
     "cores": (1, 4096, ""),
     "memory_bytes": (1e6, 1e14, "bytes"),
     "train_gflops": (1e-3, 1e7, "Gflop/s"),
@@ -105,7 +104,9 @@ def parse(name: str, table: Mapping[str, Any], path: Path) -> Device:
         if (one in table) != (other in table):
             raise ConfigError(f"{path}: {one} and {other} go together", "give both or none")
     given = [key for key in RANGES if key in table]
-    figures: dict[str, Any] = {key: _number(key, table[key], path) for key in given}
+    figures: dict[str, Any] = {
+        key: number(table[key], RANGES[key], f"{path}: {key}", key in _WHOLE) for key in given
+    }
     if figures["load_watts"] < figures["idle_watts"]:
         raise ConfigError(
             f"{path}: load_watts = {figures['load_watts']:g} is less than idle_watts = "
@@ -160,18 +161,6 @@ def _first_line(path: Path) -> str:
         return path.read_text(errors="replace").partition("\0")[0].partition("\n")[0].strip()
     except OSError:
         return ""
-
-
-def _number(key: str, value: Any, path: Path) -> float:
-    low, high, unit = RANGES[key]
-    said = f"allowed: {low:g} to {high:g}{' ' + unit if unit else ''}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{path}: {key} = {value!r} is not a number", said)
-    if not math.isfinite(value) or not low <= value <= high:
-        raise ConfigError(f"{path}: {key} = {value:g} is out of range", said)
-    if key in _WHOLE and value != int(value):
-        raise ConfigError(f"{path}: {key} = {value:g} is not a whole number", said)
-    return float(value)
 
 
 def _text(key: str, value: Any, path: Path) -> str:

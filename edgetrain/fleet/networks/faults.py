@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.fleet.checks import member_numbers, number, seconds
 from edgetrain.fleet.networks.profile import Profile
 
 KINDS = ("down", "partition", "rate")
@@ -64,48 +64,22 @@ def _parse(table: Mapping[str, Any], where: str, members: int) -> Fault:
         raise ConfigError(f"{where}.share is missing", "0.1 leaves a tenth of the rate")
     return Fault(
         kind,
-        _seconds(table, "at_s", where),
-        _seconds(table, "for_s", where),
-        _members(table.get("members", []), where, members),
-        _share(table.get("share", 1.0), where),
+        seconds(table.get("at_s"), "1000000", f"{where}.at_s"),
+        seconds(table.get("for_s"), "1000000", f"{where}.for_s"),
+        member_numbers(table.get("members", []), members, f"{where}.members"),
+        number(table.get("share", 1.0), (0.001, 1, ""), f"{where}.share"),
     )
-
-
-def _seconds(table: Mapping[str, Any], key: str, where: str) -> float:
-    value = table.get(key)
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or not 0 <= value <= 1e6:  # type: ignore[operator]
-        raise ConfigError(f"{where}.{key} = {value!r} is out of range", "allowed: 0 to 1000000 s")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _members(value: Any, where: str, members: int) -> tuple[int, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ConfigError(f"{where}.members = {value!r} is not a list of member numbers", "[0, 3]")
-    for item in value:
-        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < members:
-            raise ConfigError(
-                f"{where}.members has {item!r}, out of range", f"allowed: 0 to {members - 1}"
-            )
-    return tuple(value)
-
-
-def _share(value: Any, where: str) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0.001 <= value <= 1:
-        raise ConfigError(f"{where}.share = {value!r} is out of range", "allowed: 0.001 to 1")
-    return float(value)
 
 
 def refuse_idle(faults: Sequence[Fault], profiles: Sequence[Profile]) -> None:
     """ConfigError for a fault that could change nothing: a share of a rate that is not there."""
-    for number, fault in enumerate(faults):
+    for place, fault in enumerate(faults):
         if fault.kind != "rate":
             continue
         for member, profile in enumerate(profiles):
             if fault.strikes(member) and not (profile.up.rate_mbit or profile.down.rate_mbit):
                 raise ConfigError(
-                    f"faults[{number}] is a share of member {member}'s rate, and network "
+                    f"faults[{place}] is a share of member {member}'s rate, and network "
                     f"'{profile.name}' has no fixed rate",
                     "name members whose network has rate_mbit, or choose such a network",
                 )

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.fleet.checks import Limits, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +42,24 @@ class Radio:
         return on_air * 100 / self.duty_cycle_percent
 
 
-_RANGES: dict[str, tuple[float, float]] = {
-    "spreading_factor": (7, 12),
-    "bandwidth_khz": (125, 500),
-    "coding_rate": (1, 4),
-    "preamble_symbols": (6, 65_535),
-    "payload_bytes": (1, 255),
-    "duty_cycle_percent": (0.1, 100),
+_RANGES: dict[str, Limits] = {
+    "spreading_factor": (7, 12, ""),
+    "bandwidth_khz": (125, 500, "kHz"),
+    "coding_rate": (1, 4, ""),
+    "preamble_symbols": (6, 65_535, ""),
+    "payload_bytes": (1, 255, "bytes"),
+    "duty_cycle_percent": (0.1, 100, "%"),
 }
+_FRACTIONS = ("bandwidth_khz", "duty_cycle_percent")
 
 
 def parse(table: Mapping[str, Any], path: Path) -> Radio:
-    """A radio from a profile's [lora] table; ConfigError names file, key and range."""
-    types = {f.name: f.type for f in fields(Radio)}
+    """A radio from a profile's [lora] table. ConfigError names the file, the key and the range."""
     values: dict[str, Any] = {}
     for key, value in table.items():
-        if key not in types:
-            raise ConfigError(f"{path}: unknown key 'lora.{key}'", did_you_mean(key, types))
-        low, high = _RANGES[key]
-        whole = types[key] == "int"
-        good = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        if not good or not low <= value <= high:
-            kind = "whole number" if whole else "number"
-            raise ConfigError(
-                f"{path}: lora.{key} = {value!r} is out of range",
-                f"allowed: a {kind} from {low:g} to {high:g}",
-            )
-        values[key] = value
+        if key not in _RANGES:
+            raise ConfigError(f"{path}: unknown key 'lora.{key}'", did_you_mean(key, _RANGES))
+        whole = key not in _FRACTIONS
+        found = number(value, _RANGES[key], f"{path}: lora.{key}", whole)
+        values[key] = int(found) if whole else value
     return Radio(**values)

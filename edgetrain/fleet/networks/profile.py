@@ -8,7 +8,6 @@ out of range is an error that names the file, the key and the range.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 
 from edgetrain.errors import ConfigError, NetworkError, did_you_mean
 from edgetrain.fleet import catalog
+from edgetrain.fleet.checks import Limits, number, text
 from edgetrain.fleet.networks import lora, traces
 
 DISTRIBUTIONS = ("normal", "uniform", "pareto")
@@ -128,8 +128,7 @@ class Profile:
             )
 
 
-# name: (lowest, highest, unit). The ends belong to the range.
-RANGES: dict[str, tuple[float, float, str]] = {
+RANGES: dict[str, Limits] = {
     "delay_ms": (0, 60_000, "ms"),
     "jitter_ms": (0, 10_000, "ms"),
     "jitter_period_ms": (0, 60_000, "ms"),
@@ -186,11 +185,11 @@ def parse(name: str, table: Mapping[str, Any], path: Path) -> Profile:
         way: _direction({**both, **_table(table, way, path)}, path, way) for way in ("up", "down")
     }
     source = {
-        str(key): _text(value, path, f"source.{key}")
+        str(key): text(value, f"{path}: source.{key}")
         for key, value in _table(table, "source", path).items()
     }
     radio = lora.parse(_table(table, "lora", path), path) if "lora" in table else None
-    title = _text(table.get("title", ""), path, "title")
+    title = text(table.get("title", ""), f"{path}: title")
     return Profile(name, title, ways["up"], ways["down"], radio, source)
 
 
@@ -207,7 +206,7 @@ def _direction(table: Mapping[str, Any], path: Path, way: str) -> Direction:
         elif key.endswith("_trace"):
             values[key] = _trace(key, value, path, where)
         else:
-            values[key] = number(value, RANGES[key], path, where)
+            values[key] = number(value, RANGES[key], f"{path}: {where}")
     made = Direction(**values)
     _consistent(made, path, way)
     return made
@@ -221,7 +220,7 @@ def _burst(table: Any, path: Path, where: str) -> Burst:
     for key in ("enter_percent", "leave_percent"):
         if key not in table:
             raise ConfigError(f"{path}: {where}.{key} is missing", "percent per packet, 0 to 100")
-    return Burst(**{k: number(v, RANGES[k], path, f"{where}.{k}") for k, v in table.items()})
+    return Burst(**{k: number(v, RANGES[k], f"{path}: {where}.{k}") for k, v in table.items()})
 
 
 def _consistent(way: Direction, path: Path, where: str) -> None:
@@ -247,17 +246,6 @@ def _consistent(way: Direction, path: Path, where: str) -> None:
         )
 
 
-def number(value: Any, limits: tuple[float, float, str], path: Path, where: str) -> float:
-    """`value` as a float within `limits`, or ConfigError that names file, key and range."""
-    low, high, unit = limits
-    said = f"allowed: {low:g} to {high:g}{' ' + unit if unit else ''}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{path}: {where} = {value!r} is not a number", said)
-    if not math.isfinite(value) or not low <= value <= high:
-        raise ConfigError(f"{path}: {where} = {value:g} is out of range", said)
-    return float(value)
-
-
 def _known(table: Mapping[str, Any], keys: Any, path: Path, prefix: str) -> None:
     for key in table:
         if key not in keys:
@@ -271,25 +259,19 @@ def _table(table: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
     return value
 
 
-def _text(value: Any, path: Path, where: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{path}: {where} = {value!r} is not a text", "put it in quotes")
-    return value
-
-
 def _choice(value: Any, choices: tuple[str, ...], path: Path, where: str) -> str:
-    text = _text(value, path, where)
-    if text not in choices:
+    chosen = text(value, f"{path}: {where}")
+    if chosen not in choices:
         raise ConfigError(
-            f"{path}: {where} = '{text}' is unknown; allowed: {', '.join(choices)}",
-            did_you_mean(text, choices),
+            f"{path}: {where} = '{chosen}' is unknown; allowed: {', '.join(choices)}",
+            did_you_mean(chosen, choices),
         )
-    return text
+    return chosen
 
 
 def _trace(key: str, value: Any, path: Path, where: str) -> str:
     """The absolute path of a trace that has been read once, so that a bad file fails here."""
-    file = (path.parent / _text(value, path, where)).resolve()
+    file = (path.parent / text(value, f"{path}: {where}")).resolve()
     reader = traces.read_rate if key == "rate_trace" else traces.read_delay
     try:
         reader(str(file))

@@ -50,8 +50,8 @@ def test_members_that_are_not_named_stay():
     [
         ({"at_s": -1, "for_s": 2}, r"absences\[0\].at_s = -1 is out of range .*0 to 1e9"),
         ({"at_s": 1}, r"absences\[0\].for_s = None"),
-        ({"at_s": 1, "for_s": 2, "members": [4]}, "from 0 to 3"),
-        ({"at_s": 1, "for_s": 2, "members": "1"}, "from 0 to 3"),
+        ({"at_s": 1, "for_s": 2, "members": [4]}, "members has 4, .*allowed: 0 to 3"),
+        ({"at_s": 1, "for_s": 2, "members": "1"}, "not a list of member numbers"),
         ({"at": 1, "for_s": 2}, r"unknown key 'absences\[0\].at' .*at_s"),
     ],
 )
