@@ -10,12 +10,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import edgetrain
 from edgetrain.errors import ConfigError, did_you_mean
-
-PACKAGE_PARENT = Path(edgetrain.__file__).resolve().parents[1]
-"""The folder that holds the package, for interpreters that are started to run a module of it: a
-checkout, or site-packages."""
+from edgetrain.fleet.interpreters import PACKAGE_PARENT
 
 
 def folder(kind: str) -> Path:

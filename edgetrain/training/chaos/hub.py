@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from edgetrain.errors import EdgetrainError
-from edgetrain.fleet.catalog import PACKAGE_PARENT
+from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks.emulation import linux
 from edgetrain.jobs import reading
 from edgetrain.training.chaos.clock import Clock
@@ -52,8 +52,8 @@ class HubProcess:
         self._log = cwd / "hub.log"
         command = [*program, str(os.getpid()), str(cwd / "hub.clock"), to_json(request)]
         self.process = subprocess.Popen(
-            command, cwd=cwd, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
+            command, cwd=cwd, env=interpreters.environment(), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             process_group=0,  # Ctrl-C goes to a terminal's whole group: the parent alone decides
         )  # fmt: skip
         self._listening = threading.Thread(target=self._listen, daemon=True)
@@ -88,12 +88,6 @@ class HubProcess:
         self.process.kill()
         self.process.wait()
         self._listening.join()
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment, with which the same edgetrain is found from any folder."""
-    paths = [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def to_json(request: HubRequest) -> str:

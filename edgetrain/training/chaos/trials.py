@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from edgetrain.errors import EdgetrainError
-from edgetrain.fleet.catalog import PACKAGE_PARENT
+from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks.emulation import linux
 from edgetrain.jobs import reading as config
 from edgetrain.training.chaos import fleet
@@ -120,11 +120,10 @@ class _Running:
 
     def _started(self) -> subprocess.Popen[bytes]:
         words = [str(os.getpid()), str(self.folder)]
-        paths = [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")]
         with (self.folder / "trial.log").open("w") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "edgetrain.training.chaos.trials", *words],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                env=interpreters.environment(),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -119,7 +119,7 @@ class Packeted(Emulation):
 
     def _namespace(self, host: int) -> Namespace:
         entry = self._hosts[host]
-        return Namespace(self._worker.ready["pid"], entry["fd"], entry["inode"])
+        return Namespace(self._worker.pid, entry["fd"], entry["inode"])
 
     def hub_attachment(self) -> Attachment:
         return Attachment(self.hub_address, self._namespace(0))

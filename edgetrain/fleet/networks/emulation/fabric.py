@@ -13,8 +13,10 @@ import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgetrain.errors import NetworkError
+from edgetrain.fleet.networks.congestion import available
 from edgetrain.fleet.networks.emulation import linux
 from edgetrain.fleet.networks.emulation.netlink import Netlink, Wire
 
@@ -117,10 +119,9 @@ def _configure(host: Host, link: Netlink, congestion: str) -> None:
     try:
         link.add_route(NETWORK, PREFIX, index, host.address, congestion)
     except OSError as error:
-        available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text("ascii")
         raise NetworkError(
             f"congestion control '{congestion}' cannot be pinned: {error}",
-            f"this kernel has: {available.strip()}",
+            f"this kernel has: {' '.join(available())}",
         ) from None
 
 
@@ -128,6 +129,11 @@ def _learn_nothing() -> None:
     """Connections start without what earlier ones learnt, so that runs are alike."""
     with contextlib.suppress(OSError):
         Path("/proc/sys/net/ipv4/tcp_no_metrics_save").write_text("1", "ascii")
+
+
+def hosts_to_json(hosts: list[Host]) -> list[dict[str, Any]]:
+    """What the parent needs to enter the hosts: addresses, descriptors, inodes."""
+    return [{"address": h.address, "fd": h.namespace, "inode": h.inode} for h in hosts]
 
 
 def end_inhabitants(hosts: list[Host]) -> None:

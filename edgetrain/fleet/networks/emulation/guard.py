@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, NetworkError
-from edgetrain.fleet.catalog import PACKAGE_PARENT
+from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks import profile as profiles
 from edgetrain.fleet.networks.emulation.tc import Shaping
 
@@ -179,7 +179,7 @@ def start_reverter(file: Path) -> int:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         cwd="/",
-        env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT)},
+        env=interpreters.environment(),
     )
     assert process.stdout is not None
     with process.stdout as output:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import select
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgetrain.errors import EdgetrainError, NetworkError
+from edgetrain.errors import NetworkError
 from edgetrain.fleet.networks.emulation import fabric, linux, tc
 from edgetrain.fleet.networks.emulation.guard import run_command
 from edgetrain.fleet.networks.emulation.netlink import Netlink, Wire
@@ -61,18 +60,10 @@ def _shape(device: str, way: Direction) -> None:
 def main() -> None:
     parent = Parent()
     config = parent.config()
-    try:
+    with parent.reporting("the kernel's emulation"):
         rights, hosts = build(config)
-    except OSError as error:
-        parent.answer({"error": f"the kernel's emulation did not start: {error}"})
-        sys.exit(1)
-    except EdgetrainError as error:
-        parent.answer({"error": error.message, "hint": error.hint})
-        sys.exit(1)
-    described = [{"address": h.address, "fd": h.namespace, "inode": h.inode} for h in hosts]
-    parent.answer(
-        {"hosts": described, "priority": "the kernel's", "rights": rights, "pid": os.getpid()}
-    )
+    described = fabric.hosts_to_json(hosts)
+    parent.answer({"hosts": described, "priority": "the kernel's", "rights": rights})
     while not parent.gone():
         if select.select([parent.fd], [], [], 0.4)[0]:
             for command in parent.commands():

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from edgetrain.errors import NetworkError
-from edgetrain.fleet.catalog import PACKAGE_PARENT
+from edgetrain.fleet.interpreters import PACKAGE_PARENT
 from edgetrain.fleet.networks.emulation.backends import Packeted
 from edgetrain.fleet.networks.emulation.emulation import Attachment, Emulation
 from edgetrain.fleet.networks.emulation.fabric import address_of

@@ -139,14 +139,19 @@ def drawn_ms(way: Direction, seed: int, sent_ns: Sequence[int], size: int = 64) 
     return [(model.arrival(at, size + _UDP_HEADERS) - at) / 1e6 for at in sent_ns]
 
 
+def _after(seen: Sequence[Sequence[int]], skip: float) -> list[Sequence[int]]:
+    """What was seen once this share of the time had passed."""
+    first, last = seen[0][0], seen[-1][0]
+    begin = first + skip * (last - first)
+    return [each for each in seen if each[0] >= begin]
+
+
 def steady_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4) -> float:
     """Payload Mbit/s of a transfer, its first part (slow start) left out.
 
     `seen` is [(ns, bytes so far)]; `skip` is the share of its time that does not count.
     """
-    first, last = seen[0][0], seen[-1][0]
-    begin = first + skip * (last - first)
-    rest = [(at, count) for at, count in seen if at >= begin]
+    rest = _after(seen, skip)
     if len(rest) < 2 or rest[-1][0] == rest[0][0]:
         return 0.0
     return (rest[-1][1] - rest[0][1]) * 8000 / (rest[-1][0] - rest[0][0])
@@ -158,9 +163,7 @@ def line_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4, windows: int = 1
     A hole in the sequence holds arrived bytes back and then hands them over at once; the median
     does not mind, the mean of a short transfer does.
     """
-    first, last = seen[0][0], seen[-1][0]
-    begin = first + skip * (last - first)
-    rest = [(at, count) for at, count in seen if at >= begin]
+    rest = _after(seen, skip)
     size = max(len(rest) // windows, 1)
     marks = rest[::size]
     rates = [

@@ -8,17 +8,14 @@ measured directly. UDP is used where the backend carries it.
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from edgetrain.errors import EdgetrainError
 from edgetrain.fleet.networks.emulation import linux
 from edgetrain.fleet.networks.emulation.namespaces import Namespace
 from edgetrain.fleet.networks.emulation.worker import Parent
@@ -275,7 +272,7 @@ def main() -> None:
     parent = Parent()
     config = parent.config()
     server = client = None
-    try:
+    with parent.reporting("the measuring end"):
         if config["namespace"]:
             Namespace(**config["namespace"]).enter()
         if config["role"] == "server":
@@ -283,10 +280,7 @@ def main() -> None:
             server.start()
         else:
             client = Client(config["host"], config["port"])
-    except (OSError, EdgetrainError) as error:
-        parent.answer({"error": f"the measuring end did not start: {error}"})
-        sys.exit(1)
-    parent.answer({"pid": os.getpid()})
+    parent.answer({})
     while not parent.gone():
         if select.select([parent.fd], [], [], 0.4)[0]:
             for line in parent.commands():

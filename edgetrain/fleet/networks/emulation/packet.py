@@ -11,14 +11,11 @@ from __future__ import annotations
 import gc
 import heapq
 import itertools
-import os
 import select
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgetrain.errors import EdgetrainError
 from edgetrain.fleet.networks.emulation import fabric, gso, linux
 from edgetrain.fleet.networks.emulation.lateness import Lateness
 from edgetrain.fleet.networks.emulation.ring import Port
@@ -307,24 +304,13 @@ def main() -> None:
     parent = Parent()
     config = parent.config()
     priority = linux.raise_priority()
-    try:
+    with parent.reporting("the packet emulator"):
         emulator = Emulator(config, parent)
-    except OSError as error:
-        parent.answer({"error": f"the packet emulator did not start: {error}"})
-        sys.exit(1)
-    except EdgetrainError as error:
-        parent.answer({"error": error.message, "hint": error.hint})
-        sys.exit(1)
-    hosts = [
-        {"address": host.address, "fd": host.namespace, "inode": host.inode}
-        for host in emulator.hosts
-    ]
     # The loop makes no cycles; a collection would hold packets up for milliseconds.
     gc.freeze()
     gc.disable()
-    parent.answer(
-        {"hosts": hosts, "priority": priority, "rights": emulator.rights, "pid": os.getpid()}
-    )
+    hosts = fabric.hosts_to_json(emulator.hosts)
+    parent.answer({"hosts": hosts, "priority": priority, "rights": emulator.rights})
     emulator.run()
     if parent.died():
         fabric.end_inhabitants(emulator.hosts)

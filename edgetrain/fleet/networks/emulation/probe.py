@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from edgetrain.fleet.catalog import PACKAGE_PARENT
+from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks.profile import Profile
 
 # A child tries what the emulator will do, so that this process keeps its own namespaces.
@@ -49,7 +48,7 @@ def packets_possible() -> tuple[bool, str]:
         text=True,
         timeout=30,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT)},
+        env=interpreters.environment(),
     )
     if trial.returncode == 0:
         return True, trial.stdout.strip()

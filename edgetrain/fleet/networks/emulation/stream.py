@@ -12,17 +12,14 @@ nor zmq is imported. One thread, epoll and one timerfd.
 from __future__ import annotations
 
 import heapq
-import os
 import select
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgetrain.errors import EdgetrainError
 from edgetrain.fleet.networks.emulation import linux
 from edgetrain.fleet.networks.emulation.lateness import Lateness
 from edgetrain.fleet.networks.emulation.travel import direction_from_json, faults_from_json
@@ -417,12 +414,9 @@ def main() -> None:
     parent = Parent()
     config = parent.config()
     priority = linux.raise_priority()
-    try:
+    with parent.reporting("the stream proxy"):
         proxy = Proxy(config, parent)
-    except (OSError, EdgetrainError) as error:
-        parent.answer({"error": f"the stream proxy did not start: {error}"})
-        sys.exit(1)
-    parent.answer({"addresses": proxy.addresses, "priority": priority, "pid": os.getpid()})
+    parent.answer({"addresses": proxy.addresses, "priority": priority})
     proxy.run()
 
 

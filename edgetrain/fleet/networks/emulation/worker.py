@@ -16,11 +16,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from edgetrain.errors import NetworkError
-from edgetrain.fleet.catalog import PACKAGE_PARENT
+from edgetrain.errors import EdgetrainError, NetworkError
+from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks.emulation import linux
 
 _READY_SECONDS = 20.0
@@ -36,12 +36,11 @@ class Worker:
         # The kernel's death signal follows the thread that started the process, so a thread that
         # may end before the process does must not ask for it.
         lasting = threading.current_thread() is threading.main_thread()
-        paths = [str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, str(os.getpid()), str(int(lasting))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=interpreters.environment(),
         )
         try:
             self._write(json.dumps(config))
@@ -143,6 +142,18 @@ class Parent:
     def answer(self, message: Mapping[str, Any]) -> None:
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def reporting(self, what: str) -> Iterator[None]:
+        """Tell the parent of an error within the block, and end: `what` could not be started."""
+        try:
+            yield
+        except OSError as error:
+            self.answer({"error": f"{what} did not start: {error}"})
+            sys.exit(1)
+        except EdgetrainError as error:
+            self.answer({"error": error.message, "hint": error.hint})
+            sys.exit(1)
 
     def commands(self) -> list[str]:
         """The commands that have come in whole."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from edgetrain.fleet.networks import traces
@@ -168,14 +169,41 @@ class DelayTrace:
         return int(self._delays[left] + (self._delays[right] - self._delays[left]) * share)
 
 
-class Rate:
-    """A serialiser: bytes leave one after the other at `mbit` Mbit/s, behind a drop-tail queue."""
+class Queue(ABC):
+    """A drop-tail queue before a line that lets bytes out one after the other."""
 
-    __slots__ = ("_free", "_ns_per_byte", "_queue_bytes", "_queue_ns")
+    __slots__ = ("_queue_bytes",)
+
+    def __init__(self, queue_bytes: int) -> None:
+        self._queue_bytes = queue_bytes
+
+    @abstractmethod
+    def waiting_bytes(self, now: int) -> float:
+        """Bytes that have not left yet."""
+
+    @abstractmethod
+    def full(self, now: int) -> bool:
+        """True where the queue has no room for another packet."""
+
+    @abstractmethod
+    def depart(self, now: int, wire_bytes: int) -> int:
+        """Put bytes into the queue; the time at which the last of them has left."""
+
+    def room(self, now: int, packet_bytes: int) -> int:
+        """How many packets of this size the queue takes now, one after the other."""
+        if self.full(now):
+            return 0
+        return int((self._queue_bytes - self.waiting_bytes(now)) // packet_bytes) + 1
+
+
+class Rate(Queue):
+    """Bytes leave at `mbit` Mbit/s."""
+
+    __slots__ = ("_free", "_ns_per_byte", "_queue_ns")
 
     def __init__(self, mbit: float, queue_bytes: int) -> None:
+        super().__init__(queue_bytes)
         self._free = 0
-        self._queue_bytes = queue_bytes
         self.scale(mbit)
 
     def scale(self, mbit: float) -> None:
@@ -187,28 +215,21 @@ class Rate:
         return max(self._free - now, 0) / self._ns_per_byte
 
     def full(self, now: int) -> bool:
-        """True where the queue has no room for another packet."""
         return self._free - now > self._queue_ns
 
-    def room(self, now: int, packet_bytes: int) -> int:
-        """How many packets of this size the queue takes now, one after the other."""
-        waiting = self.waiting_bytes(now)
-        return int((self._queue_bytes - waiting) // packet_bytes) + 1 if not self.full(now) else 0
-
     def depart(self, now: int, wire_bytes: int) -> int:
-        """When the last of these bytes has left."""
         free = self._free
         self._free = (free if free > now else now) + int(wire_bytes * self._ns_per_byte)
         return self._free
 
 
-class RateTrace:
-    """A serialiser after a recording: each line of the trace lets 1504 bytes out, used or not."""
+class RateTrace(Queue):
+    """Bytes leave as recorded: each line of the trace lets 1504 bytes out, used or not."""
 
-    __slots__ = ("_left", "_next", "_queue_bytes", "_start", "_times")
+    __slots__ = ("_left", "_next", "_start", "_times")
 
     def __init__(self, file: str, queue_bytes: int, start_ns: int) -> None:
-        self._queue_bytes = queue_bytes
+        super().__init__(queue_bytes)
         self._times = traces.read_rate(file)
         self._start = start_ns
         self._next = 0  # number of the chance to deliver that is in use, counted over all rounds
@@ -229,10 +250,6 @@ class RateTrace:
 
     def full(self, now: int) -> bool:
         return self.waiting_bytes(now) > self._queue_bytes
-
-    def room(self, now: int, packet_bytes: int) -> int:
-        waiting = self.waiting_bytes(now)
-        return int((self._queue_bytes - waiting) // packet_bytes) + 1 if not self.full(now) else 0
 
     def depart(self, now: int, wire_bytes: int) -> int:
         first = self._number_at(now)
@@ -371,7 +388,7 @@ class LinkModel:
         return arrives
 
 
-def _rate(way: Direction, start_ns: int) -> Rate | RateTrace | None:
+def _rate(way: Direction, start_ns: int) -> Queue | None:
     if way.rate_trace:
         return RateTrace(way.rate_trace, way.queue_bytes, start_ns)
     return Rate(way.rate_mbit, way.queue_bytes) if way.rate_mbit else None
