@@ -15,6 +15,7 @@ from edgetrain import strategies
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.jobs import reading as config
 from edgetrain.jobs.job import Job
+from edgetrain.runs.files import write_text
 from edgetrain.runs.toml import to_toml
 
 FILE = "sweep.toml"
@@ -272,8 +273,11 @@ def resume(folder: Path) -> Sweep:
 
 
 def write(folder: Path, sweep: Sweep) -> None:
-    """Put the sweep into its folder, for `resume`."""
-    (folder / FILE).write_text(to_toml(sweep.to_dict()), encoding="utf-8")
+    """Write the sweep into its folder, for `resume`. Raises ConfigError if the disk refuses."""
+    try:
+        write_text(folder / FILE, to_toml(sweep.to_dict()))
+    except OSError as error:
+        raise ConfigError(f"cannot write {folder / FILE}: {error.strerror}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import json
 import math
-import os
 import re
 import shutil
 import time
@@ -27,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.runs import environment
+from edgetrain.runs.environment import capture
+from edgetrain.runs.files import write_text
 from edgetrain.runs.metrics.lines import Record, read
 from edgetrain.runs.toml import to_toml
 
@@ -103,17 +103,17 @@ def metrics_path(folder: Path) -> Path:
 
 def write_job(folder: Path, job: Mapping[str, Any]) -> None:
     """job.toml: the job as run, all keys and defaults in it."""
-    _replace(folder / JOB, to_toml(job))
+    _write(folder / JOB, to_toml(job))
 
 
 def write_environment(folder: Path) -> None:
     """environment.json, as `environment.capture` finds it now."""
-    _replace(folder / ENVIRONMENT, json.dumps(environment.capture(), indent=2) + "\n")
+    _write(folder / ENVIRONMENT, json.dumps(capture(), indent=2) + "\n")
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """summary.json, all of it or none: a reader never sees half. NaN and infinity become null."""
-    _replace(folder / SUMMARY, json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n")
+    _write(folder / SUMMARY, json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n")
 
 
 def read_job(folder: Path) -> dict[str, Any]:
@@ -170,18 +170,9 @@ def _made_at(run: Path) -> float:
     return job.stat().st_mtime if job.exists() else math.inf
 
 
-def _replace(path: Path, text: str) -> None:
-    """Writes the whole file and then puts it in place, so that it is never seen half-written."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+def _write(path: Path, text: str) -> None:
     try:
-        try:
-            with draft.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_text(path, text)
     except OSError as error:
         raise _cannot_write(path, error) from None
 
@@ -194,9 +185,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-# --- TOML ---
-
-
-# --- summing up ---

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgetrain.exchange.messages import Base, Contribute, unpack
+from edgetrain.runs.files import write_text
 from edgetrain.vectors.vector import Buffer
 
 _HEAD = struct.Struct("<cQIQ")
@@ -87,10 +88,8 @@ class End:
     error: str = ""
 
     def write(self, path: Path) -> None:
-        """Whole or not at all."""
-        partial = path.with_suffix(".tmp")
-        partial.write_text(json.dumps(asdict(self)))
-        partial.replace(path)
+        """Write it to `path`, whole or not at all."""
+        write_text(path, json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> End | None:

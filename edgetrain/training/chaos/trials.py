@@ -27,6 +27,7 @@ from edgetrain.errors import EdgetrainError
 from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks.emulation import linux
 from edgetrain.jobs import reading as config
+from edgetrain.runs.files import write_text
 from edgetrain.training.chaos import fleet
 from edgetrain.training.chaos.fleet import Setting
 from edgetrain.training.chaos.laws import Outcome
@@ -209,9 +210,7 @@ def _run(told: dict[str, Any], folder: Path) -> None:
         )
     except EdgetrainError as error:
         sys.exit(str(error))
-    partial = folder / "outcome.tmp"
-    partial.write_text(json.dumps(asdict(outcome)))
-    partial.replace(folder / "outcome.json")
+    write_text(folder / "outcome.json", json.dumps(asdict(outcome)))
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:

@@ -89,6 +89,15 @@ def test_a_folder_that_cannot_be_is_named(tmp_path):
         Folder(tmp_path / "file", "m0")
 
 
+def test_a_folder_may_be_a_link_to_another(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    folder = Folder(tmp_path / "link", "m0")
+    folder.save(saved(1))
+    assert same(folder.load(), saved(1))
+    folder.close()
+
+
 @given(st.data())
 def test_a_damaged_file_gives_way_to_the_one_before(data):
     with tempfile.TemporaryDirectory() as place:

@@ -7,13 +7,13 @@ in a picture is not known here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
+from edgetrain.runs.files import replacing
 from edgetrain.runs.reports import units
 
 if TYPE_CHECKING:
@@ -100,14 +100,9 @@ def save(draw: Callable[[], Figure], path: Path) -> Path:
     if find_spec("matplotlib") is None:
         raise ConfigError("pictures need matplotlib", "pip install 'edgetrain[lab]'")
     figure = draw()
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
-            with styled():
-                figure.savefig(draft, format="png")
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        with replacing(path) as draft, styled():
+            figure.savefig(draft, format="png")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     return path
