@@ -42,6 +42,7 @@ from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.keys.keyring import Keyring, read_token
 from edgetrain.exchange.keys.pairs import Credentials, Pair, spell
 from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Contribute, Join, Leave, Message, pack
+from edgetrain.exchange.transport import owned
 from edgetrain.exchange.zeromq.curve import new_pair, pair_of
 from edgetrain.exchange.zeromq.frames import HANDSHAKE_MS
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
@@ -271,15 +272,19 @@ def fuzzed_frames(target: Target, stop: threading.Event) -> int:
 
 def flood(target: Target, stop: threading.Event) -> int:
     """The insider sends as fast as it can, and reads no answer."""
-    with_key = Credentials(target.insider, target.hub)
-    end = MemberSocket(target.address, credentials=with_key)
-    end._socket.setsockopt(zmq.SNDHWM, 1000)
     frames, done = pack(Beat()), 0
-    while not stop.is_set():
-        with suppress(zmq.Again):
-            end._socket.send_multipart(frames, zmq.NOBLOCK)
-            done += 1
-    end.close(linger_ms=0)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
+        sock.setsockopt(zmq.SNDHWM, 1000)
+        sock.setsockopt(zmq.LINGER, 0)
+        sock.setsockopt(zmq.ROUTING_ID, owned(target.insider.public, os.urandom(16)))
+        sock.setsockopt(zmq.CURVE_SERVERKEY, target.hub)
+        sock.setsockopt(zmq.CURVE_PUBLICKEY, target.insider.public)
+        sock.setsockopt(zmq.CURVE_SECRETKEY, target.insider.secret)
+        sock.connect(target.address)
+        while not stop.is_set():
+            with suppress(zmq.Again):
+                sock.send_multipart(frames, zmq.NOBLOCK)
+                done += 1
     return done
 
 

@@ -118,7 +118,7 @@ def _enroll_here(arguments: argparse.Namespace) -> int:
     from edgetrain.exchange.keys.gate import ENROL, enrolled
     from edgetrain.exchange.keys.pairs import Credentials, short, spell
     from edgetrain.exchange.zeromq.curve import new_pair, pair_of
-    from edgetrain.exchange.zeromq.member_socket import MemberSocket, answer
+    from edgetrain.exchange.zeromq.member_socket import MemberSocket, wait_for_message
 
     token = arguments.token
     if not token:
@@ -131,7 +131,7 @@ def _enroll_here(arguments: argparse.Namespace) -> int:
     member = MemberSocket(arguments.hub, credentials=with_token)
     try:
         member.send([ENROL, own.public])
-        name = enrolled(answer(member, 10.0))
+        name = enrolled(wait_for_message(member, 10.0))
     finally:
         member.close()
     ring.pin(arguments.hub, hub)

@@ -9,20 +9,20 @@ import threading
 import time
 
 import pytest
+import zmq
 from test_transport import PATIENCE_S, heard
 
 from edgetrain.errors import HubUnreachable, Refused
 from edgetrain.exchange.addresses import split_address
-from edgetrain.exchange.keys import keyring as keys
 from edgetrain.exchange.keys.gate import ENROL, Gate, enrolled
-from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.keyring import LOOK_S, Keyring, read_token
 from edgetrain.exchange.keys.pairs import Credentials, spell
 from edgetrain.exchange.transport import owned, owner_of
-from edgetrain.exchange.zeromq import frames as sockets
 from edgetrain.exchange.zeromq.curve import new_pair, pair_of
-from edgetrain.exchange.zeromq.door import _Callers
+from edgetrain.exchange.zeromq.frames import HANDSHAKE_MS, WAITING_MESSAGES
+from edgetrain.exchange.zeromq.handshakes import HANDSHAKES_TRIED, MemberHandshake, Newcomers
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
-from edgetrain.exchange.zeromq.member_socket import HANDSHAKES_TRIED, MemberSocket
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
 
 
 def wait_for(hub, end):
@@ -38,10 +38,11 @@ def wait_for(hub, end):
 class Place:
     """A hub with a gate, and what it was told of."""
 
-    def __init__(self, path):
+    def __init__(self, path, handshake_ms=HANDSHAKE_MS):
         self.ring = Keyring(path)
         self.pair = self.ring.init(new_pair)
-        self.hub = HubSocket("tcp://127.0.0.1:0", gate=Gate(self.ring))
+        gate = Gate(self.ring)
+        self.hub = HubSocket("tcp://127.0.0.1:0", gate=gate, handshake_ms=handshake_ms)
         self.told = []
         self.hub.refusals.tell = self.told.append
         self.ends = []
@@ -59,7 +60,7 @@ class Place:
 
     def pause(self):
         """Until the gate looks at its files again."""
-        until = time.monotonic() + 1.1 * keys.LOOK_S
+        until = time.monotonic() + 1.1 * LOOK_S
         while time.monotonic() < until:
             assert list(self.hub.poll(0.02)) == []
 
@@ -76,8 +77,7 @@ class Place:
 
     def close(self):
         for end in self.ends:
-            end._socket.setsockopt(sockets.zmq.LINGER, 0)
-            end.close()
+            end.close(linger_ms=0)
         self.hub.close()
 
 
@@ -89,25 +89,30 @@ def place(tmp_path):
 
 
 def test_a_device_on_the_list_talks_to_the_hub(place):
-    member = place.join(place.device())
+    pair = place.device()
+    member = place.join(pair)
     member.send([b"J", b"hello", b"x" * 200_000])
     ((sender, frames),) = heard(place.hub, 1)
     assert [bytes(f) for f in frames] == [b"J", b"hello", b"x" * 200_000]
-    assert owner_of(sender) == member._credentials.pair.public
+    assert owner_of(sender) == pair.public
     assert place.hub.send(sender, [b"W", b"welcome"])
     assert [bytes(f) for f in member.receive(PATIENCE_S)] == [b"W", b"welcome"]
     assert member.receive(0.0) is None
-    assert member._proved
+    assert member.connections == 1
     assert place.told == []
 
 
 def test_a_connection_that_goes_by_anothers_key_is_not_heard(place):
     honest, thief = place.device("pi-1"), place.device("pi-2")
-    member = place.join(thief)
-    member._name = owned(honest.public, b"x" * 16)
-    member._renew()
-    member.send([b"J", b"hello"])
-    place.until_told("goes by another's key")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
+        sock.setsockopt(zmq.ROUTING_ID, owned(honest.public, b"x" * 16))
+        sock.setsockopt(zmq.CURVE_SERVERKEY, place.pair.public)
+        sock.setsockopt(zmq.CURVE_PUBLICKEY, thief.public)
+        sock.setsockopt(zmq.CURVE_SECRETKEY, thief.secret)
+        sock.setsockopt(zmq.LINGER, 0)
+        sock.connect(place.hub.address)
+        sock.send_multipart([b"J", b"hello"])
+        place.until_told("goes by another's key")
 
 
 def test_a_key_that_is_not_on_the_list_is_refused_on_both_sides(place):
@@ -152,8 +157,7 @@ def test_a_member_that_encrypts_says_that_the_hub_does_not():
     # Whoever notices first closes the connection: the other side knows only that.
     with pytest.raises(HubUnreachable, match=r"encrypts, and the hub does|started with its keys"):
         wait_for(hub, member)
-    member._socket.setsockopt(sockets.zmq.LINGER, 0)
-    member.close()
+    member.close(linger_ms=0)
     hub.close()
 
 
@@ -177,22 +181,39 @@ class Dropping:
             assert end.receive(0.0) is None
 
 
-def test_bytes_damaged_on_the_way_are_no_other_hub_once_it_has_proved_itself(place, monkeypatch):
-    """What libzmq says of both is the same: the handshake, or what followed it, was wrong."""
-    member = place.join(place.device())
-    member.send([b"hello"])
-    assert len(heard(place.hub, 1)) == 1
-    assert member.receive(0.0) is None
-    assert member.connections == 1
-    failed = {"event": sockets.zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, "value": 0}
-    monkeypatch.setattr(member, "_stands", False)
-    monkeypatch.setattr(member, "_monitor", _Told([failed]))
-    monkeypatch.setattr(sockets, "parse_monitor_message", lambda event: event)
-    assert member.receive(0.0) is None
-    monkeypatch.setattr(member, "_monitor", _Told([failed]))
-    monkeypatch.setattr(member, "_proved", False)
+PROTOCOL = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+
+
+def test_a_handshake_that_fails_once_the_hub_has_proved_itself_is_damage_and_no_other_hub():
+    """libzmq reports the same of both: the handshake, or what followed it, was wrong."""
+    handshake = MemberHandshake(encrypted=True)
     with pytest.raises(HubUnreachable, match="this member encrypts"):
-        member.receive(0.0)
+        handshake.record_event(PROTOCOL)
+    assert not handshake.proved
+    assert handshake.record_event(zmq.EVENT_HANDSHAKE_SUCCEEDED) == "nothing"
+    assert (handshake.state, handshake.connections) == ("stands", 1)
+    assert handshake.record_event(PROTOCOL) == "renew"
+    handshake.socket_renewed()
+    assert handshake.state == "away"
+    assert handshake.record_event(PROTOCOL) == "hang up"
+    assert handshake.record_event(zmq.EVENT_HANDSHAKE_SUCCEEDED) == "nothing"
+    assert (handshake.state, handshake.connections) == ("stands", 2)
+    with pytest.raises(Refused, match="does not let this machine's key in"):
+        handshake.record_event(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_handshakes_that_break_off_mean_a_wrong_key_only_where_there_is_one(encrypted):
+    handshake = MemberHandshake(encrypted)
+    broken_off = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    for _ in range(HANDSHAKES_TRIED - 1):
+        assert handshake.record_event(broken_off) == "nothing"
+    if encrypted:
+        with pytest.raises(HubUnreachable, match="is it the hub whose key is pinned"):
+            handshake.record_event(broken_off)
+    assert handshake.record_event(zmq.EVENT_HANDSHAKE_SUCCEEDED) == "nothing"
+    for _ in range(2 * HANDSHAKES_TRIED):
+        assert handshake.record_event(broken_off) == "nothing"
 
 
 class Flipping:
@@ -205,6 +226,9 @@ class Flipping:
         self.hub = split_address(hub)
         self.flip = {True: threading.Event(), False: threading.Event()}
         """Whether it is to the hub."""
+        self.down = threading.Event()
+        """Drop connections, as a proxy does whose hub is down."""
+        self.dropped = 0
         self.open = [self.listener]
         self.threads = [threading.Thread(target=self.accept)]
         self.threads[0].start()
@@ -212,7 +236,12 @@ class Flipping:
     def accept(self):
         with contextlib.suppress(OSError):
             while True:
-                here, there = self.listener.accept()[0], socket.create_connection(self.hub)
+                here = self.listener.accept()[0]
+                if self.down.is_set():
+                    here.close()
+                    self.dropped += 1
+                    continue
+                there = socket.create_connection(self.hub)
                 self.open += here, there
                 for pair in ((here, there), (there, here)):
                     self.threads.append(threading.Thread(target=self.forward, args=(*pair, there)))
@@ -291,10 +320,10 @@ def test_a_member_to_which_a_message_comes_damaged_connects_again_at_once(place)
 
 
 def test_who_went_away_without_having_proved_itself():
-    callers, zmq = _Callers(), sockets.zmq
+    newcomers = Newcomers()
 
     def tell(*events):
-        return [callers.tell(getattr(zmq, f"EVENT_{name}"), value) for name, value in events]
+        return [newcomers.record_event(getattr(zmq, f"EVENT_{e}"), value) for e, value in events]
 
     assert tell(("ACCEPTED", 7), ("DISCONNECTED", 7)) == [False, True]
     # It said nothing for too long, or went away while it was asked: that is told as such.
@@ -303,50 +332,44 @@ def test_who_went_away_without_having_proved_itself():
     # A member: whether it said something or not.
     assert not any(tell(("ACCEPTED", 7), ("HANDSHAKE_SUCCEEDED", 0), ("DISCONNECTED", 7)))
     tell(("ACCEPTED", 7), ("HANDSHAKE_SUCCEEDED", 0))
-    callers.heard(7)
+    newcomers.message_came(7)
     assert tell(("ACCEPTED", 8), ("DISCONNECTED", 7), ("DISCONNECTED", 8)) == [False, False, True]
     # One that the door has refused already.
     tell(("ACCEPTED", 9))
-    callers.turned_away()
+    newcomers.was_refused()
     assert tell(("DISCONNECTED", 9)) == [False]
     # What cannot be matched is not carried on for ever.
-    callers.turned_away()
-    callers.turned_away()
+    newcomers.was_refused()
+    newcomers.was_refused()
     assert tell(("ACCEPTED", 9), ("DISCONNECTED", 9)) == [False, False]
     assert tell(("ACCEPTED", 9), ("DISCONNECTED", 9)) == [False, True]
 
 
-class _Told:
-    """A monitor with these events."""
-
-    closed = False
-
-    def __init__(self, events):
-        self.events = events
-
-    def get(self, option):
-        return sockets.zmq.POLLIN if self.events else 0
-
-    def recv_multipart(self, flags):
-        return self.events.pop()
-
-    def close(self):
-        """Nothing is open."""
-
-
-def test_a_hub_that_was_genuine_may_be_away_for_a_while(place):
+def test_a_hub_with_another_key_may_break_off_so_often_and_no_more(place):
     proxy = Dropping()
-    member = MemberSocket(
-        f"tcp://127.0.0.1:{proxy.port}",
-        credentials=Credentials(place.device(), place.pair.public),
-    )
+    credentials = Credentials(place.device(), place.pair.public)
+    member = MemberSocket(f"tcp://127.0.0.1:{proxy.port}", credentials=credentials)
     place.ends.append(member)
-    member._proved = True
-    proxy.drop(2 * HANDSHAKES_TRIED, member)
-    member._proved = False
     with pytest.raises(HubUnreachable, match="is it the hub whose key is pinned"):
         proxy.drop(2 * HANDSHAKES_TRIED, member)
     proxy.listener.close()
+
+
+def test_a_hub_that_was_genuine_may_be_away_for_a_while(place):
+    way = Flipping(place.hub.address)
+    credentials = Credentials(place.device(), place.pair.public)
+    member = MemberSocket(way.address, credentials=credentials)
+    with contextlib.closing(way):
+        member.send([b"J"])
+        assert heard(place.hub, 1)
+        way.down.set()
+        way.hang_up(*way.open[1:])
+        until = time.monotonic() + PATIENCE_S
+        while way.dropped < 2 * HANDSHAKES_TRIED:
+            assert time.monotonic() < until
+            assert list(place.hub.poll(0.02)) == []
+            assert member.receive(0.0) is None
+        member.close(linger_ms=0)
 
 
 def test_a_revoked_key_is_dropped_while_it_is_connected_and_does_not_come_back(place):
@@ -365,7 +388,7 @@ def test_a_revoked_key_is_dropped_while_it_is_connected_and_does_not_come_back(p
 
 def test_a_device_enrols_with_a_token_once_and_then_joins(place):
     text = place.ring.issue("pi-7", new_pair, time.time())
-    hub, secret = keys.read_token(text)
+    hub, secret = read_token(text)
     device = new_pair()
 
     def enrol(key):
@@ -387,7 +410,7 @@ def test_a_device_enrols_with_a_token_once_and_then_joins(place):
 
 
 def test_a_token_lets_nobody_say_anything_but_enrol(place):
-    hub, secret = keys.read_token(place.ring.issue("pi-7", new_pair, time.time()))
+    hub, secret = read_token(place.ring.issue("pi-7", new_pair, time.time()))
     end = place.join(pair_of(secret), hub)
     end.send([b"J", b"let me in"])
     place.until_told("a token's holder sent no enrolment")
@@ -407,9 +430,8 @@ def test_what_is_no_zmq_is_told_and_a_port_scan_disturbs_nobody(place):
     assert heard(place.hub, 1)
 
 
-def test_slow_handshakes_are_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(sockets, "HANDSHAKE_MS", 200)
-    place = Place(tmp_path)
+def test_slow_handshakes_are_ended(tmp_path):
+    place = Place(tmp_path, handshake_ms=200)
     with socket.create_connection(("127.0.0.1", place.hub.port)) as slow:
         slow.sendall(b"\xff\0")
         place.until_told("did not say who it is within 0 s")
@@ -425,14 +447,14 @@ def test_a_peer_cannot_fill_the_hubs_memory_with_what_is_not_read_yet():
     member = MemberSocket(hub.address)
     member.send([b"first"])
     heard(hub, 1)
-    count = 4 * sockets.WAITING_MESSAGES
+    count = 4 * WAITING_MESSAGES
     for _ in range(count):
         member.send([bytes(1 << 20)])
     until = time.monotonic() + 0.5
     seen = hub.traffic().received_bytes
     while time.monotonic() < until:  # nobody reads
         seen = hub.traffic().received_bytes
-    assert seen < (2 * sockets.WAITING_MESSAGES) << 20
+    assert seen < (2 * WAITING_MESSAGES) << 20
     assert len(heard(hub, count)) == count
     member.close()
     hub.close()
@@ -447,7 +469,7 @@ def test_connections_of_the_past_are_counted_and_not_kept():
         assert turn * 1000 < hub.traffic().received_bytes < turn * 2000
         member.close()
         until = time.monotonic() + PATIENCE_S
-        while hub.traffic() and hub._seen:
+        while hub.traffic() and hub.connections:
             assert time.monotonic() < until
             list(hub.poll(0.01))
     assert 3000 < hub.traffic().received_bytes < 6000

@@ -13,10 +13,11 @@ from edgetrain.errors import HubUnreachable, NetworkError
 from edgetrain.exchange.addresses import check_reachable, split_address
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.messages import Beat, Leave, pack
-from edgetrain.exchange.zeromq import frames as sockets
+from edgetrain.exchange.transport import SILENCE_S
+from edgetrain.exchange.zeromq.frames import ZERO_COPY_BYTES, set_options
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
-from edgetrain.exchange.zeromq.tcp_counters import _connection_to
+from edgetrain.exchange.zeromq.tcp_counters import connection_to
 
 PATIENCE_S = 10.0
 
@@ -120,7 +121,7 @@ def test_the_same_frames_reach_everyone(wires):
         assert [bytes(f) for f in end.receive(PATIENCE_S)] == frames
 
 
-@pytest.mark.parametrize("size", [0, 1, sockets.ZERO_COPY_BYTES, 5_000_001])
+@pytest.mark.parametrize("size", [0, 1, ZERO_COPY_BYTES, 5_000_001])
 def test_payloads_of_any_size_and_kind(wires, size):
     member = wires.connect()
     payload = bytearray(size)
@@ -302,11 +303,14 @@ class Narrow:
 
 
 def test_a_message_may_take_longer_than_a_peer_may_be_silent():
-    # On a slow link nothing else can be heard while one large frame is under way.
+    # On a slow link nothing else can be heard while one large frame is under way, so that a
+    # heartbeat would close the connection.
+    with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
+        set_options(sock, max_message_bytes=-1)
+        assert sock.getsockopt(zmq.HEARTBEAT_IVL) == 0
     hub = HubSocket("tcp://127.0.0.1:0")
     narrow = Narrow(hub.port, 1_000_000)
     member = MemberSocket(narrow.address)
-    assert member._socket.getsockopt(zmq.HEARTBEAT_IVL) == 0
     member.send([b"C", b"h", b"x" * 700_000])
     ((sender, frames),) = heard(hub, 1)
     assert len(frames[2]) == 700_000
@@ -326,20 +330,20 @@ def test_the_kernel_watches_the_connection_from_both_ends(hub):
     member = MemberSocket(hub.address)
     member.send([b"x"])
     heard(hub, 1)
-    near = _connection_to(hub.port)
-    far = _connection_to(near.getsockname()[1])
+    near = connection_to(hub.port)
+    far = connection_to(near.getsockname()[1])
     for end in (near, far):
         with end:
             timeout_ms = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            assert timeout_ms == sockets.SILENCE_S * 1000
+            assert timeout_ms == SILENCE_S * 1000
             assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             idle = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
-            assert 0 < idle < sockets.SILENCE_S
+            assert 0 < idle < SILENCE_S
     member.close()
 
 
 def test_a_connection_that_nobody_reads_is_broken_off_and_its_queue_with_it(monkeypatch):
-    monkeypatch.setattr(sockets, "SILENCE_S", 2)
+    monkeypatch.setattr("edgetrain.exchange.zeromq.frames.SILENCE_S", 2)
     hub = HubSocket("tcp://127.0.0.1:0")
     context = zmq.Context()
     deaf = context.socket(zmq.DEALER)  # it reads one message into its queue, and then no more

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
-import socket
 import time
 from collections.abc import Iterator, Sequence
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from edgetrain.errors import NetworkError
 from edgetrain.exchange.addresses import split_address
@@ -16,63 +15,83 @@ from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.pairs import spell
 from edgetrain.exchange.limits import Refusals
 from edgetrain.exchange.transport import Traffic, owner_of
-from edgetrain.exchange.zeromq.door import (
-    _AT_THE_DOOR,
-    _FAILED,
-    _PROTOCOL,
-    _UNPROVED,
-    _Door,
-    _watch,
-)
+from edgetrain.exchange.zeromq.door import Door
 from edgetrain.exchange.zeromq.frames import (
-    _TIMED_OUT,
     HANDSHAKE_MS,
     UNREAD_MESSAGES,
     WAITING_MESSAGES,
-    _common,
-    _frame,
-    _payload,
+    frame_of,
+    payload_of,
+    set_options,
 )
-from edgetrain.exchange.zeromq.tcp_counters import (
-    _connections,
-    _traffic,
+from edgetrain.exchange.zeromq.handshakes import (
+    ENCRYPTED_HUB_EVENTS,
+    HANDSHAKE_FAILED,
+    next_event,
+    watch_events,
 )
+from edgetrain.exchange.zeromq.tcp_counters import ConnectionsAt
 from edgetrain.vectors.allocator import keep_freed
 from edgetrain.vectors.vector import Buffer
 
+MESSAGES_PER_POLL = 256
+"""Messages, or events, that one poll handles, so that a flood of them cannot keep the caller from
+its clock."""
+
+FEW_CONNECTIONS = 64
+"""Up to this many the kernel's counters are read at every question for them."""
+
 
 class HubSocket:
-    """The hub's end. `address` is where it listens, with the port that was chosen.
+    """The hub's end: a HubTransport. `address` is where it listens, with the port it was given.
 
-    With a `gate` every connection is encrypted, and only those it admits carry messages; whoever
-    comes with a token is enrolled here, and is no member. `refusals.tell` is told of the others.
+    With a `gate` every connection is encrypted, and only those that the gate admits carry
+    messages. A device that comes with a token is enrolled here, and is not a member yet.
+    `refusals.tell` is called with a line for those that were refused.
     """
 
-    def __init__(self, address: str, max_message_bytes: int = -1, gate: Gate | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        max_message_bytes: int = -1,
+        gate: Gate | None = None,
+        handshake_ms: int = HANDSHAKE_MS,
+    ) -> None:
+        """Bind to `address`, "tcp://host:port" (port 0: any). Raises NetworkError."""
         host, port = split_address(address)
         keep_freed()  # libzmq allocates every payload: whole contributions, in every round
+        self._handshake_ms = handshake_ms
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        _common(self._socket, max_message_bytes)
+        set_options(self._socket, max_message_bytes, handshake_ms)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.RCVHWM, WAITING_MESSAGES)
         self._socket.setsockopt(zmq.SNDHWM, UNREAD_MESSAGES)
         self.refusals = Refusals()
-        self._door: _Door | None = None
+        self._door: Door | None = None
         if gate is not None:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, gate.pair.secret)
             self._socket.setsockopt(zmq.ZAP_DOMAIN, b"edgetrain")
-            self._door = _Door(self._context, gate)
-            self._door.refusals = self.refusals
-        self._monitor = _watch(self._socket, _FAILED if gate is None else _AT_THE_DOOR)
+            self._door = Door(self._context, gate, self.refusals)
+        events = HANDSHAKE_FAILED if gate is None else ENCRYPTED_HUB_EVENTS
+        self._monitor = watch_events(self._socket, events)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         if self._door is not None:
             self._poller.register(self._door.socket, zmq.POLLIN)
         shown = f"[{host}]" if ":" in host else host
+        self.port = self._bind(shown, host, port)
+        self.address = f"tcp://{shown}:{self.port}"
+        self._counters = ConnectionsAt(self.port)
+        self._look_again = float("-inf")
+        self._sent_last: tuple[Sequence[Buffer], list[zmq.Frame | Buffer]] | None = None
+        """The buffers sent last and their frames: a reply goes to every member."""
+
+    def _bind(self, shown: str, host: str, port: int) -> int:
+        """Listen; returns the port."""
         try:
             self._socket.bind(f"tcp://{shown}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -80,57 +99,54 @@ class HubSocket:
             raise _bind_error(error, host, port) from None
         endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
-        self.port = int(endpoint.rstrip(b"\0").decode().rsplit(":", 1)[1])
-        self.address = f"tcp://{shown}:{self.port}"
-        self._seen: dict[str, Traffic] = {}
-        self._past = Traffic(0, 0, 0, 0.0)
-        self._look_again = float("-inf")
-        self._cached: tuple[Sequence[Buffer], list[zmq.Frame | Buffer]] | None = None
+        return int(endpoint.rstrip(b"\0").decode().rsplit(":", 1)[1])
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """(sender, frames) of what has arrived, after waiting for the first at most `timeout_s`."""
-        ready = self._ready(timeout_s)
-        if self._monitor in ready:
-            self._read_monitor()
-        if self._door is not None and self._door.socket in ready:
-            self._door.answer()
+        ready = self._wait(timeout_s)
+        self._handle_newcomers(ready)
         if self._socket not in ready:
             return
-        for _ in range(256):  # so that a flood cannot keep the caller from its clock
+        for _ in range(MESSAGES_PER_POLL):
             try:
                 sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            if self._door is None or self._passes(self._door.gate, sender.bytes, frames):
-                yield sender.bytes, [_payload(frame) for frame in frames]
+            if self._door is None or self._is_from_member(self._door, sender.bytes, frames):
+                yield sender.bytes, [payload_of(frame) for frame in frames]
 
-    def _ready(self, timeout_s: float) -> set[object]:
-        """What there is to read; waits for messages, not for what happens at the door."""
+    def _wait(self, timeout_s: float) -> set[object]:
+        """Wait for messages, and handle newcomers meanwhile; returns what is ready to be read."""
         until = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, until - time.monotonic())
             ready = {socket for socket, _ in self._poller.poll(math.ceil(left_s * 1000))}
             if self._socket in ready or not ready:
                 return ready
-            if not left_s:  # a crowd at the door must not keep the caller from its clock
+            if not left_s:  # newcomers without end must not keep the caller from its clock
                 return ready
-            if self._monitor in ready:
-                self._read_monitor()
-            if self._door is not None and self._door.socket in ready:
-                self._door.answer()
+            self._handle_newcomers(ready)
 
-    def _passes(self, gate: Gate, sender: bytes, frames: Sequence[zmq.Frame]) -> bool:
-        """Whether a message is a member's; a token's holder is enrolled, a revoked one dropped."""
-        if frames and self._door is not None:
-            self._door.callers.heard(int(frames[0].get(zmq.SRCFD)))
-        identity = str(frames[0].get("User-Id")) if frames else ""
+    def _handle_newcomers(self, ready: set[object]) -> None:
+        if self._monitor in ready:
+            self._read_monitor()
+        if self._door is not None and self._door.socket in ready:
+            self._door.answer_requests()
+
+    def _is_from_member(self, door: Door, sender: bytes, frames: Sequence[zmq.Frame]) -> bool:
+        """Whether a message is from a member. Answers the enrolment of a token's holder; drops
+        messages under a key that was revoked, or that is not the one in the sender's name."""
+        identity = ""
+        if frames:
+            door.newcomers.message_came(int(frames[0].get(zmq.SRCFD)))
+            identity = str(frames[0].get("User-Id"))
         if identity.startswith("token "):
-            answer, said = gate.enrol(identity, [frame.bytes for frame in frames[:3]])
-            if said:
-                self.refusals.add("token", f"{frames[0].get('Peer-Address')}: {said}")
+            answer, remark = door.gate.enrol(identity, [frame.bytes for frame in frames[:3]])
+            if remark:
+                self.refusals.add("token", f"{frames[0].get('Peer-Address')}: {remark}")
             self.send(sender, answer)
             return False
-        if gate.knows(identity):
+        if door.gate.knows(identity):
             if identity == f"member {spell(owner_of(sender))}":
                 return True
             self.refusals.add("name", "a connection that goes by another's key; it is not heard")
@@ -140,29 +156,31 @@ class HubSocket:
         return False
 
     def _read_monitor(self) -> None:
-        """Those that failed before the gate was asked: other keys, other mechanisms, silence."""
-        for _ in range(256):
-            try:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            except (zmq.Again, RuntimeError):
+        """Report connections that failed before the gate was asked."""
+        for _ in range(MESSAGES_PER_POLL):
+            found = next_event(self._monitor)
+            if found is None:
                 return
-            value = int(event["value"])
-            if self._door is not None and self._door.callers.tell(event["event"], value):
+            event, value = found
+            if self._door is not None and self._door.newcomers.record_event(event, value):
                 self.refusals.add("unproved", f"a connection: {_UNPROVED}")
-            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                said = _PROTOCOL.get(value, "it does not speak ZeroMQ as members do")
-                self.refusals.add(said, f"a connection: {said}")
-            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value in _TIMED_OUT:
-                seconds = HANDSHAKE_MS // 1000
-                said = f"a connection: it did not say who it is within {seconds} s"
-                self.refusals.add("silent", said)
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                reason = _PROTOCOL_ERRORS.get(value, "it does not speak ZeroMQ as members do")
+                self.refusals.add(reason, f"a connection: {reason}")
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value in _TIMED_OUT:
+                seconds = self._handshake_ms // 1000
+                reason = f"it did not say who it is within {seconds} s"
+                self.refusals.add("silent", f"a connection: {reason}")
 
     def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
-        """Queue a message for a peer; False when there is no connection to it."""
-        if self._cached is None or self._cached[0] is not frames:
-            self._cached = frames, [_frame(buffer) for buffer in frames]
+        """Queue a message for a peer; False if there is no connection to it, or its queue is full.
+
+        Raises NetworkError. The buffers must not be written again.
+        """
+        if self._sent_last is None or self._sent_last[0] is not frames:
+            self._sent_last = frames, [frame_of(buffer) for buffer in frames]
         try:
-            self._socket.send_multipart([to, *self._cached[1]], zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart([to, *self._sent_last[1]], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
@@ -170,42 +188,23 @@ class HubSocket:
         return True
 
     def traffic(self) -> Traffic:
-        """Sums over the members' connections; one that has closed keeps what was last seen of
-        it."""
+        """Sums over all members' connections, those that have closed included."""
         now = time.monotonic()
         if now >= self._look_again:
-            self._look()
-            # It looks at every open file: with a thousand connections that must not slow rounds.
+            self._counters.look()
+            # That looks at every open file: with a thousand connections it must not slow rounds.
             took_s = time.monotonic() - now
-            self._look_again = now + (100 * took_s if len(self._seen) > 64 else 0.0)
-        seen = [self._past, *self._seen.values()]
-        return Traffic(
-            sum(t.sent_bytes for t in seen),
-            sum(t.received_bytes for t in seen),
-            sum(t.retransmitted_bytes for t in seen),
-            max(t.round_trip_s for t in seen),
-        )
+            many = self._counters.count > FEW_CONNECTIONS
+            self._look_again = now + (100 * took_s if many else 0.0)
+        return self._counters.traffic()
 
-    def _look(self) -> None:
-        """Read the counters of the connections there are; add up those of the ones that are no
-        more."""
-        found = {}
-        for inode, connection in _connections():
-            with connection:
-                if connection.getsockname()[1] == self.port:
-                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    found[inode] = _traffic(info)
-        gone = [traffic for inode, traffic in self._seen.items() if inode not in found]
-        self._past = Traffic(
-            self._past.sent_bytes + sum(t.sent_bytes for t in gone),
-            self._past.received_bytes + sum(t.received_bytes for t in gone),
-            self._past.retransmitted_bytes + sum(t.retransmitted_bytes for t in gone),
-            0.0,
-        )
-        self._seen = found
+    @property
+    def connections(self) -> int:
+        """Members' connections at the last call of `traffic`."""
+        return self._counters.count
 
     def close(self) -> None:
-        """Send what is queued (for a while), then let go; works twice."""
+        """Send what is queued, for at most LINGER_MS, then close. Works twice."""
         if not self._socket.closed:
             self._socket.disable_monitor()
             self._monitor.close()
@@ -213,6 +212,18 @@ class HubSocket:
             self._door.socket.close()
         self._socket.close()
         self._context.term()
+
+
+_TIMED_OUT = (errno.EAGAIN, errno.ETIMEDOUT)
+
+_UNPROVED = (
+    "it could not prove itself: its pinned key differs, it does not encrypt as this hub does, or "
+    "it does not speak ZeroMQ"
+)
+
+_PROTOCOL_ERRORS: dict[int, str] = {
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it encrypts, and this hub does not",
+}
 
 
 def _bind_error(error: zmq.ZMQError, host: str, port: int) -> NetworkError:

@@ -1,31 +1,115 @@
-"""Bytes as TCP counts them: headers of messages and what was sent again included."""
+"""Bytes as Linux counts them on TCP connections: message headers and retransmissions included.
+
+libzmq does not say which sockets it has, so they are looked for among this process's open files.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from edgetrain.exchange.transport import Traffic
-from edgetrain.exchange.zeromq.frames import _BYTES, _RTT, _SENT
+
+# struct tcp_info of Linux: tcpi_rtt (µs) at 68, tcpi_bytes_acked and _received at 120,
+# tcpi_notsent_bytes at 144, tcpi_bytes_sent and _retrans at 200 (Linux 4.19 and newer).
+_RTT, _BYTES, _SENT = struct.Struct("=I"), struct.Struct("=QQ"), struct.Struct("=QQ")
+_ESTABLISHED = 1  # TCP_ESTABLISHED
+
+NO_TRAFFIC = Traffic(0, 0, 0, 0.0)
+
+
+class ConnectionTo:
+    """This process's connection to a remote port, and the bytes of those before it.
+
+    There is one at a time, made and replaced by libzmq; this finds it again when it has changed.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._connection: socket.socket | None = None
+        """A duplicate of libzmq's descriptor: it keeps the counters readable."""
+        self._past = NO_TRAFFIC
+        """Of connections that are gone."""
+
+    def is_established(self) -> bool:
+        """Whether there is a connection now. Looks for one if the last is gone."""
+        if self._connection is not None and not _is_established(self._connection):
+            self.let_go()
+        if self._connection is None:
+            self._connection = connection_to(self._port)
+        return self._connection is not None
+
+    def traffic(self) -> Traffic:
+        """Of all connections so far; zeros before the first one stands."""
+        if not self.is_established() or self._connection is None:
+            return self._past
+        return _sum([self._past], _traffic(_tcp_info(self._connection)))
+
+    def hang_up(self) -> None:
+        """Shut the connection down, in libzmq's hands too: nothing more arrives on it."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Close the duplicate, and keep its counts. Works twice."""
+        if self._connection is not None:
+            self._past = _sum([self._past], _traffic(_tcp_info(self._connection)))
+            self._connection.close()
+            self._connection = None
+
+
+class ConnectionsAt:
+    """This process's connections at a local port, and the bytes of those before them."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._seen: dict[str, Traffic] = {}
+        self._past = NO_TRAFFIC
+
+    @property
+    def count(self) -> int:
+        """Connections at the last call of `look`."""
+        return len(self._seen)
+
+    def look(self) -> None:
+        """Read the counters of all connections. Those that are gone keep what was last read."""
+        found = {}
+        for inode, connection in _connections():
+            with connection:
+                if connection.getsockname()[1] == self._port:
+                    found[inode] = _traffic(_tcp_info(connection))
+        gone = [traffic for inode, traffic in self._seen.items() if inode not in found]
+        self._past = _sum([self._past, *gone], NO_TRAFFIC)
+        self._seen = found
+
+    def traffic(self) -> Traffic:
+        """Sums as of the last `look`; the round trip is the longest there was then."""
+        longest_s = max((each.round_trip_s for each in self._seen.values()), default=0.0)
+        return _sum([self._past, *self._seen.values()], Traffic(0, 0, 0, longest_s))
+
+
+def connection_to(port: int) -> socket.socket | None:
+    """A duplicate of this process's established connection to a remote port, for the caller to
+    close; None if there is none."""
+    for _, candidate in _connections():
+        if candidate.getpeername()[1] == port:
+            return candidate
+        candidate.close()
+    return None
 
 
 def _tcp_info(connection: socket.socket) -> bytes:
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
 
 
-def _established(connection: socket.socket) -> bool:
-    return _tcp_info(connection)[0] == 1  # TCP_ESTABLISHED
-
-
-def _sum(past: Traffic, now: Traffic) -> Traffic:
-    return Traffic(
-        past.sent_bytes + now.sent_bytes,
-        past.received_bytes + now.received_bytes,
-        past.retransmitted_bytes + now.retransmitted_bytes,
-        now.round_trip_s,
-    )
+def _is_established(connection: socket.socket) -> bool:
+    return _tcp_info(connection)[0] == _ESTABLISHED
 
 
 def _traffic(info: bytes) -> Traffic:
@@ -35,17 +119,20 @@ def _traffic(info: bytes) -> Traffic:
     return Traffic(sent, received, again, round_trip_us * 1e-6)
 
 
-def _connection_to(port: int) -> socket.socket | None:
-    """This process's established TCP connection to a remote port: libzmq does not tell it."""
-    for _, candidate in _connections():
-        if candidate.getpeername()[1] == port:
-            return candidate
-        candidate.close()
-    return None
+def _sum(past: Iterable[Traffic], now: Traffic) -> Traffic:
+    """The bytes of all of them, with the round trip of `now`."""
+    each = [*past, now]
+    return Traffic(
+        sum(t.sent_bytes for t in each),
+        sum(t.received_bytes for t in each),
+        sum(t.retransmitted_bytes for t in each),
+        now.round_trip_s,
+    )
 
 
 def _connections() -> Iterator[tuple[str, socket.socket]]:
-    """Every established TCP connection of this process, duplicated, by what Linux calls it."""
+    """Every established TCP connection of this process, by what Linux calls it: duplicates, for
+    the caller to close."""
     for entry in Path("/proc/self/fd").iterdir():
         try:
             inode = str(entry.readlink())
