@@ -1,77 +1,189 @@
-"""One chaos schedule over a simulated fleet: run it, and judge it by the laws."""
+"""One chaos schedule over a simulated fleet: run it, and judge it by the laws.
+
+The simulator (`training.simulated`) knows nothing of chaos. Here its interventions are called as a
+schedule says, and two observers record what the judge needs: a tap on the network sees each
+contribution as a member hands it over, and the hub's journal shows each round before members are
+told of it.
+
+    happening                           intervention
+    hub, disk                           `SimulatedHub.crash`, `fill_disk`
+    kill, power, pause                  `SimulatedMember.kill`, `cut_power`, `pause`
+    cut, corrupt-up, corrupt-down       `SimulatedMember.break_connection`, `damage_next_message`
+    clock                               `MachineClock.jump`, of the hub or of a member
+    link, partition, slow               `SimulatedNetwork.strike`
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from edgetrain.errors import EdgetrainError
-from edgetrain.exchange.hub.journal import Journal
-from edgetrain.exchange.hub.records import Round
+from edgetrain.exchange.hub.journal import Disk, Journal, Settings
+from edgetrain.exchange.hub.records import Record, Round
+from edgetrain.exchange.messages import Contribute, unpack
+from edgetrain.fleet.networks import Fault
+from edgetrain.jobs.building import journal_settings
 from edgetrain.jobs.plan import Plan
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.chaos import laws
-from edgetrain.training.chaos.laws import Merging, Outcome
+from edgetrain.training.chaos.laws import Merging, Outcome, Witness
 from edgetrain.training.chaos.schedule import Happening
 from edgetrain.training.simulated.simulation import Simulation
+from edgetrain.training.simulated.virtual import SECOND
 from edgetrain.vectors import layout as layouts
+from edgetrain.vectors.vector import Buffer
 
-MOST_TIMES = 20.0
-"""A run that takes so many times what it takes without faults, and two minutes, stands still."""
+MOST_TIMES, MOST_S = 20.0, 120.0
+"""A run stands still if it takes this many times the seconds that it takes without faults, and this
+many seconds more."""
+
+SLOW_SHARE = 0.05
+"""Of its rate, on a link that is slow."""
 
 
 def run(planned: Plan, seed: int, happenings: Sequence[Happening], calm_s: float) -> Outcome:
-    """Run a planned job through one schedule. `calm_s` is what it takes without: `calm_seconds`."""
-    merging = laws.Merging.of(planned.job)
+    """Run a planned job through one schedule, and judge it. `calm_s`: its virtual seconds without
+    faults, see `calm_seconds`. ConfigError for a job that no verdict can be given on."""
+    merging = Merging.of(planned.job)
     broken: list[str] = []
     with tempfile.TemporaryDirectory(prefix="edgetrain-chaos-") as made:
         folder = Path(made)
-        simulation = Simulation(planned, folder, False, folder / "journal", happenings)
+        seen = _Seen()
+        open_journal = functools.partial(
+            _ShownJournal, seen.see_round, folder / "journal", journal_settings(planned.job)
+        )
+
+        def schedule() -> None:
+            for happening in happenings:
+                simulation.at(happening.at_s, functools.partial(strike, simulation, happening))
+
+        simulation = Simulation(
+            planned, folder, False, open_journal=open_journal, on_start=schedule
+        )
+        simulation.network.tap = seen.see_message
         try:
             try:
-                simulation.run(lambda: None, 1.0, time.monotonic, MOST_TIMES * calm_s + 120)
+                simulation.run(lambda: None, 1.0, time.monotonic, MOST_TIMES * calm_s + MOST_S)
                 simulation.verdict()
             except EdgetrainError as error:
                 broken.append(f"the run failed: {error}")
             simulation.close()
-            broken += _judged(planned, simulation, folder, merging)
+            broken += _judged(planned, simulation, seen, folder, merging)
         finally:
             simulation.close()
-    rounds = len(simulation.merged)
-    return Outcome(seed, tuple(happenings), rounds, simulation.seconds, tuple(broken))
+    return Outcome(seed, tuple(happenings), len(seen.rounds), simulation.seconds, tuple(broken))
 
 
-def _judged(planned: Plan, simulation: Simulation, folder: Path, merging: Merging) -> list[str]:
-    events = list(runs.read_metrics(folder, "event"))
-    applied = {member.name: member.half.applied for member in simulation.trained.values()}
+def strike(simulation: Simulation, happening: Happening) -> None:
+    """Let it happen now, to those of its members that are still there."""
+    until = simulation.world.now + round(happening.for_s * SECOND)
+    members = [simulation.members[index] for index in happening.members]
+    match happening.kind:
+        case "hub":
+            simulation.hub.crash(until)
+        case "disk":
+            simulation.hub.fill_disk(until)
+        case "link" | "partition":
+            simulation.network.strike(Fault("down", 0.0, happening.for_s, happening.members))
+        case "slow":
+            simulation.network.strike(
+                Fault("rate", 0.0, happening.for_s, happening.members, SLOW_SHARE)
+            )
+        case "clock":
+            for clock in [member.clock for member in members] or [simulation.hub.clock]:
+                clock.jump(happening.for_s)
+        case "power":
+            for member in members:
+                member.cut_power(until)
+        case "kill":
+            for member in members:
+                member.kill(until)
+        case "pause":
+            for member in members:
+                member.pause(until)
+        case "cut":
+            for member in members:
+                member.break_connection()
+        case "corrupt-up" | "corrupt-down":
+            for member in members:
+                member.damage_next_message(upwards=happening.kind == "corrupt-up")
+
+
+class _Seen:
+    """What members contributed, and the rounds that members may have been told of."""
+
+    def __init__(self) -> None:
+        self.witness = Witness()
+        self.rounds: dict[int, Round] = {}
+        """By number. A hub that lost a round with its journal may write another one for it."""
+
+    def see_message(self, member: int, frames: Sequence[Buffer]) -> None:
+        """A member hands over a packed message."""
+        message = unpack(list(frames))
+        if isinstance(message, Contribute):
+            self.witness.saw(f"m{member}", message.round, message.part, message.payload)
+
+    def see_round(self, record: Round) -> None:
+        """The hub has written a round. Its payloads are copied: they are valid only now."""
+        payloads = tuple(bytes(payload) for payload in record.reply)
+        self.rounds[record.round] = replace(record, reply=payloads)
+
+
+class _ShownJournal(Journal):
+    """A journal that shows each round that it was given."""
+
+    def __init__(
+        self, show: Callable[[Round], None], folder: Path, settings: Settings, disk: Disk
+    ) -> None:
+        super().__init__(folder, settings, disk=disk)
+        self._show = show
+
+    def append(self, record: Record) -> None:
+        """See Journal."""
+        super().append(record)
+        if isinstance(record, Round):
+            self._show(record)
+
+
+def _judged(
+    planned: Plan, simulation: Simulation, seen: _Seen, folder: Path, merging: Merging
+) -> list[str]:
+    """The laws that the schedule broke. Everything has ended."""
+    events = list(read_metrics(folder, "event"))
+    trained = [member.training for member in simulation.members if member.training is not None]
+    applied = {member.name: member.half.applied for member in trained}
     ended = {
-        name: laws.Ended(applied[name], event["reason"].rpartition("base ")[2])
+        event["member"]: laws.Ended(
+            applied[event["member"]], event["reason"].rpartition("base ")[2]
+        )
         for event in events
         if event["event"] == "finished" and "base " in event["reason"]
-        for name in [event["member"]]
     }
-    # Of a member that was away for longer than the hub waits, and whose job ended meanwhile, only
-    # what was answered is promised.
-    names = [f"m{i}" for i in range(planned.job.fleet.members) if i not in simulation.cut_off]
-    steady = [name for name in names if name not in simulation.given_up]
+    # Only contributions that were answered are promised to count. A member that the hub had given
+    # up as the job ended may have others.
+    given_up = simulation.hub.given_up
+    names = [f"m{i}" for i, member in enumerate(simulation.members) if not member.was_off]
+    steady = [name for name in names if name not in given_up]
     torch.manual_seed(planned.job.seed)
     flat = FlatModel(simulation.task.model())
-    initial = flat.params.copy()
     merging = merging.bound(layouts.read(flat.description, flat.elements))
-    told = [simulation.merged[round] for round in sorted(simulation.merged)]
-    broken = laws.judge(told, simulation.witness, merging, initial, ended, steady)
+    rounds = [seen.rounds[number] for number in sorted(seen.rounds)]
+    broken = laws.judge(rounds, seen.witness, merging, flat.params.copy(), ended, steady)
     if planned.job.hub.when_full == "stop":  # else the journal has what came after the last gap
-        broken += _compared(folder / "journal", told)
+        broken += _missing_in_journal(folder / "journal", rounds)
     broken += [
         f"{event.get('about')}: {event['reason']}"
         for event in events
-        if event["event"] == "error" and event.get("about") not in simulation.given_up
+        if event["event"] == "error" and event.get("about") not in given_up
     ]
     missing = [name for name in steady if name not in ended]
     if missing:
@@ -79,21 +191,21 @@ def _judged(planned: Plan, simulation: Simulation, folder: Path, merging: Mergin
     return broken
 
 
-def _compared(folder: Path, told: Sequence[Round]) -> list[str]:
-    """What members were told and the journal, opened again, does not have."""
+def _missing_in_journal(folder: Path, told: Sequence[Round]) -> list[str]:
+    """Compare the journal, opened again, with the rounds that members were told of."""
     with contextlib.closing(Journal(folder)) as journal:
         kept = list(journal.replies(journal.tail or 0))
     later = told[-len(kept) :] if kept else []
-    same = [_known_by(record) for record in kept] == [_known_by(record) for record in later]
+    same = [_content(record) for record in kept] == [_content(record) for record in later]
     return [] if same and (kept or not told) else ["the journal has not what members were told"]
 
 
-def _known_by(record: Round) -> tuple[object, ...]:
+def _content(record: Round) -> tuple[object, ...]:
     return record.round, record.counted, record.checksum, b"".join(map(bytes, record.reply))
 
 
 def calm_seconds(planned: Plan) -> float:
-    """Virtual seconds that the job takes when nothing goes wrong."""
+    """Virtual seconds that the job takes if nothing goes wrong."""
     with tempfile.TemporaryDirectory(prefix="edgetrain-chaos-") as made:
         simulation = Simulation(planned, Path(made), False)
         try:

@@ -1,58 +1,43 @@
-"""A whole job in virtual time: the hub and the members of `emulate`, without its processes.
+"""A whole job in virtual time: the hub and the members of `emulated`, without its processes.
 
-What runs on a hub (`serve`) and on a member (`train.Loop`, `Member`, `Link`) runs here as it is, on
-an event loop in place of the operating system (`simulator.virtual`), over link models in place of
-sockets (`simulator.wires`), and at the pace of its device's profile. Gradients are real.
+What runs on a hub (`serve`) and on a member (`Loop`, `Member`, `Link`) runs here as it is, on an
+event loop in place of the operating system (`virtual`), over link models in place of sockets
+(`wires`), and at the pace of its device's profile. Gradients are real.
+
+What can go wrong is an intervention: on the hub's machine (`hub`: crash it, fill its disk, let its
+clock jump), on a device (`member`: cut its power, kill or pause its process, break its connection,
+let its clock jump), on links (`SimulatedNetwork.strike`). The simulation itself lets happen only
+what its job says, `faults` and `absences`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from edgetrain.errors import ConfigError, EdgetrainError, Refused
-from edgetrain.exchange.hub.effects import Closed, Note
-from edgetrain.exchange.hub.journal import Disk, Journal
-from edgetrain.exchange.hub.records import Record, Round
-from edgetrain.exchange.hub.serve import serve
-from edgetrain.exchange.messages import Contribute, unpack
-from edgetrain.exchange.seam import Request
-from edgetrain.fleet import devices, networks
-from edgetrain.fleet.networks import Fault
-from edgetrain.jobs.building import hub_of, journal_settings
+from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.fleet import networks
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.plan import Plan
 from edgetrain.runs import folder as runs
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.summary import summarise
-from edgetrain.training import train
-from edgetrain.training.chaos.laws import Witness
-from edgetrain.training.chaos.schedule import Happening
-from edgetrain.training.loop import Loop
-from edgetrain.training.member import Flat, Member, Stepper, release_of
+from edgetrain.tasks import Task
 from edgetrain.training.outcome import summary_of
-from edgetrain.training.pacing import Pace
 from edgetrain.training.recorder import HubRecorder
 from edgetrain.training.simulated import local
+from edgetrain.training.simulated.hub import OpenJournal, SimulatedHub
+from edgetrain.training.simulated.machines import ComputedUsage
+from edgetrain.training.simulated.member import SimulatedMember, Surroundings
 from edgetrain.training.simulated.virtual import SECOND, Process, World
-from edgetrain.training.simulated.wires import MemberWire, SimulatedNetwork
-from edgetrain.vectors.vector import Buffer
-
-RETRY_S = 5.0
-"""Pause of a device whose name the hub still has for taken."""
-
-LINES = 64
-"""Lines of metrics for each step of the fleet, at most: members share theirs out over steps."""
+from edgetrain.training.simulated.wires import SimulatedNetwork
 
 LOOK_S = 1e-4
 """Between two looks at what members have logged there is so much time for each of them."""
@@ -105,98 +90,32 @@ def run(
     return summary
 
 
-@dataclass(frozen=True)
-class _Computed:
-    """CPU seconds of a simulated machine: what it computed. Memory is not simulated."""
-
-    seconds: Callable[[], float]
-
-    @property
-    def cpu_s(self) -> float:
-        return self.seconds()
-
-    @property
-    def peak_bytes(self) -> int:
-        return 0
-
-
-class _Clock:
-    """The clock of one machine: the world's, and what it has jumped ahead."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
-        return self._world.clock() + self.ahead
-
-
-class _FillingDisk:
-    """The disk of the journal, which may be full: then a part of what is written still fits."""
-
-    def __init__(self) -> None:
-        self.full_until = 0
-        self.full = False
-
-    def writev(self, file: int, buffers: Sequence[Buffer]) -> int:
-        """See os.writev."""
-        if not self.full:
-            return os.writev(file, buffers)
-        os.write(file, memoryview(buffers[0])[: memoryview(buffers[0]).nbytes // 2])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def free(self, folder: Path) -> int:
-        """Bytes, as of `journal.Disk`."""
-        return 0 if self.full else 1 << 60
-
-
-class _Told(Journal):
-    """A journal that shows what a hub has written, and may tell of."""
-
-    told: Callable[[Round], None]
-
-    def append(self, record: Record) -> None:
-        """See Journal."""
-        super().append(record)
-        if isinstance(record, Round):
-            self.told(record)
-
-
 class Simulation:
-    """One run: the world, the network in it, the hub and the members."""
+    """One run: the world, the network in it, the hub and the members.
+
+    `hub` and `members` are its machines, and `network` its links: what goes wrong is done to them,
+    by whoever drives the simulation, as an action at a virtual time (`at`).
+    """
 
     def __init__(
         self,
         planned: Plan,
         folder: Path,
         batched: bool | None = None,
-        journal: Path | None = None,
-        happenings: Sequence[Happening] = (),
+        *,
         luck: int = 0,
+        open_journal: OpenJournal | None = None,
+        on_start: Callable[[], None] = lambda: None,
     ) -> None:
-        """`journal` is where the hub keeps its own (None: nowhere), `happenings` what goes wrong
-        besides the job's own faults; to kill the hub needs a journal. `luck` as in `run`."""
-        self._planned, self._folder, self._job = planned, folder, planned.job
-        self._journal, self._happenings = journal, happenings
-        self._digest = planned.job.digest()
-        self.witness = Witness()
-        self.trained: dict[int, Member] = {}
-        """The members, as they are or were last."""
-        self.given_up: set[str] = set()
-        """Those that the hub could not reach for too long, and that have not come back."""
-        self.cut_off: set[int] = set()
-        """Those that have been without power, or killed."""
-        self.merged: dict[int, Round] = {}
-        """What members were told of each round, with payloads of its own."""
-        self._disk = _FillingDisk()
-        self._book: Journal | None = None
-        self._world = World()
-        self._clocks = [_Clock(self._world) for _ in range(planned.job.fleet.members)]
-        self._hub_clock = _Clock(self._world)
+        """`batched` and `luck` as in `run`. `open_journal` opens the hub's journal (None: it keeps
+        none, and must not be crashed). `on_start` is called as training begins: the time to say
+        what goes wrong, besides the job's own faults."""
+        self._planned, self._folder = planned, folder
+        self._on_start = on_start
+        self.world = World()
         profiles = {name: networks.load(name) for name in set(planned.networks)}
-        self._devices = {name: devices.load(name) for name in set(planned.devices)}
-        self._network = SimulatedNetwork(
-            self._world,
+        self.network = SimulatedNetwork(
+            self.world,
             [profiles[name] for name in planned.networks],
             message_s=planned.job.hub.message_s,
             seed=planned.job.seed + luck,
@@ -206,233 +125,77 @@ class Simulation:
         )
         torch.set_num_threads(planned.job.train.threads)
         self.task = task_of(planned.job, planned.beside)
-        self._paces = self._step_seconds()
+        step_seconds = _step_seconds(planned, self.task)
         self._gradients = local.choose(self.task, planned.job, batched)
         self._logs: list[MetricsLog] = []
         self._began = 0.0
-        self._started = False
         self._recorder = HubRecorder(
             folder,
-            self._world.clock,
-            self._network.hub.traffic,
-            usage=_Computed(lambda: self._network.hub.busy_s),
-            on_start=self._on_start,
+            self.world.clock,
+            self.network.hub.traffic,
+            usage=ComputedUsage(lambda: self.network.hub.busy_s),
+            on_start=self._start,
         )
-        self._wires: dict[int, MemberWire] = {}
-        if journal is not None:
-            self._network.tap = self._saw
-        self._hub = self._world.start("hub", self._serve)
-        self._members = [self._boot(index) for index in range(planned.job.fleet.members)]
+        self.hub = SimulatedHub(planned.job, self.world, self.network, self._recorder, open_journal)
+        around = Surroundings(
+            planned,
+            self.world,
+            self.network,
+            self.task,
+            self._gradients,
+            step_seconds,
+            self._open_log,
+        )
+        self.members = [
+            SimulatedMember(index, around, lambda: self.hub.job_is_over)
+            for index in range(planned.job.fleet.members)
+        ]
 
-    def _step_seconds(self) -> dict[str, float]:
-        """What a step takes on each kind of device of the fleet."""
-        torch.manual_seed(self._job.seed)
-        model = self.task.model()
-        found = {
-            device: pace_of(self._job, device, model, self.task)
-            for device in sorted(set(self._planned.devices))
-        }
-        for device, seconds in found.items():
-            if not seconds:
-                raise ConfigError(
-                    f"device '{device}' has no speed that could be simulated",
-                    "name a board (device=raspberry-pi-4b), or say pace_s=0.02",
-                )
-        return found
+    @property
+    def seconds(self) -> float:
+        """Virtual seconds of training so far."""
+        return self.world.clock() - self._began
 
-    def _on_start(self, began: float) -> None:
+    def at(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` so many virtual seconds after training began; from `on_start` onwards."""
+        self.world.at(self._time(seconds), action)
+
+    def _time(self, seconds: float) -> int:
+        return round((self._began + seconds) * SECOND)
+
+    def _start(self, began: float) -> None:
         self._began = began
-        if not self._started:
-            self._started = True
-            self._network.start_faults()
-            for happening in self._happenings:
-                when = round((began + happening.at_s) * SECOND)
-                self._world.at(when, lambda h=happening: self._let_happen(h))  # type: ignore[misc]
-        if not self._planned.presence.is_steady:
-            for index in range(len(self._members)):
-                self._await_absence(index, self._planned.presence.of(index))
+        self.network.start_faults()
+        self._on_start()
+        presence = self._planned.presence
+        if not presence.is_steady:
+            for index, member in enumerate(self.members):
+                self._await_absence(member, presence.of(index))
 
-    def _await_absence(self, index: int, absences: Iterator[tuple[float, float]]) -> None:
-        """Let a device go and come back as it is said, as long as its member has work."""
+    def _await_absence(
+        self, member: SimulatedMember, absences: Iterator[tuple[float, float]]
+    ) -> None:
+        """Cut the device's power for its next absence, and so on while the member has work."""
         times = next(absences, None)
         if times is None:
             return
-        goes, comes = (round((self._began + seconds) * SECOND) for seconds in times)
+        goes, comes = map(self._time, times)
 
         def go() -> None:
-            if not self._members[index].over:
-                self._cut_power(index, comes)
-                self._world.at(comes, lambda: self._await_absence(index, absences))
+            if not member.process.over:
+                member.cut_power(comes)
+                self.world.at(comes, lambda: self._await_absence(member, absences))
 
-        self._world.at(goes, go)
+        self.world.at(goes, go)
 
-    # -- what goes wrong ---------------------------------------------------------------------------
-
-    def _let_happen(self, happening: Happening) -> None:
-        """Do what a schedule says, if who it strikes is still there."""
-        until = self._world.now + round(happening.for_s * SECOND)
-        struck = happening.members
-        match happening.kind:
-            case "hub":
-                self._crash_hub(until)
-            case "disk":
-                self._fill_disk(until)
-            case "link" | "partition":
-                self._network.strike(Fault("down", 0.0, happening.for_s, struck))
-            case "slow":
-                self._network.strike(Fault("rate", 0.0, happening.for_s, struck, 0.05))
-            case "clock":
-                clock = self._clocks[struck[0]] if struck else self._hub_clock
-                clock.ahead += happening.for_s
-            case "power" | "kill":
-                for index in struck:
-                    self._cut_power(index, until, told=happening.kind == "kill")
-            case "pause":
-                for index in struck:
-                    self._members[index].hold(until)
-            case "cut" | "corrupt-up" | "corrupt-down":
-                for index in struck:
-                    self._hurt_connection(index, happening.kind)
-
-    def _hurt_connection(self, index: int, kind: str) -> None:
-        if index not in self._wires or self._members[index].over:
-            return
-        if kind == "cut":
-            self._wires[index].cut()
-        else:
-            self._wires[index].damage(upwards=kind == "corrupt-up")
-
-    def _crash_hub(self, until: int) -> None:
-        # A hub that goes on without its journal cannot be killed without a loss: the job said so.
-        if self._hub.over or (self._book is not None and self._book.tail is None):
-            return
-        self._hub.kill()
-        self._network.hub.crash()
-        self._world.at(until, self._start_hub)
-
-    def _start_hub(self) -> None:
-        """Unless it has been started meanwhile: by hand, or as there is room again."""
-        if self._hub.over and self._network.hub.down:
-            self._network.restart_hub()
-            self._hub = self._world.start("hub", self._serve, self._world.now)
-
-    def _fill_disk(self, until: int) -> None:
-        disk = self._disk
-        disk.full, disk.full_until = True, max(disk.full_until, until)
-
-        def free() -> None:
-            disk.full = self._world.now < disk.full_until
-
-        self._world.at(until, free)
-
-    def _cut_power(self, index: int, until: int, *, told: bool = False) -> None:
-        """`told`: the machine lives on, and closes the connection of the process that died."""
-        if self._members[index].over:
-            return
-        self.cut_off.add(index)
-        if index in self._wires:
-            wire = self._wires[index]
-            wire.die() if told else wire.power_off()
-        self._members[index].kill()
-        self._world.at(until, lambda: self._power_on(index))
-
-    def _power_on(self, index: int) -> None:
-        job_over = self._hub.over and not self._network.hub.down
-        if self._members[index].over and not job_over:
-            self._members[index] = self._boot(index)
-
-    def _boot(self, index: int) -> Process:
-        return self._world.start(f"m{index}", lambda: self._train(index), self._world.now)
-
-    # -- what runs in virtual time -----------------------------------------------------------------
-
-    def _observe(self, effect: Note | Closed) -> None:
-        if isinstance(effect, Note):
-            if effect.event == "gone":
-                self.given_up.add(effect.member)
-            elif effect.event in ("joined", "back"):
-                self.given_up.discard(effect.member)
-        self._recorder(effect)
-
-    def _serve(self) -> None:
-        source = local.noise_of(self._job, "hub")
-        hub, clock = hub_of(self._job, source=source), self._hub_clock
-        if self._journal is None:
-            serve(hub, self._network.hub, clock, self._observe)
-            return
-        disk = Disk(self._disk.writev, self._disk.free)
-        self._book = journal = _Told(self._journal, journal_settings(self._job), disk=disk)
-        journal.told = self._was_told
-        try:
-            if journal.state is not None:
-                hub.restore(journal.state, journal.records(), clock())
-            serve(hub, self._network.hub, clock, self._observe, journal=journal)
-        except EdgetrainError:
-            if not self._disk.full:
-                raise
-            # As a service manager would: started again, once there is room.
-            self._network.hub.crash()
-            self._world.at(self._disk.full_until + 1, self._start_hub)
-        finally:
-            journal.close()
-
-    def _was_told(self, record: Round) -> None:
-        payloads = tuple(bytes(payload) for payload in record.reply)
-        self.merged[record.round] = replace(record, reply=payloads)
-
-    def _saw(self, member: int, frames: Sequence[Buffer]) -> None:
-        message = unpack(list(frames))
-        if isinstance(message, Contribute):
-            self.witness.saw(f"m{member}", message.round, message.part, message.payload)
-
-    def _train(self, index: int) -> None:
-        job, world = self._job, self._world
-        device = self._planned.devices[index]
-        place = train.Place(index, device, self._planned.beside)
-        flat, optimizer, work = self._gradients.member(index)
-        clock = self._clocks[index]
-        pace = Pace(
-            devices.StepTimes(self._devices[device], self._paces[device], job.seed, index),
-            clock,
-            world.sleep,
-        )
-        energy = devices.Energy(self._devices[device], world.clock, Path("/nonexistent"))
-        request = train.request_of(job, place, self.task, self._digest)
-        with self._joined(index, flat, optimizer, request) as member:
-            self.trained[index] = member
-            began = world.clock()
-            usage = _Computed(lambda: world.clock() - began - member.wait_s)
-            with self._log(member.name) as log:
-                Loop(
-                    job, index, work, member, log, pace, usage, energy, clock,
-                    max(1, job.fleet.members // LINES),
-                ).run()  # fmt: skip
-
-    def _joined(self, index: int, flat: Flat, optimizer: Stepper, request: Request) -> Member:
-        """A member that has joined. One that the hub still takes for there, after a loss of power
-        that nobody noticed, tries again, as a device's service does."""
-        while True:
-            wire = self._wires[index] = self._network.connect(index)
-            try:
-                release = release_of(self._job.privacy, local.noise_of(self._job, index))
-                return Member(
-                    wire, flat, optimizer, request, clock=self._clocks[index], release=release
-                )
-            except Refused as refused:
-                if refused.code != "name":
-                    raise
-            self._world.sleep(RETRY_S)
-
-    @contextlib.contextmanager
-    def _log(self, name: str) -> Iterator[MetricsLog]:
+    def _open_log(self, name: str) -> MetricsLog:
         path = runs.metrics_path(self._folder)
-        # Written when the buffer is full, or someone looks: see `run`.
-        log = MetricsLog(path, name, self._world.clock, self._began, flush_s=float("inf"))
+        # Written when the buffer is full, or before a look: see `run`.
+        log = MetricsLog(path, name, self.world.clock, self._began, flush_s=float("inf"))
         self._logs.append(log)
-        with log:
-            yield log
+        return log
 
-    # -- driving it --------------------------------------------------------------------------------
+    # -- driving it ---------------------------------------------------------------------------
 
     def run(
         self,
@@ -441,13 +204,13 @@ class Simulation:
         clock: Callable[[], float],
         most_s: float = float("inf"),
     ) -> None:
-        """Until every process is over, nothing can happen any more, or `most_s` virtual seconds
-        have passed."""
-        # A look at the files of a large fleet takes a while: not more than a hundredth of the time.
-        poll_s = max(poll_s, len(self._members) * LOOK_S)
-        step, looked = self._world.step, clock()
+        """Run until every process is over, nothing can happen any more, or `most_s` virtual seconds
+        have passed. `watch` is called every `poll_s` seconds of `clock`."""
+        # Flushing the logs of a large fleet takes a while: not more than a hundredth of the time.
+        poll_s = max(poll_s, len(self.members) * LOOK_S)
+        step, looked = self.world.step, clock()
         turns = 0
-        while self._world.now < most_s * SECOND and step():
+        while self.world.now < most_s * SECOND and step():
             turns += 1
             if turns & 63 or clock() - looked < poll_s:
                 continue
@@ -455,31 +218,32 @@ class Simulation:
                 log.flush()
             watch()
             looked = clock()
-            if self._hub.over and all(member.over for member in self._members):
+            if all(process.over for process in self._processes()):
                 break
         watch()
 
+    def _processes(self) -> list[Process]:
+        return [self.hub.process, *(member.process for member in self.members)]
+
     def verdict(self) -> str:
-        """The status of the run; raises what it failed with."""
-        hub, members = self._hub, self._members
-        with MetricsLog(
-            runs.metrics_path(self._folder), "hub", self._world.clock, self._began
-        ) as log:
+        """The status of the run, its errors written to the metrics. Raises what it failed with."""
+        hub, *members = self._processes()
+        path = runs.metrics_path(self._folder)
+        with MetricsLog(path, "hub", self.world.clock, self._began) as log:
             for process in (hub, *members):
                 if process.error:
-                    log.event("error", _said(process), about=process.name)
+                    log.event("error", _last_line(process), about=process.name)
         if hub.error:
             raise hub.error
         failed = [member for member in members if member.error]
-        for (
-            member
-        ) in failed:  # nothing that a real member could meet: a mistake in the task or here
+        for member in failed:
+            # Not what a real member could meet: a mistake in the task, or in edgetrain.
             if member.error and not isinstance(member.error, EdgetrainError):
                 raise member.error
         if len(failed) == len(members):
-            raise EdgetrainError(f"member {failed[0].name}: {_said(failed[0])}")
-        # Whom the hub gave up, and who finds it gone: a device waits ten minutes, and says so.
-        late = self.given_up if hub.over else set()
+            raise EdgetrainError(f"member {failed[0].name}: {_last_line(failed[0])}")
+        # A member that the hub gave up, and that finds it gone, waits ten minutes and then fails.
+        late = self.hub.given_up if hub.over else set()
         stuck = [member.name for member in members if not member.over and member.name not in late]
         if stuck:
             raise EdgetrainError(
@@ -487,31 +251,43 @@ class Simulation:
             )
         return "finished"
 
-    @property
-    def seconds(self) -> float:
-        """Virtual seconds of training so far."""
-        return self._world.clock() - self._began
-
     def report(self) -> dict[str, Any]:
         """What belongs in the run folder in place of the emulation's report."""
         return {
             "backend": "simulated",
             "reason": self._gradients.reason,
-            "congestion": self._network.congestion,
+            "congestion": self.network.congestion,
             "late_ms_p99": None,
             "late_limit_ms": None,
             "trusted": None,
-            "events": self._world.events,
+            "events": self.world.events,
         }
 
     def close(self) -> None:
-        """End what still runs, without a word to anyone."""
-        for process in (*self._members, self._hub):
+        """End what still runs, without telling anyone. Works twice."""
+        hub, *members = self._processes()
+        for process in (*members, hub):
             process.kill()
         self._recorder.close()
         for log in self._logs:
             log.close()
         self._gradients.close()
+
+
+def _step_seconds(planned: Plan, task: Task) -> dict[str, float]:
+    """Seconds of a step on each kind of device of the fleet; ConfigError where one has no speed."""
+    torch.manual_seed(planned.job.seed)
+    model = task.model()
+    found = {
+        device: pace_of(planned.job, device, model, task) for device in sorted(set(planned.devices))
+    }
+    for device, seconds in found.items():
+        if not seconds:
+            raise ConfigError(
+                f"device '{device}' has no speed that could be simulated",
+                "name a board (device=raspberry-pi-4b), or say pace_s=0.02",
+            )
+    return found
 
 
 @contextlib.contextmanager
@@ -527,7 +303,7 @@ def _python_for_many() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-def _said(process: Process) -> str:
+def _last_line(process: Process) -> str:
     error = process.error
     text = str(error) if isinstance(error, EdgetrainError) else f"{type(error).__name__}: {error}"
     return text.strip().splitlines()[-1] if text.strip() else type(error).__name__

@@ -1,0 +1,159 @@
+"""A device of a simulation: a real member in a process in virtual time, and what can go wrong.
+
+state     event                                next state
+running   `cut_power(until)`, `kill(until)`    off; running at `until`, as a newcomer
+running   `pause(until)`                       standing still; running at `until`
+running   the job is done, or the member failed  over
+off       the time has come                    running, unless the hub's job is over
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgetrain.errors import Refused
+from edgetrain.exchange.seam import Request
+from edgetrain.fleet import devices
+from edgetrain.jobs.plan import Plan
+from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.tasks import Task
+from edgetrain.training.loop import Loop
+from edgetrain.training.member import Flat, Member, Stepper, release_of
+from edgetrain.training.pacing import Pace
+from edgetrain.training.simulated.local import Gradients, noise_of
+from edgetrain.training.simulated.machines import ComputedUsage, MachineClock
+from edgetrain.training.simulated.virtual import Process, World
+from edgetrain.training.simulated.wires import MemberWire, SimulatedNetwork
+from edgetrain.training.train import Place, request_of
+
+RETRY_S = 5.0
+"""Virtual seconds that a device waits, if the hub says that its name is still taken."""
+
+LINES = 64
+"""Lines of metrics for each step of the fleet, at most: members share theirs out over steps."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all devices of a simulation share."""
+
+    planned: Plan
+    world: World
+    network: SimulatedNetwork
+    task: Task
+    gradients: Gradients
+    step_seconds: dict[str, float]
+    """Seconds of a step on each kind of device, while it is cool."""
+    open_log: Callable[[str], MetricsLog]
+    """Called with the name of a member whose training begins."""
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The job's."""
+        return self.planned.job.digest()
+
+    @functools.cached_property
+    def devices(self) -> dict[str, devices.Device]:
+        """The profile of each kind of device."""
+        return {name: devices.load(name) for name in set(self.planned.devices)}
+
+
+class SimulatedMember:
+    """The device of member `index`. `process` is the one that runs, or ran last; `clock` can jump.
+
+    `training` is its member, as it is or was last (None: it never joined). `was_off`: it has been
+    without power, or its process was killed. Times are virtual nanoseconds, as `World.at` has them.
+    """
+
+    def __init__(self, index: int, around: Surroundings, job_is_over: Callable[[], bool]) -> None:
+        """It starts at once. After `job_is_over` it is not started again."""
+        self.clock = MachineClock(around.world)
+        self.training: Member | None = None
+        self.was_off = False
+        self._index, self._around = index, around
+        self._job_is_over = job_is_over
+        self._wire: MemberWire | None = None
+        self.process = self._boot()
+
+    # -- what goes wrong ----------------------------------------------------------------------
+
+    def cut_power(self, until: int) -> None:
+        """Take its power away until then; nobody is told. Does nothing once the member is over."""
+        if not self.process.over:
+            if self._wire is not None:
+                self._wire.power_off()
+            self._end_process(until)
+
+    def kill(self, until: int) -> None:
+        """Kill the process, and start it again then. The machine closes its connection. Does
+        nothing once the member is over."""
+        if not self.process.over:
+            if self._wire is not None:
+                self._wire.die()
+            self._end_process(until)
+
+    def pause(self, until: int) -> None:
+        """Let the process stand still until then."""
+        self.process.hold(until)
+
+    def break_connection(self) -> None:
+        """Break the connection that it has, with what is under way on it; both ends know."""
+        if self._wire is not None and not self.process.over:
+            self._wire.cut()
+
+    def damage_next_message(self, upwards: bool) -> None:
+        """Let the next message to the hub (`upwards`) or from it arrive damaged."""
+        if self._wire is not None and not self.process.over:
+            self._wire.damage(upwards)
+
+    def _end_process(self, until: int) -> None:
+        self.was_off = True
+        self.process.kill()
+        self._around.world.at(until, self._power_on)
+
+    def _power_on(self) -> None:
+        if self.process.over and not self._job_is_over():
+            self.process = self._boot()
+
+    def _boot(self) -> Process:
+        world = self._around.world
+        return world.start(f"m{self._index}", self._train, world.now)
+
+    # -- what its process runs ----------------------------------------------------------------
+
+    def _train(self) -> None:
+        around, world, index, clock = self._around, self._around.world, self._index, self.clock
+        job = around.planned.job
+        place = Place(index, around.planned.devices[index], around.planned.beside)
+        device = around.devices[place.device]
+        flat, optimizer, work = around.gradients.member(index)
+        seconds = around.step_seconds[place.device]
+        pace = Pace(devices.StepTimes(device, seconds, job.seed, index), clock, world.sleep)
+        energy = devices.Energy(device, world.clock, Path("/nonexistent"))
+        request = request_of(job, place, around.task, around.digest)
+        with self._joined(flat, optimizer, request) as member:
+            self.training = member
+            began = world.clock()
+            usage = ComputedUsage(lambda: world.clock() - began - member.wait_s)
+            with around.open_log(member.name) as log:
+                Loop(
+                    job, index, work, member, log, pace, usage, energy, clock,
+                    max(1, job.fleet.members // LINES),
+                ).run()  # fmt: skip
+
+    def _joined(self, flat: Flat, optimizer: Stepper, request: Request) -> Member:
+        """A member that has joined. If the hub has not noticed yet that the device lost its power,
+        its name is taken: try again, as a device's service does."""
+        job = self._around.planned.job
+        while True:
+            wire = self._wire = self._around.network.connect(self._index)
+            try:
+                release = release_of(job.privacy, noise_of(job, self._index))
+                return Member(wire, flat, optimizer, request, clock=self.clock, release=release)
+            except Refused as refused:
+                if refused.code != "name":
+                    raise
+            self._around.world.sleep(RETRY_S)
