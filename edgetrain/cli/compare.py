@@ -110,13 +110,14 @@ def run(arguments: argparse.Namespace) -> int:
 def variants(job: Job, names: str) -> list[Job]:
     """The job under each of the named strategies. ConfigError for a name that is not one."""
     from edgetrain import strategies
+    from edgetrain.strategies.spelling import split_list
 
     found = []
-    for name in names.split(","):
-        strategy = strategies.find(name.strip())
+    for name in split_list(names):
+        strategy = strategies.find(name)
         table = replace(
             job.strategy,
-            name=strategy.name,
+            name=strategy.spelled,
             every=job.strategy.every if strategy.has_local_steps else 0,
             delay=job.strategy.delay if strategy.delays else 0,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from typing import Any
 
@@ -25,16 +24,22 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
+_OF_STRATEGY = (
+    "name", "spelling", "contributes", "delays", "every", "weighted", "summary", "source",
+)  # fmt: skip
+_OF_RULE = ("name", "spelling", "weighs", "elementwise", "summary", "source")
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
+    """Print the tables."""
     if arguments.json:
-        rows = [dataclasses.asdict(row) for row in TABLE.values()]
-        rules = [dataclasses.asdict(rule) for rule in merging.TABLE.values()]
+        rows = [{key: getattr(row, key) for key in _OF_STRATEGY} for row in TABLE.values()]
+        rules = [{key: getattr(rule, key) for key in _OF_RULE} for rule in merging.TABLE.values()]
         common.say(json.dumps({"strategies": rows, "merge": rules}))
         return 0
     for row in TABLE.values():
         common.say(
-            f"{row.name:10} {row.summary}\n{'':10} exchanges {row.contributes}s; {row.source}"
+            f"{row.spelling:10} {row.summary}\n{'':10} exchanges {row.contributes}s; {row.source}"
         )
     common.say("\nhow the hub makes one contribution of many: strategy.merge =")
     for rule in merging.TABLE.values():

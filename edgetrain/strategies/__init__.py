@@ -3,15 +3,20 @@
 The table is data; the halves are pure (no socket, no clock, no thread, no codec). This module
 imports neither torch nor numpy until a half is built, so that the command line can list the table
 at once.
+
+To add a strategy, write its half (`half.MemberHalf`) in a file of its own, a function here that
+builds it, and a row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.strategies.half import Contributes, MemberHalf
+from edgetrain.strategies.spelling import check_count, number, spell, split
 
 if TYPE_CHECKING:
     from edgetrain.strategies.factored import Factors
@@ -20,18 +25,48 @@ if TYPE_CHECKING:
     from edgetrain.vectors.vector import Vector
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a member's half works on."""
+
+    params: Vector
+    """The model's flat parameters, float32 [elements]. Shared with the model."""
+    gradient: Vector
+    """Its flat gradient, shared as well."""
+    every: int
+    delay: int
+    memory: VectorPool | None = None
+    """Where contributions are made; None: in vectors of the half's own."""
+    factors: Factors | None = None
+    """With these, gradients are averaged in two trips."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument of a strategy: a number, low <= value < high."""
+
+    name: str
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
     """A row of the table: all that other rooms need to know of a strategy, as properties.
 
-    No module outside `edgetrain.strategies` compares a strategy's name, or `contributes`; it asks
-    for the property that it depends on. The defaults are those of strategies that exchange
-    displacements.
+    `find` gives a row with its arguments. No module outside `edgetrain.strategies` compares a
+    strategy's name, or `contributes`; it asks for the property that it depends on. The defaults are
+    those of strategies that exchange displacements.
     """
 
     name: str
     summary: str
     source: str
+    build: Callable[..., MemberHalf]
+    """Makes a fresh half of a Setting, and of the arguments, if there are parameters."""
+    parameters: tuple[Parameter, ...] = ()
+    arguments: tuple[float, ...] = ()
+    """Values of the parameters; () in the table, whose rows do not know them."""
     every: int = 5
     """Default number of local steps in a round. `jobs` asks."""
     delays: bool = False
@@ -67,6 +102,17 @@ class Strategy:
 
         return merging.parse(spelled, keeps_late=self.keeps_late)
 
+    @property
+    def spelling(self) -> str:
+        """How a job spells it, with the names of its parameters: "fedprox(mu)"."""
+        return _spelled(self.name, [parameter.name for parameter in self.parameters])
+
+    @property
+    def spelled(self) -> str:
+        """With its arguments: "fedprox(0.01)". `find(strategy.spelled)` gives an equal strategy;
+        so it travels in `Welcome.strategy`."""
+        return _spelled(self.name, [spell(value) for value in self.arguments])
+
     def member_half(
         self,
         params: Vector,
@@ -81,26 +127,39 @@ class Strategy:
         Contributions are made in vectors of `memory`, or of its own. With `factors` gradients are
         averaged in two trips.
         """
-        if not self.moves_params and factors is not None:
-            from edgetrain.strategies.factored import Factored
-
-            return Factored(params, gradient, factors, memory)
-        if not self.moves_params:
-            from edgetrain.strategies.gradient import Gradient
-
-            return Gradient(params, gradient, memory)
-        from edgetrain.strategies.displacement import Displacement
-        from edgetrain.strategies.uncorrected import Uncorrected
-
-        half = Uncorrected if self.name == UNCORRECTED else Displacement
-        return half(params, every, delay, memory)
+        return self.build(Setting(params, gradient, every, delay, memory, factors), *self.arguments)
 
 
-UNCORRECTED = "dga-uncorrected"
+def _spelled(name: str, arguments: list[str]) -> str:
+    return f"{name}({', '.join(arguments)})" if arguments else name
+
+
+def _gradient(setting: Setting) -> MemberHalf:
+    from edgetrain.strategies.factored import Factored
+    from edgetrain.strategies.gradient import Gradient
+
+    params, gradient, memory = setting.params, setting.gradient, setting.memory
+    if setting.factors is None:
+        return Gradient(params, gradient, memory)
+    return Factored(params, gradient, setting.factors, memory)
+
+
+def _displacement(setting: Setting) -> MemberHalf:
+    from edgetrain.strategies.displacement import Displacement
+
+    return Displacement(setting.params, setting.every, setting.delay, setting.memory)
+
+
+def _uncorrected(setting: Setting) -> MemberHalf:
+    from edgetrain.strategies.uncorrected import Uncorrected
+
+    return Uncorrected(setting.params, setting.every, setting.delay, setting.memory)
+
 
 _ROWS = (
     Strategy(
         name="sync-sgd",
+        build=_gradient,
         summary="average gradients every step and wait for the mean: what DDP does",
         source="Li et al., PyTorch Distributed, VLDB 2020",
         every=1,
@@ -114,23 +173,27 @@ _ROWS = (
     ),
     Strategy(
         name="local-sgd",
+        build=_displacement,
         summary="K local steps, then wait for the mean of all members",
         source="Stich, Local SGD Converges Fast, ICLR 2019",
     ),
     Strategy(
         name="fedavg",
+        build=_displacement,
         summary="local-sgd with members weighted by the samples they hold",
         source="McMahan et al., AISTATS 2017",
         weighted=True,
     ),
     Strategy(
         name="dga",
+        build=_displacement,
         summary="K local steps, go on for D more while the mean travels, then correct",
         source="Zhu et al., Delayed Gradient Averaging, NeurIPS 2021",
         delays=True,
     ),
     Strategy(
-        name=UNCORRECTED,
+        name="dga-uncorrected",
+        build=_uncorrected,
         summary="an ablation, not for training: dga without its correction term, so a stale mean "
         "is all",
         source="Zhu et al., Delayed Gradient Averaging, NeurIPS 2021, what the correction is "
@@ -142,9 +205,18 @@ _ROWS = (
 TABLE: dict[str, Strategy] = {row.name: row for row in _ROWS}
 
 
-def find(name: str) -> Strategy:
-    """A row by its name; ConfigError with the near miss."""
-    try:
-        return TABLE[name]
-    except KeyError:
-        raise ConfigError(f"no strategy '{name}'", did_you_mean(name, TABLE)) from None
+def find(text: str) -> Strategy:
+    """The strategy that a job spells as `text`, as "dga" or "fedprox(0.01)".
+
+    ConfigError with the near miss for a name, with what is allowed for an argument.
+    """
+    name, arguments = split(text)
+    if name not in TABLE:
+        raise ConfigError(f"no strategy '{name}'", did_you_mean(name, TABLE))
+    row = TABLE[name]
+    check_count(name, row.spelling, arguments, len(row.parameters), len(row.parameters))
+    values = tuple(
+        number(name, parameter.name, value, parameter.low, parameter.high)
+        for parameter, value in zip(row.parameters, arguments, strict=True)
+    )
+    return replace(row, arguments=values)

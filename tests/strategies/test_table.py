@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from fleet import Fleet
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgetrain import strategies
+from edgetrain.__main__ import main
+from edgetrain.cli.compare import variants
+from edgetrain.errors import ConfigError
+from edgetrain.jobs.building import hub_of
+from edgetrain.jobs.reading import parse
+from edgetrain.strategies import Parameter, Strategy
+from edgetrain.strategies.displacement import Displacement
+from edgetrain.strategies.spelling import number, spell, split, split_list
 
 ROWS = list(strategies.TABLE.values())
 
@@ -29,3 +42,106 @@ def test_no_step_is_quiet_where_the_half_adjusts_the_gradient(row):
     half = half_of(row)
     assert not (half.adjusts_gradient and half.quiet_steps())
     assert half.adjusts_gradient or half.quiet_steps() == row.every - 1
+
+
+# -- arguments ------------------------------------------------------------------------------------
+
+
+class Shrunk(Displacement):
+    """Displaces by `share` of what the optimizer did."""
+
+    def __init__(self, share, setting):
+        super().__init__(setting.params, setting.every, setting.delay, setting.memory)
+        self.share = np.float32(share)
+
+    def after_step(self):
+        if self.share != 1:
+            self.params -= (1 - self.share) * (self.params - self.base)
+        return super().after_step()
+
+
+@pytest.fixture
+def shrunk(monkeypatch):
+    """A strategy with an argument, in the table for one test."""
+    row = Strategy(
+        name="shrunk",
+        summary="for tests",
+        source="these tests",
+        build=lambda setting, share: Shrunk(share, setting),
+        parameters=(Parameter("share", 0.0, 2.0),),
+    )
+    monkeypatch.setitem(strategies.TABLE, row.name, row)
+    return row
+
+
+def test_a_strategy_takes_arguments_as_codecs_and_merge_rules_do(shrunk):
+    found = strategies.find(" shrunk( 0.50 ) ")
+    assert (found.name, found.arguments) == ("shrunk", (0.5,))
+    assert (found.spelling, found.spelled) == ("shrunk(share)", "shrunk(0.5)")
+    assert strategies.find(found.spelled) == found
+    assert strategies.find("dga").spelled == strategies.find("dga").spelling == "dga"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("shrnk(0.5)", "no strategy 'shrnk' (did you mean 'shrunk'?)"),
+        ("shrunk(0.5", "no strategy 'shrunk(0.5' (did you mean 'shrunk'?)"),
+        ("shrunk", "shrunk with arguments none (it reads shrunk(share))"),
+        ("shrunk()", "shrunk: share =  (allowed are 0 to less than 2)"),
+        ("shrunk(1, 2)", "shrunk with arguments (1, 2) (it reads shrunk(share))"),
+        ("shrunk(2)", "shrunk: share = 2 (allowed are 0 to less than 2)"),
+        ("shrunk(-0.1)", "shrunk: share = -0.1 (allowed are 0 to less than 2)"),
+        ("shrunk(nan)", "shrunk: share = nan (allowed are 0 to less than 2)"),
+        ("shrunk(much)", "shrunk: share = much (allowed are 0 to less than 2)"),
+        ("dga(5)", "'dga' takes no arguments, not (5)"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_what_is_allowed(shrunk, text, said):
+    with pytest.raises(ConfigError) as refused:
+        strategies.find(text)
+    assert str(refused.value) == said
+
+
+@given(st.floats(0.0, 1e300))
+def test_an_argument_is_the_same_at_the_other_end(value):
+    assert number("x", "y", spell(value), 0.0, 1e301) == value
+    assert split(f"name({spell(value)}, {spell(value)})") == ("name", [spell(value)] * 2)
+
+
+def test_a_list_of_strategies_has_commas_inside_and_between():
+    assert split_list("dga, b(1, 2) ,c(3)") == ["dga", "b(1, 2)", "c(3)"]
+    assert split_list("dga") == ["dga"]
+
+
+def test_members_get_the_arguments_from_the_hub(shrunk):
+    hub = hub_of(parse({}, ["strategy=shrunk(0.50)"]))
+    assert hub.terms.strategy == "shrunk(0.5)"
+    fleets = {
+        text: Fleet(text, members=3, every=2, delay=0, steps=6).run()
+        for text in ("local-sgd", "shrunk(1)", "shrunk(0.5)")
+    }
+    bases = {text: fleet.members[0].half.base for text, fleet in fleets.items()}
+    assert all(member.half.share == 0.5 for member in fleets["shrunk(0.5)"].members)
+    assert bases["shrunk(1)"].tobytes() == bases["local-sgd"].tobytes()
+    assert bases["shrunk(0.5)"].tobytes() != bases["local-sgd"].tobytes()
+
+
+def test_the_command_lists_strategies_with_their_arguments(shrunk, capsys):
+    assert main(["strategies"]) == 0
+    assert "shrunk(share) for tests" in capsys.readouterr().out
+    assert main(["strategies", "--json"]) == 0
+    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)["strategies"]}
+    assert found["shrunk"]["spelling"] == "shrunk(share)"
+    assert list(found) == list(strategies.TABLE)
+
+
+def test_strategies_with_arguments_are_compared(shrunk):
+    job = parse({}, ["every=3", "delay=6"])
+    found = variants(job, "sync-sgd, shrunk(0.5),dga")
+    assert [each.strategy.name for each in found] == ["sync-sgd", "shrunk(0.5)", "dga"]
+    assert [(each.strategy.every, each.strategy.delay) for each in found] == [
+        (0, 0),
+        (3, 0),
+        (3, 6),
+    ]

@@ -18,7 +18,7 @@ class Terms:
     the job's strategy: see the properties of the same names in `strategies.Strategy`."""
 
     strategy: str
-    """Its name: only sent and written, never compared."""
+    """Its name with its arguments: only sent and written, never compared."""
     every: int
     """Local steps in a round."""
     delay: int | None
@@ -36,7 +36,7 @@ class Terms:
     def of_strategy(cls, row: Strategy, every: int, delay: int | None, job: str = "") -> Terms:
         """The terms of a job with this strategy."""
         return cls(
-            row.name, every, delay, row.weighted, row.hub_keeps_base, row.allows_late_join, job
+            row.spelled, every, delay, row.weighted, row.hub_keeps_base, row.allows_late_join, job
         )
 
     def agreed(self, codec: str, reply_codec: str, masked: bool) -> str:

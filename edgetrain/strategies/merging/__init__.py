@@ -6,11 +6,11 @@ heavy is loaded, so that the command line can list the table at once.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.strategies.spelling import check_count, number, split, whole
 
 if TYPE_CHECKING:
     from edgetrain.strategies.merging.rule import RoundRule, SliceRule
@@ -23,6 +23,8 @@ class RuleRow:
     name: str
     spelling: str
     """With its arguments; those in [] may be left out."""
+    arguments: tuple[int, int]
+    """How many it takes: at least, at most."""
     weighs: bool
     """Whether it can weigh members. The others count each once: who can say what it weighs could
     say that it weighs more than all others together."""
@@ -37,50 +39,48 @@ class RuleRow:
 
 _ROWS = (
     RuleRow(
-        "mean", "mean", True, True, True,
+        "mean", "mean", (0, 0), True, True, True,
         "the (weighted) mean; one member that lies can make it anything",
         "McMahan et al., AISTATS 2017",
     ),
     RuleRow(
-        "median", "median", False, True, False,
+        "median", "median", (0, 0), False, True, False,
         "each element's median: bears any minority of members that lie",
         "Yin et al., ICML 2018",
     ),
     RuleRow(
-        "trimmed-mean", "trimmed-mean(share)", False, True, False,
+        "trimmed-mean", "trimmed-mean(share)", (1, 1), False, True, False,
         "each element's mean without the lowest and the highest share of members",
         "Yin et al., ICML 2018",
     ),
     RuleRow(
-        "krum", "krum(f)", False, False, False,
+        "krum", "krum(f)", (1, 1), False, False, False,
         "the one contribution that is closest to its neighbours: bears f that lie",
         "Blanchard et al., NeurIPS 2017",
     ),
     RuleRow(
-        "multi-krum", "multi-krum(f[, m])", False, False, False,
+        "multi-krum", "multi-krum(f[, m])", (1, 2), False, False, False,
         "the mean of the m contributions that krum likes best (m: members - f - 2)",
         "Blanchard et al., NeurIPS 2017; Damaskinos et al., MLSys 2019",
     ),
     RuleRow(
-        "centered-clip", "centered-clip(tau[, iterations])", False, False, False,
+        "centered-clip", "centered-clip(tau[, iterations])", (1, 2), False, False, False,
         "the mean of the way from a central contribution, no member's longer than tau",
         "Karimireddy et al., ICML 2021",
     ),
     RuleRow(
-        "norm-clip", "norm-clip(tau)", True, False, False,
+        "norm-clip", "norm-clip(tau)", (1, 1), True, False, False,
         "the mean of contributions, longer ones shortened to tau",
         "Sun et al., Can You Really Backdoor Federated Learning?, 2019",
     ),
     RuleRow(
-        "norm-bound", "norm-bound(tau)", True, False, False,
+        "norm-bound", "norm-bound(tau)", (1, 1), True, False, False,
         "the mean of contributions that are no longer than tau",
         "Sun et al., Can You Really Backdoor Federated Learning?, 2019",
     ),
 )  # fmt: skip
 
 TABLE: dict[str, RuleRow] = {row.name: row for row in _ROWS}
-
-_SPELLED = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:\(([^()]*)\))?\s*\Z")
 
 
 def find(text: str) -> RuleRow:
@@ -95,78 +95,39 @@ def parse(text: str, keeps_late: bool = True) -> SliceRule | RoundRule:
     round's median.
     """
     row, arguments = _split(text)
+    check_count(row.name, row.spelling, arguments, *row.arguments)
     from edgetrain.strategies.merging import distance, elementwise
     from edgetrain.strategies.merging.rule import Mean
 
     match row.name:
         case "mean":
-            _none(row, arguments)
             return Mean(keeps_late)
         case "median":
-            _none(row, arguments)
             return elementwise.Median(keeps_late)
         case "trimmed-mean":
-            (share,) = _count(row, arguments, 1, 1)
-            return elementwise.TrimmedMean(_number(row, "share", share, 0.0, 0.5), keeps_late)
+            share = number(row.name, "share", arguments[0], 0.0, 0.5)
+            return elementwise.TrimmedMean(share, keeps_late)
         case "krum":
-            (f,) = _count(row, arguments, 1, 1)
-            return distance.Krum(_whole(row, "f", f, 0), 1, keeps_late)
+            return distance.Krum(whole(row.name, "f", arguments[0], 0), 1, keeps_late)
         case "multi-krum":
-            f, *rest = _count(row, arguments, 1, 2)
-            chosen = _whole(row, "m", rest[0], 1) if rest else None
-            return distance.Krum(_whole(row, "f", f, 0), chosen, keeps_late)
+            f, *rest = arguments
+            chosen = whole(row.name, "m", rest[0], 1) if rest else None
+            return distance.Krum(whole(row.name, "f", f, 0), chosen, keeps_late)
         case "centered-clip":
-            tau, *rest = _count(row, arguments, 1, 2)
-            turns = _whole(row, "iterations", rest[0], 1) if rest else distance.ITERATIONS
+            tau, *rest = arguments
+            turns = whole(row.name, "iterations", rest[0], 1) if rest else distance.ITERATIONS
             return distance.CenteredClip(_length(row, tau), turns, keeps_late)
         case "norm-clip":
-            (tau,) = _count(row, arguments, 1, 1)
-            return distance.NormClip(_length(row, tau), keeps_late)
+            return distance.NormClip(_length(row, arguments[0]), keeps_late)
         case _:
-            (tau,) = _count(row, arguments, 1, 1)
-            return distance.NormBound(_length(row, tau), keeps_late)
+            return distance.NormBound(_length(row, arguments[0]), keeps_late)
 
 
 def _split(text: str) -> tuple[RuleRow, list[str]]:
-    found = _SPELLED.match(text)
-    name = found[1] if found else text.strip()
-    if found is None or name not in TABLE:
+    name, arguments = split(text)
+    if name not in TABLE:
         raise ConfigError(f"no merge rule '{name}'", did_you_mean(name, TABLE))
-    inside = found[2]
-    return TABLE[name], [] if inside is None else [word.strip() for word in inside.split(",")]
-
-
-def _none(row: RuleRow, arguments: list[str]) -> None:
-    if arguments:
-        raise ConfigError(f"'{row.name}' takes no arguments, not ({', '.join(arguments)})")
-
-
-def _count(row: RuleRow, arguments: list[str], least: int, most: int) -> list[str]:
-    if not least <= len(arguments) <= most:
-        given = f"({', '.join(arguments)})" if arguments else "none"
-        raise ConfigError(f"{row.name} with arguments {given}", f"it reads {row.spelling}")
-    return arguments
-
-
-def _number(row: RuleRow, what: str, text: str, low: float, high: float) -> float:
-    """low <= value < high."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not low <= value < high:
-        raise ConfigError(
-            f"{row.name}: {what} = {text}", f"allowed are {low:g} to less than {high:g}"
-        )
-    return value
-
-
-def _whole(row: RuleRow, what: str, text: str, low: int) -> int:
-    if not (text.isascii() and text.isdigit() and low <= int(text) <= 100_000):
-        raise ConfigError(
-            f"{row.name}: {what} = {text}", f"allowed are whole numbers from {low} to 100000"
-        )
-    return int(text)
+    return TABLE[name], arguments
 
 
 def _length(row: RuleRow, text: str) -> tuple[float, bool]:

@@ -1,0 +1,71 @@
+"""Names with arguments, as jobs spell strategies and merge rules: "dga", "krum(2)".
+
+spelling = name [ "(" argument { "," argument } ")" ]
+
+Codecs have the same spelling inside a larger grammar (`codecs/spec.py`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from edgetrain.errors import ConfigError
+
+_SPELLED = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:\(([^()]*)\))?\s*\Z")
+_COMMA = re.compile(r",(?![^(]*\))")
+
+
+def split(text: str) -> tuple[str, list[str]]:
+    """The name and its arguments. A text that is not spelled like this is a name as a whole.
+
+    >>> split("multi-krum(2, 5)")
+    ('multi-krum', ['2', '5'])
+    """
+    found = _SPELLED.match(text)
+    if found is None:
+        return text.strip(), []
+    name, inside = found[1], found[2]
+    return name, [] if inside is None else [word.strip() for word in inside.split(",")]
+
+
+def split_list(text: str) -> list[str]:
+    """The spellings in a list with commas, which may have commas in their arguments.
+
+    >>> split_list("dga, krum(1, 2)")
+    ['dga', 'krum(1, 2)']
+    """
+    return [word.strip() for word in _COMMA.split(text)]
+
+
+def check_count(name: str, spelling: str, arguments: list[str], least: int, most: int) -> None:
+    """ConfigError unless there are `least` to `most` arguments."""
+    if arguments and not most:
+        raise ConfigError(f"'{name}' takes no arguments, not ({', '.join(arguments)})")
+    if not least <= len(arguments) <= most:
+        given = f"({', '.join(arguments)})" if arguments else "none"
+        raise ConfigError(f"{name} with arguments {given}", f"it reads {spelling}")
+
+
+def number(name: str, what: str, text: str, low: float, high: float) -> float:
+    """The value of the argument `what`: low <= value < high. ConfigError names the range."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value < high:
+        raise ConfigError(f"{name}: {what} = {text}", f"allowed are {low:g} to less than {high:g}")
+    return value
+
+
+def whole(name: str, what: str, text: str, low: int) -> int:
+    """The value of the argument `what`: a whole number, low <= value <= 100000. ConfigError."""
+    if not (text.isascii() and text.isdigit() and low <= int(text) <= 100_000):
+        raise ConfigError(
+            f"{name}: {what} = {text}", f"allowed are whole numbers from {low} to 100000"
+        )
+    return int(text)
+
+
+def spell(value: float) -> str:
+    """The shortest text that `number` reads as this value."""
+    return repr(value).removesuffix(".0")
