@@ -19,7 +19,7 @@ from edgetrain.codecs.dense import Dense
 from edgetrain.codecs.fixed import Ranged
 from edgetrain.codecs.kernels import wire
 from edgetrain.codecs.kernels.contract import LIMIT, Bytes
-from edgetrain.codecs.kernels.tiles import hash32
+from edgetrain.codecs.kernels.wire import hash32
 from edgetrain.codecs.rules import Unbound, check_layout
 from edgetrain.errors import ConfigError
 from edgetrain.vectors.vector import Buffer, Layout, Vector, zeros

@@ -19,8 +19,7 @@ from edgetrain.codecs.fixed import Ranged, content_seed
 from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels import wire
 from edgetrain.codecs.kernels.contract import CHUNK, ENTRIES, LIMIT, Bytes, Indices
-from edgetrain.codecs.kernels.gaps import sparse_count
-from edgetrain.codecs.kernels.tiles import hash32
+from edgetrain.codecs.kernels.wire import hash32
 from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.vectors.vector import Buffer, Vector
 
@@ -153,13 +152,8 @@ class TopK(BaseCodec):
         content, run, bits = as_bytes(payload), kernels.current(), self.values.fused_bits
         if bits:
             run.sparse_check(content, elements, bits)
-            return
-        count, at = sparse_count(content, elements)
-        if count:
-            gaps = run.gaps(content[at:], count, elements)
-            for _ in range(0, count, ENTRIES):
-                gaps.next_positions()
-            self.values.check(content[at + gaps.finish() :], count)
+        else:
+            self._check_body(*self._split(content, elements), elements)
 
     def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
         content, run, bits = as_bytes(payload), kernels.current(), self.values.fused_bits
@@ -167,40 +161,44 @@ class TopK(BaseCodec):
             out[:] = 0
         if bits:
             run.sparse_apply(content, bits, out, weight)
-            return
-        count, at = sparse_count(content, out.size)
-        if count:
-            gaps = run.gaps(content[at:], count, out.size)
-            values = content[content.size - self.values.codec.max_bytes(count) :]
-            for first in range(0, count, ENTRIES):
-                run.scatter(
-                    out, gaps.next_positions(), self.values.read(values, count, first), weight
-                )
+        else:
+            self._apply_body(*self._split(content, out.size), weight, out)
 
     def decode(self, payload: Buffer, out: Vector) -> None:
         self._check_size(len(payload), out.size)
-        if sparse_count(as_bytes(payload), out.size)[0] > kernels.current().few(out.size):
-            super().decode(payload, out)
+        content, run, bits = as_bytes(payload), kernels.current(), self.values.fused_bits
+        if bits:
+            run.sparse_set(content, bits, out)
             return
-        positions, values = self.entries(payload, out.size)
+        body, count = self._split(content, out.size)
+        if count > run.few(out.size):
+            self._check_body(body, count, out.size)
+            out[:] = 0
+            self._apply_body(body, count, None, out)
+            return
+        entries = self._decode_body(body, count, out.size)
         out[:] = 0
-        kernels.current().scatter(out, positions, values, None)
+        run.scatter(out, *entries, None)
 
     def add(self, payload: Buffer, weight: float, out: Vector) -> None:
         self.add_many([payload], [weight], out)
 
     def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
-        """Few entries are decoded once and kept until all are known to be good, many twice."""
+        """Few entries are decoded once and kept until all are known to be valid, many twice."""
         for payload in payloads:
             self._check_size(len(payload), out.size)
         contents, run = [as_bytes(p) for p in payloads], kernels.current()
-        bits = self.values.fused_bits
-        if bits and run.sparse_add(contents, weights, bits, out):
+        if self.values.fused_bits:
+            run.sparse_add(contents, weights, self.values.fused_bits, out)
             return
-        if bits or sum(sparse_count(c, out.size)[0] for c in contents) > run.few(out.size):
-            super().add_many(payloads, weights, out)
+        bodies = [self._split(content, out.size) for content in contents]
+        if sum(count for _, count in bodies) > run.few(out.size):
+            for body, count in bodies:
+                self._check_body(body, count, out.size)
+            for (body, count), weight in zip(bodies, weights, strict=True):
+                self._apply_body(body, count, weight, out)
             return
-        decoded = [self.entries(payload, out.size) for payload in payloads]
+        decoded = [self._decode_body(body, count, out.size) for body, count in bodies]
         for entries, weight in zip(decoded, weights, strict=True):
             run.scatter(out, *entries, weight)
 
@@ -210,11 +208,37 @@ class TopK(BaseCodec):
         content, bits = as_bytes(payload), self.values.fused_bits
         if bits:
             return kernels.current().sparse_decode(content, elements, bits)
-        count, at = sparse_count(content, elements)
+        return self._decode_body(*self._split(content, elements), elements)
+
+    def _split(self, content: Bytes, elements: int) -> tuple[Bytes, int]:
+        """(what follows the head, the number of its entries). Raises BadPayload."""
+        count, at = kernels.current().sparse_head(content, elements)
+        return content[at:], count
+
+    def _decode_body(self, body: Bytes, count: int, elements: int) -> tuple[Indices, Vector]:
+        """(positions, values) where `values` is not fused. Raises BadPayload."""
         if count == 0:
             return np.empty(0, np.uint32), np.empty(0, np.float32)
-        positions, used = kernels.current().gaps_decode(content[at:], count, elements)
-        return positions, self.values.decode(content[at + used :], count)
+        positions, used = kernels.current().gaps_decode(body, count, elements)
+        return positions, self.values.decode(body[used:], count)
+
+    def _check_body(self, body: Bytes, count: int, elements: int) -> None:
+        """Raise BadPayload where `_decode_body` would, in memory for ENTRIES."""
+        if count:
+            gaps = kernels.current().gaps(body, count, elements)
+            for _ in range(0, count, ENTRIES):
+                gaps.next_positions()
+            self.values.check(body[gaps.finish() :], count)
+
+    def _apply_body(self, body: Bytes, count: int, weight: float | None, out: Vector) -> None:
+        """out[positions] = values, or += weight * values, of what `_check_body` let pass."""
+        if count:
+            run = kernels.current()
+            gaps = run.gaps(body, count, out.size)
+            values = body[body.size - self.values.codec.max_bytes(count) :]
+            for first in range(0, count, ENTRIES):
+                here = self.values.read(values, count, first)
+                run.scatter(out, gaps.next_positions(), here, weight)
 
     def max_bytes(self, elements: int) -> int:
         """All kept, at worst: at most 7 bits an element for positions, and the values.

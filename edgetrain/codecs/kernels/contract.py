@@ -179,21 +179,34 @@ class Kernels(Protocol):
         Raises EdgetrainError.
         """
 
+    def sparse_head(self, payload: Bytes, elements: int) -> tuple[int, int]:
+        """(entries that a sparse payload announces, bytes of that number). Raises BadPayload."""
+
     def sparse_decode(self, payload: Bytes, elements: int, bits: int) -> tuple[Indices, Vector]:
-        """(positions, values) of such a payload, 8 bytes an entry. Raises BadPayload."""
+        """(positions, values) of a sparse payload, 8 bytes an entry. Raises BadPayload."""
 
     def sparse_check(self, payload: Bytes, elements: int, bits: int) -> None:
-        """Raises BadPayload where `sparse_decode` would, in memory for ENTRIES."""
+        """Raise BadPayload where `sparse_decode` would, in memory for ENTRIES."""
 
     def sparse_apply(self, payload: Bytes, bits: int, out: Vector, weight: float | None) -> None:
-        """out[positions] = values, or += weight * values, of what was checked, in such memory."""
+        """out[positions] = values, or += weight * values, of a checked payload.
+
+        Takes memory for ENTRIES.
+        """
+
+    def sparse_set(self, payload: Bytes, bits: int, out: Vector) -> None:
+        """out = what a payload decodes to. BadPayload leaves `out` as it was.
+
+        Entries are kept until all are known to be valid where they are `few`; else the payload is
+        read twice, in memory for ENTRIES.
+        """
 
     def sparse_add(
         self, payloads: Sequence[Bytes], weights: Sequence[float], bits: int, out: Vector
-    ) -> bool:
-        """out += weight * decoded of each such payload, in order, where entries are `few`.
+    ) -> None:
+        """out += weight * decoded of each payload, in order. BadPayload leaves `out` as it was.
 
-        False where they are not: then nothing was done. Raises BadPayload, before `out` is touched.
+        Takes memory as `sparse_set` does; what counts are the entries of all payloads together.
         """
 
     def blocks_encode(

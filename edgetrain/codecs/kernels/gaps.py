@@ -21,14 +21,14 @@ from edgetrain.codecs.kernels.contract import (
 )
 
 Integers: TypeAlias = npt.NDArray[np.int64]
-Gaps: TypeAlias = npt.NDArray[np.signedinteger[Any]]
-"""Gaps in columns of GAP_BLOCK, or a number for each column: the longer axis is the inner one."""
+Columns: TypeAlias = npt.NDArray[np.signedinteger[Any]]
+"""Gaps in columns of GAP_BLOCK, or one number a column: the longer axis is the inner one."""
 UNARY_BYTES = 1024
 """Of a unary stream, unpacked at a time."""
 
 
 class GapReader:
-    """See `kernels.Gaps`."""
+    """See `contract.Gaps`."""
 
     def __init__(self, payload: Bytes, count: int, elements: int, step: int = ENTRIES) -> None:
         """`step` entries come at a time, with some 60 bytes for each."""
@@ -83,7 +83,7 @@ class GapReader:
             raise wire.bad(wire.PADDING)
         return self._low_at + last + (bit > 0)
 
-    def _numbers(self, count: int, blocks: int) -> tuple[Gaps, Gaps]:
+    def _numbers(self, count: int, blocks: int) -> tuple[Columns, Columns]:
         """(Rice parameter, quotient) of each of the next gaps. Raises BadPayload."""
         ones = self._look_ahead(count + blocks)
         numbers = np.zeros(blocks * (1 + GAP_BLOCK), np.int64)
@@ -101,8 +101,8 @@ class GapReader:
         # In 32 bits are the eight that a number may begin in, and all that a valid one has.
         narrow = max(int(parameters.max()), self._elements.bit_length()) <= 24
         kind: Any = np.int32 if narrow and int(table.max()) <= ESCAPE + 2 * MAX_RICE else np.int64
-        rice: Gaps = np.repeat(parameters, GAP_BLOCK)[:count].astype(kind)
-        quotients: Gaps = table[:, 1:].astype(kind).reshape(-1)[:count]
+        rice: Columns = np.repeat(parameters, GAP_BLOCK)[:count].astype(kind)
+        quotients: Columns = table[:, 1:].astype(kind).reshape(-1)[:count]
         return rice, quotients
 
     def _look_ahead(self, wanted: int) -> Integers:
@@ -137,7 +137,7 @@ def _steps(
     return steps
 
 
-def _best_parameters(gaps: Gaps, count: int, whole: int) -> Gaps:
+def _best_parameters(gaps: Columns, count: int, whole: int) -> Columns:
     """For each column the cheapest of three Rice parameters around the mean bit length.
 
     No sum is above the sum of all gaps, so none leaves their dtype.
@@ -150,7 +150,7 @@ def _best_parameters(gaps: Gaps, count: int, whole: int) -> Gaps:
     lengths = np.maximum(exponents, 0, out=exponents).sum(axis=0, dtype=kind)
     centre = (10 * lengths + 3 * sizes) // (10 * sizes)
     top = gaps.max(axis=0)
-    best: Gaps = centre
+    best: Columns = centre
     best_cost = np.full(blocks, np.iinfo(kind).max, kind)
     for offset in (-1, 0, 1):
         rice = np.clip(centre + kind(offset), kind(0), kind(MAX_RICE))
@@ -176,7 +176,7 @@ def _pack_low(values: npt.NDArray[np.signedinteger[Any]], widths: npt.NDArray[np
     return np.packbits(bits[wanted], bitorder="little")
 
 
-def _pack_columns(low: Gaps, rice: Gaps, count: int) -> Bytes:
+def _pack_columns(low: Columns, rice: Columns, count: int) -> Bytes:
     """The same where each column has one width of at most 8: eight values fill whole bytes."""
     width = rice.astype(np.uint16)
     two = low.astype(np.uint16)
@@ -193,7 +193,7 @@ def _pack_columns(low: Gaps, rice: Gaps, count: int) -> Bytes:
     return stream[: -(-bits // 8)]
 
 
-def _unpack_low(stream: Bytes, widths: Gaps, skip: int) -> tuple[Gaps, int]:
+def _unpack_low(stream: Bytes, widths: Columns, skip: int) -> tuple[Columns, int]:
     """(numbers of these widths, lowest bit first, the bits they take) behind `skip` bits.
 
     In the type of the widths, which are below 25 where it has 32 bits. Raises BadPayload.
@@ -211,7 +211,7 @@ def _unpack_low(stream: Bytes, widths: Gaps, skip: int) -> tuple[Gaps, int]:
     shift = starts.astype(kind)
     shift &= kind(7)
     starts >>= 3
-    values: Gaps = padded[starts]
+    values: Columns = padded[starts]
     for i in range(1, 4 if kind is np.int32 else 5):
         starts += 1
         values |= padded[starts] << kind(8 * i)
@@ -254,15 +254,3 @@ def encode_gaps(positions: Indices, elements: int) -> Bytes:
         packed = _pack_low(low.T.reshape(-1)[:count], widths.T.reshape(-1)[:count])
     head = np.frombuffer(wire.put_varint(stream.size), np.uint8)
     return np.concatenate([head, stream, packed])
-
-
-def sparse_count(payload: Bytes, elements: int) -> tuple[int, int]:
-    """(entries that a sparse payload announces, bytes that this took). Raises BadPayload."""
-    count, at = wire.get_varint(payload, 0)
-    if count > elements:
-        raise wire.bad(wire.COUNT)
-    if count == 0 and payload.size != at:
-        raise wire.bad(wire.TRAILING)
-    if count > 8 * payload.size:
-        raise wire.bad(wire.COUNT)
-    return count, at

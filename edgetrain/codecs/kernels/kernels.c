@@ -1208,8 +1208,8 @@ i64 sparse_encode(float *restrict r, const u32 *restrict idx, const float *restr
     return at + written - out;
 }
 
-/* The number of entries a sparse payload announces, and in `head` the bytes that number took. */
-i64 sparse_count(const u8 *in, i64 length, i64 elements, i64 *head)
+/* The number of entries that a sparse payload announces; to `head` the bytes of that number. */
+i64 sparse_head(const u8 *in, i64 length, i64 elements, i64 *head)
 {
     u32 count;
     i64 read = get_varint(in, length, &count);
@@ -1221,16 +1221,15 @@ i64 sparse_count(const u8 *in, i64 length, i64 elements, i64 *head)
     return count;
 }
 
-/* A sparse payload whose values are planes (bits 1..4) or raw float32 (bits 32) to idx and
- * weight * val; both have room for the announced count. The count, or a negative number. */
-i64 sparse_decode(const u8 *restrict in, i64 length, i64 elements, int bits, float weight,
+/* What follows the head of a sparse payload of `count` entries to idx and weight * val; both have
+ * room for these. Values are planes (bits 1..4) or raw float32 (bits 32). The count, or a negative
+ * number. */
+i64 sparse_decode(const u8 *restrict in, i64 length, i64 count, i64 elements, int bits, float weight,
                   u32 *restrict idx, float *restrict val)
 {
-    i64 at = 0, read, count = sparse_count(in, length, elements, &at);
-    if (count <= 0) return count;
-    read = gaps_decode(in + at, length - at, count, elements, idx);
-    if (read < 0) return read;
-    at += read;
+    if (count == 0) return 0;
+    i64 at = gaps_decode(in, length, count, elements, idx), read;
+    if (at < 0) return at;
     if (bits == 32) {
         if (length - at < 4 * count) return BAD_TRUNCATED;
         for (i64 i = 0; i < count; i++) {
@@ -1273,34 +1272,32 @@ INLINE i64 raw_check(const u8 *in, i64 length, i64 count)
 }
 
 /* Whether `sparse_decode` could read this. The count, or a negative number. */
-i64 sparse_check(const u8 *in, i64 length, i64 elements, int bits)
+static i64 check_body(const u8 *in, i64 length, i64 count, i64 elements, int bits)
 {
     gaps state;
     u32 idx[ENTRIES];
-    i64 at = 0, read, count = sparse_count(in, length, elements, &at);
-    if (count <= 0) return count;
-    read = gaps_begin(&state, in + at, length - at, count, elements);
-    for (i64 i = 0; i < count && read >= 0; i += ENTRIES) read = gaps_next(&state, ENTRIES, idx);
-    if (read >= 0) read = gaps_end(&state);
-    if (read < 0) return read;
-    at += read;
+    if (count == 0) return 0;
+    i64 at = gaps_begin(&state, in, length, count, elements), read;
+    for (i64 i = 0; i < count && at >= 0; i += ENTRIES) at = gaps_next(&state, ENTRIES, idx);
+    if (at >= 0) at = gaps_end(&state);
+    if (at < 0) return at;
     if (bits == 32) read = raw_check(in + at, length - at, count);
     else read = levels_check(in + at, length - at, count, bits);
     if (read < 0) return read;
     return at + read == length ? count : BAD_TRAILING;
 }
 
-/* y[idx] = val, or += weight * val, of a payload that has been checked, in no memory but this. */
-i64 sparse_apply(const u8 *in, i64 length, i64 elements, int bits, int add, float weight, float *y)
+/* y[idx] = val, or += weight * val, of what `check_body` let pass, in fixed memory. */
+static i64 apply_body(const u8 *in, i64 length, i64 count, i64 elements, int bits, int add,
+                      float weight, float *y)
 {
     gaps state;
     u32 idx[ENTRIES];
     float val[ENTRIES];
-    i64 at = 0, count = sparse_count(in, length, elements, &at);
-    if (count <= 0) return count;
+    if (count == 0) return 0;
     i64 values = (count + LEVEL_BLOCK - 1) / LEVEL_BLOCK * 2 + 4 + bits * ((count + 7) / 8);
     const u8 *from = in + length - (bits == 32 ? 4 * count : values);
-    gaps_begin(&state, in + at, length - at, count, elements);
+    gaps_begin(&state, in, length, count, elements);
     for (i64 i = 0; i < count; i += ENTRIES) {
         i64 m = gaps_next(&state, ENTRIES, idx);
         if (bits == 32) for (i64 j = 0; j < m; j++) val[j] = weight * load_float(from + 4 * (i + j));
@@ -1311,13 +1308,29 @@ i64 sparse_apply(const u8 *in, i64 length, i64 elements, int bits, int add, floa
     return count;
 }
 
-/* The entries of each of many messages, summed up: message j has start[j] .. start[j + 1]. */
-i64 sparse_counts(const u8 *const *in, const i64 *length, i64 messages, i64 elements, i64 *start)
+/* Whether a whole payload is valid. The count, or a negative number. */
+i64 sparse_check(const u8 *in, i64 length, i64 elements, int bits)
 {
-    i64 head;
+    i64 head = 0, count = sparse_head(in, length, elements, &head);
+    return count <= 0 ? count : check_body(in + head, length - head, count, elements, bits);
+}
+
+/* y[idx] = val, or += weight * val, of a whole payload that has been checked, in fixed memory. */
+i64 sparse_apply(const u8 *in, i64 length, i64 elements, int bits, int add, float weight, float *y)
+{
+    i64 head = 0, count = sparse_head(in, length, elements, &head);
+    return count <= 0 ? count
+                      : apply_body(in + head, length - head, count, elements, bits, add, weight, y);
+}
+
+/* The heads of many messages: message j has head[j] bytes of it and the entries start[j] ..
+ * start[j + 1] of all. The number of all entries, or a negative number. */
+i64 sparse_heads(const u8 *const *in, const i64 *length, i64 messages, i64 elements, i64 *start,
+                 i64 *head)
+{
     start[0] = 0;
     for (i64 j = 0; j < messages; j++) {
-        i64 count = sparse_count(in[j], length[j], elements, &head);
+        i64 count = sparse_head(in[j], length[j], elements, head + j);
         if (count < 0) return count;
         start[j + 1] = start[j] + count;
     }
@@ -1326,13 +1339,30 @@ i64 sparse_counts(const u8 *const *in, const i64 *length, i64 messages, i64 elem
 
 /* All entries of many messages, times their weights, to where `start` says. 0 or a negative number. */
 i64 sparse_decode_many(const u8 *const *in, const i64 *length, const float *weight, i64 messages,
-                       i64 elements, int bits, const i64 *start, u32 *idx, float *val)
+                       i64 elements, int bits, const i64 *start, const i64 *head, u32 *idx, float *val)
 {
     for (i64 j = 0; j < messages; j++) {
-        i64 count = sparse_decode(in[j], length[j], elements, bits, weight[j], idx + start[j],
-                                  val + start[j]);
+        i64 count = sparse_decode(in[j] + head[j], length[j] - head[j], start[j + 1] - start[j],
+                                  elements, bits, weight[j], idx + start[j], val + start[j]);
         if (count < 0) return count;
     }
+    return 0;
+}
+
+/* y[idx] = val, or += weight * val, of many messages in their order, in fixed memory: each is read
+ * twice. With `add` 0 y is zeroed first. 0, or a negative number, and then y is as it was. */
+i64 sparse_apply_many(const u8 *const *in, const i64 *length, const float *weight, i64 messages,
+                      i64 elements, int bits, const i64 *start, const i64 *head, int add, float *y)
+{
+    for (i64 j = 0; j < messages; j++) {
+        i64 count = check_body(in[j] + head[j], length[j] - head[j], start[j + 1] - start[j], elements,
+                               bits);
+        if (count < 0) return count;
+    }
+    if (!add) memset(y, 0, 4 * (size_t)elements);
+    for (i64 j = 0; j < messages; j++)
+        apply_body(in[j] + head[j], length[j] - head[j], start[j + 1] - start[j], elements, bits, add,
+                   weight[j], y);
     return 0;
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -60,12 +61,13 @@ _SIGNATURES: dict[str, list[Any]] = {
     "scatter": [_P, _P, _P, _I],
     "scatter_add": [_P, _P, _P, _I, _F],
     "sparse_encode": [_P, _P, _P, _I, _I, _N, _P, _P],
-    "sparse_count": [_P, _I, _I, _P],
-    "sparse_decode": [_P, _I, _I, _N, _F, _P, _P],
+    "sparse_head": [_P, _I, _I, _P],
+    "sparse_decode": [_P, _I, _I, _I, _N, _F, _P, _P],
     "sparse_check": [_P, _I, _I, _N],
     "sparse_apply": [_P, _I, _I, _N, _N, _F, _P],
-    "sparse_counts": [_P, _P, _I, _I, _P],
-    "sparse_decode_many": [_P, _P, _P, _I, _I, _N, _P, _P, _P],
+    "sparse_heads": [_P, _P, _I, _I, _P, _P],
+    "sparse_decode_many": [_P, _P, _P, _I, _I, _N, _P, _P, _P, _P],
+    "sparse_apply_many": [_P, _P, _P, _I, _I, _N, _P, _P, _N, _P],
     "scatter_tiles": [_P, _I, _P, _P, _P, _P, _I, _I],
     "blocks_encode": [_P, _P, _I, _N, _N, _N, _U, _P, _P],
     "blocks_check": [_P, _P, _I, _N, _N],
@@ -143,26 +145,29 @@ class _Scratch(threading.local):
         """(array of at least `size`, its address)."""
         kept = self._arrays.get(name)
         if kept is None or kept[0].size < size:
-            array = np.empty(size, dtype)
-            kept = self._arrays[name] = (array, _at(array) or 0)
+            fresh = np.empty(size, dtype)
+            kept = self._arrays[name] = (fresh, _at(fresh) or 0)
         return kept
 
 
 class _Messages:
-    """Payloads as C sees them: arrays of addresses, lengths and weights, kept alive together."""
+    """Payloads as C sees them: arrays of addresses, lengths and weights, kept alive together.
+
+    `start` and `head` are for `sparse_heads` to fill, `cursor` is for `scatter_tiles`.
+    """
 
     def __init__(self, payloads: Sequence[Bytes], weights: Sequence[float]) -> None:
-        self._payloads = payloads
-        self._addresses = np.array([_at(p) for p in payloads], np.uint64)
-        self._lengths = np.array([p.size for p in payloads], np.int64)
-        self.weights = np.array(weights, np.float32)
-        self.start = np.empty(len(payloads) + 1, np.int64)
-        self.cursor = np.empty(len(payloads), np.int64)
-
-    @property
-    def where(self) -> tuple[int | None, int | None, int]:
-        """(addresses, lengths, number) as arguments."""
-        return _at(self._addresses), _at(self._lengths), self._addresses.size
+        self.number = len(payloads)
+        places = bytes(8 * (self.number + 1))
+        arrays: tuple[array[Any], ...] = (
+            array("Q", [_at(p) or 0 for p in payloads]),
+            array("q", [p.size for p in payloads]),
+            array("f", weights),
+            *(array("q", places) for _ in range(3)),
+        )
+        self._kept = (payloads, arrays)
+        where = [numbers.buffer_info()[0] for numbers in arrays]
+        self.addresses, self.lengths, self.weights, self.start, self.head, self.cursor = where
 
 
 class _Gaps:
@@ -288,16 +293,17 @@ class Native:
         _encoded(used)
         return out[:used].tobytes()
 
-    def sparse_decode(self, payload: Bytes, elements: int, bits: int) -> tuple[Indices, Vector]:
+    def sparse_head(self, payload: Bytes, elements: int) -> tuple[int, int]:
         head = ctypes.c_int64()
-        at = _at(payload)
-        count = _checked(self._c.sparse_count(at, payload.size, elements, ctypes.byref(head)))
+        count = self._c.sparse_head(_at(payload), payload.size, elements, ctypes.byref(head))
+        return _checked(count), head.value
+
+    def sparse_decode(self, payload: Bytes, elements: int, bits: int) -> tuple[Indices, Vector]:
+        count, head = self.sparse_head(payload, elements)
         positions, values = np.empty(count, np.uint32), np.empty(count, np.float32)
-        _checked(
-            self._c.sparse_decode(
-                at, payload.size, elements, bits, 1.0, _at(positions), _at(values)
-            )
-        )
+        body = ((_at(payload) or 0) + head, payload.size - head)
+        where = (_at(positions), _at(values))
+        _checked(self._c.sparse_decode(*body, count, elements, bits, 1.0, *where))
         return positions, values
 
     def sparse_check(self, payload: Bytes, elements: int, bits: int) -> None:
@@ -307,25 +313,33 @@ class Native:
         how = (bits, 0, 1.0) if weight is None else (bits, 1, weight)
         self._c.sparse_apply(_at(payload), payload.size, out.size, *how, _at(out))
 
+    def sparse_set(self, payload: Bytes, bits: int, out: Vector) -> None:
+        self._merge(_Messages([payload], [1.0]), bits, out, add=False)
+
     def sparse_add(
         self, payloads: Sequence[Bytes], weights: Sequence[float], bits: int, out: Vector
-    ) -> bool:
-        messages = _Messages(payloads, weights)
-        payload_at, lengths, number = messages.where
-        start, cursor = _at(messages.start), _at(messages.cursor)
-        count = _checked(self._c.sparse_counts(payload_at, lengths, number, out.size, start))
-        if count > self.few(out.size):
-            return False
+    ) -> None:
+        self._merge(_Messages(payloads, weights), bits, out, add=True)
+
+    def _merge(self, given: _Messages, bits: int, out: Vector, add: bool) -> None:
+        """out = decoded of the only message, or += weight * decoded of each."""
+        elements, to, number = out.size, _at(out), given.number
+        sizes = (given.addresses, given.lengths)
+        heads = (given.start, given.head)
+        count = _checked(self._c.sparse_heads(*sizes, number, elements, *heads))
+        how = (*sizes, given.weights, number, elements, bits, *heads)
+        if count > self.few(elements):
+            _checked(self._c.sparse_apply_many(*how, add, to))
+            return
         _, positions = self._scratch.borrow_array("positions", count, np.uint32)
         _, values = self._scratch.borrow_array("values", count, np.float32)
-        _checked(
-            self._c.sparse_decode_many(
-                payload_at, lengths, _at(messages.weights), number, out.size, bits, start,
-                positions, values,
-            )
-        )  # fmt: skip
-        self._c.scatter_tiles(_at(out), out.size, positions, values, start, cursor, number, TILE)
-        return True
+        _checked(self._c.sparse_decode_many(*how, positions, values))
+        if add:
+            cursors = (given.start, given.cursor)
+            self._c.scatter_tiles(to, elements, positions, values, *cursors, number, TILE)
+        else:
+            out[:] = 0
+            self._c.scatter(to, positions, values, count)
 
     def blocks_encode(
         self, r: Vector, g: Vector | None, code: Blocks, noise: int, out: Bytes

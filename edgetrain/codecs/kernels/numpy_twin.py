@@ -22,7 +22,7 @@ from edgetrain.codecs.kernels.contract import (
     Bytes,
     Indices,
 )
-from edgetrain.codecs.kernels.gaps import GapReader, encode_gaps, sparse_count
+from edgetrain.codecs.kernels.gaps import GapReader, encode_gaps
 from edgetrain.codecs.kernels.tiles import (
     BLOCKS_DECODED,
     DECODED,
@@ -37,7 +37,6 @@ from edgetrain.codecs.kernels.tiles import (
     from_bf16,
     from_half,
     half_bits,
-    hash32,
     largest_of,
     pack_codes,
     quantized,
@@ -88,7 +87,7 @@ class NumpyTwin:
         self, r: Vector, g: Vector | None, rank: int, stride: int, seed: int
     ) -> tuple[int, int]:
         groups = np.arange(r.size // CHUNK // stride, dtype=np.uint32)
-        offset = hash32(groups ^ np.uint32(seed)).astype(np.uint64) * np.uint64(stride)
+        offset = wire.hash32(groups ^ np.uint32(seed)).astype(np.uint64) * np.uint64(stride)
         chunks = groups.astype(np.int64) * stride + (offset >> np.uint64(32)).astype(np.int64)
         whole = r.size // CHUNK * CHUNK
         sample = r[:whole].reshape(-1, CHUNK)[chunks]
@@ -249,46 +248,99 @@ class NumpyTwin:
             self.write_residual(r, positions, values, sent)
         return head + planes.tobytes()
 
+    def sparse_head(self, payload: Bytes, elements: int) -> tuple[int, int]:
+        count, at = wire.get_varint(payload, 0)
+        if count > elements:
+            raise wire.bad(wire.COUNT)
+        if count == 0 and payload.size != at:
+            raise wire.bad(wire.TRAILING)
+        if count > 8 * payload.size:
+            raise wire.bad(wire.COUNT)
+        return count, at
+
     def sparse_decode(self, payload: Bytes, elements: int, bits: int) -> tuple[Indices, Vector]:
-        count, at = sparse_count(payload, elements)
+        count, at = self.sparse_head(payload, elements)
+        return self._decode_body(payload[at:], count, elements, bits)
+
+    def sparse_check(self, payload: Bytes, elements: int, bits: int) -> None:
+        count, at = self.sparse_head(payload, elements)
+        self._check_body(payload[at:], count, elements, bits)
+
+    def sparse_apply(self, payload: Bytes, bits: int, out: Vector, weight: float | None) -> None:
+        count, at = self.sparse_head(payload, out.size)
+        self._apply_body(payload[at:], count, bits, out, weight)
+
+    def sparse_set(self, payload: Bytes, bits: int, out: Vector) -> None:
+        count, at = self.sparse_head(payload, out.size)
+        if count > self.few(out.size):
+            self._check_body(payload[at:], count, out.size, bits)
+            out[:] = 0
+            self._apply_body(payload[at:], count, bits, out, None)
+            return
+        entries = self._decode_body(payload[at:], count, out.size, bits)
+        out[:] = 0
+        self.scatter(out, *entries, None)
+
+    def sparse_add(
+        self, payloads: Sequence[Bytes], weights: Sequence[float], bits: int, out: Vector
+    ) -> None:
+        heads = [self.sparse_head(payload, out.size) for payload in payloads]
+        bodies = [
+            (payload[at:], count) for payload, (count, at) in zip(payloads, heads, strict=True)
+        ]
+        if sum(count for count, _ in heads) > self.few(out.size):
+            for body, count in bodies:
+                self._check_body(body, count, out.size, bits)
+            for (body, count), weight in zip(bodies, weights, strict=True):
+                self._apply_body(body, count, bits, out, weight)
+            return
+        decoded = [self._decode_body(body, count, out.size, bits) for body, count in bodies]
+        for entries, weight in zip(decoded, weights, strict=True):
+            self.scatter(out, *entries, weight)
+
+    def _decode_body(
+        self, body: Bytes, count: int, elements: int, bits: int
+    ) -> tuple[Indices, Vector]:
+        """(positions, values) of what follows the head of a sparse payload. Raises BadPayload."""
         if count == 0:
             return np.empty(0, np.uint32), np.empty(0, np.float32)
-        positions, used = self.gaps_decode(payload[at:], count, elements)
-        at += used
+        positions, at = self.gaps_decode(body, count, elements)
         if bits == 32:
             used = 4 * count
-            check_raw(payload[at:], count)
-            values = payload[at : at + used].copy().view("<f4")
+            check_raw(body[at:], count)
+            values = body[at : at + used].copy().view("<f4")
         else:
-            used, values = self.levels_check(payload[at:], count, bits), np.empty(count, np.float32)
-            self.levels_read(payload[at:], count, 0, bits, values, None)
-        if at + used != payload.size:
+            used, values = self.levels_check(body[at:], count, bits), np.empty(count, np.float32)
+            self.levels_read(body[at:], count, 0, bits, values, None)
+        if at + used != body.size:
             raise wire.bad(wire.TRAILING)
         return positions, values
 
-    def sparse_check(self, payload: Bytes, elements: int, bits: int) -> None:
-        count, at = sparse_count(payload, elements)
+    def _check_body(self, body: Bytes, count: int, elements: int, bits: int) -> None:
+        """Raise BadPayload where `_decode_body` would."""
         if count == 0:
             return
-        reader = GapReader(payload[at:], count, elements)
+        reader = GapReader(body, count, elements)
         for _ in range(0, count, ENTRIES):
             reader.next_positions()
-        at += reader.finish()
+        at = reader.finish()
         if bits == 32:
-            check_raw(payload[at:], count)
+            check_raw(body[at:], count)
             at += 4 * count
         else:
-            at += self.levels_check(payload[at:], count, bits)
-        if at != payload.size:
+            at += self.levels_check(body[at:], count, bits)
+        if at != body.size:
             raise wire.bad(wire.TRAILING)
 
-    def sparse_apply(self, payload: Bytes, bits: int, out: Vector, weight: float | None) -> None:
-        count, at = sparse_count(payload, out.size)
+    def _apply_body(
+        self, body: Bytes, count: int, bits: int, out: Vector, weight: float | None
+    ) -> None:
+        """out[positions] = values, or += weight * values, of what was checked."""
         if count == 0:
             return
-        reader = GapReader(payload[at:], count, out.size)
+        reader = GapReader(body, count, out.size)
         planes = 4 + 2 * -(-count // LEVEL_BLOCK) + bits * -(-count // 8)
-        coded = payload[payload.size - (4 * count if bits == 32 else planes) :]
+        coded = body[body.size - (4 * count if bits == 32 else planes) :]
         values = np.empty(min(count, ENTRIES), np.float32)
         for first in range(0, count, ENTRIES):
             here = values[: count - first]
@@ -297,16 +349,6 @@ class NumpyTwin:
             else:
                 self.levels_read(coded, count, first, bits, here, None)
             self.scatter(out, reader.next_positions(), here, weight)
-
-    def sparse_add(
-        self, payloads: Sequence[Bytes], weights: Sequence[float], bits: int, out: Vector
-    ) -> bool:
-        if sum(sparse_count(payload, out.size)[0] for payload in payloads) > self.few(out.size):
-            return False
-        decoded = [self.sparse_decode(payload, out.size, bits) for payload in payloads]
-        for entries, weight in zip(decoded, weights, strict=True):
-            self.scatter(out, *entries, weight)
-        return True
 
     def blocks_encode(
         self, r: Vector, g: Vector | None, code: Blocks, noise: int, out: Bytes

@@ -28,13 +28,6 @@ _TINY = np.float32(TINY)
 _MAGIC = np.float32(12582912.0)
 
 
-def hash32(x: Indices) -> Indices:
-    """Wellons' lowbias32, a permutation of 32-bit integers."""
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return x ^ (x >> np.uint32(16))
-
-
 def bf16_bits(values: Vector) -> npt.NDArray[np.uint16]:
     """Round float32 to bf16, ties to even; of a NaN only the sign is kept."""
     bits = values.view(np.uint32)
@@ -143,7 +136,7 @@ def quantized(
     if not code.stochastic:
         return scale, ((x * inverse + _MAGIC) - _MAGIC).astype(np.int32)
     place = np.arange(start, start + x.size, dtype=np.uint32).reshape(x.shape)
-    noise = (hash32(place ^ np.uint32(seed)) >> np.uint32(8)).astype(np.float32)
+    noise = (wire.hash32(place ^ np.uint32(seed)) >> np.uint32(8)).astype(np.float32)
     level = (x * inverse + noise * np.float32(2**-24) + most).astype(np.int32)
     return scale, np.minimum(level, 2 * code.levels) - np.int32(code.levels)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from edgetrain.codecs.kernels.contract import Indices
 from edgetrain.errors import BadPayload, EdgetrainError
 
 REASONS = (
@@ -78,3 +79,10 @@ def get_varint(payload: npt.NDArray[np.uint8], at: int) -> tuple[int, int]:
                 raise bad(VARINT)
             return value, at + i + 1
     raise bad(VARINT)
+
+
+def hash32(x: Indices) -> Indices:
+    """Wellons' lowbias32, a permutation of 32-bit integers."""
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))

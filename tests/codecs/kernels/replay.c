@@ -80,11 +80,11 @@ int main(int argc, char **argv)
         case 3: /* in[0]: payload. n: elements, bits, announced count, valid */
             out[0] = room(4 * n[2]);
             out[1] = room(4 * n[2]);
-            result = sparse_count(in[0].data, (i64)in[0].size, n[0], &hits);
+            result = sparse_head(in[0].data, (i64)in[0].size, n[0], &hits);
             if (result >= 0) {
                 if (result > n[2]) { printf("record %ld: count\n", record); return 1; }
-                result = sparse_decode(in[0].data, (i64)in[0].size, n[0], (int)n[1], f[0],
-                                       (u32 *)out[0].data, (float *)out[1].data);
+                result = sparse_decode(in[0].data + hits, (i64)in[0].size - hits, result, n[0],
+                                       (int)n[1], f[0], (u32 *)out[0].data, (float *)out[1].data);
             }
             if ((result >= 0) != n[3]) { printf("record %ld: verdict\n", record); return 1; }
             if (n[3])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from edgetrain.codecs import Feedback, Vector, parse
 from edgetrain.codecs.kernels import chosen as kernels
-from edgetrain.codecs.kernels import compiler, native
-from edgetrain.codecs.kernels.contract import ENTRIES, Blocks, Kernels
+from edgetrain.codecs.kernels import compiler, native, wire
+from edgetrain.codecs.kernels.contract import ENTRIES, Blocks, Bytes, Kernels
 from edgetrain.errors import BadPayload, ConfigError, EdgetrainError
 
 SOME = settings(max_examples=30, deadline=None)
@@ -316,3 +316,30 @@ def test_the_backend_in_words_says_what_and_why() -> None:
     assert asked == "NumPy, several times slower than C and the same bits: asked for"
     arm = kernels.Backend("c", "neon", "/x/kernels.so", "built with the package").sentence
     assert arm == "C with NEON: built with the package (/x/kernels.so)"
+
+
+@pytest.mark.parametrize(
+    "spec", ["topk(0.1) | q2", "topk(0.1)", "topk(0.9) | q2", "topk(0.1) | int8"]
+)
+def test_a_head_is_read_once_and_by_the_chosen_kernels(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec, out, heads = parse(spec), np.zeros(5000, np.float32), []
+    payload = bytes(codec.encode(cases.make("normal", 5000, 0))[0])
+    read_varint = wire.get_varint
+
+    def get_varint(content: Bytes, at: int) -> tuple[int, int]:
+        heads.append(content.tobytes() == payload)
+        return read_varint(content, at)
+
+    monkeypatch.setattr(wire, "get_varint", get_varint)
+    for choice in ("numpy", *native.instruction_sets()[-1:]):
+        for number, work in (
+            (1, lambda: codec.decode(payload, out)),
+            (1, lambda: codec.add(payload, 0.5, out)),
+            (3, lambda: codec.add_many([payload] * 3, [0.5] * 3, out)),
+        ):
+            heads.clear()
+            with kernels.using(choice):
+                work()
+            assert sum(heads) == (number if choice == "numpy" else 0)
