@@ -470,7 +470,7 @@ class Attack(Room):
         name = rng.choice(("", "insider", f"i{rng.randrange(50)}"))
         _, start = link.join(Request("model", name), params, checksum(params))
         if self.kind.part_elements:
-            link.codec, link.reply_codec = self.kind.codecs()
+            link.outbox.codec, link.inbox.codec = self.kind.codecs()
         round, applied, known = start.round, start.applied, start.checksum
         for _ in range(rng.randrange(1, 40)):
             own = rng.choice((np.ones, np.zeros))(ELEMENTS, np.float32) * rng.choice(
@@ -481,7 +481,7 @@ class Attack(Room):
             round += 1
             while applied < round:
                 if rng.random() < 0.05:
-                    link._again()
+                    link.ask_again()
                 found = link.wait(applied)
                 if not hasattr(found, "pieces"):
                     round, applied = max(round, found.round), found.applied

@@ -170,7 +170,7 @@ class Trainee:
         params: Vector = np.zeros(self.elements, np.float32)
         _, start = link.join(Request("model", self.name), params, checksum(params))
         if self.codec is not None:
-            link.codec = link.reply_codec = self.codec
+            link.outbox.codec = link.inbox.codec = self.codec
         self.applied, known, round = start.applied, start.checksum, start.round
         own: Vector = np.ones(self.elements, np.float32)
         while not self.leaving:

@@ -336,14 +336,14 @@ class Member:
         if "params" in tree:  # every reply since is on its way: the same steps are taken again
             self.flat.params[:] = tree["params"].numpy()
             self.half.start(saved.applied, saved.round)
-            self._link.take_up(unsent)
+            self._link.restore_unsent(unsent)
         else:
             self.half.start(start.applied, start.round)
             self._compare(start)
             given = start.resend - saved.round
             local_steps = tree["local_steps"]
             if not given:  # else it is in what was given since, and must not count twice
-                self._link.take_up(unsent)
+                self._link.restore_unsent(unsent)
                 if "rest" in tree:
                     self.half.take_up(tree["rest"].numpy(), local_steps)
             else:

@@ -396,7 +396,7 @@ def test_whoever_is_not_known_any_more_comes_back_and_sends_again_what_was_not_a
     member._link.wait(0)
     assert isinstance(script.heard[-1], Contribute)
     assert script.heard[-1].round == 0
-    assert member._link._epoch == 3
+    assert member._link.statistics().epoch == 3
 
 
 class Cut(Script):
@@ -495,7 +495,7 @@ REPLY = children.flat(children.model()).tobytes()
 def test_a_reply_before_one_that_should_have_come_first_is_a_loss(rounds, asks, monkeypatch):
     cut, member = renewable()
     each = -(-len(REPLY) // 4 // rounds[0][2])
-    monkeypatch.setattr(member._link.reply_codec, "part_elements", each)
+    monkeypatch.setattr(member._link.inbox.codec, "part_elements", each)
     for round, part, parts in rounds:
         payload = REPLY[4 * each * part : 4 * each * (part + 1)]
         cut.said.append(pack(Reply(round, part, parts, 1, 0, 0, True, payload)))
@@ -510,13 +510,13 @@ def test_a_contribution_to_a_round_that_is_not_settled_is_kept_until_it_is_merge
         link.submit(round, member.flat.params, weight=1.0, applied=0, checksum=0, wanted_delay=0)
         cut.said.append(pack(Reply(round, 0, 1, 1, 0, 0, round == 1, REPLY)))
     link.poll()
-    assert list(link._kept) == [0]
+    assert link.statistics().kept == (0,)
     cut.said.append(pack(Beat(0, 0)))
     link.poll()
-    assert list(link._kept) == [0]
+    assert link.statistics().kept == (0,)
     cut.said.append(pack(Beat(0, 1)))
     link.poll()
-    assert list(link._kept) == []
+    assert link.statistics().kept == ()
 
 
 def test_a_join_that_nobody_answers_is_sent_again_over_another_connection():

@@ -19,7 +19,7 @@ from edgetrain import strategies
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.masker import Masker
-from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.member import link
 from edgetrain.jobs import plan as plans
 from edgetrain.jobs import reading as config
 from edgetrain.runs import folder as runs
@@ -47,12 +47,12 @@ class Confided:
 @pytest.fixture
 def confided(monkeypatch):
     found = Confided()
-    submit, mask = Link.submit, Masker.mask
+    masker_of, mask = link.masker_of, Masker.mask
 
-    def tell_submit(self, *arguments, **named):
-        if self._masker is not None:
-            self._masker.owner = self._name
-        return submit(self, *arguments, **named)
+    def owned_masker(welcome, request, elements):
+        masker = masker_of(welcome, request, elements)
+        masker.owner = welcome.name
+        return masker
 
     def tell_mask(self, round, vector, weight, out):
         share = min(1.0, weight / self._covering(round).unit)
@@ -64,7 +64,7 @@ def confided(monkeypatch):
         found.given[self.owner, round] = words, share
         mask(self, round, vector, weight, out)
 
-    monkeypatch.setattr(Link, "submit", tell_submit)
+    monkeypatch.setattr(link, "masker_of", owned_masker)
     monkeypatch.setattr(Masker, "mask", tell_mask)
     return found
 

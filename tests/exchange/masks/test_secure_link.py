@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
+from edgetrain import codecs
 from edgetrain.errors import ConfigError, Refused
 from edgetrain.exchange.masks.terms import MaskTerms
-from edgetrain.exchange.member.link import _masker_of
-from edgetrain.exchange.messages import Welcome
+from edgetrain.exchange.member.outbox import Outbox, masker_of
+from edgetrain.exchange.messages import Contribute, Welcome
 from edgetrain.exchange.seam import Request
+from edgetrain.vectors.pool import VectorPool
 
 
 def welcome(**other):
@@ -35,7 +36,7 @@ def request(secure):
     ],
 )
 def test_masks_as_agreed(secure, told):
-    masker = _masker_of(welcome(**told), request(secure), 7)
+    masker = masker_of(welcome(**told), request(secure), 7)
     assert masker is not None
     assert masker.epoch == 3
 
@@ -53,33 +54,27 @@ def test_masks_as_agreed(secure, told):
 )
 def test_a_hub_that_would_see_more_than_was_agreed_is_left(secure, told, said):
     with pytest.raises(Refused, match=said) as caught:
-        _masker_of(welcome(**told), request(secure), 7)
+        masker_of(welcome(**told), request(secure), 7)
     assert caught.value.code == "masks"
 
 
 def test_without_masks_there_is_nothing_to_agree_on():
-    assert _masker_of(welcome(threshold=0), request(False), 7) is None
+    assert masker_of(welcome(threshold=0), request(False), 7) is None
 
 
 def test_a_threshold_that_cannot_be():
     with pytest.raises(ConfigError, match="cannot be"):
-        _masker_of(welcome(threshold=6), request(False), 7)
+        masker_of(welcome(threshold=6), request(False), 7)
 
 
 def test_what_does_not_fit_into_the_span_is_told_once(caplog):
-    from edgetrain.exchange.loopback import Loopback
     from edgetrain.exchange.masks.masker import Masker
-    from edgetrain.exchange.member.link import Link
 
-    link = Link(Loopback().connect(), lambda: 0.0)
-    link._settle(welcome(), request(False))
-    link._elements = 2
-    link.memory = type(link.memory)(2)
-    link._masker = masker = Masker(MaskTerms(5, 4, 8.0), 2)
+    masker, memory = Masker(MaskTerms(5, 4, 8.0), 2), VectorPool(2)
     masker.state = lambda round: "ready"
     masker.mask = lambda round, vector, weight, out: setattr(masker, "cut", 1)
+    outbox = Outbox("a", codecs.Dense(), 2, 5, memory, masker)
     for round in range(3):
-        link.submit(
-            round, np.zeros(2, np.float32), weight=1.0, applied=0, checksum=0, wanted_delay=0
-        )
+        outbox.add_unmasked(Contribute(round, 0, 1, 1.0, 0, 0, 0, b""), memory.borrow_vector())
+        assert list(outbox.mask_ready()) == [round]
     assert caplog.text.count("beyond the range of strategy.span") == 1

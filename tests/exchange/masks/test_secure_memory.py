@@ -22,12 +22,12 @@ from command_line import running, write_tiny
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.messages import Start
+from edgetrain.exchange.messages import KINDS, Start
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs import reading as config
 from edgetrain.jobs.building import mask_terms_of
-from edgetrain.vectors.vector import checksum
+from edgetrain.vectors.vector import Buffer, checksum
 
 MEMBERS, ELEMENTS, ROUNDS = 3, 5000, 3
 NEEDLE = 32
@@ -82,23 +82,42 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def pump(links: list[Link], until: Callable[[Counter[str]], bool], seconds: float = 60.0) -> None:
-    """Let the members take in and answer what comes, until something holds of how many messages of
-    each kind have come."""
-    end = time.monotonic() + seconds
-    heard: Counter[str] = Counter()
-    while not until(heard):
-        assert time.monotonic() < end, "it did not come to that"
-        for link in links:
-            while (frames := link._transport.receive(0.002)) is not None:
-                message = link._read(frames)
-                heard[type(message).__name__] += 1
-                link._take(message)
+class Counted(MemberSocket):
+    """A socket that counts the messages of each kind that it receives."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.heard: Counter[str] = Counter()
+
+    def receive(self, timeout_s: float) -> list[Buffer] | None:
+        frames = super().receive(timeout_s)
+        if frames is not None:
+            self.heard[KINDS[bytes(frames[0])].__name__] += 1
+        return frames
 
 
-def settle(links: list[Link]) -> None:
-    """Until what was sent has been taken in: the hub beats only between messages."""
-    pump(links, lambda heard: heard["Beat"] >= 4 * len(links))
+class Fleet:
+    """Members over real sockets, in one thread."""
+
+    def __init__(self, address: str) -> None:
+        self.sockets = [Counted(address) for _ in range(MEMBERS)]
+        self.links = [Link(socket, time.monotonic) for socket in self.sockets]
+
+    def pump(self, until: Callable[[Counter[str]], bool], seconds: float = 60.0) -> None:
+        """Let the members take in and answer what comes, until something holds of how many messages
+        of each kind have come."""
+        end = time.monotonic() + seconds
+        for counted in self.sockets:
+            counted.heard.clear()
+        while not until(sum((counted.heard for counted in self.sockets), Counter())):
+            assert time.monotonic() < end, "it did not come to that"
+            for link in self.links:
+                link.poll()
+            time.sleep(0.002)
+
+    def wait_for_beats(self) -> None:
+        """Until what was sent has been taken in: the hub beats only between messages."""
+        self.pump(lambda heard: heard["Beat"] >= 4 * len(self.links))
 
 
 def join_all(links: list[Link], agreed: MaskTerms | Literal[False]) -> list[Start]:
@@ -124,7 +143,8 @@ def test_no_single_contribution_is_in_the_memory_or_journal_of_a_hub(strategy, s
         hub.until("waiting for")
         (folder,) = (tmp_path / "runs").iterdir()
         agreed = mask_terms_of(config.load(tmp_path / job)) or False
-        links = [Link(MemberSocket(address), time.monotonic) for _ in range(MEMBERS)]
+        fleet = Fleet(address)
+        links = fleet.links
         started = join_all(links, agreed)
         given: dict[tuple[int, int], list[bytes]] = {}
         generator = np.random.default_rng(7)
@@ -144,11 +164,11 @@ def test_no_single_contribution_is_in_the_memory_or_journal_of_a_hub(strategy, s
             for member in range(MEMBERS):
                 if member != held_back:
                     submit(member, round)
-            pump(links, lambda heard: not any(link._pending for link in links))
-            settle(links)
+            fleet.pump(lambda heard: not any(link.statistics().waiting for link in links))
+            fleet.wait_for_beats()
             searched.look_at(hub.process.pid, folder)
             submit(held_back, round)
-            pump(links, lambda heard, r=round: all(r in link._arrivals for link in links))
+            fleet.pump(lambda heard, r=round: all(r in link.statistics().arrived for link in links))
         searched.look_at(hub.process.pid, folder)
         for link in links:
             link.leave("done")

@@ -1,0 +1,129 @@
+"""The replies to a member's rounds, decoded part by part as they arrive. No transport, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgetrain import codecs
+from edgetrain.codecs import Codec
+from edgetrain.codecs.base import check_length
+from edgetrain.errors import BadMessage
+from edgetrain.exchange.messages import Reply
+from edgetrain.exchange.seam import RoundReply
+from edgetrain.vectors.parts import base_parts, parts_of
+from edgetrain.vectors.pool import VectorPool
+from edgetrain.vectors.vector import Buffer, Vector
+
+
+@dataclass
+class _Arrival:
+    """The parts of one reply so far."""
+
+    head: Reply
+    vector: Vector | None
+    """What parts are decoded into as they arrive, so that the transport's buffers are free for the
+    next ones. None: the payloads are smaller, and are kept until all are there."""
+    at: float = 0.0
+    parts: int = 0
+    payloads: list[Buffer] = field(default_factory=list)
+
+
+class Inbox:
+    """Replies of [elements] float32 in the hub's `codec`, put into vectors of `memory`."""
+
+    def __init__(self, codec: Codec, elements: int, memory: VectorPool) -> None:
+        self.codec = codec
+        self._elements, self._memory = elements, memory
+        self._arrivals: dict[int, _Arrival] = {}
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds of which parts of a reply are here, oldest first."""
+        return tuple(sorted(self._arrivals))
+
+    def clear(self) -> None:
+        """Drop everything: the hub sends it again."""
+        self._arrivals = {}
+
+    def is_gap(self, reply: Reply, applied: int) -> bool:
+        """Whether something is missing that has to come before this part, where this many replies
+        have been applied: then the connection broke meanwhile."""
+        newest = max(self._arrivals, default=applied - 1)
+        if newest not in self._arrivals:
+            return reply.round > newest + 1 or (reply.round > newest and reply.part > 0)
+        here = self._arrivals[newest]
+        if reply.round == newest:
+            return reply.part > here.parts
+        if reply.round > newest:
+            return here.parts < here.head.parts or reply.round > newest + 1 or reply.part > 0
+        return False
+
+    def add_part(self, reply: Reply, at: float, spare_only: bool) -> None:
+        """Take in the next part of a reply, which arrived `at` this time.
+
+        With `spare_only` parts are decoded as they arrive only if that takes no new memory: of a
+        synchronous round, whose contribution the socket still holds, the payloads take less.
+        Raises BadMessage for a part that is out of order, BadPayload.
+        """
+        arrival = self._arrivals.get(reply.round)
+        if arrival is None:
+            arrival = self._arrivals[reply.round] = _Arrival(reply, self._place(spare_only))
+        parts = self._parts()
+        if reply.parts != len(parts) or reply.part != arrival.parts:
+            raise BadMessage(f"part {reply.part} of {reply.parts} of a reply is out of order")
+        if arrival.vector is None:
+            arrival.payloads.append(reply.payload)
+        else:
+            self.codec.decode(reply.payload, arrival.vector[parts[reply.part]])
+        arrival.parts += 1
+        arrival.at = at
+
+    def is_whole(self, round: int) -> bool:
+        """Whether all parts of a round's reply are here."""
+        arrival = self._arrivals.get(round)
+        return arrival is not None and arrival.parts >= -(
+            -self._elements // self.codec.part_elements
+        )
+
+    def pop_reply(self, round: int) -> RoundReply:
+        """Hand out the reply of a round that is whole. Raises BadPayload, before any piece of it
+        has been used."""
+        arrival = self._arrivals.pop(round)
+        head = arrival.head
+        pieces = self._decoded(arrival)
+        return RoundReply(round, head.members, head.delay, head.checksum, arrival.at, pieces)
+
+    def _parts(self) -> list[slice]:
+        return list(parts_of(self._elements, self.codec.part_elements))
+
+    def _place(self, spare_only: bool) -> Vector | None:
+        if not self.codec.lossless:
+            return None
+        return self._memory.borrow_spare() if spare_only else self._memory.borrow_vector()
+
+    def _decoded(self, arrival: _Arrival) -> list[Vector]:
+        if arrival.vector is not None:
+            return [arrival.vector]
+        parts = self._parts()
+        if isinstance(self.codec, codecs.Dense):
+            for here, payload in zip(parts, arrival.payloads, strict=True):
+                check_length("fp32", memoryview(payload).nbytes, 4 * (here.stop - here.start))
+            return [np.frombuffer(payload, np.float32) for payload in arrival.payloads]
+        vector = self._memory.borrow_vector()
+        for here, payload in zip(parts, arrival.payloads, strict=True):
+            self.codec.decode(payload, vector[here])
+        return [vector]
+
+
+def joined_base(payloads: Sequence[Buffer], elements: int, out: Vector) -> Vector:
+    """Write the parts of a base into `out`, float32 [elements]. Raises BadMessage."""
+    here = list(base_parts(elements))
+    sizes = [memoryview(payload).nbytes for payload in payloads]
+    if sizes != [4 * (part.stop - part.start) for part in here]:
+        raise BadMessage(f"a base of {sizes} bytes for {elements} elements")
+    for where, payload in zip(here, payloads, strict=True):
+        out[where] = np.frombuffer(payload, np.float32)
+    return out
