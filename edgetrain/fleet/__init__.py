@@ -1,4 +1,4 @@
 """The machines of a job and the links between them: profiles, emulation, absences.
 
-Loads neither torch nor zmq nor numpy; knows no strategy and no job.
+Does not load torch, zmq or numpy. Does not know strategies or jobs.
 """

@@ -1,7 +1,6 @@
-"""Which member has which device and network: "wan-200ms", or a mix "wifi:4, 4g-bad:4"; and sites
-behind one uplink.
+"""Assign devices, networks and sites to the members of a fleet. Pure.
 
-Texts to lists of names; pure.
+A text names one profile for all members ("wan-200ms") or a mix with counts ("wifi:4, 4g-bad:4").
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from edgetrain.fleet.networks.site import Site
 
 
 def devices_of(text: str) -> list[str]:
-    """Device names in member order.
+    """Return device names in member order.
 
     >>> devices_of("raspberry-pi-4b:2, jetson-orin-nano")
     ['raspberry-pi-4b', 'raspberry-pi-4b', 'jetson-orin-nano']
 
-    Raises ConfigError for a bad count or a name that no profile has.
+    Raises ConfigError for a bad count or an unknown device.
     """
     return _named(text, "device", "raspberry-pi-4b:8", load_device)
 
 
 def networks_of(text: str, members: int | None = None) -> list[str]:
-    """Network names in member order.
+    """Return network names in member order.
 
     >>> networks_of("none:2, rtt-50ms")
     ['none', 'none', 'rtt-50ms']
 
-    With `members`, a single name without a count stands for every member, and any other text must
-    name exactly that many. Raises ConfigError for a bad count or a name that no profile has.
+    If `members` is given, a single name without a count stands for all members, and any other text
+    must name exactly this many. Raises ConfigError for a bad count or an unknown network.
     """
     found = _named(text, "network", "wifi:4", load_network)
     if members is not None and not any(mark in text for mark in ",:"):
@@ -46,8 +45,10 @@ def networks_of(text: str, members: int | None = None) -> list[str]:
 
 
 def spread(names: Sequence[str], members: int, what: str) -> tuple[str, ...]:
-    """One of `names` for each member: a single name is everyone's. ConfigError names fleet.`what`
-    where there are neither one nor as many as members."""
+    """Return one name per member; a single name stands for all members.
+
+    `what` is the key of [fleet] that errors name. Raises ConfigError for any other number of names.
+    """
     if len(names) == 1:
         return tuple(names) * members
     if len(names) != members:
@@ -59,7 +60,7 @@ def spread(names: Sequence[str], members: int, what: str) -> tuple[str, ...]:
 
 
 def _named(text: str, what: str, example: str, load: Callable[[str], object]) -> list[str]:
-    """Names with their counts, each looked up."""
+    """Parse names with counts, and `load` each name so that an unknown one is refused."""
     found: list[str] = []
     for item in (part.strip() for part in text.split(",")):
         name, colon, count = (part.strip() for part in item.partition(":"))
@@ -71,7 +72,10 @@ def _named(text: str, what: str, example: str, load: Callable[[str], object]) ->
 
 
 def parse_sites(text: str, members: int) -> tuple[Site, ...]:
-    """Sites from "home-fixed: 0-3, 4g-good: 4 5 6"; a member stands in at most one site."""
+    """Parse sites such as "home-fixed: 0-3, 4g-good: 4 5 6". A member is in at most one site.
+
+    Raises ConfigError for bad syntax, an unknown network, and a member out of range or named twice.
+    """
     sites: list[Site] = []
     taken: set[int] = set()
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -81,7 +85,7 @@ def parse_sites(text: str, members: int) -> tuple[Site, ...]:
         indices = tuple(i for word in who.split() for i in _indices(word, members))
         twice = taken.intersection(indices) or len(set(indices)) < len(indices)
         if twice:
-            raise ConfigError(f"'{item}' names a member that already stands in a site")
+            raise ConfigError(f"'{item}' names a member that is already in a site")
         taken.update(indices)
         sites.append(Site(load_network(name), indices))
     return tuple(sites)

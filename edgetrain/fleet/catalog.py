@@ -1,7 +1,7 @@
-"""Where the catalogs lie: `devices/` and `netem/`, data files of this repository.
+"""Find and read the files of the catalogs `devices/` and `netem/`.
 
-Inside a wheel they are `edgetrain/_catalog/<kind>/`; in a checkout they stand at the top level.
-This module finds files and reads TOML; what the keys mean is known by `devices` and `networks`.
+In a checkout the catalogs are at the top level, in a wheel they are `edgetrain/_catalog/<kind>/`.
+This module reads TOML; `devices` and `networks` interpret the keys.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from edgetrain.fleet.interpreters import PACKAGE_PARENT
 
 
 def folder(kind: str) -> Path:
-    """The folder of a catalog, `kind` being "devices" or "netem"."""
+    """Return the folder of a catalog; `kind` is "devices" or "netem"."""
     packaged = PACKAGE_PARENT / "edgetrain" / "_catalog" / kind
     return packaged if packaged.is_dir() else PACKAGE_PARENT / kind
 
 
 def names(kind: str) -> list[str]:
-    """The names of all profiles of a catalog, sorted."""
+    """Return the names of all profiles of a catalog, sorted."""
     return sorted(path.stem for path in folder(kind).glob("*.toml"))
 
 
 def load(kind: str, name: str) -> tuple[Path, dict[str, Any]]:
-    """One profile by name, or by the path of a file of the user's own that ends in .toml.
+    """Read one profile, by its name or by the path of a .toml file; return the path and the table.
 
-    Raises ConfigError for an unknown name (with the near miss) and for a file that is not TOML.
+    Raises ConfigError for an unknown name (with the closest known one) and for invalid TOML.
     """
     path = Path(name) if name.endswith(".toml") else folder(kind) / f"{name}.toml"
     try:

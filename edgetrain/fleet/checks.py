@@ -1,6 +1,6 @@
-"""Values from TOML tables, checked: each error names the file or table, the key and the range.
+"""Check values from TOML tables. Each error names the file or table, the key and the range.
 
-`where` is what an error begins with, as "mine.toml: up.delay_ms" or "faults[0].at_s".
+`where` is the beginning of an error, such as "mine.toml: up.delay_ms" or "faults[0].at_s".
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import Any
 from edgetrain.errors import ConfigError
 
 Limits = tuple[float, float, str]
-"""The lowest and the highest value, both allowed, and their unit."""
+"""Lowest and highest allowed value, and their unit."""
 
 
 def number(value: Any, limits: Limits, where: str, whole: bool = False) -> float:
-    """`value` as a float within `limits`, if `whole` an integral one. ConfigError otherwise."""
+    """Return `value` as a float, if it is within `limits` (and integral, if `whole`).
+
+    Raises ConfigError for anything else.
+    """
     low, high, unit = limits
     allowed = f"allowed: {low:g} to {high:g}{' ' + unit if unit else ''}"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -29,14 +32,14 @@ def number(value: Any, limits: Limits, where: str, whole: bool = False) -> float
 
 
 def text(value: Any, where: str) -> str:
-    """`value`, if it is a text. ConfigError for anything else."""
+    """Return `value`, if it is a text. Raises ConfigError for anything else."""
     if not isinstance(value, str):
         raise ConfigError(f"{where} = {value!r} is not a text", "put it in quotes")
     return value
 
 
 def seconds(value: Any, most: str, where: str) -> float:
-    """`value` as seconds from 0 to `most`. ConfigError for anything else, None included."""
+    """Return `value` as seconds, if it is from 0 to `most`. Raises ConfigError otherwise."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not good or not 0 <= value <= float(most):
         raise ConfigError(f"{where} = {value!r} is out of range", f"allowed: 0 to {most} s")
@@ -44,7 +47,10 @@ def seconds(value: Any, most: str, where: str) -> float:
 
 
 def member_numbers(value: Any, members: int, where: str) -> tuple[int, ...]:
-    """`value` as numbers of members of a fleet of this size. ConfigError for anything else."""
+    """Return `value` as a tuple, if it is a list of member numbers below `members`.
+
+    Raises ConfigError for anything else.
+    """
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ConfigError(f"{where} = {value!r} is not a list of member numbers", "[0, 3]")
     for item in value:

@@ -1,4 +1,4 @@
-"""Interpreters that are started to run a module of this package."""
+"""How to start another interpreter that runs a module of this package."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ PACKAGE_PARENT = Path(edgetrain.__file__).resolve().parents[1]
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, in which the same edgetrain is found from any folder."""
+    """Return this process's environment, with PYTHONPATH set so that it imports this edgetrain."""
     paths = [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

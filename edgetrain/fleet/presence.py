@@ -1,6 +1,7 @@
-"""Devices that come and go: by a schedule in the job, or by chance. Pure and seeded.
+"""Times at which devices are away: scheduled in the job, or drawn by chance. Pure and seeded.
 
-When a member is away, not what that does to it. Seconds count from the beginning of training.
+Only the times; their effect on a member is decided elsewhere. Seconds count from the start of
+training.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from edgetrain.fleet.checks import member_numbers, seconds
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """These members (empty: all) lose power at `at_s` and start again `for_s` later."""
+    """Members that lose power at `at_s` and start again `for_s` seconds later; empty means all."""
 
     at_s: float
     for_s: float
@@ -25,8 +26,11 @@ class Absence:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Who is away when. `stays_s` and `away_s` are means of exponential times, 0: nobody goes by
-    chance; the schedule comes on top."""
+    """The absences of all members.
+
+    `absences` are scheduled. In addition a member stays for exponential times of mean `stays_s`
+    and is away for exponential times of mean `away_s`; if `stays_s` is 0, only the schedule counts.
+    """
 
     absences: tuple[Absence, ...] = ()
     stays_s: float = 0.0
@@ -35,11 +39,11 @@ class Presence:
 
     @property
     def is_steady(self) -> bool:
-        """Whether everyone is there all the time."""
+        """Whether no member is ever away."""
         return not self.absences and not self.stays_s
 
     def of(self, member: int) -> Iterator[tuple[float, float]]:
-        """(goes, comes back) of a member, in order, apart from each other; endless with chance."""
+        """Yield (leaves, returns) of a member in time order; endless if `stays_s` is not 0."""
         planned = sorted(
             (absence.at_s, absence.at_s + absence.for_s)
             for absence in self.absences
@@ -59,7 +63,7 @@ class Presence:
 def _apart(
     planned: Sequence[tuple[float, float]], chance: Iterator[tuple[float, float]]
 ) -> Iterator[tuple[float, float]]:
-    """Both in the order of time; what overlaps is one absence."""
+    """Merge both in time order; overlapping absences become one."""
     queue = list(planned)
     drawn = next(chance, None)
     held: tuple[float, float] | None = None
@@ -80,7 +84,7 @@ def _apart(
 
 
 def parse_absences(tables: Iterable[Mapping[str, Any]], members: int) -> tuple[Absence, ...]:
-    """Absences from a job's [[absences]] tables. ConfigError names the table, key and range.
+    """Read absences from a job's [[absences]] tables. ConfigError names the table, key and range.
 
     >>> parse_absences([{"at_s": 5, "for_s": 60, "members": [1]}], 4)
     (Absence(at_s=5.0, for_s=60.0, members=(1,)),)

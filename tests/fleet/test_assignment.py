@@ -37,7 +37,7 @@ def test_sites() -> None:
     assert second.uplink.name == "4g-good"
     for bad, says in (
         ("home-fixed: 0-6", "allowed: 0 to 5"),
-        ("home-fixed: 0 1, wifi: 1", "already stands in a site"),
+        ("home-fixed: 0 1, wifi: 1", "already in a site"),
         ("home-fixed", "is not NETWORK: MEMBERS"),
         ("home-fixed: a", "is not a member number"),
     ):

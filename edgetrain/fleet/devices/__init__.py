@@ -1,7 +1,7 @@
-"""Devices: what a board can do and what it draws, pacing to its speed, and energy.
+"""Devices: their speed, their power, and the energy that members use.
 
-The figures are data, `devices/*.toml` at the top level, each with its source. Importing this
-package loads neither torch nor numpy.
+The figures are data in `devices/*.toml` at the top level, each with its source. Importing this
+package does not load torch or numpy.
 """
 
 from edgetrain.fleet.devices.cost import measure_step

@@ -1,6 +1,6 @@
-"""How much work a training step is: floating-point operations and operator calls.
+"""The work of a training step: floating-point operations and operator calls.
 
-Counts by running the step once; torch is imported when that happens.
+Counted by running the step; torch is imported only then.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ def measure_step(
     batch: tuple[torch.Tensor, ...],
     loss: Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], torch.Tensor],
 ) -> tuple[int, int]:
-    """(flops, operators) of `loss(model, batch)` and its backward pass.
+    """Return (flops, operators) of `loss(model, batch)` and its backward pass.
 
     Flops are those of matrix products and convolutions, a multiply-add counted as two (torch's
-    counter); operators are the ATen calls of both passes, views left out. Run on a copy: the
-    model's parameters, gradients and buffers, and torch's generators, are left as they are.
+    counter). Operators are the ATen calls of both passes, without views. Runs on a copy: the
+    model's parameters, gradients and buffers, and torch's generators, do not change.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode
 
     class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        """Counts the calls that compute; views of a tensor are next to free."""
+        """Counts calls that compute; views of a tensor cost almost nothing."""
 
         count = 0
 
@@ -41,7 +41,7 @@ def measure_step(
 
     own = copy.deepcopy(model)
     own.zero_grad(set_to_none=True)
-    # Two passes: under the flop counter, composite operators are taken apart and count double.
+    # Two passes: the flop counter decomposes composite operators, which would count twice.
     with torch.random.fork_rng(), FlopCounterMode(display=False) as flops:
         loss(own, batch).backward()  # type: ignore[no-untyped-call]
     own.zero_grad(set_to_none=True)

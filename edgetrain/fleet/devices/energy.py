@@ -1,7 +1,8 @@
-"""The joules of one member: measured where the board has a sensor, else estimated, and which.
+"""The joules of one member: measured if the board has a sensor, otherwise estimated.
 
-A sensor tells of the machine it sits in. It is asked only when a member runs as what it is ("host",
-or the board's own name); a member that passes for another board is charged what that would use.
+A sensor measures the machine it is built into. It is read only for a member whose device is this
+machine ("host", or the board's own name). A member that emulates another board is charged an
+estimate for that board.
 """
 
 from __future__ import annotations
@@ -15,25 +16,26 @@ from edgetrain.fleet.devices.profile import HOST, Device, here, load
 from edgetrain.fleet.devices.sensors import Sensor, find_sensor
 
 READ_EVERY_S = 0.2
-"""A sensor behind I2C takes about a millisecond to read: not in every step."""
+"""Seconds between readings. Reading a sensor on I2C takes about a millisecond: too long for every
+step."""
 
 MEASURED, ESTIMATED = "measured", "estimated"
 
 
 def joules_source(device: str, root: Path = Path("/")) -> str | None:
-    """How the joules of a member on this device come about: "measured", "estimated" or None.
+    """Return where the joules of a member on this device come from: "measured" or "estimated".
 
-    None where nothing is known: a host without a sensor that is no board of the catalog.
+    None if they are unknown: on a host without a sensor that is not a board of the catalog.
     """
     return Energy(load(device, root), root=root).source
 
 
 class Energy:
-    """Adds up the energy that one member uses from the moment it is made.
+    """The energy that one member has used since this object was made.
 
-    Measured energy is the machine's: of it, this process is charged the share that its CPU time has
-    in all CPU time that the machine spent meanwhile, so that members side by side add up to the
-    whole. Estimated energy is idle_watts all the time and load_watts while the member computes.
+    A sensor measures the whole machine. This process is charged a share: its CPU time divided by
+    the CPU time of all processes, so that the members of one machine add up to the whole.
+    Estimated energy is idle_watts all the time and load_watts while the member computes.
     """
 
     def __init__(
@@ -53,13 +55,13 @@ class Energy:
 
     @property
     def source(self) -> str | None:
-        """ "measured", "estimated", or None where no figure can be given."""
+        """ "measured", "estimated", or None if the energy is unknown."""
         if self._share:
             return MEASURED
         return ESTIMATED if self._estimates else None
 
     def joules(self, busy_s: float) -> float | None:
-        """Energy so far, never less than before, after `busy_s` more seconds of computing."""
+        """Add `busy_s` seconds of computing; return the joules so far, which never decrease."""
         self._busy_s += busy_s
         now = self._clock()
         if self._share:
@@ -74,7 +76,7 @@ class Energy:
 
 
 class _Share:
-    """The part of a sensor's energy that this process is charged."""
+    """This process's share of the energy that a sensor measures."""
 
     def __init__(
         self, sensor: Sensor, now: float, root: Path, cpu_seconds: Callable[[], float]
@@ -90,7 +92,7 @@ class _Share:
         self._read_at = now
         try:
             whole, own, all_busy = self._counters(now)
-        except OSError:  # an I2C bus that is busy; the next reading covers this time too
+        except OSError:  # the I2C bus is busy; the next reading covers this time too
             return self._joules
         spent = all_busy - self._last[2]
         share = min((own - self._last[1]) / spent, 1.0) if spent > 0 else 0.0
@@ -99,12 +101,12 @@ class _Share:
         return self._joules
 
     def _counters(self, now: float) -> tuple[float, float, float]:
-        """The machine's joules, this process's CPU seconds, all processes' CPU seconds."""
+        """Return the machine's joules, this process's CPU seconds and those of all processes."""
         return self._sensor.joules(now), self._cpu_seconds(), _busy_seconds(self._root)
 
 
 def _busy_seconds(root: Path) -> float:
-    """CPU seconds that all cores have spent on anything but idling (proc(5), /proc/stat)."""
+    """Return the CPU seconds during which cores were not idle (proc(5), /proc/stat)."""
     first = (root / "proc/stat").read_text().partition("\n")[0].split()[1:]
     user, nice, system, _idle, _iowait, irq, softirq = map(int, first[:7])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")

@@ -1,6 +1,6 @@
-"""What a device profile says: frozen figures with their sources, checked where they enter.
+"""Device profiles: read from `devices/*.toml` and checked; each figure has a source.
 
-Reads and checks `devices/*.toml`; measures nothing. Imports neither torch nor numpy.
+Measures nothing. Does not import torch or numpy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from edgetrain.fleet import catalog
 from edgetrain.fleet.checks import Limits, number
 
 HOST = "host"
-"""The name that stands for this machine, whatever it is: it is not paced."""
+"""The name for the machine itself. Its steps are not paced."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of machine. Figures that nobody knows are None: `host` has no speed to be paced to,
-    and no watts unless it is a board of the catalog."""
+    """One kind of machine. An unknown figure is None.
+
+    `host` has no speed to be paced to, and has watts only if it is a board of the catalog.
+    """
 
     name: str
     title: str
@@ -34,17 +36,17 @@ class Device:
     load_watts: float | None  # the same with all cores busy
     step_jitter: float | None = None  # relative standard deviation of a step's time
     slow_chance: float | None = None  # share of the steps that something else delays
-    slow_factor: float | None = None  # how many times longer those take
-    throttle_after_s: float | None = None  # of computing without a pause, until the board is hot
+    slow_factor: float | None = None  # how many times longer these take
+    throttle_after_s: float | None = None  # seconds of computing until the board is hot
     throttle_factor: float | None = None  # how many times longer a step takes from then on
     boards: tuple[str, ...] = ()  # beginnings of /proc/device-tree/model that mean this device
     source: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
 
     def step_seconds(self, flops: float, operators: int) -> float:
-        """How long a step of so much work takes here; 0 where the device is not paced.
+        """Return how long a step with this work takes; 0 if the device is not paced.
 
-        Calls and arithmetic follow each other: true on a CPU, and on a GPU an upper bound for
-        steps too small to keep it busy. See `measure_step` for both numbers.
+        Adds the times of calls and of arithmetic. That is right on a CPU; on a GPU it is an upper
+        bound for steps that are too small to keep it busy. `measure_step` counts both numbers.
         """
         if self.train_gflops is None or self.dispatch_s is None:
             return 0.0
@@ -71,10 +73,10 @@ _KEYS = ("title", *RANGES, "boards", "source")
 
 
 def load(name: str, root: Path = Path("/")) -> Device:
-    """A device by its name in the catalog, by the path of a .toml file, or "host".
+    """Read a device by its name or by the path of a .toml file; "host" is this machine.
 
-    Raises ConfigError: no such device (with the near miss), or a bad key or value in the file.
-    `root` is where /proc lies, for "host".
+    Raises ConfigError for an unknown device (with the closest known one) and for a bad key or value
+    in the file. `root` is the folder that contains /proc, for "host".
     """
     if name == HOST:
         return _host(root)
@@ -88,7 +90,7 @@ def load(name: str, root: Path = Path("/")) -> Device:
 
 
 def names() -> list[str]:
-    """The names of the catalog's devices, sorted; "host" is not among them."""
+    """Return the names of the catalog's devices, sorted, without "host"."""
     return catalog.names("devices")
 
 
@@ -99,7 +101,9 @@ def parse(name: str, table: Mapping[str, Any], path: Path) -> Device:
             raise ConfigError(f"{path}: unknown key {key}", did_you_mean(key, _KEYS))
     for key in ("title", *RANGES, "source"):
         if key not in table and key not in _OPTIONAL:
-            raise ConfigError(f"{path}: {key} is missing", "every device says it, with its source")
+            raise ConfigError(
+                f"{path}: {key} is missing", "every device specifies it, with its source"
+            )
     for one, other in _PAIRS:
         if (one in table) != (other in table):
             raise ConfigError(f"{path}: {one} and {other} go together", "give both or none")
@@ -123,9 +127,9 @@ def parse(name: str, table: Mapping[str, Any], path: Path) -> Device:
 
 
 def here(root: Path = Path("/")) -> str:
-    """The catalog's name of the board that this machine is; empty where it is none of them.
+    """Return the name of this machine in the catalog; empty if it is not a board of the catalog.
 
-    Where several profiles name a beginning of the board's model, the longest beginning wins.
+    If several profiles name a beginning of the board's model, the longest beginning wins.
     """
     model = _first_line(root / "proc/device-tree/model")
     if not model:
@@ -140,7 +144,7 @@ def here(root: Path = Path("/")) -> str:
 
 
 def _host(root: Path) -> Device:
-    """This machine; its watts are those of the board that it is, if the catalog knows it."""
+    """Describe this machine; its watts are those of its board, if that is in the catalog."""
     board = load(name) if (name := here(root)) else None
     return Device(
         name=HOST,
@@ -156,7 +160,7 @@ def _host(root: Path) -> Device:
 
 
 def _first_line(path: Path) -> str:
-    """Text up to the first line's or C string's end; empty where the file is not there."""
+    """Return the text up to the end of the first line or C string; empty if there is no file."""
     try:
         return path.read_text(errors="replace").partition("\0")[0].partition("\n")[0].strip()
     except OSError:
@@ -176,7 +180,7 @@ def _boards(value: Any, path: Path) -> tuple[str, ...]:
 
 
 def _source(table: Any, given: list[str], path: Path) -> dict[str, str]:
-    """Where each figure comes from. A figure without a source is refused."""
+    """Read the source of each figure; a figure without a source is refused."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{path}: source must be a table", "[source]")
     for key in table:
@@ -186,6 +190,6 @@ def _source(table: Any, given: list[str], path: Path) -> dict[str, str]:
         if key not in table:
             raise ConfigError(
                 f"{path}: source.{key} is missing",
-                "say where the figure comes from, or 'estimated: …' and how",
+                "write where the figure comes from, or 'estimated: …' and how",
             )
     return {key: _text(f"source.{key}", value, path) for key, value in table.items()}

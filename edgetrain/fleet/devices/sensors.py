@@ -1,7 +1,7 @@
-"""Power sensors of a board: files of the kernel, read and added up to joules.
+"""Power sensors of a board: read from files of the kernel and added up to joules.
 
-Only reading: what a figure is of, and whose it is, is decided in `energy`. `root` is where /sys
-and /proc lie, so that a made-up tree can stand in for a board.
+`energy` decides which member is charged. `root` is the folder that contains /sys and /proc, so that
+tests can replace a board by a made-up tree.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Protocol
 
 TOTAL_RAILS = ("VDD_IN", "POM_5V_IN")
-"""What NVIDIA calls the rail that feeds the whole module (Jetson Linux developer guide)."""
+"""NVIDIA's names for the rail that feeds the whole module (Jetson Linux developer guide)."""
 
 
 class Sensor(Protocol):
-    """Something that knows the energy used since it was opened."""
+    """Measures the energy used since it was opened."""
 
     name: str
 
     def joules(self, now: float) -> float:
-        """Energy so far, never less than before; `now` in seconds of any clock."""
+        """Return the energy so far, which never decreases; `now` is in seconds of any clock."""
 
 
 def find_sensor(root: Path, now: float) -> Sensor | None:
-    """The board's sensor, opened, or None where there is none that this user may read."""
+    """Open the board's sensor; None if it has none that this user may read."""
     for kind in (Rapl, Ina3221):
         try:
             return kind(root, now)
@@ -36,13 +36,13 @@ def find_sensor(root: Path, now: float) -> Sensor | None:
 class Rapl:
     """The energy counters of x86 processor packages, in microjoules (kernel: power/powercap).
 
-    Memory, board and power supply are not in it. Since CVE-2020-8694 only root may read them.
+    They do not include memory, board and power supply. Since CVE-2020-8694 only root may read them.
     """
 
     name = "RAPL"
 
     def __init__(self, root: Path, now: float) -> None:
-        """Raises FileNotFoundError without such a counter, PermissionError if it is not ours."""
+        """Raises FileNotFoundError without such a counter, PermissionError if it is unreadable."""
         zones = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
         self._packages = [zone for zone in zones if _read(zone / "name").startswith("package")]
         if not self._packages:
@@ -65,14 +65,14 @@ class Rapl:
 class Ina3221:
     """The current monitor of Jetson boards: power at the module's input, summed over time.
 
-    Newer kernels show it as a hwmon device (mV and mA), that of the Jetson Nano as an IIO device
-    (mW). Between two readings the power is taken to change evenly.
+    Newer kernels show it as a hwmon device (mV and mA), the kernel of the Jetson Nano as an IIO
+    device (mW). Between two readings the power is assumed to change linearly.
     """
 
     name = "INA3221"
 
     def __init__(self, root: Path, now: float) -> None:
-        """Raises FileNotFoundError where no such rail is found."""
+        """Raises FileNotFoundError if there is no such rail."""
         self._files = _hwmon_rail(root) or _iio_rail(root)
         if not self._files:
             raise FileNotFoundError("no INA3221 rail of the whole board")
@@ -86,7 +86,7 @@ class Ina3221:
         return self._sum
 
     def _power(self) -> float:
-        """Watts: millivolts times milliamperes, or milliwatts."""
+        """Return watts, from millivolts times milliamperes or from milliwatts."""
         return math.prod(int(_read(file)) / 1e3 for file in self._files)
 
 

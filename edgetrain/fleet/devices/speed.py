@@ -1,4 +1,4 @@
-"""How long each step of a device takes: its jitter, its slow moments, its heat. Pure and seeded."""
+"""The time of each step of a device: jitter, slow steps, heat. Pure and seeded."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from edgetrain.fleet.devices.profile import Device
 
 
 class StepTimes:
-    """Seconds of step 0, 1, 2 … of one member, to be asked for in that order.
+    """Seconds of steps 0, 1, 2 … of one member. Call it once per step, in this order.
 
-    `seconds` is what a step takes on the cool, undisturbed device. On top, as far as the profile
-    gives figures: `step_jitter`, the relative standard deviation of a step (lognormal, mean 1, as
-    run times are: never negative, a tail to the right); `slow_chance` and `slow_factor`, steps that
-    something else on the board delays; `throttle_after_s` and `throttle_factor`, what computing
-    without a pause does to a board without a fan. The draws depend on (seed, member) only, so that
-    an emulated member and a simulated one take the same.
+    `seconds` is the time of a step on the cool, undisturbed device. The profile may add:
+    `step_jitter`, the relative standard deviation of a step (lognormal with mean 1: never negative,
+    with a long upper tail, as run times are); `slow_chance` and `slow_factor`, steps delayed by
+    something else on the board; `throttle_after_s` and `throttle_factor`, the heat of a board
+    without a fan. The draws depend on (seed, member) only, so that an emulated member and a
+    simulated one take the same times.
     """
 
     def __init__(self, device: Device, seconds: float, seed: int, member: int) -> None:
@@ -27,7 +27,7 @@ class StepTimes:
         self._sigma = math.sqrt(math.log(1 + spread * spread))
 
     def __call__(self, step: int) -> float:
-        """Seconds of the next step."""
+        """Return the seconds of the next step."""
         device, seconds = self._device, self._seconds
         if self._sigma:
             seconds *= self._random.lognormvariate(-self._sigma * self._sigma / 2, self._sigma)
