@@ -1,6 +1,6 @@
 """Emulated networks: profiles from `netem/*.toml`, and links that behave like them.
 
-Loads neither torch nor zmq nor numpy.
+Does not load torch, zmq or numpy.
 """
 
 from edgetrain.fleet.networks.congestion import parse_congestion

@@ -1,6 +1,6 @@
-"""Congestion control by name: what a job may ask for, which of them are modelled, what runs here.
+"""Names of congestion controls: which a job may name, which are modelled, which this kernel has.
 
-Names only: the algorithms themselves are the kernel's (`packet`, `tc`) or `window`'s (`stream`, the
+The algorithms themselves are the kernel's (`packet`, `tc`) or in `window` (`stream`, the
 simulator).
 """
 
@@ -12,7 +12,7 @@ from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.fleet.networks.links.window import ALGORITHMS
 
 _SETTINGS = Path("/proc/sys/net/ipv4")
-#: What Linux has had, so that a misspelt name is told from one that this kernel merely lacks.
+#: All that Linux has ever had: tells a misspelt name from one that only this kernel lacks.
 _LINUX = (
     *("bbr", "bic", "cdg", "cubic", "dctcp", "highspeed", "htcp", "hybla", "illinois", "lp"),
     *("nv", "reno", "scalable", "vegas", "veno", "westwood", "yeah"),
@@ -20,9 +20,10 @@ _LINUX = (
 
 
 def parse_congestion(name: str) -> str:
-    """`name`, where some Linux knows it or it is 'none'; else ConfigError with the near miss.
+    """Return `name`, if it is 'none' or any Linux has it.
 
-    Whether this machine's kernel has it shows when the emulation starts.
+    Raises ConfigError otherwise, with the closest known name. Whether this kernel has the
+    algorithm is checked when the emulation starts.
     """
     known = {*_LINUX, *available(), "none"}
     if name not in known:
@@ -31,7 +32,7 @@ def parse_congestion(name: str) -> str:
 
 
 def require_model(name: str, whose: str) -> None:
-    """ConfigError where `whose` (a backend or the simulator) has no model of this algorithm."""
+    """Raise ConfigError if `whose` (a backend or the simulator) has no model of this algorithm."""
     if name not in (*ALGORITHMS, "none"):
         raise ConfigError(
             f"congestion '{name}' has no model in {whose}; allowed: {', '.join(ALGORITHMS)}, none",
@@ -40,12 +41,12 @@ def require_model(name: str, whose: str) -> None:
 
 
 def available() -> tuple[str, ...]:
-    """The algorithms that this kernel has loaded; empty where it does not tell."""
+    """Return the algorithms that this kernel has loaded; empty if it does not report them."""
     return tuple(_setting("tcp_available_congestion_control").split())
 
 
 def of_kernel() -> str:
-    """What this kernel gives a connection that asks for nothing."""
+    """Return this kernel's default algorithm."""
     return _setting("tcp_congestion_control") or "unknown"
 
 

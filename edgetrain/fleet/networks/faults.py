@@ -1,4 +1,4 @@
-"""Faults as data: links that go down, partitions, rates that drop, after a schedule. Pure."""
+"""Scheduled faults, as data: links that go down, partitions, rates that drop. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ KINDS = ("down", "partition", "rate")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to some members' links for a time.
+    """A change of some members' links for a time.
 
-    down        nothing passes on these members' links.
-    partition   these members reach each other, and neither the hub nor anyone else. Towards a hub
-                it is the same as `down`; it differs where members talk to each other.
-    rate        these members' access links run at `share` of their profile's rate.
+    down        nothing passes on the links of these members.
+    partition   these members reach each other, but not the hub and not other members. With a hub
+                only it equals `down`; it differs if members exchange messages with each other.
+    rate        the access links of these members run at `share` of their profile's rate.
 
-    `at_s` counts from the beginning of training; `members` empty means all.
+    `at_s` counts from the start of training; empty `members` means all members.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Fault:
 
 
 def parse_faults(tables: Iterable[Mapping[str, Any]], members: int) -> tuple[Fault, ...]:
-    """Faults from a job's [[faults]] tables. ConfigError names the table, key and range.
+    """Read faults from a job's [[faults]] tables. ConfigError names the table, key and range.
 
     >>> parse_faults([{"kind": "down", "at_s": 5, "for_s": 2, "members": [1]}], 4)
     (Fault(kind='down', at_s=5.0, for_s=2.0, members=(1,), share=1.0),)
@@ -61,7 +61,7 @@ def _parse(table: Mapping[str, Any], where: str, members: int) -> Fault:
             did_you_mean(str(kind), KINDS),
         )
     if kind == "rate" and "share" not in table:
-        raise ConfigError(f"{where}.share is missing", "0.1 leaves a tenth of the rate")
+        raise ConfigError(f"{where}.share is missing", "0.1 is a tenth of the rate")
     return Fault(
         kind,
         seconds(table.get("at_s"), "1000000", f"{where}.at_s"),
@@ -72,7 +72,7 @@ def _parse(table: Mapping[str, Any], where: str, members: int) -> Fault:
 
 
 def refuse_idle(faults: Sequence[Fault], profiles: Sequence[Profile]) -> None:
-    """ConfigError for a fault that could change nothing: a share of a rate that is not there."""
+    """Raise ConfigError for a `rate` fault on a link without a fixed rate: it has no effect."""
     for place, fault in enumerate(faults):
         if fault.kind != "rate":
             continue
@@ -86,19 +86,20 @@ def refuse_idle(faults: Sequence[Fault], profiles: Sequence[Profile]) -> None:
 
 
 class Schedule:
-    """Which faults are on. The emulator's clock calls `switch`; several faults may overlap."""
+    """The faults that are active. The emulator calls `switch` on time; faults may overlap."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self._faults = tuple(faults)
         self._on: Counter[Fault] = Counter()
 
     def changes(self) -> list[tuple[float, Fault, bool]]:
-        """(seconds, fault, begins), in time order; an end comes before a begin of the same time."""
+        """Return (seconds, fault, begins) in time order; at equal times, ends come first."""
         found = [(fault.at_s, fault, True) for fault in self._faults]
         found += [(fault.at_s + fault.for_s, fault, False) for fault in self._faults]
         return sorted(found, key=lambda change: (change[0], change[2]))
 
     def switch(self, fault: Fault, begins: bool) -> None:
+        """Begin or end a fault."""
         self._on[fault] += 1 if begins else -1
 
     def _active(self) -> Iterable[Fault]:
@@ -118,7 +119,7 @@ class Schedule:
         return False
 
     def rate_share(self, member: int) -> float:
-        """The share of its rate that a member's link has now: the lowest of all that are on."""
+        """Return the share of its rate that a member's link has now: the lowest of all faults."""
         return min(
             (f.share for f in self._active() if f.kind == "rate" and f.strikes(member)), default=1.0
         )

@@ -1,4 +1,4 @@
-"""Time on air of a LoRa radio: why nothing is trained over it. Formulas only.
+"""Time on air of a LoRa radio, which shows why it cannot carry training. Formulas only.
 
 Source: Semtech, SX1276/77/78/79 data sheet, section 4.1.1.7 "Time on air".
 """
@@ -17,7 +17,7 @@ from edgetrain.fleet.checks import Limits, number
 
 @dataclass(frozen=True, slots=True)
 class Radio:
-    """One LoRa channel; explicit header and CRC on, as LoRaWAN sends."""
+    """One LoRa channel, with explicit header and CRC, as in LoRaWAN."""
 
     spreading_factor: int = 7
     bandwidth_khz: float = 125.0
@@ -27,8 +27,9 @@ class Radio:
     duty_cycle_percent: float = 1.0
 
     def time_on_air_seconds(self, payload_bytes: int) -> float:
+        """Return how long one frame with this payload takes."""
         symbol: float = 2**self.spreading_factor / (self.bandwidth_khz * 1000)
-        # The data sheet asks for the low-data-rate optimisation where a symbol passes 16 ms.
+        # The data sheet requires the low-data-rate optimisation for symbols longer than 16 ms.
         low_rate = 1 if symbol > 0.016 else 0
         bits = 8 * payload_bytes - 4 * self.spreading_factor + 28 + 16
         groups = math.ceil(bits / (4 * (self.spreading_factor - 2 * low_rate)))
@@ -36,7 +37,7 @@ class Radio:
         return (self.preamble_symbols + 4.25 + symbols) * symbol
 
     def transfer_seconds(self, total_bytes: int) -> float:
-        """How long `total_bytes` take in full frames, within the duty cycle."""
+        """Return how long `total_bytes` take in full frames, within the duty cycle."""
         frames = math.ceil(total_bytes / self.payload_bytes)
         on_air = frames * self.time_on_air_seconds(self.payload_bytes)
         return on_air * 100 / self.duty_cycle_percent
@@ -54,7 +55,7 @@ _FRACTIONS = ("bandwidth_khz", "duty_cycle_percent")
 
 
 def parse(table: Mapping[str, Any], path: Path) -> Radio:
-    """A radio from a profile's [lora] table. ConfigError names the file, the key and the range."""
+    """Read a radio from a profile's [lora] table. ConfigError names file, key and range."""
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in _RANGES:

@@ -1,8 +1,8 @@
-"""What a network profile says: frozen figures, units in their names, checked where they enter.
+"""Network profiles: figures with units in their names, read from TOML and checked.
 
-A profile has two directions: `up` is what a member sends towards the hub, `down` what comes back.
-This module reads and checks; it opens no socket and knows no backend. Nothing is clamped: a value
-out of range is an error that names the file, the key and the range.
+A profile has two directions: `up` is from a member to the hub, `down` is from the hub to a member.
+This module does not open sockets and does not know backends. It does not clamp: a value out of
+range is an error that names the file, the key and the range.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DISTRIBUTIONS = ("normal", "uniform", "pareto")
 class Burst:
     """Loss in bursts: the two-state chain of Gilbert (1960) and Elliott (1963), stepped per packet.
 
-    The same four numbers as netem's `loss gemodel p r 1-h 1-k`, in percent.
+    The four numbers are those of netem's `loss gemodel p r 1-h 1-k`, in percent.
     """
 
     enter_percent: float  # good to bad, p
@@ -36,7 +36,7 @@ class Burst:
 
     @property
     def mean_percent(self) -> float:
-        """Loss of the stationary chain."""
+        """The loss of the stationary chain."""
         total = self.enter_percent + self.leave_percent
         bad = self.enter_percent / total
         return bad * self.lost_in_bad_percent + (1 - bad) * self.lost_in_good_percent
@@ -44,7 +44,7 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One way of a link. Zero means "not limited" for a rate and "none" for everything else."""
+    """One direction of a link. Zero means "unlimited" for a rate and "none" for all other keys."""
 
     delay_ms: float = 0.0  # propagation, one way
     jitter_ms: float = 0.0  # standard deviation of the delay
@@ -54,16 +54,16 @@ class Direction:
     rate_mbit: float = 0.0  # on the wire: payload and headers
     queue_kb: float = 0.0  # drop-tail queue before the rate; 0: the larger of 64 kB and 100 ms
     loss_percent: float = 0.0  # independent, per packet
-    burst: Burst | None = None  # in place of loss_percent
-    reorder_percent: float = 0.0  # packets that skip the delay, as netem's `reorder`
+    burst: Burst | None = None  # instead of loss_percent
+    reorder_percent: float = 0.0  # packets that skip the delay, as in netem's `reorder`
     duplicate_percent: float = 0.0
     corrupt_percent: float = 0.0  # one bit of the packet is flipped
-    rate_trace: str = ""  # packet-delivery times in ms (mahimahi's format), repeated for ever
-    delay_trace: str = ""  # CSV of `seconds,delay_ms`, replaces delay and jitter, repeated
+    rate_trace: str = ""  # packet-delivery times in ms (mahimahi's format), repeated
+    delay_trace: str = ""  # CSV of `seconds,delay_ms`, instead of delay and jitter, repeated
 
     @property
     def queue_bytes(self) -> int:
-        """The queue in bytes, its default worked out; 0 where there is no rate to queue for."""
+        """The queue in bytes, with its default computed; 0 if there is no rate."""
         if not self.rate_mbit and not self.rate_trace:
             return 0
         if self.queue_kb:
@@ -72,20 +72,22 @@ class Direction:
 
     @property
     def mean_rate_mbit(self) -> float:
-        """The rate, or the mean rate of the trace; 0 where neither is given."""
+        """The rate, or the mean rate of the trace; 0 if neither is given."""
         return traces.mean_rate_mbit(self.rate_trace) if self.rate_trace else self.rate_mbit
 
     @property
     def mean_loss_percent(self) -> float:
+        """The independent loss, or the mean loss of the bursts."""
         return self.burst.mean_percent if self.burst else self.loss_percent
 
     @property
     def mean_delay_ms(self) -> float:
+        """The delay, or the mean delay of the trace."""
         return traces.mean_delay_ms(self.delay_trace) if self.delay_trace else self.delay_ms
 
     @property
     def is_plain(self) -> bool:
-        """True where this direction changes nothing at all."""
+        """Whether this direction does not change traffic at all."""
         return self == Direction(
             jitter_period_ms=self.jitter_period_ms,
             jitter_correlation=self.jitter_correlation,
@@ -96,7 +98,7 @@ class Direction:
 
 @dataclass(frozen=True)
 class Profile:
-    """A network as one member has it: its way up to the hub and its way down."""
+    """The network of one member: its link up to the hub and its link down."""
 
     name: str
     title: str = ""
@@ -107,7 +109,7 @@ class Profile:
 
     @property
     def rtt_ms(self) -> float:
-        """Round trip without load: the mean delays of both ways."""
+        """The round trip without load: the sum of both mean delays."""
         return self.up.mean_delay_ms + self.down.mean_delay_ms
 
     @property
@@ -115,7 +117,7 @@ class Profile:
         return bool(self.up.mean_loss_percent or self.down.mean_loss_percent)
 
     def refuse_training(self, vector_bytes: int = 1_000_000) -> None:
-        """NetworkError, with the time it would take, where training cannot run over this."""
+        """Raise NetworkError, with the time a vector would take, if this network is too slow."""
         if self.lora is not None:
             hours = self.lora.transfer_seconds(vector_bytes) / 3600
             frame_ms = self.lora.time_on_air_seconds(self.lora.payload_bytes) * 1000
@@ -149,10 +151,11 @@ _PARAMETRIC = re.compile(r"rtt-(\d+(?:\.\d+)?)ms")
 
 
 def load(name: str) -> Profile:
-    """A profile by name, by the path of a .toml file, or by a parametric name.
+    """Read a profile by its name, by the path of a .toml file, or by a parametric name.
 
-    `rtt-500ms` is a bare round trip of 500 ms, no rate, no loss; `none` changes nothing.
-    Raises ConfigError: no such profile (with the near miss), or a bad key or value in it.
+    `rtt-500ms` is a bare round trip of 500 ms without rate and loss; `none` does not change
+    traffic. Raises ConfigError for an unknown profile (with the closest known one), and for a bad
+    key or value in the file.
     """
     if name == "none":
         return Profile(name, "no emulation")
@@ -173,12 +176,12 @@ def _parametric(name: str) -> Profile:
 
 
 def names() -> list[str]:
-    """The names of the catalog's profiles, sorted by their round trip."""
+    """Return the names of the catalog's profiles, sorted by round trip."""
     return sorted(catalog.names("netem"), key=lambda name: (load(name).rtt_ms, name))
 
 
 def parse(name: str, table: Mapping[str, Any], path: Path) -> Profile:
-    """Build a profile from a TOML table. `path` is named in errors, traces are relative to it."""
+    """Build a profile from a TOML table. Errors name `path`, traces are relative to it."""
     _known(table, _TOP, path, "")
     both = _table(table, "both", path)
     ways = {
@@ -224,7 +227,7 @@ def _burst(table: Any, path: Path, where: str) -> Burst:
 
 
 def _consistent(way: Direction, path: Path, where: str) -> None:
-    """Refuse figures that cannot hold together."""
+    """Refuse figures that contradict each other."""
     if way.burst and way.loss_percent:
         raise ConfigError(
             f"{path}: {where}.burst and {where}.loss_percent exclude each other", "drop one"
@@ -235,9 +238,9 @@ def _consistent(way: Direction, path: Path, where: str) -> None:
         )
     if way.delay_trace and (way.delay_ms or way.jitter_ms):
         raise ConfigError(
-            f"{path}: {where}.delay_trace stands in place of delay_ms and jitter_ms", "drop them"
+            f"{path}: {where}.delay_trace replaces delay_ms and jitter_ms", "drop them"
         )
-    # A wider spread would ask for delays below zero, and clamping them shifts the mean.
+    # A wider spread would need delays below zero, and clamping them would shift the mean.
     if way.jitter_ms > way.delay_ms / 4:
         raise ConfigError(
             f"{path}: {where}.jitter_ms = {way.jitter_ms:g} is out of range: "
@@ -270,7 +273,7 @@ def _choice(value: Any, choices: tuple[str, ...], path: Path, where: str) -> str
 
 
 def _trace(key: str, value: Any, path: Path, where: str) -> str:
-    """The absolute path of a trace that has been read once, so that a bad file fails here."""
+    """Return the absolute path of a trace, after reading it once so that a bad file fails here."""
     file = (path.parent / text(value, f"{path}: {where}")).resolve()
     reader = traces.read_rate if key == "rate_trace" else traces.read_delay
     try:

@@ -9,7 +9,7 @@ from edgetrain.fleet.networks.profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Members behind one shared uplink; each keeps its own access link inside the site."""
+    """Members behind one shared uplink. Each member also has its own access link in the site."""
 
     uplink: Profile
     members: tuple[int, ...]

@@ -1,6 +1,6 @@
 """Recorded traces: packet-delivery times (mahimahi's format) and a CSV of delays.
 
-Pure reading and checking; who plays a trace is `model`. Files are read once and kept.
+Reads and checks only; `model` plays traces. Files are read once and cached.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from edgetrain.errors import ConfigError
 
-#: Bytes that one line of a packet-delivery trace may carry: one full frame of the recorder.
+#: Bytes that one line of a packet-delivery trace can carry: one full frame of the recorder.
 DELIVERY_BYTES = 1504
 
 
 @lru_cache(maxsize=64)
 def read_rate(file: str) -> tuple[int, ...]:
-    """Delivery times in milliseconds, not falling; the last one is the trace's length.
+    """Read delivery times in milliseconds, which never decrease; the last is the trace's length.
 
-    Format of mahimahi's mm-link: one integer a line, each an opportunity to deliver 1504 bytes at
-    that millisecond; the trace starts again after its last line. Raises ConfigError, OSError.
+    The format is mahimahi's (mm-link): one integer per line, each an opportunity to deliver 1504
+    bytes at that millisecond. The trace repeats after its last line. Raises ConfigError, OSError.
     """
     times: list[int] = []
     for line_number, line in enumerate(Path(file).read_text("utf-8").splitlines(), 1):
@@ -40,7 +40,10 @@ def read_rate(file: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def read_delay(file: str) -> tuple[tuple[float, float], ...]:
-    """Points (seconds, one-way delay in ms), seconds rising from 0. Raises ConfigError, OSError."""
+    """Read points (seconds, one-way delay in ms), seconds rising from 0.
+
+    Raises ConfigError, OSError.
+    """
     points: list[tuple[float, float]] = []
     with Path(file).open(encoding="utf-8", newline="") as lines:
         for line_number, row in enumerate(csv.reader(lines), 1):
@@ -65,12 +68,13 @@ def _point(row: list[str], where: str) -> tuple[float, float]:
 
 
 def mean_rate_mbit(file: str) -> float:
+    """Return the mean rate of a packet-delivery trace."""
     times = read_rate(file)
     return len(times) * DELIVERY_BYTES * 8 / (times[-1] * 1000)
 
 
 def mean_delay_ms(file: str) -> float:
-    """Mean over time, the delay running straight from point to point."""
+    """Return the mean over time of a delay trace, interpolated linearly between its points."""
     points = read_delay(file)
     area = sum(
         (right[0] - left[0]) * (left[1] + right[1]) / 2
