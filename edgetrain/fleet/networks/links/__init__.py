@@ -1,1 +1,1 @@
-"""Models of links in virtual time: capacity, TCP's window and its repair of losses."""
+"""Models of links: delay, rate and loss; TCP's congestion window and its loss recovery. Pure."""

@@ -1,8 +1,8 @@
-"""TCP as a fluid: what one direction of a link does to the bytes of a connection. Pure.
+"""TCP as a fluid: the effect of one direction of a link on the bytes of a connection. Pure.
 
-Segments are counted, not made: a chunk of many enters a link's queue and rate together, and a loss
-costs what it costs TCP, a smaller window and a stall. The stream proxy uses this on the wall clock,
-the simulator on a virtual one. Times are integer nanoseconds; no socket and no sleep here.
+Segments are only counted: a chunk of many segments enters the queue and the rate of a link
+together. A loss costs what it costs TCP: a smaller window and a stall. The stream proxy uses this
+with the wall clock, the simulator with a virtual clock. Times are integer nanoseconds.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from edgetrain.fleet.networks.profile import Direction
 
 HEADERS = 52  # IPv4 and TCP with timestamps, per segment
 _LARGEST_CHUNK = 65_536
-_CHUNK_NS = 4_000_000  # a chunk is at most this much of the line's time
+_CHUNK_NS = 4_000_000  # of the line's time: the most that a chunk takes
 _LOST_ENOUGH = 1 << 62
 _LONGEST_TIMEOUT_NS = 60_000_000_000
 
 
 class Losses:
-    """How many of the next segments are lost, drawn without a draw per segment where it can be."""
+    """Draws which segments are lost. Independent losses need one draw per loss, not per segment."""
 
     def __init__(self, way: Direction, model: LinkModel, seed: int) -> None:
         self._model = model
@@ -42,14 +42,14 @@ class Losses:
         return int(math.log(1 - self._random()) / math.log(1 - self._share))
 
     def within(self, count: int, now: int) -> int:
-        """Lost segments of `count` bytes that enter now; pieces of segments are carried over."""
+        """Return how many segments of `count` bytes are lost; partial segments are carried over."""
         if not self._share:
             return 0
         segments, self._carry = divmod(self._carry + count, MSS)
         return len(self.places(segments, now))
 
     def places(self, segments: int, now: int) -> list[int]:
-        """Which of so many segments that enter together now are lost, counted from 0."""
+        """Return which of `segments` that enter together at `now` are lost, counted from 0."""
         if not self._share:
             return []
         self._model.pause(now)
@@ -63,13 +63,13 @@ class Losses:
         return found
 
     def loses_retransmission(self) -> bool:
-        """Whether a retransmission is lost too."""
+        """Draw whether a retransmission is lost too."""
         return self._random() < self._share
 
 
 @dataclass
 class Way:
-    """One direction of one member's link, shared by all its connections."""
+    """One direction of one member's link, shared by all connections of the member."""
 
     figures: Direction
     model: LinkModel
@@ -77,10 +77,11 @@ class Way:
     chunk: int
     mean_delay: int
     ns_per_byte: float
-    ack_delay: Callable[[int], int]  # the same figures, drawn apart: acks run ahead of the clock
+    ack_delay: Callable[[int], int]  # drawn separately: acknowledgements run ahead of the clock
 
     @classmethod
     def make(cls, figures: Direction, seed: int, start_ns: int) -> Way:
+        """Build the models of one direction; `start_ns` is the beginning of its traces."""
         model = LinkModel(figures, seed, start_ns)
         rate = figures.mean_rate_mbit
         chunk = int(rate * 1e6 / 8 * _CHUNK_NS / 1e9) if rate else _LARGEST_CHUNK
@@ -92,13 +93,16 @@ class Way:
         return cls(figures, model, losses, chunk, mean, per_byte, acks.delay)
 
     def delay_ns(self, now: int) -> int:
-        """What an acknowledgement takes on this way: it queues behind the data."""
+        """Return the delay of an acknowledgement in this direction: it queues behind the data."""
         rate = self.model.rate
         waiting = rate.waiting_bytes(now) if rate else 0.0
         return self.ack_delay(now) + int(waiting * self.ns_per_byte)
 
     def repair(self, window: Window, lost: int, now: int) -> int:
-        """Nanoseconds until the hole is filled: fast retransmit, or timeouts where that is lost."""
+        """Draw how `lost` segments are repaired, and shrink the window; return the stall in ns.
+
+        By a fast retransmission, or by timeouts if the retransmission is lost too.
+        """
         stall = window.rtt
         timeout = window.timeout
         if any(self.losses.loses_retransmission() for _ in range(lost)):

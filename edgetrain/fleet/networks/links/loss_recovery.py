@@ -1,14 +1,30 @@
-"""How Linux's TCP finds out what was lost, and when it sends that again. Pure.
+"""Loss recovery as in Linux's TCP: which segments are lost, and when they are sent again. Pure.
 
-One sender of one connection: what is on the way, what the receiver has, which timer runs. RACK and
-tail loss probes (RFC 8985), retransmission timeouts (RFC 6298) and proportional rate reduction (RFC
-6937, RFC 9937) as net/ipv4/tcp_input.c, tcp_output.c, tcp_recovery.c and tcp_timer.c of Linux 6
-have them; how large the window is after a loss, `window` knows. Pieces of many segments are told
-apart only where their fates differ. Nothing is sent here and no time passes: times are integer
-nanoseconds and arguments, sequence numbers are bytes since the connection began.
+Models one sender of one connection: the segments in flight, the bytes that the receiver has, and
+the running timer. It follows RACK and tail loss probes (RFC 8985), retransmission timeouts (RFC
+6298) and proportional rate reduction (RFC 6937, RFC 9937) as implemented in tcp_input.c,
+tcp_output.c, tcp_recovery.c and tcp_timer.c (net/ipv4) of Linux 6. `window` computes the size of
+the window after a loss. Segments that are sent together are one object, and are split only if some
+of them are lost. Nothing is sent here: times are arguments, in integer nanoseconds; sequence
+numbers are bytes since the connection began.
 
-Left out: acknowledgements that are lost, F-RTO and undoing (losses here are never mistaken), and
-delayed acknowledgements.
+The state of a sender, which decides how the window changes:
+
+    state      event                                        next      window
+    open       RACK finds a loss                            recovery  reduced in proportion
+    any        the retransmission timeout                   loss      one segment, slow start
+    recovery   all bytes that were in flight are received   open      the threshold
+    loss       all bytes that were in flight are received   open      grows on
+
+A sender has one timer:
+
+    timer      armed                                        when it expires
+    probe      in state open, if no byte is missing         send a probe; then wait for the timeout
+    reorder    if segments may be late instead of lost      apply RACK again
+    timeout    otherwise, while anything is in flight       all old segments are lost
+
+Not modelled: lost acknowledgements, delayed acknowledgements, F-RTO and undoing of a reduction
+(losses are never mistaken here).
 """
 
 from __future__ import annotations
@@ -20,27 +36,27 @@ from dataclasses import dataclass
 from edgetrain.fleet.networks.links.window import MSS, TICK, WholeWindow
 
 DUPLICATES = 3
-"""Segments that arrived out of order after which a loss is believed at once:
-net.ipv4.tcp_reordering, RFC 6675's DupThresh, as RFC 8985 (section 6.2, step 4) keeps it."""
+"""After this many segments out of order, missing segments are lost at once:
+net.ipv4.tcp_reordering, RFC 6675's DupThresh, kept by RFC 8985, section 6.2, step 4."""
 
 REORDER_SHARE = 4
-"""With fewer, RACK waits for a quarter of the least round trip: RFC 8985, section 6.2, step 4."""
+"""With fewer, RACK waits for 1/4 of the shortest round trip: RFC 8985, section 6.2, step 4."""
 
 PROBE_ROUND_TRIPS = 2
-"""A probe goes out after so many smoothed round trips of silence: RFC 8985, section 7.2."""
+"""Smoothed round trips of silence before a probe: RFC 8985, section 7.2."""
 
 PROBE_SLACK_NS = 2_000_000
-"""… and a little: TCP_TIMEOUT_MIN_US."""
+"""Added to the silence before a probe: TCP_TIMEOUT_MIN_US."""
 
 PROBE_ALONE_NS = 200_000_000
-"""… or, where a single segment is on the way, whose acknowledgement may be delayed, so much more:
+"""Added instead if a single segment is in flight, whose acknowledgement may be delayed:
 tcp_schedule_loss_probe adds tcp_rto_min."""
 
 LONGEST_TIMEOUT_NS = 120_000_000_000
 """TCP_RTO_MAX."""
 
 GREETING_TIMEOUT_NS = 1_000_000_000
-"""Until the first repetition of a SYN: TCP_TIMEOUT_INIT, RFC 6298, section 2.1."""
+"""Until the first retransmission of a SYN: TCP_TIMEOUT_INIT, RFC 6298, section 2.1."""
 
 NEVER = 1 << 62
 
@@ -49,8 +65,11 @@ _IDLE, _PROBE, _REORDER, _TIMEOUT = range(4)
 
 
 def on_wheel(delay: int) -> int:
-    """When a timer for so long rings, on average: the kernel keeps it in a wheel of 64 ticks, the
-    next of 64 times 8, and so on, and each rounds up (kernel/time/timer.c)."""
+    """Return the mean time after which a timer for `delay` expires.
+
+    The kernel keeps timers in wheels of 64 slots, each 8 times coarser than the one before, and
+    rounds up to a slot (kernel/time/timer.c).
+    """
     unit = TICK
     while delay >= 63 * unit:
         unit *= 8
@@ -59,10 +78,11 @@ def on_wheel(delay: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Segments:
-    """Bytes `start` to `end` of the stream, sent together at `sent`, `order` by `order`.
+    """A piece of the stream: bytes `start` to `end`, sent together at time `sent`.
 
-    `copy` is what was sent for it again, `of` what it was sent again for. `gone` is what only the
-    network knows: it will not arrive.
+    `order` counts transmissions. `copy` is the retransmission of these bytes, `of` is the
+    transmission that this one repeats. `lost`: the sender believes them lost. `gone`: they will not
+    arrive, which only the network knows. `done`: acknowledged, or not needed any more.
     """
 
     start: int
@@ -77,11 +97,12 @@ class Segments:
 
     @property
     def count(self) -> int:
+        """How many segments these are."""
         return _count(self.start, self.end)
 
 
 class Received:
-    """Which bytes of a stream are there: all below `next`, and ranges above it."""
+    """The bytes of a stream that have arrived: all below `next`, and ranges above it."""
 
     __slots__ = ("_ranges", "next", "segments")
 
@@ -89,10 +110,10 @@ class Received:
         self.next = 0
         self._ranges: list[tuple[int, int]] = []  # neither overlapping nor touching
         self.segments = 0
-        """Above the first hole."""
+        """Segments that arrived above the first hole."""
 
     def add_range(self, start: int, end: int) -> bool:
-        """More bytes, maybe some that were there; True where `next` has moved on."""
+        """Add bytes, new or known; return whether `next` has moved."""
         if end <= self.next:
             return False
         if start <= self.next and not self._ranges:  # the common case
@@ -112,7 +133,7 @@ class Received:
         return True
 
     def has(self, start: int, end: int) -> bool:
-        """Whether all of these bytes are there."""
+        """Return whether all of these bytes have arrived."""
         if end <= self.next:
             return True
         place = bisect.bisect_left(self._ranges, end, key=lambda each: each[1])
@@ -124,32 +145,32 @@ def _count(start: int, end: int) -> int:
 
 
 class Recovery:
-    """A sender's knowledge of what is on its way.
+    """What a sender knows of the segments it has sent.
 
-    The owner says what it has sent (`send`, `resend`) and what was acknowledged (`acked`), looks at
-    `deadline` and calls `expire` then, and sends again what stands in `lost` as far as the window
-    has room, before anything new. The window is this object's to change while data is on the way.
+    The owner reports transmissions (`send`, `resend`) and acknowledgements (`acked`), and calls
+    `expire` at `deadline`. It sends the segments in `lost` again, as far as the window has room,
+    before any new data. While data is in flight, this object changes the window.
     """
 
     def __init__(self, window: WholeWindow) -> None:
         self.window = window
         self.lost: list[Segments] = []
-        """What has to be sent again, in the order of the stream."""
+        """Segments to send again, in the order of the stream."""
         self.missing = 0
-        """Pieces that will not arrive and have not been sent again: without any, no timer that is
-        due would do anything, and its owner need not wait for it."""
+        """Pieces that will not arrive and have not been sent again. While this is 0, an expired
+        timer changes nothing, so that the owner need not wait for it."""
         self.end = 0
         """Bytes that have been sent."""
         self.deadline = NEVER
         self.probing = False
-        """A tail loss probe is due: a segment of new data, or the last that was sent."""
-        self._flying: list[Segments] = []  # in the order of sending
+        """A tail loss probe is due: a segment of new data, or the last segment that was sent."""
+        self._flying: list[Segments] = []  # in flight, in the order of sending
         self._known = Received()
         self._state = _OPEN
-        self._high = 0  # recovery ends when this much is acknowledged
+        self._high = 0  # recovery ends when the bytes below this are acknowledged
         self._timer = _IDLE
         self._backoff = 0
-        self._probed = 0  # what had been sent when the probe was
+        self._probed = 0  # `end` when the last probe was sent; 0: no probe is in flight
         self._order = 0
         self._newest = (-1, -1)  # (order, end) of the latest piece that has arrived
         self._newest_rtt = 0
@@ -158,13 +179,13 @@ class Recovery:
 
     @property
     def idle(self) -> bool:
-        """Nothing is on its way."""
+        """Whether nothing is in flight."""
         return self._known.next == self.end
 
     # -- sending ----------------------------------------------------------------------------------
 
     def send(self, size: int, now: int) -> Segments:
-        """New data leaves."""
+        """Send `size` bytes of new data."""
         piece = Segments(self.end, self.end + size, now, self._next_order())
         self.end += size
         self._flying.append(piece)
@@ -180,7 +201,7 @@ class Recovery:
         return piece
 
     def resend(self, room: int, now: int) -> Segments:
-        """The first that is lost leaves again, as far as `room` goes, and at least a segment."""
+        """Send the first lost segments again: at most `room` bytes, but at least one segment."""
         old = self.lost[0]
         most = max(room // MSS, 1) * MSS
         if old.end - old.start > most:
@@ -198,14 +219,14 @@ class Recovery:
         return piece
 
     def probe(self, now: int) -> Segments | None:
-        """There is no new data to probe with: the last segment leaves again."""
+        """Send the last segment again as a probe, for an owner that has no new data."""
         last = max(self._flying, key=lambda piece: piece.end, default=None)
         if last is None:
             self._probe_sent(now)
             return None
         begin = last.start + (last.count - 1) * MSS
         if begin > last.start:
-            # What is still to arrive arrives as what it was sent as.
+            # Segments that will still arrive are not split: they arrive as they were sent.
             last = (
                 self.split(last, [begin])[-1]
                 if last.gone
@@ -233,7 +254,7 @@ class Recovery:
         self._arm_timeout(now)
 
     def split(self, piece: Segments, at: list[int]) -> list[Segments]:
-        """The same bytes as several pieces, which begin there; `piece` remains the first."""
+        """Split a piece at these bytes; return all parts, of which `piece` is the first."""
         parts = [piece]
         for begin in at:
             part = dataclasses.replace(piece, start=begin, end=parts[-1].end)
@@ -247,7 +268,7 @@ class Recovery:
         return parts
 
     def vanish(self, piece: Segments) -> None:
-        """The network has lost it; the sender does not know."""
+        """Lose a piece in the network; the sender does not know of it."""
         piece.gone = True
         if piece.copy is None and not piece.done:
             self.missing += 1
@@ -255,7 +276,7 @@ class Recovery:
     # -- acknowledgements -------------------------------------------------------------------------
 
     def acked(self, piece: Segments, now: int, spread: int) -> None:
-        """The receiver has this piece, and we hear of it. `spread` as in Window.acked."""
+        """Process the acknowledgement of a piece. `spread` is as in `Window.acked`."""
         if piece.done:
             return
         size = piece.end - piece.start
@@ -289,7 +310,7 @@ class Recovery:
                 self._arm(now, advancing=True)
 
     def _drop_other_copies(self, piece: Segments) -> None:
-        """Other transmissions of the same bytes matter no more."""
+        """Forget other transmissions of the bytes that have arrived with this piece."""
         twins = []
         twin = piece.of
         while twin is not None:
@@ -314,16 +335,16 @@ class Recovery:
             self.lost.remove(piece)
 
     def _end_of_probe(self, piece: Segments) -> bool:
-        """Whether a tail loss probe has repaired a loss (tcp_process_tlp_ack)."""
+        """Return whether a tail loss probe has repaired a loss (tcp_process_tlp_ack)."""
         if not self._probed or self._known.next < self._probed:
             return False
         self._probed = 0
         return piece.of is not None
 
     def _detect(self, now: int) -> tuple[bool, bool]:
-        """RACK: what was sent before something that has arrived is lost, after some patience.
+        """RACK: segments sent before one that has arrived are lost, after some patience.
 
-        (whether a timer waits for that, whether something was found to be lost)
+        Returns whether the reorder timer was armed, and whether a loss was found.
         """
         patience = self._patience()
         due, found = 0, False
@@ -343,7 +364,7 @@ class Recovery:
         return bool(due), found
 
     def _patience(self) -> int:
-        """tcp_rack_reo_wnd, where no reordering has been seen."""
+        """Return how much longer to wait: tcp_rack_reo_wnd, if no reordering was seen."""
         if self._state != _OPEN or self._known.segments >= DUPLICATES:
             return 0
         return min(self._least_rtt // REORDER_SHARE, self.window.rtt)
@@ -364,7 +385,7 @@ class Recovery:
         self._state, self._high = _RECOVERY, self.end
 
     def _reduce(self, size: int, safe: bool) -> None:
-        """Proportional rate reduction: tcp_cwnd_reduction, in bytes."""
+        """Reduce the window in proportion to what arrives: tcp_cwnd_reduction, in bytes."""
         self._delivered += size
         window = self.window
         pipe, target = window.in_flight, int(window.threshold)
@@ -384,7 +405,7 @@ class Recovery:
     # -- timers -----------------------------------------------------------------------------------
 
     def expire(self, now: int) -> None:
-        """The deadline has come."""
+        """Handle the timer that was due at `deadline`."""
         timer, self._timer, self.deadline = self._timer, _IDLE, NEVER
         if timer == _PROBE:
             if self._probed:  # one at a time
@@ -401,7 +422,7 @@ class Recovery:
             self.time_out(now)
 
     def time_out(self, now: int) -> None:
-        """tcp_enter_loss: what is old enough is lost, and one segment goes."""
+        """Handle a retransmission timeout: old segments are lost, one is sent (tcp_enter_loss)."""
         self.probing, self._probed = False, 0
         if self.idle:
             return
@@ -416,7 +437,7 @@ class Recovery:
         self._arm_timeout(now)
 
     def _arm(self, now: int, advancing: bool) -> None:
-        """tcp_set_xmit_timer: a probe where nothing is amiss, or the timeout."""
+        """Arm the probe timer if no loss is suspected, else the timeout (tcp_set_xmit_timer)."""
         if self.idle:
             self._timer, self.deadline = _IDLE, NEVER
         elif self._state == _OPEN and not self._known.segments:
@@ -437,7 +458,7 @@ class Recovery:
         return min(self.window.timeout << min(self._backoff, 20), LONGEST_TIMEOUT_NS)
 
     def _head_sent(self, now: int) -> int:
-        """When the first unacknowledged byte was last sent."""
+        """Return when the first unacknowledged byte was last sent."""
         for piece in self._flying:
             if piece.start == self._known.next:
                 return piece.sent

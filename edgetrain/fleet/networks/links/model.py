@@ -1,8 +1,8 @@
-"""What happens to a packet on one direction of a link: loss, queue, rate, delay. Pure.
+"""The effect of one direction of a link on a packet: loss, queue, rate, delay. Pure.
 
-Time is an argument (integer nanoseconds of any clock that does not fall), randomness is seeded, no
-socket and no sleep: the same objects run in the packet emulator, in the stream proxy and in tests.
-The order is netem's: a lost packet is lost before it takes up the rate.
+Time is an argument (integer nanoseconds of any monotonic clock) and randomness is seeded, so that
+the same objects run in the packet emulator, the stream proxy, the simulator and tests. The order is
+netem's: a packet is lost before it uses the rate.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from collections.abc import Callable
 from edgetrain.fleet.networks import traces
 from edgetrain.fleet.networks.profile import Burst, Direction
 
-ETHERNET_BYTES = 14  # what a frame adds to an IP packet, as netem's `rate` counts it
+ETHERNET_BYTES = 14  # added to an IP packet by its frame, counted as netem's `rate` does
 _FULL_FRAME = 1514
 _NS = 1_000_000_000
 _MS = 1_000_000
 _SHORTEST_PERIOD_NS = 5 * _MS
-# Deviations between draws of jitter: how far a distribution falls from one draw to the next.
+# Time between two draws of jitter, in standard deviations: about as far as the delay can fall.
 _GRID = {"normal": 5, "uniform": 5, "pareto": 13}
 
 
 class GilbertElliott:
-    """Loss in bursts. Called once per packet; True: lost. `rest` lets a burst wear off with time.
+    """Loss in bursts. Call it once per packet; True means lost. `rest` lets a burst end with time.
 
-    The order of sch_netem's loss_gilb_ell: first the state may change, then the packet is drawn.
+    In the order of sch_netem's loss_gilb_ell: the state changes first, then the packet is drawn.
     """
 
     __slots__ = ("_bad", "_burst", "_random", "lost")
 
     def __init__(self, burst: Burst, rng: random.Random) -> None:
         self.lost = 0
-        """Packets lost since whoever minds the time has set this to 0."""
+        """Packets lost since the owner, which counts their time, set this to 0."""
         self._burst = burst
         self._random = rng.random
         self._bad = False
@@ -53,7 +53,7 @@ class GilbertElliott:
         return False
 
     def rest(self, packets: int) -> None:
-        """So many packets could have passed and did not: the state that the chain is in by then."""
+        """Move the state on by the time of this many packets, during which none was sent."""
         enter, leave = self._burst.enter_percent, self._burst.leave_percent
         bad = enter / (enter + leave)
         bad += (self._bad - bad) * (1 - (enter + leave) / 100) ** packets
@@ -61,7 +61,7 @@ class GilbertElliott:
 
 
 class Bernoulli:
-    """Independent loss. Called once per packet; True: lost."""
+    """Independent loss. Call it once per packet; True means lost."""
 
     __slots__ = ("_random", "_share")
 
@@ -74,7 +74,7 @@ class Bernoulli:
 
 
 def _draw(distribution: str, rng: random.Random) -> Callable[[], float]:
-    """Draws of mean 0 and deviation 1, bounded to ±3 where the distribution has tails."""
+    """Return a source of draws with mean 0 and deviation 1. Normal draws are cut at ±3."""
     if distribution == "uniform":
         return lambda: (2 * rng.random() - 1) * math.sqrt(3)
     if distribution == "pareto":
@@ -85,14 +85,14 @@ def _draw(distribution: str, rng: random.Random) -> Callable[[], float]:
 def _bounded_normal(rng: random.Random) -> float:
     while abs(value := rng.gauss(0, 1)) > 3:
         pass
-    return value / 0.98658  # deviation of a normal variable cut at three deviations
+    return value / 0.98658  # the deviation of a normal variable cut at three deviations
 
 
 _PARETO_SHAPE, _PARETO_TOP = 3.0, 8.0
 
 
 def _pareto(rng: random.Random) -> float:
-    """A long upper tail: Pareto of shape 3 on [1, 8], shifted and scaled to mean 0, deviation 1."""
+    """Draw from Pareto of shape 3 on [1, 8], shifted and scaled to mean 0 and deviation 1."""
     low = float(_PARETO_TOP**-_PARETO_SHAPE)
     value: float = (1 - rng.random() * (1 - low)) ** (-1 / _PARETO_SHAPE)
     return (value - _PARETO_MEAN) / _PARETO_DEVIATION
@@ -111,18 +111,18 @@ _PARETO_DEVIATION = math.sqrt(_pareto_moment(2) - _PARETO_MEAN**2)
 
 
 def jitter_period_s(way: Direction) -> float:
-    """Time between two draws."""
+    """Return the seconds between two draws of jitter."""
     period_ms = way.jitter_period_ms or _GRID[way.distribution] * way.jitter_ms
     return max(period_ms * _MS, _SHORTEST_PERIOD_NS) / _NS
 
 
 class Jitter:
-    """A delay that wanders smoothly: draws on a time grid, straight lines between them.
+    """A delay that changes smoothly: draws on a time grid, interpolated linearly.
 
     Independent draws per packet would reorder packets, and holding packets back to keep their order
-    biases the mean (100 ± 10 ms at 10,000 packets a second becomes 121 ± 4). On a grid some
-    deviations wide the line falls more slowly than time runs, so order is kept without that bias.
-    The draws are scaled so that mean and deviation over time are those asked for.
+    biases the mean (100 ± 10 ms at 10,000 packets a second becomes 121 ± 4). On a grid several
+    deviations wide the delay falls more slowly than time runs, so that order is kept without this
+    bias. The draws are scaled so that mean and deviation over time are those of the profile.
     """
 
     __slots__ = ("_draw", "_keep", "_left", "_mix", "_period", "_right", "_scale", "_slot")
@@ -138,10 +138,10 @@ class Jitter:
         self._left = self._right = 0.0
 
     def at(self, now_ns: int) -> int:
-        """Nanoseconds to add to the delay at this time. Times must not fall by more than a slot."""
+        """Return nanoseconds to add to the delay. Times must not fall by more than one slot."""
         slot, rest = divmod(now_ns, self._period)
         while slot > self._slot:
-            if slot - self._slot > 16:  # after a pause: what was drawn long ago does not matter
+            if slot - self._slot > 16:  # after a pause, old draws do not matter
                 self._slot, self._right = slot - 1, self._draw()
             self._left = self._right
             self._right = self._keep * self._left + self._mix * self._draw()
@@ -151,7 +151,7 @@ class Jitter:
 
 
 class DelayTrace:
-    """A recorded delay, played again and again; straight lines between its points."""
+    """A recorded delay, repeated, interpolated linearly between its points."""
 
     __slots__ = ("_delays", "_start", "_times")
 
@@ -162,6 +162,7 @@ class DelayTrace:
         self._start = start_ns
 
     def at(self, now_ns: int) -> int:
+        """Return the delay in nanoseconds."""
         when = max(now_ns - self._start, 0) % self._times[-1]
         right = bisect.bisect_right(self._times, when)
         left = right - 1
@@ -170,7 +171,7 @@ class DelayTrace:
 
 
 class Queue(ABC):
-    """A drop-tail queue before a line that lets bytes out one after the other."""
+    """A drop-tail queue before a line that sends one byte after the other."""
 
     __slots__ = ("_queue_bytes",)
 
@@ -179,25 +180,25 @@ class Queue(ABC):
 
     @abstractmethod
     def waiting_bytes(self, now: int) -> float:
-        """Bytes that have not left yet."""
+        """Return the bytes that have not left yet."""
 
     @abstractmethod
     def full(self, now: int) -> bool:
-        """True where the queue has no room for another packet."""
+        """Return whether the queue has no room for another packet."""
 
     @abstractmethod
     def depart(self, now: int, wire_bytes: int) -> int:
-        """Put bytes into the queue; the time at which the last of them has left."""
+        """Add bytes to the queue; return when the last of them has left."""
 
     def room(self, now: int, packet_bytes: int) -> int:
-        """How many packets of this size the queue takes now, one after the other."""
+        """Return how many packets of this size the queue would accept now."""
         if self.full(now):
             return 0
         return int((self._queue_bytes - self.waiting_bytes(now)) // packet_bytes) + 1
 
 
 class Rate(Queue):
-    """Bytes leave at `mbit` Mbit/s."""
+    """A line of `mbit` Mbit/s."""
 
     __slots__ = ("_free", "_ns_per_byte", "_queue_ns")
 
@@ -207,7 +208,7 @@ class Rate(Queue):
         self.scale(mbit)
 
     def scale(self, mbit: float) -> None:
-        """Change the rate; what is queued already keeps its times."""
+        """Change the rate; bytes that are in the queue keep their times."""
         self._ns_per_byte = 8000 / mbit
         self._queue_ns = self._queue_bytes * self._ns_per_byte
 
@@ -224,7 +225,7 @@ class Rate(Queue):
 
 
 class RateTrace(Queue):
-    """Bytes leave as recorded: each line of the trace lets 1504 bytes out, used or not."""
+    """A recorded line: each line of the trace sends up to 1504 bytes."""
 
     __slots__ = ("_left", "_next", "_start", "_times")
 
@@ -232,11 +233,11 @@ class RateTrace(Queue):
         super().__init__(queue_bytes)
         self._times = traces.read_rate(file)
         self._start = start_ns
-        self._next = 0  # number of the chance to deliver that is in use, counted over all rounds
+        self._next = 0  # the opportunity in use, counted over all repetitions of the trace
         self._left = traces.DELIVERY_BYTES
 
     def _number_at(self, now: int) -> int:
-        """The first chance at `now` or later."""
+        """Return the first opportunity at `now` or later."""
         rounds, rest = divmod(max(now - self._start, 0), self._times[-1] * _MS)
         return rounds * len(self._times) + bisect.bisect_left(self._times, rest / _MS)
 
@@ -266,15 +267,18 @@ class RateTrace(Queue):
 
 
 def link_seeds(seed: int, place: int) -> tuple[int, int]:
-    """Of a link's ways up and down: members are places 0, 1, …, sites come behind them."""
+    """Return the seeds of a link's directions up and down.
+
+    Members are places 0, 1, …; the sites' uplinks follow.
+    """
     return seed * 10_000 + 2 * place, seed * 10_000 + 2 * place + 1
 
 
 class LinkModel:
     """One direction of one link, with its state.
 
-    `due` says when a packet arrives that enters now; `pause` and, for each packet, `lost` are asked
-    first. `down` and `set_rate` are the handles of faults.
+    For packets that enter now, call `pause`, then `lost` for each packet, then `due` for the time
+    of arrival. Faults use `down` and `set_rate`.
     """
 
     __slots__ = (
@@ -316,27 +320,27 @@ class LinkModel:
         self._packet_ns = int(_FULL_FRAME * 8000 / rate_mbit) if rate_mbit else 0
         self._quiet_since = start_ns
         self.loses = way.mean_loss_percent > 0
-        self.passes = way.is_plain  # nothing to do at all, as long as no fault is on
+        self.passes = way.is_plain  # does not change traffic, unless there is a fault
         self.duplicates = way.duplicate_percent / 100
         self.corrupts = way.corrupt_percent / 100
         self.down = False
-        self.dropped = 0  # packets that found the queue full
+        self.dropped = 0  # packets dropped because the queue was full
 
     def set_rate(self, factor: float) -> None:
-        """Let the link run at this share of its profile's rate; 1 puts it back."""
+        """Set the rate to this share of the profile's rate; 1 restores it."""
         if isinstance(self.rate, Rate):
             self.rate.scale(self._way.rate_mbit * factor)
 
     def pause(self, now: int) -> None:
-        """Before the losses of what enters now: a line that stood still has let a burst wear off.
+        """Let a burst of loss end while the line was idle. Call this before `lost`.
 
-        A burst is some milliseconds of fading. Stepped by packets alone it would last until the
-        retransmissions of one lost segment, each twice as late as the one before, had got through.
+        A burst is some milliseconds of fading. If only packets moved it on, it would last until the
+        retransmissions of one lost segment, each twice as late as the one before, got through.
         """
         if self._chain is None or not self._packet_ns:
             return
-        # A lost packet did not take up the line, but the chain has gone on for it. Were its time
-        # counted as quiet as well, bursts alone would pass twice as fast, and lose too little.
+        # A lost packet has moved the chain on but did not use the line. If its time counted as
+        # idle too, bursts would end twice as fast and lose too little.
         self._quiet_since += self._chain.lost * self._packet_ns
         self._chain.lost = 0
         packets = (now - self._quiet_since) // self._packet_ns
@@ -345,17 +349,19 @@ class LinkModel:
         self._quiet_since = max(self._quiet_since, now)
 
     def duplicated(self) -> bool:
+        """Draw whether a packet is duplicated."""
         return self.duplicates > 0 and self._random() < self.duplicates
 
     def corrupted(self) -> bool:
+        """Draw whether a packet is corrupted."""
         return self.corrupts > 0 and self._random() < self.corrupts
 
     def choose(self, count: int) -> int:
-        """A number below `count`: which bit a corrupted packet has wrong."""
+        """Draw a number below `count`, for the bit of a packet that is corrupted."""
         return int(self._random() * count)
 
     def delay(self, now: int) -> int:
-        """Propagation for a packet that leaves the queue at `now`; does not touch the order."""
+        """Return the propagation delay of a packet that leaves the queue at `now`."""
         if self._trace is not None:
             return self._trace.at(now)
         if self._jitter is not None:
@@ -363,10 +369,10 @@ class LinkModel:
         return self._delay
 
     def due(self, now: int, ip_bytes: int, packets: int = 1) -> int | None:
-        """When these packets arrive, or None where the queue is full and they are dropped.
+        """Return when these packets arrive, or None if they are dropped by a full queue.
 
-        `ip_bytes` counts IP headers, not Ethernet's. Arrival times do not fall from call to call,
-        except for packets that `reorder_percent` lets overtake.
+        `ip_bytes` includes IP headers but not Ethernet's. Times of arrival never decrease, except
+        for packets that overtake (`reorder_percent`).
         """
         rate = self.rate
         if rate is not None and rate.full(now):
@@ -375,7 +381,7 @@ class LinkModel:
         return self.arrival(now, ip_bytes, packets)
 
     def arrival(self, now: int, ip_bytes: int, packets: int = 1) -> int:
-        """As `due`, without the limit of the queue."""
+        """Return the same as `due` for a queue without a limit."""
         rate = self.rate
         left = now if rate is None else rate.depart(now, ip_bytes + packets * ETHERNET_BYTES)
         self._quiet_since = left

@@ -1,9 +1,9 @@
-"""A congestion window without packets: what TCP would let a sender have in flight. Pure.
+"""A congestion window without packets: how much TCP would let a sender have in flight. Pure.
 
-The stream proxy has no packets to lose and no acknowledgements to see; it asks this window how much
-may be under way. CUBIC after RFC 9438 as Linux has it (HyStart by ack train and by delay, growth of
-5 % a round trip before the first loss), Reno after RFC 5681; idle restart after RFC 2861.
-Times are integer nanoseconds. Bytes are fluid: a chunk is many segments.
+The stream proxy does not see packets or acknowledgements; it asks this window how much may be in
+flight. CUBIC follows RFC 9438 as implemented in Linux (HyStart by ack train and by delay, growth of
+5 % per round trip before the first loss), Reno follows RFC 5681, idle restart follows RFC 2861.
+Times are integer nanoseconds. `Window` is a fluid of bytes, `WholeWindow` counts whole segments.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _RTO_MIN = 200_000_000
 _CUBIC_BETA = 717 / 1024
 _CUBIC_C = 0.4
 TICK = 4_000_000
-"""Of a kernel with CONFIG_HZ=250, as Debian's, Raspberry Pi OS's and Ubuntu's are."""
+"""Nanoseconds of a tick with CONFIG_HZ=250: kernels of Debian, Raspberry Pi OS and Ubuntu."""
 _CUBIC_LOOK = 7 * TICK  # HZ / 32
 _RENO_BETA = 0.5
 _HYSTART_LOW = 16 * MSS
 _HYSTART_SPACING = 2_000_000
 _HYSTART_SAMPLES = 8
-_GATHER = 1_000_000  # a packet is at most this much of a sender's pacing
-_FRIENDLY = 3 * (1 - _CUBIC_BETA) / (1 + _CUBIC_BETA)  # RFC 9438, 4.3: segments a round trip
+_GATHER = 1_000_000  # a super-packet is at most this much of a sender's pacing
+_FRIENDLY = 3 * (1 - _CUBIC_BETA) / (1 + _CUBIC_BETA)  # RFC 9438, 4.3: segments per round trip
 
 ALGORITHMS = ("cubic", "reno")
 
 
 def send_limit_bytes() -> int:
-    """The most that this kernel lets one connection have unacknowledged (tcp_wmem)."""
+    """Return the most bytes that this kernel lets a connection have in flight (tcp_wmem)."""
     try:
         return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text("ascii").split()[2])
     except (OSError, ValueError, IndexError):
@@ -39,7 +39,7 @@ def send_limit_bytes() -> int:
 
 @dataclass(slots=True)
 class _Round:
-    """One round trip of acknowledgements, as HyStart looks at it."""
+    """One round trip of acknowledgements, as HyStart sees it."""
 
     start: int = 0
     end_sent: int = 0
@@ -57,7 +57,7 @@ class Window:
         self.threshold = float("inf")  # ssthresh
         self.in_flight = 0
         self.rtt = max(rtt_ns, 1)  # smoothed
-        # Linux keeps four times the mean deviation; the first sample counts half of itself as such.
+        # Linux keeps four times the mean deviation; for the first sample that is half the sample.
         self._deviation = 2 * self.rtt
         self._variance = max(self._deviation, _RTO_MIN)
         self._most_deviation = _RTO_MIN
@@ -65,11 +65,11 @@ class Window:
         self._least_rtt = 1 << 62
         self._limit = limit_bytes
         self._sent = self._acked = 0
-        self._recover = 0  # no second cut before this much is acknowledged
+        self._recover = 0  # no second cut before the bytes below this are acknowledged
         self.held = False
-        """What is acknowledged does not let it grow: somebody repairs losses."""
+        """Acknowledgements do not grow the window: losses are being repaired."""
         self._last_send = 0
-        # What the application made of the window, held until `_used_until` is acknowledged.
+        # How much of the window the application has used, kept until `_used_until` is acknowledged.
         self._was_full, self._most_in_flight, self._used_until = False, 0, 0
         self._round = _Round()
         self._epoch = 0
@@ -77,20 +77,21 @@ class Window:
 
     @property
     def timeout(self) -> int:
-        """Retransmission timeout, RFC 6298 as in Linux: 200 ms or more above the round trip."""
+        """Retransmission timeout, RFC 6298 as in Linux: the round trip plus at least 200 ms."""
         return self.rtt + self._variance
 
     def room(self, now: int) -> int:
-        """Bytes that may be sent now; after a pause that is less than before it."""
+        """Return the bytes that may be sent now. After a pause the window shrinks first."""
         if self.in_flight == 0 and self._last_send:
             self._restart(now)
         return int(min(self.size, self._limit)) - self.in_flight
 
     def space(self) -> int:
-        """As `room`, while something is still to be acknowledged: no pause begins."""
+        """Return the same as `room` without looking for a pause, for bytes that are in flight."""
         return int(min(self.size, self._limit)) - self.in_flight
 
     def sent(self, count: int, now: int) -> None:
+        """Record `count` bytes that were sent."""
         self._last_send = now
         self._sent += count
         self.in_flight += count
@@ -101,16 +102,16 @@ class Window:
             self._used_until = self._sent
 
     def lost(self, count: int) -> None:
-        """So many bytes are not under way any more, and have not arrived."""
+        """Record `count` bytes in flight that are lost."""
         self.in_flight -= count
 
     def resent(self, count: int, now: int) -> None:
-        """Bytes that were `sent` before leave again."""
+        """Record `count` bytes that were sent again."""
         self._sent -= count
         self.sent(count, now)
 
     def _restart(self, now: int) -> None:
-        """After an idle timeout the window halves for each one that has passed."""
+        """Halve the window for each retransmission timeout that has passed without sending."""
         idle = (now - self._last_send) // self.timeout
         if idle > 0:
             self.threshold = max(self.threshold, 0.75 * self.size)
@@ -119,9 +120,9 @@ class Window:
             self._last_send = now
 
     def acked(self, count: int, now: int, rtt: int, spread: int = 0) -> None:
-        """`count` bytes were acknowledged up to `now`, the last of them `rtt` after it was sent.
+        """Record `count` acknowledged bytes; the last of them arrived at `now`, after `rtt`.
 
-        `spread` is the time that these bytes took on the line, so the first came that much sooner.
+        `spread` is the time that these bytes took on the line: the first one was that much earlier.
         """
         rtt -= spread
         was_limited = self._limited()
@@ -137,11 +138,11 @@ class Window:
             self._grow(count, now)
 
     def _time(self, rtt: int) -> None:
-        """Take in a round trip; its spread falls by a quarter a round trip, and rises at once."""
+        """Update the round trip; its variance rises at once and falls by 1/4 per round trip."""
         error = rtt - self.rtt
         self.rtt = max(self.rtt + error // 8, 1)
         if error < 0 and -error > self._deviation // 4:
-            error //= 8  # a round trip that gets shorter is no reason to wait longer
+            error //= 8  # a shorter round trip must not lengthen the timeout
         self._deviation += abs(error) - self._deviation // 4
         self._most_deviation = max(self._most_deviation, self._deviation)
         self._variance = max(self._variance, self._most_deviation)
@@ -151,13 +152,16 @@ class Window:
             self._variance_end = self._sent
 
     def _limited(self) -> bool:
-        """A window that the application does not fill does not grow (tcp_cwnd_validate)."""
+        """Return whether the application fills the window, which else cannot grow.
+
+        As tcp_cwnd_validate does.
+        """
         if self._was_full:
             return True
         return self.size < self.threshold and self.size < 2 * self._most_in_flight
 
     def _hystart(self, count: int, rtt: int, now: int, first: int) -> None:
-        """Leave slow start where a train of acknowledgements is long or the round trip grows."""
+        """Leave slow start if a train of acknowledgements is long or the round trip grows."""
         turn = self._round
         if self._acked > turn.end_sent:
             turn.start = turn.last_ack = first
@@ -174,15 +178,15 @@ class Window:
         turn.samples += max(count // gathered, 1)
         margin = min(max(self._least_rtt // 8, 4_000_000), 16_000_000)
         if turn.samples > _HYSTART_SAMPLES and turn.fastest > self._least_rtt + margin:
-            # The ninth sample tells; by then the first eight have opened the window.
+            # The ninth sample decides; by then the first eight have opened the window.
             earlier = max(_HYSTART_SAMPLES - before, 0) * gathered
             self.threshold = self.size + min(earlier, count)
 
     def _gathered(self, count: int, spread: int) -> int:
-        """Bytes that are acknowledged together: two segments, or what arrives as one packet.
+        """Return the bytes that are acknowledged together: two segments, or one super-packet.
 
-        Linux makes packets of a millisecond of its pacing, which is twice the window a round trip;
-        a line that is slower cuts them.
+        Linux makes super-packets of a millisecond of its pacing, which is twice the window per
+        round trip; a slower line cuts them.
         """
         burst = 2 * self.size * _GATHER / self.rtt
         if spread > 0:
@@ -217,7 +221,7 @@ class Window:
         self.size = max(self.size, self._reno_size)
 
     def cut(self) -> None:
-        """A loss: once for all losses of the same window."""
+        """Shrink the window after a loss; once for all losses of the same window."""
         if self._acked < self._recover:
             return
         self._recover = self._sent
@@ -228,28 +232,28 @@ class Window:
         self._epoch = 0
 
     def collapse(self) -> None:
-        """A retransmission timeout: start again from one segment."""
+        """Start again from one segment, after a retransmission timeout."""
         self.cut()
         self.size = float(MSS)
         self._recover = 0
 
 
 class WholeWindow(Window):
-    """The same sender in whole segments, as Linux counts them (tcp_cubic.c, tcp_cong.c).
+    """A window in whole segments, computed as Linux does (tcp_cubic.c, tcp_cong.c).
 
-    Where losses keep a window at a few segments, what integers cut off and round up is a tenth of
-    the throughput. CUBIC forgets its peak after a timeout, and looks at its curve every 28 ms.
+    If losses keep the window at a few segments, the rounding of integers is a tenth of the
+    throughput. CUBIC forgets its peak after a timeout, and updates its curve every 28 ms.
     """
 
     def __init__(self, algorithm: str, rtt_ns: int, limit_bytes: int) -> None:
         super().__init__(algorithm, rtt_ns, limit_bytes)
         self._credit = 0  # snd_cwnd_cnt
-        self._pace = 0  # cnt: acknowledged segments for which the window grows by one
+        self._pace = 0  # cnt: segments to be acknowledged before the window grows by one
         self._seen, self._seen_at = 0, -1
         self._since, self._reno = 0, 0  # ack_cnt, tcp_cwnd
 
     def _restart(self, now: int) -> None:
-        """After a pause of any length the curve goes on where it was (CA_EVENT_TX_START)."""
+        """See Window. The curve does not advance during a pause (CA_EVENT_TX_START)."""
         epoch, pause = self._epoch, now - self._last_send
         super()._restart(now)
         if epoch:
@@ -271,7 +275,7 @@ class WholeWindow(Window):
         self.size = float(size * MSS)
 
     def _add(self, size: int, acked: int) -> int:
-        """tcp_cong_avoid_ai."""
+        """Grow by one segment per `_pace` acknowledged ones (tcp_cong_avoid_ai)."""
         if self._credit >= self._pace:
             self._credit = 0
             size += 1
@@ -281,7 +285,7 @@ class WholeWindow(Window):
         return size + whole
 
     def _follow(self, size: int, acked: int, now: int) -> None:
-        """bictcp_update."""
+        """Set `_pace` from CUBIC's curve, but not slower than Reno (bictcp_update)."""
         self._since += acked
         if self._seen == size and now - self._seen_at <= _CUBIC_LOOK:
             return
@@ -297,14 +301,14 @@ class WholeWindow(Window):
         self._pace = max(self._pace, 2)
 
     def _aim(self, size: int, acked: int, now: int) -> None:
-        """The curve itself: how far the window is from where it should be by now."""
+        """Set `_pace` from the distance between the window and the curve."""
         peak = int(self._peak) // MSS
         if not self._epoch:
             self._epoch, self._since, self._reno = now, acked, size
             self._k = (max(peak - size, 0) / _CUBIC_C) ** (1 / 3)
             self._origin = max(peak, size)
         rise = (now - self._epoch + self._least_rtt) / 1e9 - self._k
-        target = int(self._origin) + int(_CUBIC_C * rise**3)  # both halves rounded towards it
+        target = int(self._origin) + int(_CUBIC_C * rise**3)  # both halves are rounded towards it
         self._pace = size // (target - size) if target > size else 100 * size
         if not peak:
             self._pace = min(self._pace, 20)
@@ -322,7 +326,7 @@ class WholeWindow(Window):
         self._epoch = self._credit = 0
 
     def recovered(self) -> None:
-        """Everything that was under way at the cut has arrived."""
+        """End a recovery: all that was in flight at the cut has arrived."""
         self.size = self.threshold
         self._recover = 0
 
