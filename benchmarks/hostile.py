@@ -422,9 +422,9 @@ def prepare(folder: Path) -> tuple[Keyring, list[Path], Pair, Pair, Pair]:
         ring.allow(Keyring(devices[-1]).init(new_pair).public, f"device-{number}")
     insider, revoked = new_pair(), new_pair()
     ring.allow(insider.public, "insider")
-    _, secret = read_token(ring.issue("once", new_pair, time.time()))
+    _, secret = read_token(ring.issue_token("once", new_pair, time.time()))
     used = pair_of(secret)
-    ring.redeem(used.public, revoked.public, time.time())
+    ring.redeem_token(used.public, revoked.public, time.time())
     return ring, devices, insider, revoked, used
 
 
@@ -433,7 +433,7 @@ def attack_all(folder: Path, chosen: list[str], arguments: argparse.Namespace) -
     ring, devices, insider, revoked, used = prepare(folder)
     hub = Hub(folder)
     for device in devices:
-        Keyring(device).pin(hub.address, ring.pair().public)
+        Keyring(device).pin_hub(hub.address, ring.pair().public)
     fleet = Fleet(hub.address, devices)
     ring.revoke(spell(revoked.public))
     target = Target(hub.address, ring.pair().public, arguments.frames, used, revoked, insider)

@@ -85,7 +85,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _allow(arguments: argparse.Namespace) -> int:
-    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.keys.keyring import keys_folder
     from edgetrain.jobs import bundles
 
     path = Path(arguments.bundle)
@@ -95,26 +95,26 @@ def _allow(arguments: argparse.Namespace) -> int:
         digest, note = bundles.digest_of(archive), path.name
     else:
         digest, note = bundles.checked(arguments.bundle), ""
-    bundles.Allowed(keys.folder(arguments.keys)).allow(digest, note)
+    bundles.Allowed(keys_folder(arguments.keys)).allow(digest, note)
     _answer(arguments, {"digest": digest}, f"{digest} may run on this device")
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.keys.keyring import keys_folder
     from edgetrain.jobs import bundles
 
-    found = bundles.Allowed(keys.folder(arguments.keys)).all()
+    found = bundles.Allowed(keys_folder(arguments.keys)).all()
     lines = [f"{digest}  {note}".rstrip() for digest, note in found.items()]
     _answer(arguments, found, "\n".join(lines) or "no bundle is allowed on this device")
     return 0
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
-    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.keys.keyring import keys_folder
     from edgetrain.jobs import bundles
 
-    digest = bundles.Allowed(keys.folder(arguments.keys)).revoke(arguments.digest)
+    digest = bundles.Allowed(keys_folder(arguments.keys)).revoke(arguments.digest)
     said = f"{digest} may run here no longer (a member that runs has it in memory)"
     _answer(arguments, {"digest": digest}, said)
     return 0

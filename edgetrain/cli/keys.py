@@ -58,11 +58,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.keys.pairs import spell
     from edgetrain.exchange.zeromq.curve import new_pair
 
-    ring = keys.Keyring(keys.folder(arguments.keys))
+    ring = Keyring(keys_folder(arguments.keys))
     pair = ring.init(new_pair, replace=arguments.replace)
     _answer(
         arguments,
@@ -86,11 +86,11 @@ def _enroll(arguments: argparse.Namespace) -> int:
 
 def _let_in(arguments: argparse.Namespace) -> int:
     """At the hub: a token, or the list itself."""
-    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.keys.pairs import public_key, short, spell
     from edgetrain.exchange.zeromq.curve import new_pair
 
-    ring = keys.Keyring(keys.folder(arguments.keys))
+    ring = Keyring(keys_folder(arguments.keys))
     if arguments.key:
         key = public_key(arguments.key)
         ring.allow(key, arguments.name)
@@ -99,7 +99,7 @@ def _let_in(arguments: argparse.Namespace) -> int:
         return 0
     if not 0 < arguments.minutes <= 60 * 24 * 30:
         raise ConfigError(f"--minutes {arguments.minutes:g}: allowed are more than 0 to 43200")
-    token = ring.issue(arguments.name, new_pair, time.time(), arguments.minutes)
+    token = ring.issue_token(arguments.name, new_pair, time.time(), arguments.minutes)
     _answer(
         arguments,
         {"name": arguments.name, "token": token, "minutes": arguments.minutes},
@@ -113,9 +113,9 @@ def _enroll_here(arguments: argparse.Namespace) -> int:
     """At the device: the exchange with the hub."""
     import getpass
 
-    from edgetrain.exchange import addresses as interfaces
-    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.addresses import route
     from edgetrain.exchange.keys.gate import ENROL, enrolled
+    from edgetrain.exchange.keys.keyring import Keyring, keys_folder, read_token
     from edgetrain.exchange.keys.pairs import Credentials, short, spell
     from edgetrain.exchange.zeromq.curve import new_pair, pair_of
     from edgetrain.exchange.zeromq.member_socket import MemberSocket, wait_for_message
@@ -123,10 +123,10 @@ def _enroll_here(arguments: argparse.Namespace) -> int:
     token = arguments.token
     if not token:
         raise ConfigError("--token is missing", "the hub's owner prints one; '-' asks for it")
-    hub, secret = keys.read_token(getpass.getpass("token: ") if token == "-" else token)  # noqa: S105
-    ring = keys.Keyring(keys.folder(arguments.keys))
+    hub, secret = read_token(getpass.getpass("token: ") if token == "-" else token)  # noqa: S105
+    ring = Keyring(keys_folder(arguments.keys))
     own = ring.pair() if ring.exists else ring.init(new_pair)
-    interfaces.route(arguments.hub, timeout_s=10.0)
+    route(arguments.hub, timeout_s=10.0)
     with_token = Credentials(pair_of(secret), hub)
     member = MemberSocket(arguments.hub, credentials=with_token)
     try:
@@ -134,20 +134,22 @@ def _enroll_here(arguments: argparse.Namespace) -> int:
         name = enrolled(wait_for_message(member, 10.0))
     finally:
         member.close()
-    ring.pin(arguments.hub, hub)
+    ring.pin_hub(arguments.hub, hub)
     said = f"enrolled as {name}; {arguments.hub} is known by its key {short(hub)}…"
     _answer(arguments, {"name": name, "hub": arguments.hub, "key": spell(hub)}, said)
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.keys.pairs import spell
 
-    ring = keys.Keyring(keys.folder(arguments.keys))
+    ring = Keyring(keys_folder(arguments.keys))
     own = spell(ring.pair().public) if ring.exists else ""
     members = {name: spell(key) for key, name in ring.members().items()}
-    tokens = [{"name": name, "seconds": round(left)} for name, left in ring.tokens(time.time())]
+    tokens = [
+        {"name": name, "seconds": round(left)} for name, left in ring.open_tokens(time.time())
+    ]
     hubs = {address: spell(key) for address, key in ring.hubs().items()}
     lines = [f"this machine  {own or 'has no keys: edgetrain keys init'}"]
     lines += [f"may join      {key}  {name}" for name, key in sorted(members.items())]
@@ -159,10 +161,10 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
-    from edgetrain.exchange.keys import keyring as keys
+    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.keys.pairs import short, spell
 
-    ring = keys.Keyring(keys.folder(arguments.keys))
+    ring = Keyring(keys_folder(arguments.keys))
     key, name = ring.revoke(arguments.who)
     said = f"{name} with key {short(key)}… may join no longer"
     _answer(arguments, {"name": name, "key": spell(key)}, said)

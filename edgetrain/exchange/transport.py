@@ -1,7 +1,7 @@
-"""The seam to the network, as protocols, and an in-memory transport that keeps the same promises.
+"""The seam to the network, as protocols.
 
-`sockets` implements these over ZeroMQ. `Loopback` is the public fake: threads of one process join
-a hub through queues. Both pass the same conformance suite (tests/test_transport.py).
+exchange/zeromq/ implements them over TCP, `loopback` in memory for threads of one process, which is
+the public fake. Both pass the same tests (tests/exchange/test_transport.py).
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from edgetrain.exchange.keys.pairs import KEY_BYTES
+
 if TYPE_CHECKING:
     from edgetrain.vectors.vector import Buffer
 
 SILENCE_S = 10
-"""A connection over which the other machine's kernel acknowledges nothing for so long is closed.
+"""A connection is closed if the other machine's kernel acknowledges nothing for this long.
 
-The kernels' own timers: a heartbeat of ZeroMQ would have to wait behind the frame that is under
-way, and on a slow link close the connection that carries it.
+The kernels' own timers measure it. A heartbeat of ZeroMQ would have to wait behind the frame that
+is under way, and on a slow link would close the connection that carries it.
 """
 
-
-KEY_BYTES = 32
 _OWNED = b"k"
 
 
 def owned(key: bytes, rest: bytes) -> bytes:
-    """The name of a connection of whoever holds this key, [32]: a transport that says so has seen
-    the proof of it."""
+    """The name of a connection whose owner has proved to hold this key, [32]. `rest` tells the
+    owner's connections apart."""
     return _OWNED + key + rest
 
 
 def owner_of(sender: bytes) -> bytes:
-    """The key that a connection of this name was proved with; b"" where nothing was proved."""
+    """The key that the owner of a connection with this name has proved to hold; b"" if none."""
     whole = sender.startswith(_OWNED) and len(sender) > KEY_BYTES
     return sender[1 : 1 + KEY_BYTES] if whole else b""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the kernel counted on a member's TCP connection since it was made."""
+    """What the kernel has counted on TCP connections since they were made."""
 
     sent_bytes: int
     received_bytes: int
@@ -54,10 +54,13 @@ class HubTransport(Protocol):
         """(sender, frames) of what has arrived, after waiting for the first at most `timeout_s`."""
 
     def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
-        """Queue a message for a peer; False when there is no connection to it."""
+        """Queue a message for a peer; False if there is no connection to it.
+
+        The buffers must not be written again.
+        """
 
     def close(self) -> None:
-        """Let go; works twice."""
+        """Close; works twice."""
 
 
 class MemberTransport(Protocol):
@@ -70,27 +73,29 @@ class MemberTransport(Protocol):
         """The next message's frames, in the order sent; None after `timeout_s` without one."""
 
     def received_bytes(self) -> int:
-        """Bytes so far, those of a message that is not whole yet too: it grows while one comes."""
+        """Bytes so far, those of an incomplete message included: it grows while one arrives."""
 
     def traffic(self) -> Traffic:
-        """What the connection has carried so far."""
+        """What the connections have carried so far."""
 
     def close(self) -> None:
-        """Let go; works twice."""
+        """Close; works twice."""
 
 
 @runtime_checkable
 class Reconnecting(Protocol):
-    """A member's end that can be made anew after a silence."""
+    """A member's end that can drop its connection and make another."""
 
     @property
     def connections(self) -> int:
-        """How many connections have stood since it was made, or made anew. More than one: the one
-        before broke, and what was under way on it may be lost."""
+        """Connections that have stood since this end was made, or since `reconnect`. With more than
+        one, the connection before broke, and messages on it may be lost."""
 
     def reconnect(self) -> None:
-        """Let go of the connection and of what is queued on it, and make another. The hub knows it
-        by the same name. What `traffic` has counted stays counted."""
+        """Drop the connection and what is queued on it, and make another.
+
+        The hub knows it by the same name. What `traffic` has counted stays counted.
+        """
 
     def traffic(self) -> Traffic:
-        """As of MemberTransport."""
+        """See MemberTransport."""

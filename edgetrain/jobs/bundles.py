@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.keys.keyring import Keyring
-from edgetrain.exchange.keys.keyring import folder as key_folder
+from edgetrain.exchange.keys.keyring import Keyring, keys_folder
 
 SUFFIX = ".bundle"
 MOST_BYTES = 16 << 20
@@ -181,7 +180,7 @@ class Allowed:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "bundles"
-        usual = folder == key_folder(None)
+        usual = folder == keys_folder(None)
         self.option = "" if usual else f" --keys {shlex.quote(str(folder))}"
         """What the commands of `edgetrain bundle` have to be told to mean this list."""
         self._ring = Keyring(folder)

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from edgetrain.errors import EdgetrainError, TaskError, did_you_mean
-from edgetrain.exchange.keys.keyring import folder as key_folder
+from edgetrain.exchange.keys.keyring import keys_folder
 from edgetrain.jobs import bundles
 from edgetrain.jobs.bundles import Named
 from edgetrain.tasks.protocol import MEMBERS_OF_TASK, METHODS_OF_TASK, Task
@@ -76,7 +76,7 @@ def _bundled(bundle: Named, name: str, beside: Path | None, keys: Path | None) -
     """A module out of a bundle, and from nowhere else."""
     path = Path(bundle.path).expanduser()
     path = path if path.is_absolute() or beside is None else beside / path
-    folder = bundles.opened(path, bundles.Allowed(key_folder(keys)), bundle.pin).resolve()
+    folder = bundles.opened(path, bundles.Allowed(keys_folder(keys)), bundle.pin).resolve()
     module = _module(name, folder)
     origin = Path(module.__file__ or "/").resolve()
     if folder not in origin.parents:

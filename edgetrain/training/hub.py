@@ -21,8 +21,7 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import ANY_JOB
 from edgetrain.exchange.keys.gate import Gate
-from edgetrain.exchange.keys.keyring import Keyring
-from edgetrain.exchange.keys.keyring import folder as key_folder
+from edgetrain.exchange.keys.keyring import Keyring, keys_folder
 from edgetrain.exchange.keys.pairs import spell
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.jobs.building import hub_of, journal_settings, message_limit
@@ -114,7 +113,7 @@ def _gate(request: HubRequest, listening: Listening) -> Gate | None:
     """Which keys may connect; None: everyone, unencrypted."""
     if request.insecure or (listening.local and request.keys is None):
         return None
-    ring = Keyring(key_folder(request.keys))
+    ring = Keyring(keys_folder(request.keys))
     if not ring.exists:
         raise ConfigError(
             f"{request.bind} lets other machines in, and this machine has no keys",

@@ -10,9 +10,8 @@ from command_line import edgetrain, hub, running, write_tiny
 
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.keys import keyring as keys
 from edgetrain.exchange.keys.credentials import credentials
-from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.keyring import Keyring, keys_folder, read_token
 from edgetrain.exchange.keys.pairs import Credentials, Pair, read_key, spell
 
 
@@ -50,7 +49,7 @@ def test_the_list_by_hand(tmp_path, capsys):
     assert main(["keys", "list", *at]) == 0
     text = capsys.readouterr().out
     assert key in text
-    secret = spell(keys.read_token(token)[1])
+    secret = spell(read_token(token)[1])
     assert token not in text
     assert secret not in text
     assert answer(capsys, "revoke", "pi-3", *at)["key"] == key
@@ -65,7 +64,7 @@ def test_the_list_by_hand(tmp_path, capsys):
         (["enroll", "pi-1", "--minutes", "0"], "--minutes 0: allowed are"),
         (["enroll", "pi-1", "--key", "x"], "'x' is neither a public key nor a file"),
         (["enroll", "--hub", "tcp://localhost:1"], "--token is missing"),
-        (["enroll", "--hub", "tcp://localhost:1", "--token", "x"], "this is no enrolment token"),
+        (["enroll", "--hub", "tcp://localhost:1", "--token", "x"], "is not an enrolment token"),
         (["revoke", "pi-1"], "no device 'pi-1' on the list"),
     ],
 )
@@ -82,13 +81,13 @@ def test_with_what_a_hub_is_joined(tmp_path, monkeypatch):
         credentials(far)
     with pytest.raises(ConfigError, match="not known"):
         credentials(near, chosen=tmp_path / "others")
-    ring = Keyring(keys.folder())
+    ring = Keyring(keys_folder())
     hub_key = spell(bytes(range(32)))
     with pytest.raises(ConfigError, match="edgetrain keys init"):
         credentials(far, hub_key)
     own = ring.init(lambda: Pair(b"p" * 32, b"s" * 32))
     assert credentials(far, hub_key) == Credentials(own, bytes(range(32)))
-    ring.pin(near, b"h" * 32)
+    ring.pin_hub(near, b"h" * 32)
     assert credentials(near) == Credentials(own, b"h" * 32)
 
 
@@ -134,7 +133,7 @@ def test_devices_enrol_and_train_encrypted_and_no_secret_is_left_anywhere(tmp_pa
             assert ", encrypted" in one.said
         assert serving.finish() == 0
         said.append(serving)
-    secrets = [keys.read_token(token)[1] for token in tokens]
+    secrets = [read_token(token)[1] for token in tokens]
     secrets += [Keyring(Path(at)).pair().secret for at in (ours, theirs, strange)]
     written = everything_written(tmp_path / "runs") + "".join(each.said for each in said).encode()
     assert b"was used before" in written

@@ -387,7 +387,7 @@ def test_a_revoked_key_is_dropped_while_it_is_connected_and_does_not_come_back(p
 
 
 def test_a_device_enrols_with_a_token_once_and_then_joins(place):
-    text = place.ring.issue("pi-7", new_pair, time.time())
+    text = place.ring.issue_token("pi-7", new_pair, time.time())
     hub, secret = read_token(text)
     device = new_pair()
 
@@ -410,7 +410,7 @@ def test_a_device_enrols_with_a_token_once_and_then_joins(place):
 
 
 def test_a_token_lets_nobody_say_anything_but_enrol(place):
-    hub, secret = read_token(place.ring.issue("pi-7", new_pair, time.time()))
+    hub, secret = read_token(place.ring.issue_token("pi-7", new_pair, time.time()))
     end = place.join(pair_of(secret), hub)
     end.send([b"J", b"let me in"])
     place.until_told("a token's holder sent no enrolment")

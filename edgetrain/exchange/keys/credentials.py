@@ -1,15 +1,13 @@
-"""The credentials that a machine uses, from its folder of keys and what its user said."""
+"""The credentials that a machine uses, from its folder of keys and its user's options."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.keys.keyring import Keyring, folder
-from edgetrain.exchange.keys.pairs import (
-    Credentials,
-    public_key,
-)
+from edgetrain.exchange.addresses import is_local_name, split_address
+from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+from edgetrain.exchange.keys.pairs import Credentials, public_key
 
 
 def credentials(
@@ -19,18 +17,17 @@ def credentials(
     *,
     insecure: bool = False,
 ) -> Credentials | None:
-    """With what to join the hub at an address; None: without encryption.
+    """Credentials to join the hub at the address `hub`; None: join without encryption.
 
-    `hub_key`: the hub's public key or a file with it; else the one that enrolment pinned. `chosen`:
-    the folder of this machine's keys. Off this machine nothing travels in the clear unless it is
-    said to be `insecure`. Raises ConfigError.
+    `hub_key` is the hub's public key, or a file with it; by default the key that enrolment pinned.
+    `chosen` is the folder of this machine's keys. Without encryption only with `insecure`, or if
+    the hub is on this machine and no folder is chosen. Raises ConfigError if the hub's key is not
+    known.
     """
-    from edgetrain.exchange.addresses import is_local_name, split_address
-
     if insecure:
         return None
-    ring = Keyring(folder(chosen))
-    key = public_key(hub_key) if hub_key else ring.hub(hub)
+    ring = Keyring(keys_folder(chosen))
+    key = public_key(hub_key) if hub_key else ring.hub_key(hub)
     if key is not None:
         return Credentials(ring.pair(), key)
     if is_local_name(split_address(hub)[0]) and chosen is None:

@@ -1,4 +1,4 @@
-"""Who may pass: keys on the list, and tokens that put a key on it."""
+"""The gate of a hub: keys on the list may join, and a token puts one key on the list."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import time
 from collections.abc import Callable, Sequence
 
 from edgetrain.errors import ConfigError, NetworkError, Refused
-from edgetrain.exchange.keys.keyring import LOOK_S, Keyring
-from edgetrain.exchange.keys.pairs import (
-    KEY_BYTES,
-    Public,
-    _bytes,
-    short,
-    spell,
-)
+from edgetrain.exchange.keys.keyring import LOOK_S, NO_SUCH_TOKEN, Keyring
+from edgetrain.exchange.keys.pairs import KEY_BYTES, Public, decode_base64url, short, spell
 
 ENROL = b"E"
 """Kind of the one message of an enrolment, and of its answer."""
 
+LONGEST_ANSWER = 512
+"""Bytes of text in a hub's answer."""
+
 
 class Gate:
-    """Whom a hub lets in: asked for each new connection, and again for what it sends.
+    """Decides which connections a hub admits, and again whether it hears their messages.
 
-    It reads the folder again when a file in it has changed. `wall` is the time of day: tokens
-    expire by it. A damaged file lets nobody new in, and says so.
+    A connection that has proved to hold a key gets an identity, "member KEY" or "token KEY"; the
+    key is spelled. The gate reads the folder again when the list has changed. `wall` is the time of
+    day, by which tokens expire. If a file is damaged, no new connection is admitted, and those that
+    are there stay.
     """
 
     def __init__(
@@ -33,16 +32,17 @@ class Gate:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        """Raises ConfigError if the machine has no pair, or its list is damaged."""
         self.pair = ring.pair()
         self._ring, self._clock, self._wall = ring, clock, wall
         self._members = ring.members()
-        self._stamp = self._stamps()
+        self._stamp = self._list_stamp()
         self._looked = clock()
 
     def admit(self, key: Public) -> tuple[str, str]:
-        """(identity, "") of who has proved to hold this key, or ("", why not)."""
+        """(identity, "") of a connection that has proved to hold this key, or ("", why not)."""
         try:
-            self._look()
+            self._reread_list()
             name = self._members.get(key)
             if name is not None:
                 return f"member {spell(key)}", ""
@@ -51,40 +51,46 @@ class Gate:
             return "", f"the list cannot be read: {error}"
         if not refused:
             return f"token {spell(key)}", ""
-        if refused.startswith("no such"):
+        if refused == NO_SUCH_TOKEN:
             return "", f"key {short(key)}… is not on the list"
         return "", refused
 
     def knows(self, identity: str) -> bool:
-        """Whether what admitted this identity still holds: a key may have been revoked since."""
+        """Whether this identity may still send: its key may have been revoked since."""
         kind, _, spelled = identity.partition(" ")
         if kind == "token":
             return True  # judged when it is redeemed
-        with contextlib.suppress(ConfigError):  # a damaged list is told of at the next connection
-            self._look()
-        return kind == "member" and _bytes(spelled) in self._members
+        with contextlib.suppress(ConfigError):  # reported at the next new connection
+            self._reread_list()
+        return kind == "member" and decode_base64url(spelled) in self._members
 
     def enrol(self, identity: str, frames: Sequence[bytes]) -> tuple[list[bytes], str]:
-        """The answer to a device that came with a token, and what is to be logged of it."""
+        """Redeem a token for the device that holds it.
+
+        Returns the frames of the answer, and what to log ("": nothing).
+        """
         kind, _, spelled = identity.partition(" ")
         if kind != "token" or len(frames) != 2 or frames[0] != ENROL or len(frames[1]) != KEY_BYTES:
-            return [ENROL, b"no", b"this is no enrolment"], "a token's holder sent no enrolment"
+            return [ENROL, b"no", b"this is not an enrolment"], "a token's holder sent no enrolment"
         try:
-            name = self._ring.redeem(_bytes(spelled), frames[1], self._wall())
+            token = decode_base64url(spelled)
+            name = self._ring.redeem_token(token, frames[1], self._wall())
         except ConfigError as error:
             return [ENROL, b"no", error.message.encode()], error.message
         return [ENROL, b"ok", name.encode()], ""
 
-    def _look(self) -> None:
+    def _reread_list(self) -> None:
+        """Read the list again if it has changed; looks every LOOK_S at most."""
         if self._clock() - self._looked < LOOK_S:
             return
         self._looked = self._clock()
-        stamp = self._stamps()
+        stamp = self._list_stamp()
         if stamp != self._stamp:
             self._members = self._ring.members()
-            self._stamp = stamp  # only now: a damaged list is looked at again
+            self._stamp = stamp  # only after it was read: a damaged list is read again
 
-    def _stamps(self) -> tuple[int, ...]:
+    def _list_stamp(self) -> tuple[int, ...]:
+        """What changes with the file of the list; () if there is none."""
         try:
             found = (self._ring.path / "members").stat()
         except OSError:
@@ -93,11 +99,14 @@ class Gate:
 
 
 def enrolled(frames: Sequence[bytes] | None) -> str:
-    """The name in a hub's answer to an enrolment. Raises Refused with its reason, NetworkError."""
+    """The device's name in a hub's answer to an enrolment.
+
+    Raises Refused with the hub's reason; NetworkError if there is no answer, or not a valid one.
+    """
     if frames is None:
         raise NetworkError("the hub did not answer the enrolment", "is it the hub of this token?")
-    if len(frames) != 3 or frames[0] != ENROL or len(frames[2]) > 512:
-        raise NetworkError("the hub answered something that is no enrolment")
+    if len(frames) != 3 or frames[0] != ENROL or len(frames[2]) > LONGEST_ANSWER:
+        raise NetworkError("the hub's answer is not one to an enrolment")
     text = bytes(frames[2]).decode(errors="replace")
     if frames[1] != b"ok":
         raise Refused("token", f"the hub refused: {text}", "ask its owner for a new token")

@@ -1,14 +1,24 @@
-"""Keys: a machine's own pair, whom its hub lets in, one-time tokens for those to come.
+"""Keys: a machine's own pair, the devices that its hub admits, one-time tokens for new ones.
 
-Files and decisions; sockets, and the cryptography in them, are `sockets`' business. A folder holds
+Files and decisions; the sockets of exchange/zeromq/ do the cryptography. A folder holds
 
     key         this machine's pair: the public key, then the secret one   (mode 0600)
-    members     who may join a hub here: a public key and a name a line; read again when it changes
+    members     devices that may join a hub here: a public key and a name a line; read again when
+                it changes
     tokens      open and used enrolment tokens, as public keys             (mode 0600)
     hubs        hubs that this machine knows: an address and a public key a line
 
-A key is 32 bytes (Curve25519); people and files spell it in 43 characters of base64url. Secrets are
-in no repr, no message and no log.
+A key is 32 bytes (Curve25519), written as 43 characters of base64url. No repr, message or log
+contains a secret.
+
+A token is a key pair. Its secret half is given to a new device, which connects to the hub with it
+and sends its own public key. In the file `tokens` it has a state:
+
+    state    event                   next      effect
+    (none)   issue                   open
+    open     redeem                  used      the device's key is on the list
+    open     its time is over        open      cannot be redeemed
+    any      issue, time is over     (none)    its line is removed
 """
 
 from __future__ import annotations
@@ -30,22 +40,26 @@ from edgetrain.exchange.keys.pairs import (
     MakePair,
     Pair,
     Public,
-    _bytes,
+    decode_base64url,
     read_key,
     short,
     spell,
 )
 
 TOKEN = "edgetrain-"  # noqa: S105  a prefix
-"""A token begins so; the hub's public key and a secret key of its own follow."""
+"""The beginning of a token; the hub's public key and the token's own secret key follow."""
 
 TOKEN_MINUTES = 60
+"""Time until a token expires."""
+
 LOOK_S = 0.25
-"""A change to the files is seen after so long at most."""
+"""Seconds after which a change to the files is noticed, at most."""
+
+NO_SUCH_TOKEN = "no such enrolment token"  # noqa: S105  a reason
 
 
-def folder(chosen: str | Path | None = None) -> Path:
-    """The folder of keys: the one chosen, else edgetrain's in the user's configuration."""
+def keys_folder(chosen: str | Path | None = None) -> Path:
+    """The folder of keys: the chosen one, otherwise edgetrain's in the user's configuration."""
     if chosen is not None:
         return Path(chosen).expanduser()
     home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
@@ -53,7 +67,8 @@ def folder(chosen: str | Path | None = None) -> Path:
 
 
 class Keyring:
-    """The folder of keys of one machine."""
+    """The folder of keys of one machine. Its methods raise ConfigError for files that cannot be
+    read or written, or are damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,7 +79,7 @@ class Keyring:
         return (self.path / "key").exists()
 
     def pair(self) -> Pair:
-        """This machine's pair; ConfigError where there is none, or others can read it."""
+        """This machine's pair. Raises ConfigError if there is none, or others can read it."""
         path = self.path / "key"
         try:
             mode = path.stat().st_mode
@@ -74,40 +89,40 @@ class Keyring:
                 f"this machine has no keys in {self.path}", "make them with `edgetrain keys init`"
             ) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {path}: {_said(error)}") from None
+            raise ConfigError(f"cannot read {path}: {_reason(error)}") from None
         if mode & 0o077:
             raise ConfigError(f"{path} can be read by others", f"chmod 600 {path}")
         words = dict(zip(lines[::2], lines[1::2], strict=False))
         if set(words) != {"public", "secret"}:
-            raise ConfigError(f"{path} holds no key pair")
+            raise ConfigError(f"{path} does not hold a key pair")
         return Pair(
-            read_key(words["public"], f"public key in {path}"),
-            read_key(words["secret"], f"secret key in {path}"),
+            read_key(words["public"], f"the public key in {path}"),
+            read_key(words["secret"], f"the secret key in {path}"),
         )
 
     def init(self, make: MakePair, *, replace: bool = False) -> Pair:
-        """A new pair in the folder. ConfigError if there is one, unless it is to be replaced."""
+        """Make a pair and write it. Raises ConfigError if there is one, unless `replace`."""
         if self.exists and not replace:
             raise ConfigError(
                 f"this machine has keys in {self.path} already",
-                "--replace makes new ones; every hub and member then has to be told",
+                "--replace makes new ones; then give the new public key to every hub and member",
             )
         made = make()
         text = f"public {spell(made.public)}\nsecret {spell(made.secret)}\n"
         self.write("key", text, 0o600)
         return made
 
-    # -- whom a hub here lets in --------------------------------------------------------------
+    # -- devices that a hub here admits -------------------------------------------------------
 
     def members(self) -> dict[Public, str]:
-        """Public key -> name, of those that may join."""
+        """The names of devices that may join, by public key."""
         return {
-            read_key(key, f"public key in {self.path / 'members'}"): name
+            read_key(key, f"the public key in {self.path / 'members'}"): name
             for key, name in self._lines("members", 2)
         }
 
     def allow(self, key: Public, name: str) -> None:
-        """Let a device in from now on, under a name that nobody else has."""
+        """Put a device on the list. Raises ConfigError if another device has the name."""
         _check_name(name)
         with self.locked():
             known = self.members()
@@ -120,13 +135,16 @@ class Keyring:
             self._write_members(known | {key: name})
 
     def revoke(self, who: str) -> tuple[Public, str]:
-        """Take a device off the list, by its name or key; a hub that runs drops it at once."""
+        """Take a device off the list, by its name or key; a running hub drops it at once.
+
+        Returns its key and name. Raises ConfigError if it is not on the list.
+        """
         with self.locked():
             known = self.members()
             found = [(k, n) for k, n in known.items() if who in (n, spell(k))]
             if not found:
                 raise ConfigError(
-                    f"no device '{who}' on the list", did_you_mean(who, known.values())
+                    f"there is no device '{who}' on the list", did_you_mean(who, known.values())
                 )
             self._write_members({k: n for k, n in known.items() if k != found[0][0]})
         return found[0]
@@ -137,9 +155,14 @@ class Keyring:
 
     # -- tokens -------------------------------------------------------------------------------
 
-    def issue(self, name: str, make: MakePair, now: float, minutes: float = TOKEN_MINUTES) -> str:
-        """A one-time token for a device that is to be let in as `name`. It is a secret: who has it
-        can be that device once, until it expires. `now`: seconds since 1970."""
+    def issue_token(
+        self, name: str, make: MakePair, now: float, minutes: float = TOKEN_MINUTES
+    ) -> str:
+        """A one-time token that puts a device on the list as `name`. `now`: seconds since 1970.
+
+        It is a secret: until it expires, the first device that presents it gets the name. Raises
+        ConfigError if a device has the name, or this machine has no pair.
+        """
         _check_name(name)
         own = self.pair()
         if name in self.members().values():
@@ -153,9 +176,11 @@ class Keyring:
         packed = base64.urlsafe_b64encode(own.public + made.secret).decode().rstrip("=")
         return TOKEN + packed
 
-    def redeem(self, token: Public, key: Public, now: float) -> str:
-        """Put a device's key on the list for its token, once. Returns its name; Refused in words
-        is a ConfigError, which says why not."""
+    def redeem_token(self, token: Public, key: Public, now: float) -> str:
+        """Use a token up, and put the device's key on the list. Returns the device's name.
+
+        Raises ConfigError, which says why the token or the name cannot be used.
+        """
         with self.locked():
             tokens = self._tokens()
             found = next((t for t in tokens if t.public == token), None)
@@ -172,10 +197,10 @@ class Keyring:
         return found.name
 
     def why_no_token(self, token: Public, now: float) -> str:
-        """What is wrong with a token, or "" if it can be redeemed."""
+        """Why a token cannot be redeemed, NO_SUCH_TOKEN for one that was never issued; or ""."""
         return _why_not(next((t for t in self._tokens() if t.public == token), None), now)
 
-    def tokens(self, now: float) -> list[tuple[str, float]]:
+    def open_tokens(self, now: float) -> list[tuple[str, float]]:
         """(name, seconds left) of the tokens that can be redeemed."""
         return [(t.name, t.expires - now) for t in self._tokens() if not _why_not(t, now)]
 
@@ -193,16 +218,16 @@ class Keyring:
     # -- hubs that this machine knows ---------------------------------------------------------
 
     def hubs(self) -> dict[str, Public]:
-        """Address -> pinned public key."""
-        where = f"public key in {self.path / 'hubs'}"
+        """The pinned public keys of hubs, by address."""
+        where = f"the public key in {self.path / 'hubs'}"
         return {address: read_key(key, where) for address, key in self._lines("hubs", 2)}
 
-    def hub(self, address: str) -> Public | None:
+    def hub_key(self, address: str) -> Public | None:
         """The pinned key of the hub at an address, or None."""
         return self.hubs().get(address)
 
-    def pin(self, address: str, key: Public) -> None:
-        """Take the hub at an address for genuine only with this key from now on."""
+    def pin_hub(self, address: str, key: Public) -> None:
+        """From now on accept the hub at this address only with this key."""
         with self.locked():
             lines = [f"{a} {spell(k)}\n" for a, k in (self.hubs() | {address: key}).items()]
             self.write("hubs", "".join(lines), 0o644)
@@ -210,61 +235,63 @@ class Keyring:
     # -- files --------------------------------------------------------------------------------
 
     def _lines(self, name: str, words: int) -> list[tuple[str, ...]]:
+        """The lines of a file, in words, without comments; [] if there is no such file."""
         try:
             text = (self.path / name).read_text(encoding="utf-8")
         except FileNotFoundError:
             return []
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {self.path / name}: {_said(error)}") from None
+            raise ConfigError(f"cannot read {self.path / name}: {_reason(error)}") from None
         lines = [line.split("#")[0].split() for line in text.splitlines()]
         for number, line in enumerate(lines, 1):
             if line and len(line) != words:
-                raise ConfigError(
-                    f"{self.path / name}, line {number}: {words} words are needed, not {len(line)}"
-                )
+                where = f"{self.path / name}, line {number}"
+                raise ConfigError(f"{where}: {words} words are needed, not {len(line)}")
         return [tuple(line) for line in lines if line]
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One writer at a time, whatever process it is in."""
-        self._make()
+        """Exclude other writers, in this process and others, for the length of a `with` block."""
+        self._make_folder()
         with (self.path / ".lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _make(self) -> None:
+    def _make_folder(self) -> None:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"cannot make {self.path}: {_said(error)}") from None
+            raise ConfigError(f"cannot create {self.path}: {_reason(error)}") from None
 
     def write(self, name: str, text: str, mode: int) -> None:
-        """The whole file or none of it, and never for a moment readable by more than `mode`."""
-        self._make()
+        """Replace a file in one step, by one that is at no moment readable beyond `mode`."""
+        self._make_folder()
         draft = self.path / f".{name}.{os.getpid()}"
         try:
             with replacing(self.path / name, draft, mode) as file:
                 os.fchmod(file, mode)
                 write_all(file, [text.encode()])
         except OSError as error:
-            raise ConfigError(f"cannot write {self.path / name}: {_said(error)}") from None
+            raise ConfigError(f"cannot write {self.path / name}: {_reason(error)}") from None
         finally:
             draft.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class _Token:
+    """One line of the file `tokens`."""
+
     public: Public
     name: str
     expires: float
     """Seconds since 1970."""
     state: str
-    """open or used."""
+    """"open" or "used"."""
 
 
 def _why_not(token: _Token | None, now: float) -> str:
     if token is None:
-        return "no such enrolment token"
+        return NO_SUCH_TOKEN
     if token.state != "open":
         return f"the enrolment token for '{token.name}' was used before"
     if token.expires <= now:
@@ -276,22 +303,21 @@ def _check_name(name: str) -> None:
     if not NAME.match(name):
         raise ConfigError(
             f"'{name}' cannot be a device's name",
-            "letters, digits, '.', '_' and '-', at most 64, not beginning with a sign",
+            "a name has letters, digits, '.', '_' and '-', at most 64, and begins with a letter or "
+            "a digit",
         )
 
 
-def _said(error: OSError | UnicodeDecodeError) -> str:
+def _reason(error: OSError | UnicodeDecodeError) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else "it is not text"
 
 
 def read_token(token: str) -> tuple[Public, bytes]:
-    """(the hub's public key, the token's secret key); ConfigError, which does not repeat it."""
-    packed = _bytes(token.strip().removeprefix(TOKEN))
+    """(the hub's public key, the token's secret key). Raises ConfigError, which does not repeat the
+    token."""
+    packed = decode_base64url(token.strip().removeprefix(TOKEN))
     if not token.strip().startswith(TOKEN) or len(packed) != 2 * KEY_BYTES:
         raise ConfigError(
-            "this is no enrolment token", "`edgetrain keys enroll NAME` at the hub prints one"
+            "this is not an enrolment token", "`edgetrain keys enroll NAME` at the hub prints one"
         )
     return packed[:KEY_BYTES], packed[KEY_BYTES:]
-
-
-# -- at the hub's door ----------------------------------------------------------------------------

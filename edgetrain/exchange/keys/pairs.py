@@ -12,10 +12,10 @@ from pathlib import Path
 from edgetrain.errors import ConfigError
 
 KEY_BYTES = 32
+"""Of a public key, and of a secret one (Curve25519)."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 """The names that devices may have."""
-
 
 Public = bytes
 """The 32 bytes of a public key."""
@@ -23,7 +23,7 @@ Public = bytes
 
 @dataclass(frozen=True)
 class Pair:
-    """A key pair; only the public half can be seen."""
+    """A key pair; its repr shows only the public half."""
 
     public: Public
     secret: bytes = field(repr=False)
@@ -31,7 +31,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Credentials:
-    """With what a member joins: its own pair, and the one hub that it takes for genuine."""
+    """What a member needs to join an encrypted hub: its own pair, and the public key of the one hub
+    that it accepts."""
 
     pair: Pair
     hub: Public
@@ -41,24 +42,26 @@ MakePair = Callable[[], Pair]
 
 
 def spell(key: bytes) -> str:
-    """43 characters of a key; `read_key` reads them."""
+    """43 characters for a key; `read_key` reads them."""
     return base64.urlsafe_b64encode(key).decode().rstrip("=")
 
 
 def short(key: bytes) -> str:
-    """Enough of a public key to tell it from others in a log."""
+    """The first 8 characters of a public key: enough to tell it from others in a log."""
     return spell(key)[:8]
 
 
-def read_key(text: str, what: str = "key") -> bytes:
-    """The bytes of a spelled key; ConfigError, which does not repeat the text."""
-    key = _bytes(text.strip())
+def read_key(text: str, what: str = "this text") -> bytes:
+    """The 32 bytes of a spelled key. Raises ConfigError, which says `what` is wrong and does not
+    repeat the text."""
+    key = decode_base64url(text.strip())
     if len(key) != KEY_BYTES:
-        raise ConfigError(f"this is no {what}: 43 letters, digits, '-' and '_' are needed")
+        raise ConfigError(f"{what} is not a key: a key has 43 letters, digits, '-' and '_'")
     return key
 
 
-def _bytes(text: str) -> bytes:
+def decode_base64url(text: str) -> bytes:
+    """The bytes that unpadded base64url text stands for; b"" if it is not such text."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
         return b""
     try:
@@ -68,10 +71,10 @@ def _bytes(text: str) -> bytes:
 
 
 def public_key(text: str) -> Public:
-    """A public key, spelled or in a file (this machine's `key`, or one line)."""
+    """A public key: spelled, or in a file (a machine's `key`, or one line). Raises ConfigError."""
     path = Path(text).expanduser()
-    if NAME.match(text) and len(text) == 43 and not path.is_file():
-        return read_key(text, "public key")
+    if len(decode_base64url(text)) == KEY_BYTES and not path.is_file():
+        return read_key(text)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -82,5 +85,5 @@ def public_key(text: str) -> Public:
     for line in lines:
         word = line.split("#")[0].removeprefix("public").strip()
         if word:
-            return read_key(word, f"public key in {text}")
+            return read_key(word, f"the public key in {text}")
     raise ConfigError(f"no public key in {text}")

@@ -5,13 +5,19 @@ from __future__ import annotations
 import zmq
 from zmq.utils import z85
 
-from edgetrain.exchange.keys.pairs import Pair
+from edgetrain.exchange.keys.pairs import Pair, spell
 
 
 def new_pair() -> Pair:
-    """A fresh Curve25519 key pair, drawn by libzmq (libsodium)."""
-    public, secret = zmq.curve_keypair()
-    return Pair(z85.decode(public), z85.decode(secret))
+    """A fresh Curve25519 key pair, drawn by libzmq (libsodium).
+
+    The public key, spelled, does not begin with "-": a command line would read it as an option.
+    """
+    while True:
+        public, secret = zmq.curve_keypair()
+        pair = Pair(z85.decode(public), z85.decode(secret))
+        if not spell(pair.public).startswith("-"):
+            return pair
 
 
 def pair_of(secret: bytes) -> Pair:
