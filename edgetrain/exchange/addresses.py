@@ -1,7 +1,7 @@
-"""Which network interface is used, found and named before training starts.
+"""Addresses of hubs, and the network interfaces they use: checked before training starts.
 
-The failures this is for: a hub that listens where nobody can reach it, a host name that Debian maps
-to 127.0.1.1, a name that cannot be resolved. Nothing here sends a message or imports zmq at import.
+This finds, and names, a hub that listens where no member can reach it, a host name that Debian maps
+to 127.0.1.1, a name that cannot be resolved, a port where nothing listens. No message is sent.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from edgetrain.errors import ConfigError, HubUnreachable, NetworkError
 log = logging.getLogger("edgetrain")
 
 ANY = ("*", "0.0.0.0", "::")  # noqa: S104  # compared with, not bound to
+"""What a user writes for all interfaces."""
 
 
 @dataclass(frozen=True)
 class Interface:
-    """An address of this machine."""
+    """One address of this machine."""
 
     name: str
+    """Of the interface that has it, "eth0"."""
     address: str
     up: bool
+    """Whether the interface is on."""
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine itself can reach it."""
+        """Whether only this machine can reach it."""
         return ipaddress.ip_address(self.address).is_loopback
 
 
@@ -49,7 +52,7 @@ def interfaces() -> list[Interface]:
 
 
 def resolve(host: str) -> list[str]:
-    """The IP addresses of a host name, IPv4 first; NetworkError when there is none."""
+    """The IP addresses of a host name, IPv4 first. Raises NetworkError if there is none."""
     try:
         answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
@@ -63,7 +66,7 @@ def resolve(host: str) -> list[str]:
 
 
 def is_local_name(host: str) -> bool:
-    """Whether the user plainly said "this machine": localhost or a loopback address."""
+    """Whether the user wrote "this machine": localhost, or a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -71,10 +74,10 @@ def is_local_name(host: str) -> bool:
 
 
 def check_hub_name(host: str) -> list[str]:
-    """The hub's addresses; NetworkError if its *name* leads only back to the asking machine.
+    """The hub's addresses. Raises NetworkError if its name leads only back to this machine.
 
-    Debian and Raspberry Pi OS write their own host name as 127.0.1.1 into /etc/hosts: a member
-    given that name would look for the hub on itself, and wait for ever.
+    Debian and Raspberry Pi OS write their own host name as 127.0.1.1 into /etc/hosts: a member that
+    is given that name would look for the hub on itself, and wait for ever.
     """
     addresses = resolve(host)
     loopback = all(ipaddress.ip_address(address).is_loopback for address in addresses)
@@ -89,38 +92,36 @@ def check_hub_name(host: str) -> list[str]:
 def route(hub: str, timeout_s: float) -> str:
     """The interface over which this machine reaches the hub, e.g. "wlan0 192.168.1.17".
 
-    Connects once, to tell a wrong name, a closed port and a dead machine apart before anything
-    waits. Raises NetworkError, HubUnreachable.
+    Connects once, so that a wrong name, a closed port and a machine that is off are told apart
+    before anything waits. Raises NetworkError, HubUnreachable.
     """
-    pass
-
     check_hub_name(split_address(hub)[0])
     own = check_reachable(hub, timeout_s)
-    named = {interface.address: interface.name for interface in interfaces()}
-    via = f"{named.get(own, '?')} {own}"
+    names = {interface.address: interface.name for interface in interfaces()}
+    via = f"{names.get(own, '?')} {own}"
     log.info("joining %s over %s", hub, via)
     return via
 
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a hub is going to listen, and what to tell the members."""
+    """Where a hub is going to listen."""
 
     bind: str
-    """For the transport: "tcp://IP:port", the port 0 if any will do."""
+    """For the transport: "tcp://IP:port", with port 0 for any free one."""
     reachable: tuple[Interface, ...]
-    """Interfaces over which members can come; the first is the one to announce."""
+    """Interfaces over which members can connect; the first is the one to announce."""
 
     @property
     def local(self) -> bool:
-        """Whether only members on this machine can come."""
+        """Whether only members on this machine can connect."""
         return all(interface.loopback for interface in self.reachable)
 
 
 def listen_on(host: str, port: int) -> Listening:
-    """Where a hub told to listen on `host` (a name, an address, an interface or "*") listens.
+    """Where a hub listens for `host`: a name, an address, an interface, or "*".
 
-    Raises NetworkError when the name cannot be resolved, leads to loopback without saying so, or is
+    Raises NetworkError if the name cannot be resolved, leads to loopback without saying so, or is
     not an address of this machine; ConfigError for a port outside 0-65535.
     """
     if not 0 <= port <= 65535:
@@ -139,7 +140,8 @@ def listen_on(host: str, port: int) -> Listening:
     if not chosen:
         known = ", ".join(f"{i.name} {i.address}" for i in mine)
         raise NetworkError(
-            f"'{host}' is no address of this machine", f"it has {known}; or listen on * (all)"
+            f"'{host}' is not an address of this machine",
+            f"it has {known}; or listen on * (all)",
         )
     address = chosen[0].address
     shown = f"[{address}]" if ":" in address else address
@@ -147,7 +149,7 @@ def listen_on(host: str, port: int) -> Listening:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "tcp://host:port"; NetworkError says what is wrong with anything else."""
+    """Host and port of "tcp://host:port". Raises NetworkError for anything else."""
     try:
         parts = urlsplit(address)
         port = parts.port
@@ -155,15 +157,15 @@ def split_address(address: str) -> tuple[str, int]:
         raise NetworkError(f"'{address}' is not an address: {error}") from None
     if parts.scheme != "tcp" or not parts.hostname or port is None or parts.path:
         raise NetworkError(
-            f"'{address}' is not an address", "it reads tcp://HOST:PORT, as tcp://hub.local:5555"
+            f"'{address}' is not an address", "write tcp://HOST:PORT, as in tcp://hub.local:5555"
         )
     return parts.hostname, port
 
 
 def check_reachable(address: str, timeout_s: float) -> str:
-    """Connect once without ZeroMQ, which would retry in silence; returns our own address.
+    """Connect once without ZeroMQ, which would retry silently; returns this machine's own address.
 
-    Raises HubUnreachable naming what failed: the name, the route, the port, or silence.
+    Raises HubUnreachable, which says what failed: the name, the route, the port, or no answer.
     """
     host, port = split_address(address)
     try:

@@ -1,7 +1,7 @@
-"""How much of a thing is enough: messages a second from one sender, bases sent to one that gives
-nothing, lines about the same refusal.
+"""Limits against floods: messages a second from one sender, bases sent to a connection that
+contributes nothing, log lines about the same kind of refusal.
 
-Pure bookkeeping of bounded size; the time is passed in.
+Counters of bounded size, without a clock: the time is an argument.
 """
 
 from __future__ import annotations
@@ -10,19 +10,24 @@ from collections import Counter
 from collections.abc import Callable
 
 MESSAGES_PER_S = 10_000
-"""More than any member has a reason to send, and less than keeps a hub from its other members."""
+"""More than any member has a reason to send, and few enough that a hub can still serve the others.
+"""
 
 
 class Rate:
-    """Counts what each sender sent in the current second. Forgets all of it with the next one."""
+    """Messages of each sender in the current second. The next second starts without any."""
 
     def __init__(self, most: int = MESSAGES_PER_S) -> None:
         self.most = most
         self._second = 0
         self._counts: Counter[bytes] = Counter()
 
-    def allows(self, sender: bytes, now: float) -> bool:
-        """Whether one more is still within the limit; it is counted."""
+    def __len__(self) -> int:
+        """Senders with a message in the current second."""
+        return len(self._counts)
+
+    def count_message(self, sender: bytes, now: float) -> bool:
+        """Count one message; returns whether it is within the limit. `now`: seconds."""
         second = int(now)
         if second != self._second:
             self._second = second
@@ -30,22 +35,25 @@ class Rate:
         self._counts[sender] += 1
         return self._counts[sender] <= self.most
 
-    def just_passed(self, sender: bytes) -> bool:
-        """Whether what was counted last was the first beyond the limit."""
+    def is_first_beyond(self, sender: bytes) -> bool:
+        """Whether the message counted last was the sender's first beyond the limit."""
         return self._counts[sender] == self.most + 1
 
 
 MOST_UNREQUITED = 32
-"""Bases, or replies sent again, for one connection that gives nothing whole: twice as many as the
-gaps that a member on a bad link may have in a row before it is expelled."""
+"""Bases, or replies sent again, for one connection without a whole contribution in between. Twice
+the gaps in a row after which a member on a bad link is expelled."""
 
 CONNECTIONS_REMEMBERED = 1 << 14
-"""Connections that such things were sent to: more than a hub has descriptors for."""
+"""Connections to keep a count for: more than a hub has descriptors."""
 
 
 class Unrequited:
-    """Counts what was sent to each connection that has given nothing since. Bounded: of too many
-    connections those are forgotten that were sent something the longest time ago."""
+    """What was sent to each connection since its last whole contribution.
+
+    If there are too many connections, those are forgotten that were sent something the longest
+    time ago.
+    """
 
     def __init__(
         self, most: int = MOST_UNREQUITED, connections: int = CONNECTIONS_REMEMBERED
@@ -55,44 +63,44 @@ class Unrequited:
         self._counts: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """Connections that are remembered."""
+        """Connections with a count."""
         return len(self._counts)
 
-    def add(self, sender: bytes) -> None:
-        """One more was sent there."""
+    def count_sent(self, sender: bytes) -> None:
+        """Count one base, or one repetition of replies, sent over this connection."""
         self._counts[sender] = self._counts.pop(sender, 0) + 1  # the newest is the last
         while len(self._counts) > self._connections:
             del self._counts[next(iter(self._counts))]
 
     def is_enough(self, sender: bytes) -> bool:
-        """Whether no more is to be sent there."""
+        """Whether nothing more may be sent there."""
         return self._counts.get(sender, 0) >= self.most
 
-    def forget(self, sender: bytes) -> None:
-        """It has given something, or is gone."""
+    def forget_sender(self, sender: bytes) -> None:
+        """Start this connection at 0: it has contributed, or is gone."""
         self._counts.pop(sender, None)
 
 
 class Refusals:
-    """Tells of those that were turned away: each of the first `few`, then one in ten times as many.
+    """Log lines about refusals: of each kind the first `few`, then the 10th, 100th, 1000th.
 
-    By kind, because addresses and names can be had for nothing. The kinds are few, and so is what
-    is kept.
+    Lines are counted by kind because addresses and names cost an attacker nothing. There are few
+    kinds, so little is kept. `report` is called with each line to be logged.
     """
 
     def __init__(self, few: int = 3) -> None:
         self._few = few
         self._counts: Counter[str] = Counter()
-        self.tell: Callable[[str], None] = lambda line: None
+        self.report: Callable[[str], None] = lambda line: None
 
     def add(self, kind: str, line: str) -> None:
-        """Somebody was turned away; `kind` is one of a few words."""
-        told = self.shorten(kind, line)
-        if told is not None:
-            self.tell(told)
+        """Count a refusal, and report it unless there were many of its kind."""
+        counted = self.count_line(kind, line)
+        if counted is not None:
+            self.report(counted)
 
-    def shorten(self, kind: str, line: str) -> str | None:
-        """What is to be told of it, if anything."""
+    def count_line(self, kind: str, line: str) -> str | None:
+        """Count a refusal; returns the line to log, or None."""
         self._counts[kind] += 1
         count = self._counts[kind]
         if count <= self._few:

@@ -1,4 +1,4 @@
-"""A transport in memory: the public fake, which passes the same tests as ZeroMQ."""
+"""A transport in memory, for threads of one process: the public fake of exchange/zeromq/."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgetrain.vectors.vector import Buffer
 
 
 class Loopback:
-    """A hub's end in memory; `connect` makes the members' ends. Safe between threads."""
+    """A hub's end in memory, a HubTransport. `connect` makes the members' ends. Thread-safe."""
 
     def __init__(self) -> None:
         self._inbox: queue.Queue[tuple[bytes, list[Buffer]]] = queue.Queue()
@@ -20,9 +20,7 @@ class Loopback:
 
     def connect(self) -> LoopbackMember:
         """A new member's end."""
-        name = b"loopback-%d" % next(self._numbers)
-        box = self._members[name] = queue.Queue()
-        return LoopbackMember(self, name, box)
+        return LoopbackMember(self, b"loopback-%d" % next(self._numbers))
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """See HubTransport."""
@@ -45,19 +43,35 @@ class Loopback:
         """See HubTransport."""
         self._members.clear()
 
+    # what its members' ends do
+
+    def deliver(self, name: bytes, frames: Sequence[Buffer]) -> None:
+        """Put a member's message into the hub's inbox."""
+        self._inbox.put((name, list(frames)))
+
+    def open_box(self, name: bytes) -> queue.Queue[list[Buffer]]:
+        """A new, empty inbox for a member; the hub's messages go there from now on."""
+        box = self._members[name] = queue.Queue()
+        return box
+
+    def disconnect(self, name: bytes) -> None:
+        """Close a member's connection: the hub can send it nothing."""
+        self._members.pop(name, None)
+
 
 class LoopbackMember:
-    """A member's end of a Loopback."""
+    """A member's end of a Loopback: a MemberTransport, and Reconnecting."""
 
-    def __init__(self, hub: Loopback, name: bytes, box: queue.Queue[list[Buffer]]) -> None:
+    def __init__(self, hub: Loopback, name: bytes) -> None:
         self._hub = hub
         self._name = name
-        self._box = box
+        self._box = hub.open_box(name)
         self.connections = 1
+        """See Reconnecting."""
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """See MemberTransport."""
-        self._hub._inbox.put((self._name, list(frames)))
+        self._hub.deliver(self._name, frames)
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
         """See MemberTransport."""
@@ -68,10 +82,10 @@ class LoopbackMember:
 
     def reconnect(self) -> None:
         """See Reconnecting."""
-        self._box = self._hub._members[self._name] = queue.Queue()
+        self._box = self._hub.open_box(self._name)
 
     def received_bytes(self) -> int:
-        """See MemberTransport. Messages in memory are always whole."""
+        """See MemberTransport. Messages in memory are always complete."""
         return 0
 
     def traffic(self) -> Traffic:
@@ -80,4 +94,4 @@ class LoopbackMember:
 
     def close(self) -> None:
         """See MemberTransport."""
-        self._hub._members.pop(self._name, None)
+        self._hub.disconnect(self._name)

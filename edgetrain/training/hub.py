@@ -90,7 +90,7 @@ def serve_job(
     _announce(listening.reachable, socket.port, gate, say)
     say(f"waiting for {job.fleet.members} members; run folder: {folder}")
     recorder = HubRecorder(folder, clock, socket.traffic, say=say, earlier_s=earlier_s)
-    socket.refusals.tell = lambda line: recorder(Note("refused", "?", line))
+    socket.refusals.report = lambda line: recorder(Note("refused", "?", line))
     try:
         stop.defer()
         serve(hub, socket, clock, recorder, lambda: bool(stop.asked), journal)

@@ -87,7 +87,7 @@ class HubRecorder:
             return
         if effect.event == "refused":
             code, _, _ = effect.reason.partition(":")
-            told = self._refusals.shorten(code if code in CODES else "?", effect.reason)
+            told = self._refusals.count_line(code if code in CODES else "?", effect.reason)
             if told is None:
                 return
             effect = Note("refused", effect.member, told)

@@ -44,7 +44,7 @@ class Place:
         gate = Gate(self.ring)
         self.hub = HubSocket("tcp://127.0.0.1:0", gate=gate, handshake_ms=handshake_ms)
         self.told = []
-        self.hub.refusals.tell = self.told.append
+        self.hub.refusals.report = self.told.append
         self.ends = []
 
     def join(self, pair, hub=None):
@@ -153,7 +153,7 @@ def test_a_member_that_encrypts_says_that_the_hub_does_not():
     member = MemberSocket(hub.address, credentials=Credentials(new_pair(), new_pair().public))
     member.send([b"J", b"hello"])
     told = []
-    hub.refusals.tell = told.append
+    hub.refusals.report = told.append
     # Whoever notices first closes the connection: the other side knows only that.
     with pytest.raises(HubUnreachable, match=r"encrypts, and the hub does|started with its keys"):
         wait_for(hub, member)

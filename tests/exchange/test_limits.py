@@ -28,19 +28,19 @@ from edgetrain.training.recorder import FIRST, NEWEST, HubRecorder
 
 def test_a_sender_has_so_many_messages_a_second_and_is_then_forgotten():
     rate = Rate(most=3)
-    assert [rate.allows(b"a", 0.1 * i) for i in range(5)] == [True] * 3 + [False] * 2
-    assert rate.allows(b"b", 0.6)
-    assert rate.allows(b"a", 1.0)
+    assert [rate.count_message(b"a", 0.1 * i) for i in range(5)] == [True] * 3 + [False] * 2
+    assert rate.count_message(b"b", 0.6)
+    assert rate.count_message(b"a", 1.0)
     for sender in range(1000):
-        rate.allows(b"%d" % sender, 2.0)
-    rate.allows(b"a", 3.0)
-    assert len(rate._counts) == 1
+        rate.count_message(b"%d" % sender, 2.0)
+    rate.count_message(b"a", 3.0)
+    assert len(rate) == 1
 
 
 def test_the_first_refusals_are_told_and_then_every_tenfold():
     found = []
     refusals = Refusals()
-    refusals.tell = found.append
+    refusals.report = found.append
     for number in range(1, 2001):
         refusals.add("key", f"line {number}")
     refusals.add("token", "another kind")
@@ -121,8 +121,8 @@ def refusals(effects):
 
 def test_a_member_cannot_pile_up_rounds_at_the_hub():
     room = Room(Mean(), "ab")
-    most = room.hub._rounds.slack
-    assert most == 8  # delay 0
+    most = AgreedDelay(1, 0).slack
+    assert most == 8
     for round in range(most + 1):
         assert refusals(room.contribute("a", round, filled(1.0))) == []
     (refused,) = refusals(room.contribute("a", most + 1, filled(1.0)))[:1]

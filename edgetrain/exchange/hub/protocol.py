@@ -179,7 +179,7 @@ class Hub:
 
     def unreachable(self, sender: bytes, now: float) -> list[Effect]:
         """The transport could not deliver to this member: its connection is gone, for now."""
-        self._unrequited.forget(sender)
+        self._unrequited.forget_sender(sender)
         member = self._members.get(sender)
         if member is None or member.unreachable_since is not None:
             return []
@@ -422,7 +422,7 @@ class Hub:
         if self.started:
             effects.append(Write(Entered(member.seat())))
         if not keep:
-            self._unrequited.add(member.sender)
+            self._unrequited.count_sent(member.sender)
             effects += self._send_base(member)
         start = Start(self.round, member.first_round, self.delay, checksum, keep)
         return [*effects, Send(member.sender, start)]
@@ -482,7 +482,7 @@ class Hub:
         if member.applied < self.round:
             again.insert(0, Replay(sender, member.applied, self.round))
         if again or not keep:
-            self._unrequited.add(sender)
+            self._unrequited.count_sent(sender)
         effects += again
         missed = self.round - message.applied
         effects.append(Note("back", member.name, f"it missed {missed} replies" if missed else ""))
@@ -530,7 +530,7 @@ class Hub:
             rounds.take_part(member, message)
             return outvoted
         member.strays = 0
-        self._unrequited.forget(member.sender)
+        self._unrequited.forget_sender(member.sender)
         effects, may_close = rounds.take_last(member, message, now)
         return outvoted + effects + (self._close_rounds(now) if may_close else [])
 

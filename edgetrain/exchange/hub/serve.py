@@ -82,7 +82,7 @@ class _Driver:
         self._garbled = 0
         self._rate = Rate()
         self._floods = Refusals()
-        self._floods.tell = lambda line: observe(Note("refused", "?", line))
+        self._floods.report = lambda line: observe(Note("refused", "?", line))
         if journal is not None:
             hub.tail = journal.tail
 
@@ -132,9 +132,9 @@ class _Driver:
 
     def too_many(self, sender: bytes) -> bool:
         """Whether a sender keeps the hub from the others; what is over the limit is dropped."""
-        if self._rate.allows(sender, self._clock()):
+        if self._rate.count_message(sender, self._clock()):
             return False
-        if self._rate.just_passed(sender):
+        if self._rate.is_first_beyond(sender):
             most = self._rate.most
             self._floods.add("flood", f"more than {most:,} messages a second: the rest is dropped")
         return True

@@ -244,7 +244,7 @@ def test_whoever_gives_something_whole_may_ask_again():
 def test_what_is_remembered_of_connections_is_bounded():
     sent = Unrequited(most=2, connections=3)
     for name in (b"a", b"b", b"c", b"a", b"d"):
-        sent.add(name)
+        sent.count_sent(name)
     assert len(sent) == 3
     assert [sent.is_enough(name) for name in (b"a", b"b", b"c", b"d")] == [
         True,
@@ -252,8 +252,8 @@ def test_what_is_remembered_of_connections_is_bounded():
         False,
         False,
     ]
-    sent.add(b"b")
+    sent.count_sent(b"b")
     assert not sent.is_enough(b"b"), "what it was sent before is forgotten"
-    sent.forget(b"a")
-    sent.forget(b"a")
+    sent.forget_sender(b"a")
+    sent.forget_sender(b"a")
     assert len(sent) == 2

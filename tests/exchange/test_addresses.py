@@ -7,7 +7,6 @@ import socket
 import pytest
 
 from edgetrain.errors import ConfigError, HubUnreachable, NetworkError
-from edgetrain.exchange import addresses as module
 from edgetrain.exchange.addresses import (
     Interface,
     check_hub_name,
@@ -29,7 +28,7 @@ LOOP = Interface("lo", "127.0.0.1", True)
 @pytest.fixture
 def machine(monkeypatch):
     """A machine with these interfaces, and names that mean what is set."""
-    monkeypatch.setattr(module, "interfaces", lambda: [LAN, WIFI, DOWN, SIX, LOOP])
+    monkeypatch.setattr(f"{listen_on.__module__}.interfaces", lambda: [LAN, WIFI, DOWN, SIX, LOOP])
     names = {"pi": ["127.0.1.1"], "hub.lan": ["192.168.1.17"], "far.lan": ["192.168.1.99"],
              "both": ["127.0.1.1", "192.168.1.17"], "six.lan": ["2001:db8::17", "192.168.1.17"],
              "localhost": ["127.0.0.1"]}  # fmt: skip
@@ -129,7 +128,7 @@ def test_listening_on_this_machine_only(machine, host):
 
 @pytest.mark.parametrize("host", ["far.lan", "8.8.8.8", "172.16.0.1"])
 def test_an_address_that_is_not_ours_or_down_lists_those_that_are(machine, host):
-    with pytest.raises(NetworkError, match=r"no address of this machine.*eth0 192\.168\.1\.17"):
+    with pytest.raises(NetworkError, match=r"not an address of this machine.*eth0 192\.168\.1\.17"):
         listen_on(host, 5555)
 
 
