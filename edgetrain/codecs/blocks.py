@@ -37,12 +37,7 @@ class Blockwise(FixedSize):
         kernels.current().blocks_check(as_bytes(payload), elements, self.code)
 
     def read(
-        self,
-        payload: Bytes,
-        elements: int,
-        first: int,
-        out: Vector,
-        weight: float | None,
+        self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
     ) -> None:
         kernels.current().blocks_read(payload, elements, first, self.code, out, weight)
 
@@ -91,12 +86,7 @@ class Sign(FixedSize):
         kernels.current().signs_check(as_bytes(payload), elements)
 
     def read(
-        self,
-        payload: Bytes,
-        elements: int,
-        first: int,
-        out: Vector,
-        weight: float | None,
+        self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
     ) -> None:
         kernels.current().signs_read(payload, elements, first, out, weight)
 
@@ -127,12 +117,7 @@ class Planes(FixedSize):
         kernels.current().levels_check(as_bytes(payload), elements, self.bits)
 
     def read(
-        self,
-        payload: Bytes,
-        elements: int,
-        first: int,
-        out: Vector,
-        weight: float | None,
+        self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
     ) -> None:
         kernels.current().levels_read(payload, elements, first, self.bits, out, weight)
 

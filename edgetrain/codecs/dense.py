@@ -35,12 +35,7 @@ class Dense(Ranged):
         return self.encode(total)
 
     def read(
-        self,
-        payload: Bytes,
-        elements: int,
-        first: int,
-        out: Vector,
-        weight: float | None,
+        self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
     ) -> None:
         values = np.frombuffer(payload, "<f4", out.size, 4 * first)
         if weight is None:
@@ -67,15 +62,9 @@ class Half(FixedSize):
         kernels.current().halves_encode(r, g, self._brain, out)
 
     def read(
-        self,
-        payload: Bytes,
-        elements: int,
-        first: int,
-        out: Vector,
-        weight: float | None,
+        self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
     ) -> None:
-        here = payload[2 * first : 2 * (first + out.size)]
-        kernels.current().halves_decode(here, self._brain, out, weight)
+        kernels.current().halves_read(payload, elements, first, self._brain, out, weight)
 
     def max_bytes(self, elements: int) -> int:
         return 2 * elements

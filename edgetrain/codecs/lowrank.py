@@ -122,7 +122,8 @@ class _Numbers:
     payload: Bytes
     count: int
 
-    def read(self, first: int, out: Vector, weight: float | None = None) -> None:
+    def copy_to(self, out: Vector, first: int, weight: float | None = None) -> None:
+        """out = the numbers from `first` on, or += weight * these."""
         self.codec.read(self.payload, self.count, first, out, weight)
 
     def largest(self, start: int, stop: int) -> float:
@@ -130,7 +131,7 @@ class _Numbers:
         top = np.float32(0)
         for first in range(start, stop, TILE):
             values = np.empty(min(stop - first, TILE), np.float32)
-            self.read(first, values)
+            self.copy_to(values, first)
             top = np.maximum(top, np.abs(values).max())
         return float(top)
 
@@ -143,11 +144,11 @@ class _Numbers:
         for column in range(0, matrix.columns, wide):
             q = rights[:, : matrix.columns - column]
             for j in range(matrix.rank):
-                self.read(at + matrix.sizes[0] + j * matrix.columns + column, q[j])
+                self.copy_to(q[j], at + matrix.sizes[0] + j * matrix.columns + column)
             for row in range(0, matrix.rows, high):
                 p = lefts[:, : matrix.rows - row]
                 for j in range(matrix.rank):
-                    self.read(at + j * matrix.rows + row, p[j])
+                    self.copy_to(p[j], at + j * matrix.rows + row)
                 here = out[row : row + high, column : column + wide]
                 if weight is None:
                     product(p, q, here)
@@ -204,7 +205,7 @@ class BoundLowRank(BaseCodec):
             numbers.multiply(matrix, at, weight, matrix.view(out))
             at += sum(matrix.sizes)
         for start, stop in self._shapes.rest:
-            numbers.read(at, out[start:stop], weight)
+            numbers.copy_to(out[start:stop], at, weight)
             at += stop - start
 
     def max_bytes(self, elements: int) -> int:

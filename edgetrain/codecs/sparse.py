@@ -81,8 +81,13 @@ class Values:
     def check(self, payload: Bytes, count: int) -> None:
         """BadPayload unless it holds that many values and nothing else."""
         self.codec.check(payload.data, count)
-        for first in range(0, 0 if self._any else count, ENTRIES):
-            self._check(self.read(payload, count, first))
+        if self._any:
+            return
+        values = np.empty(min(count, ENTRIES), np.float32)
+        for first in range(0, count, ENTRIES):
+            here = values[: count - first]
+            self.codec.read(payload, count, first, here, None)
+            self._check(here)
 
     def decode(self, payload: Bytes, count: int) -> Vector:
         """The values of a payload that holds nothing else. Raises BadPayload."""
@@ -96,12 +101,6 @@ class Values:
     def _check(self, values: Vector) -> None:
         if not np.all(np.abs(values) < self._limit):
             raise wire.bad(wire.MAGNITUDE)
-
-    def read(self, payload: Bytes, count: int, first: int) -> Vector:
-        """ENTRIES values from `first` on, or those that are left, of what was checked."""
-        values = np.empty(min(count - first, ENTRIES), np.float32)
-        self.codec.read(payload, count, first, values, None)
-        return values
 
 
 class TopK(BaseCodec):
@@ -235,9 +234,11 @@ class TopK(BaseCodec):
         if count:
             run = kernels.current()
             gaps = run.gaps(body, count, out.size)
-            values = body[body.size - self.values.codec.max_bytes(count) :]
+            coded = body[body.size - self.values.codec.max_bytes(count) :]
+            values = np.empty(min(count, ENTRIES), np.float32)
             for first in range(0, count, ENTRIES):
-                here = self.values.read(values, count, first)
+                here = values[: count - first]
+                self.values.codec.read(coded, count, first, here, None)
                 run.scatter(out, gaps.next_positions(), here, weight)
 
     def max_bytes(self, elements: int) -> int:
@@ -406,10 +407,12 @@ class RandK(BaseCodec):
         count, at = wire.get_varint(content, 4)
         if weight is None:
             out[:] = 0
+        values = np.empty(min(count, ENTRIES), np.float32)
         for first in range(0, count, ENTRIES):
-            values = self.values.read(content[at:], count, first)
-            positions = strata(out.size, count, seed, first, first + values.size)
-            kernels.current().scatter(out, positions, values, weight)
+            here = values[: count - first]
+            self.values.codec.read(content[at:], count, first, here, None)
+            positions = strata(out.size, count, seed, first, first + here.size)
+            kernels.current().scatter(out, positions, here, weight)
 
     def max_bytes(self, elements: int) -> int:
         return 9 + _room(self.values.codec, elements)

@@ -260,8 +260,16 @@ class Kernels(Protocol):
     def halves_encode(self, r: Vector, g: Vector | None, brain: bool, out: Bytes) -> None:
         """binary16 or (brain) bfloat16 of r to `out`. With g: r += g first, r -= decoded after."""
 
-    def halves_decode(self, payload: Bytes, brain: bool, out: Vector, weight: float | None) -> None:
-        """out = decoded, or out += weight * decoded. The length is right."""
+    def halves_read(
+        self,
+        payload: Bytes,
+        elements: int,
+        first: int,
+        brain: bool,
+        out: Vector,
+        weight: float | None,
+    ) -> None:
+        """out = decoded from element `first` on, or += weight * that. The length is right."""
 
     def momentum(self, u: Vector, g: Vector, m: float, scale: float) -> None:
         """u = m * u + scale * g."""

@@ -397,9 +397,17 @@ class Native:
     def halves_encode(self, r: Vector, g: Vector | None, brain: bool, out: Bytes) -> None:
         self._c.halves_encode(_at(r), _at(g), r.size, brain, _at(out))
 
-    def halves_decode(self, payload: Bytes, brain: bool, out: Vector, weight: float | None) -> None:
-        add = weight is not None
-        self._c.halves_decode(_at(payload), out.size, brain, add, weight or 0.0, _at(out))
+    def halves_read(
+        self,
+        payload: Bytes,
+        elements: int,
+        first: int,
+        brain: bool,
+        out: Vector,
+        weight: float | None,
+    ) -> None:
+        at, how = (_at(payload) or 0) + 2 * first, (brain, weight is not None, weight or 0.0)
+        self._c.halves_decode(at, out.size, *how, _at(out))
 
     def momentum(self, u: Vector, g: Vector, m: float, scale: float) -> None:
         self._c.momentum(_at(u), _at(g), u.size, m, scale)

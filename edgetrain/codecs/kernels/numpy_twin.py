@@ -443,8 +443,16 @@ class NumpyTwin:
             if g is not None:
                 x -= from_bf16(here) if brain else from_half(here)
 
-    def halves_decode(self, payload: Bytes, brain: bool, out: Vector, weight: float | None) -> None:
-        halves = np.frombuffer(payload, "<u2")
+    def halves_read(
+        self,
+        payload: Bytes,
+        elements: int,
+        first: int,
+        brain: bool,
+        out: Vector,
+        weight: float | None,
+    ) -> None:
+        halves = np.frombuffer(payload, "<u2", out.size, 2 * first)
         for start, y in tiles_of(out, BLOCKS_DECODED):
             here = halves[start : start + y.size]
             apply_to(from_bf16(here) if brain else from_half(here), y, weight)

@@ -196,7 +196,7 @@ def test_blocks_and_signs(x: Vector, seed: int) -> None:
                 r, out = 1e3 * x, np.zeros(2 * x.size, np.uint8)
                 chosen.halves_encode(r, add, brain, out)
                 found += [out, r]
-                chosen.halves_decode(out, brain, r, 0.3)
+                chosen.halves_read(out, r.size, 0, brain, r, 0.3)
             for bits in (1, 2, 4):
                 r = x.copy()
                 out = np.zeros(4 + 2 * -(-x.size // 128) + bits * -(-x.size // 8), np.uint8)

@@ -123,7 +123,7 @@ class Recorder:
             for brain in (0, 1):
                 r, out, total = x.copy(), np.zeros(2 * x.size, np.uint8), g.copy()
                 self.run.halves_encode(r, add, bool(brain), out)
-                self.run.halves_decode(out, bool(brain), total, 0.3)
+                self.run.halves_read(out, total.size, 0, bool(brain), total, 0.3)
                 ins, outs = [x, add, g], [out, r, total]
                 self.record(10, [x.size, brain], ins, outs, (0.3, 0))
         u = x.copy()
