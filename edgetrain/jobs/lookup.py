@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgetrain.exchange.keys.keyring import keys_folder
 from edgetrain.fleet import devices
+from edgetrain.jobs import bundles
 from edgetrain.jobs.job import Job
-from edgetrain.vectors.noise import Source, system
+from edgetrain.vectors.noise import Gaussian, Source, system
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +30,14 @@ def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> T
     """
     from edgetrain.tasks import load_task
 
-    return load_task(job.task, job.data, defaults={"seed": job.seed}, beside=beside, keys=keys)
+    defaults = {"seed": job.seed}
+    bundle = bundles.named(job.task)
+    if bundle is None:
+        return load_task(job.task, job.data, defaults=defaults, beside=beside)
+    path = Path(bundle.path).expanduser()
+    path = path if path.is_absolute() or beside is None else beside / path
+    within = bundles.opened(path, bundles.Allowed(keys_folder(keys)), bundle.pin)
+    return load_task(bundle.inner, job.data, defaults=defaults, within=within, called=job.task)
 
 
 def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
@@ -64,14 +73,19 @@ def work_of(
 
     ConfigError for a task or a model that cannot be trained so.
     """
+    members = job.fleet.members
     if job.privacy.unit == "example":
-        from edgetrain.tasks import private_work as examples
+        from edgetrain.tasks import private_work
 
-        return examples.work(job, task, model, flat, index, source)
+        table = job.privacy
+        poisson = table.sampling == "poisson"
+        sampling = private_work.Sampling(index, members, job.train.batch, job.seed, poisson)
+        mechanism = Gaussian(table.clip, table.noise)
+        return private_work.work(task, model, flat, sampling, mechanism, source)
     from edgetrain.tasks import batches_from
     from edgetrain.tasks.work import OneModel
 
-    batches = batches_from(task, index, job.fleet.members, job.train.batch, job.seed, taken)
+    batches = batches_from(task, index, members, job.train.batch, job.seed, taken)
     return OneModel(task, model, flat, batches)
 
 

@@ -11,9 +11,6 @@ from types import ModuleType
 from typing import Any
 
 from edgetrain.errors import EdgetrainError, TaskError, did_you_mean
-from edgetrain.exchange.keys.keyring import keys_folder
-from edgetrain.jobs import bundles
-from edgetrain.jobs.bundles import Named
 from edgetrain.tasks.protocol import MEMBERS_OF_TASK, METHODS_OF_TASK, Task
 
 
@@ -23,34 +20,40 @@ def load_task(
     *,
     defaults: Mapping[str, Any] | None = None,
     beside: Path | None = None,
-    keys: Path | None = None,
+    within: Path | None = None,
+    called: str | None = None,
 ) -> Task:
     """The task that `spec`, "module:object", makes of the job's [data] table.
 
     The object is a factory: a function or class that takes these options as keyword arguments.
     `defaults` are passed too, unless an option says otherwise or the factory does not take them.
-    `beside` is the job file's folder: modules in it are found too, after installed ones. Of
-    "my.bundle#module:object" the module comes from a bundle (see `bundles`) that is allowed on this
-    device by the file in `keys`, the folder of its keys (None: the usual one). Raises
-    TaskError for a name that does not exist, for an option that the factory does not take, for a
-    factory that fails, and for a result that is not a task.
+    `beside` is the job file's folder: modules in it are found too, after installed ones. `within`
+    is a folder that the module must come from, as the files of a bundle are in. Messages name the
+    task as `called`, by default `spec`.
+
+    Raises TaskError for a name that does not exist, for an option that the factory does not take,
+    for a factory that fails, and for a result that is not a task.
     """
-    bundle = bundles.named(spec)
-    module_name, colon, name = (bundle.inner if bundle else spec).partition(":")
+    called = called or spec
+    module_name, colon, name = spec.partition(":")
     if not (colon and module_name and name):
-        raise TaskError(f"task '{spec}' is not module:object", "for example edgetrain.tasks:digits")
-    at = _bundled(bundle, module_name, beside, keys) if bundle else _module(module_name, beside)
-    factory = _factory(at, name)
+        raise TaskError(
+            f"task '{called}' is not module:object", "for example edgetrain.tasks:digits"
+        )
+    module = _module(module_name, within or beside)
+    if within is not None:
+        _check_origin(module, within, called)
+    factory = _factory(module, name)
     known, open_ended = _parameters(factory)
     given = {k: v for k, v in (defaults or {}).items() if open_ended or k in known} | dict(options)
-    _check_options(spec, factory, given)
+    _check_options(called, factory, given)
     try:
         task = factory(**given)
     except EdgetrainError:
         raise
     except Exception as error:
-        raise TaskError(f"task '{spec}' failed: {_in_words(error)}") from error
-    _check_task(spec, task)
+        raise TaskError(f"task '{called}' failed: {_in_words(error)}") from error
+    _check_task(called, task)
     return task  # type: ignore[no-any-return]  # _check_task saw every attribute
 
 
@@ -72,19 +75,14 @@ def _module(name: str, beside: Path | None) -> ModuleType:
         raise TaskError(f"module '{name}' cannot be imported: {_in_words(error)}") from error
 
 
-def _bundled(bundle: Named, name: str, beside: Path | None, keys: Path | None) -> ModuleType:
-    """A module out of a bundle, and from nowhere else."""
-    path = Path(bundle.path).expanduser()
-    path = path if path.is_absolute() or beside is None else beside / path
-    folder = bundles.opened(path, bundles.Allowed(keys_folder(keys)), bundle.pin).resolve()
-    module = _module(name, folder)
+def _check_origin(module: ModuleType, within: Path, called: str) -> None:
+    """TaskError for a module from elsewhere, which another one of its name hides."""
     origin = Path(module.__file__ or "/").resolve()
-    if folder not in origin.parents:
+    if within.resolve() not in origin.parents:
         raise TaskError(
-            f"module '{name}' of {path} is hidden by {origin}",
+            f"module '{module.__name__}' of task '{called}' is hidden by {origin}",
             "give it a name that nothing else here has",
         )
-    return module
 
 
 def _factory(module: ModuleType, name: str) -> Callable[..., Any]:

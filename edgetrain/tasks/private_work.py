@@ -1,22 +1,22 @@
-"""Privacy of single examples: each one's gradient is taken, clipped and summed, and noise is added.
+"""Privacy of single examples: take the gradient of each one, clip it, add them up, add noise.
 
-The local work of a member under unit = "example". Nothing here knows strategies or messages: all
-that comes after the noised gradient (optimizer, rounds, codecs, merging) only works on it.
+The local work of a member under unit = "example". All that comes after the noised gradient
+(optimizer, rounds, codecs, merging) works on that gradient only, and does not know about privacy.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.job import Job
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.protocol import Batch, Picks, Task
+from edgetrain.tasks.vmapped import LossModule, batchable_attention
 from edgetrain.tasks.work import Local
 from edgetrain.vectors.noise import SHY, Doubles, Gaussian, Source, chosen, normal
 
@@ -27,8 +27,31 @@ NORMALISED = (nn.modules.batchnorm._BatchNorm,)
 """Layers that mix the examples of a batch: what one of them does cannot be bounded."""
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """Which examples are in a member's batches. `batch` is their number, or its mean."""
+
+    member: int
+    members: int
+    batch: int
+    seed: int
+    """Of the task's own batches. Poisson sampling takes the noise's source instead."""
+    poisson: bool
+    """Each example is in a batch with the same probability, whatever the others are. Otherwise
+    batches are the task's own: an example is in one of them in each pass."""
+
+    def lots(self, task: Task, source: Source) -> Iterator[Batch | None]:
+        """The batches; None: a batch without examples. ConfigError if the task cannot give them."""
+        return _poisson(self, task, source) if self.poisson else _shuffled(self, task)
+
+
 def work(
-    job: Job, task: Task, model: nn.Module, flat: FlatModel, index: int, source: Source
+    task: Task,
+    model: nn.Module,
+    flat: FlatModel,
+    sampling: Sampling,
+    mechanism: Gaussian,
+    source: Source,
 ) -> Local:
     """The private work of one member. ConfigError for a model or a task that does not allow it."""
     mixing = [name for name, layer in model.named_modules() if isinstance(layer, NORMALISED)]
@@ -38,63 +61,42 @@ def work(
             "example changes the gradients of the others",
             "use GroupNorm or LayerNorm, or unit = 'member'",
         )
-    table = job.privacy
-    lots = _poisson if table.sampling == "poisson" else _shuffled
-    return PrivateWork(
-        task,
-        model,
-        flat,
-        lots(job, task, index, source),
-        job.train.batch,
-        Gaussian(table.clip, table.noise),
-        source,
-    )
+    lots = sampling.lots(task, source)
+    return PrivateWork(task, model, flat, lots, sampling.batch, mechanism, source)
 
 
-def _poisson(job: Job, task: Task, index: int, source: Source) -> Iterator[Batch | None]:
-    """Batches in which each example of the shard is with probability batch / samples, whatever the
-    others are: what the accountant counts with. None: nobody is in this one."""
+def _poisson(sampling: Sampling, task: Task, source: Source) -> Iterator[Batch | None]:
+    """Batches in which each example of the shard is with probability batch / samples: what the
+    accountant counts with."""
     if not isinstance(task, Picks):
         raise ConfigError(
-            f"privacy.sampling = 'poisson': task '{job.task}' has no method `pick`, which gives "
+            f"privacy.sampling = 'poisson': task '{task.name}' has no method `pick`, which gives "
             "samples by their number",
             "write it (docs/tasks.md), or say sampling = 'shuffle', which costs more epsilon",
         )
-    members = job.fleet.members
-    samples = task.samples(index, members)
-    rate = min(1.0, job.train.batch / samples)
+    samples = task.samples(sampling.member, sampling.members)
+    rate = min(1.0, sampling.batch / samples)
     rng = np.random.default_rng(int.from_bytes(source(16), "little"))
 
     def lots(picks: Picks) -> Iterator[Batch | None]:
         while True:
             places = chosen(samples, rate, source)
-            yield picks.pick(index, members, places, rng) if len(places) else None
+            found = len(places) > 0
+            yield picks.pick(sampling.member, sampling.members, places, rng) if found else None
 
     return lots(task)
 
 
-def _shuffled(job: Job, task: Task, index: int, source: Source) -> Iterator[Batch | None]:
-    """The task's own batches, in which an example is once in a pass over the shard."""
-    members, batch = job.fleet.members, job.train.batch
-    samples = task.samples(index, members)
-    if batch > samples:
+def _shuffled(sampling: Sampling, task: Task) -> Iterator[Batch | None]:
+    """The task's own batches."""
+    samples = task.samples(sampling.member, sampling.members)
+    if sampling.batch > samples:
         raise ConfigError(
-            f"train.batch = {batch} of a shard of {samples}: an example would be in it twice",
+            f"train.batch = {sampling.batch} of a shard of {samples}: an example would be in it "
+            "twice",
             f"with sampling = 'shuffle' a batch is at most {samples}",
         )
-    return task.batches(index, members, batch, job.seed)
-
-
-class _Loss(nn.Module):
-    """The task's loss as a module, so that functional_call can put other parameters into it."""
-
-    def __init__(self, task: Task, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self._task = task
-
-    def forward(self, *batch: Tensor) -> Tensor:
-        return self._task.loss(self.model, batch)
+    return task.batches(sampling.member, sampling.members, sampling.batch, sampling.seed)
 
 
 class PrivateWork:
@@ -120,7 +122,7 @@ class PrivateWork:
     ) -> None:
         self._task, self._model, self._flat = task, model, flat
         self._lots, self._lot, self._mechanism, self._source = lots, lot, mechanism, source
-        module = _Loss(task, model)
+        module = LossModule(task, model)
         self._module = module
 
         def loss(parameters: dict[str, Tensor], example: Batch) -> tuple[Tensor, Tensor]:
@@ -157,7 +159,7 @@ class PrivateWork:
             for name, parameter in self._model.named_parameters()
             if parameter.requires_grad
         }
-        with _batchable_attention():
+        with batchable_attention():
             try:
                 grads, losses = self._each(leaves, batch)
             except RuntimeError as error:
@@ -188,10 +190,3 @@ def shares(rows: list[Tensor], clip: float) -> Tensor:
     lengths = squares.sqrt()
     scale = torch.where(lengths > clip, SHY * clip / lengths.clamp_min(1e-300), 1.0)
     return torch.where(lengths.isfinite(), scale, 0.0)
-
-
-def _batchable_attention() -> contextlib.AbstractContextManager[None]:
-    """Attention as plain matrix products: vmap has no rule for the fused kernels."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    return sdpa_kernel(SDPBackend.MATH)

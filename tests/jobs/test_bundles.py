@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError, EdgetrainError, TaskError
 from edgetrain.jobs import bundles
-from edgetrain.tasks import load_task
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.lookup import task_of
 
 TASK = """
 import torch
@@ -49,6 +50,10 @@ def a_bundle(tmp_path, text=TASK, name=None):
     path = tmp_path / f"{name}.bundle"
     path.write_bytes(bundles.pack({f"{name}.py": text.encode()}))
     return path, name
+
+
+def load(spec, beside=None):
+    return task_of(Job(task=spec), beside)
 
 
 def unpacked(tmp_path):
@@ -199,15 +204,15 @@ def test_only_what_is_allowed_is_imported(tmp_path):
     )
     spec = f"{path.name}#{name}:Tiny"
     with pytest.raises(ConfigError, match=r"not allowed on this device.*bundle allow [0-9a-f]{64}"):
-        load_task(spec, {}, beside=tmp_path)
+        load(spec, beside=tmp_path)
     assert not marker.exists()
     assert unpacked(tmp_path) == []
     assert main(["bundle", "allow", str(path)]) == 0
-    assert load_task(spec, {}, beside=tmp_path).name == "tiny"
+    assert load(spec, beside=tmp_path).name == "tiny"
     assert marker.exists()
     (folder,) = unpacked(tmp_path)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    load_task(spec, {}, beside=tmp_path)
+    load(spec, beside=tmp_path)
     assert unpacked(tmp_path) == [folder]
 
 
@@ -216,7 +221,7 @@ def test_what_was_changed_after_it_was_allowed_does_not_run(tmp_path):
     assert main(["bundle", "allow", str(path)]) == 0
     path.write_bytes(bundles.pack({f"{name}.py": (TASK + "#").encode()}))
     with pytest.raises(ConfigError, match="not allowed"):
-        load_task(f"{path}#{name}:Tiny", {})
+        load(f"{path}#{name}:Tiny")
     assert unpacked(tmp_path) == []
 
 
@@ -243,18 +248,18 @@ def test_a_job_can_say_which_content_it_means(tmp_path):
     path, name = a_bundle(tmp_path)
     digest = bundles.digest_of(path.read_bytes())
     assert main(["bundle", "allow", digest]) == 0
-    assert load_task(f"{path}@{digest[:16]}#{name}:Tiny", {}).name == "tiny"
+    assert load(f"{path}@{digest[:16]}#{name}:Tiny").name == "tiny"
     with pytest.raises(ConfigError, match="the job wants"):
-        load_task(f"{path}@{'0' * 16}#{name}:Tiny", {})
+        load(f"{path}@{'0' * 16}#{name}:Tiny")
     with pytest.raises(ConfigError, match="16 to 64 digits"):
-        load_task(f"{path}@{digest[:8]}#{name}:Tiny", {})
+        load(f"{path}@{digest[:8]}#{name}:Tiny")
 
 
 def test_a_module_that_is_hidden_by_an_installed_one_is_not_taken_for_it(tmp_path):
     path, _ = a_bundle(tmp_path, name="json")
     assert main(["bundle", "allow", str(path)]) == 0
     with pytest.raises(TaskError, match=r"'json' of .* is hidden by"):
-        load_task(f"{path}#json:Tiny", {})
+        load(f"{path}#json:Tiny")
 
 
 def test_modules_of_a_bundle_find_each_other(tmp_path):
@@ -263,13 +268,13 @@ def test_modules_of_a_bundle_find_each_other(tmp_path):
     code = f"from {helper} import Tiny\n"
     path.write_bytes(bundles.pack({f"{helper}.py": TASK.encode(), f"{name}.py": code.encode()}))
     assert main(["bundle", "allow", str(path)]) == 0
-    assert load_task(f"{path}#{name}:Tiny", {}).name == "tiny"
+    assert load(f"{path}#{name}:Tiny").name == "tiny"
 
 
 @pytest.mark.parametrize("spec", ["gone.bundle#a:b", "#a:b", "x@zz#a:b", "x.bundle#nocolon"])
 def test_names_that_lead_nowhere_are_one_clear_error(spec, tmp_path):
     with pytest.raises(EdgetrainError):
-        load_task(spec, {}, beside=tmp_path)
+        load(spec, beside=tmp_path)
 
 
 # -- the list --------------------------------------------------------------------------------------

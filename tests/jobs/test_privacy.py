@@ -22,13 +22,14 @@ from edgetrain.exchange.seam import Request
 from edgetrain.jobs import reading as config
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.job import Privacy
+from edgetrain.jobs.lookup import task_of, work_of
 from edgetrain.jobs.privacy import promise as privacy
 from edgetrain.jobs.rules import refuse_checkpoint
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.private import PrivateMean
 from edgetrain.strategies.merging.rule import Mean
-from edgetrain.tasks import private_work as examples
 from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.private_work import shares
 from edgetrain.training.member import Member, release_of
 from edgetrain.vectors.noise import Gaussian, chosen, length, normal, seeded, share, system
 
@@ -449,7 +450,7 @@ def work_on(task, overrides=(), source=None):
     model = task.model()
     flat = FlatModel(model)
     named = job("privacy=example", "sampling=shuffle", "batch=12", *overrides)
-    return model, flat, examples.work(named, task, model, flat, 0, source or seeded(0))
+    return model, flat, work_of(named, task, model, flat, 0, source or seeded(0))
 
 
 def by_hand(task, model, clip):
@@ -535,13 +536,11 @@ def test_tasks_and_models_that_cannot_are_refused():
         work_on(task, ["batch=13"])
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     with pytest.raises(ConfigError, match=r"layer '1' normalises over the batch.*GroupNorm"):
-        examples.work(job("privacy=example"), task, model, FlatModel(model), 0, system)
+        work_of(job("privacy=example"), task, model, FlatModel(model), 0, system)
 
 
 @pytest.mark.parametrize("task", ["digits", "char_lm"])
 def test_the_tasks_that_come_along_can_be_sampled(task):
-    from edgetrain.jobs.lookup import task_of, work_of
-
     named = job(f"task=edgetrain.tasks:{task}", "privacy=example", "noise=0.5", "batch=8")
     loaded = task_of(named)
     torch.manual_seed(0)
@@ -555,7 +554,7 @@ def test_the_tasks_that_come_along_can_be_sampled(task):
 
 def test_shares_agree_with_those_of_vectors():
     rows = torch.randn(50, 7, generator=torch.Generator().manual_seed(1)) * 3
-    found = examples.shares([rows[:, :4], rows[:, 4:]], 2.5).numpy()
+    found = shares([rows[:, :4], rows[:, 4:]], 2.5).numpy()
     expected = [share(length(row.numpy()), 2.5) for row in rows]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 

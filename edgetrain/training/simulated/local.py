@@ -27,6 +27,7 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import work_of
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.vmapped import LossModule, batchable_attention
 from edgetrain.tasks.work import Local, optimizer_for
 from edgetrain.training.member import Flat, Stepper
 from edgetrain.vectors.noise import Source, seeded
@@ -156,20 +157,12 @@ def why_not_batched(task: Task, job: Job) -> str | None:
         params = torch.from_numpy(flat.params).repeat(2, 1)
         grads = torch.zeros_like(params)
         draw = next(batches_of(task).draws(0, job.fleet.members, job.train.batch, job.seed))
-        with _batchable_attention():
+        with batchable_attention():
             _Stacked(task, model, flat).backward(params, grads, [draw, draw])
     except Exception as error:  # whatever a user's model does, one by one is the answer
         return f"torch.func.vmap: {' '.join(str(error).split())[:120]}"
     worst = float((grads - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
     return None if worst <= TOLERANCE else f"batched gradients differ by {worst:.1e}"
-
-
-def _batchable_attention() -> contextlib.AbstractContextManager[None]:
-    """Attention as plain matrix products: vmap has no rule for the fused kernels. Holds for the
-    whole process, so it is entered once and not by each worker."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    return sdpa_kernel(SDPBackend.MATH)
 
 
 @runtime_checkable
@@ -199,25 +192,13 @@ def batches_of(task: Task) -> Batches:
     return task if isinstance(task, Batches) else _Drawn(task)
 
 
-class _Loss(nn.Module):
-    """The task's loss as a module, so that functional_call can put other parameters into it."""
-
-    def __init__(self, task: Task, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self._task = task
-
-    def forward(self, *batch: Tensor) -> Tensor:
-        return self._task.loss(self.model, batch)
-
-
 class _Stacked:
     """Gradients of several rows in one go. Not for two threads: the module is changed meanwhile."""
 
     def __init__(self, task: Task, model: nn.Module, flat: FlatModel) -> None:
         self._layout = flat.layout
         self._data = batches_of(task)
-        module = _Loss(task, copy.deepcopy(model))
+        module = LossModule(task, copy.deepcopy(model))
 
         def loss(parameters: dict[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
             return torch.func.functional_call(module, parameters, batch)  # type: ignore[no-any-return]
@@ -435,7 +416,7 @@ class Rows:
         self.reason = f"members batched with torch.func.vmap, {min(BLOCK, members)} at once"
 
         self._attention = contextlib.ExitStack()
-        self._attention.enter_context(_batchable_attention())
+        self._attention.enter_context(batchable_attention())
 
     def close(self) -> None:
         """See Gradients."""
