@@ -7,17 +7,33 @@ Errors raised on purpose become one clear line and exit status 2; Ctrl-C is 130,
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 
 from edgetrain.cli.parser import parser
 from edgetrain.errors import EdgetrainError, Stopped
 
+_TAKE_KEYS = ("--key", "--hub-key")
+_KEY = re.compile(r"-[A-Za-z0-9_-]{42}\Z")
+
+
+def _joined(argv: list[str]) -> list[str]:
+    """Join an option that takes a public key with a key that begins with "-", which argparse takes
+    for another option: one key in 64 does."""
+    words: list[str] = []
+    for word in argv:
+        if words and words[-1] in _TAKE_KEYS and _KEY.match(word):
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
+
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     """argparse takes KEY=VALUE words only in one place; people write them anywhere."""
     top = parser()
-    arguments, more = top.parse_known_args(argv)
+    arguments, more = top.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
     if more and hasattr(arguments, "job") and all("=" in w and w[0] != "-" for w in more):
         arguments.job += more
     elif more:

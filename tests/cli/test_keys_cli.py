@@ -35,6 +35,20 @@ def test_a_pair_is_made_once(tmp_path, capsys):
     assert again["public"] != made["public"]
 
 
+@pytest.mark.parametrize("first", [0b111110_00, 0b111111_00], ids=["-", "_"])
+def test_a_key_may_begin_with_any_letter_of_its_alphabet(tmp_path, capsys, first):
+    key = spell(bytes([first]) + bytes(31))
+    assert key[0] in "-_"
+    at = ("--keys", str(tmp_path))
+    answer(capsys, "init", *at)
+    answer(capsys, "enroll", "kitchen", "--key", key, *at)
+    assert answer(capsys, "list", *at)["members"] == {"kitchen": key}
+    assert credentials("tcp://hub:1", key, tmp_path).hub == read_key(key)
+    member = ["member", "none.toml", "--hub", "tcp://hub:1", "--index", "0"]
+    assert main([*member, "--hub-key", key]) == 2  # the option was understood
+    assert "none.toml" in capsys.readouterr().err
+
+
 def test_the_list_by_hand(tmp_path, capsys):
     at = ("--keys", str(tmp_path))
     key = answer(capsys, "init", *at)["public"]
