@@ -15,7 +15,7 @@ from command_line import edgetrain
 
 from edgetrain.__main__ import _parse, main
 from edgetrain.cli.parser import parser
-from edgetrain.jobs import reading as config
+from edgetrain.jobs.reading import parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -87,7 +87,7 @@ def test_every_command_can_be_typed(command):
     arguments = _parse(command.words)
     overrides = [word for word in getattr(arguments, "job", []) if "=" in word]
     if not command.answer.startswith("edgetrain: "):
-        config.parse({}, overrides)
+        parse({}, overrides)
 
 
 REFUSED = [command for command in COMMANDS if command.answer.startswith("edgetrain: ")]

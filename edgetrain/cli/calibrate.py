@@ -72,27 +72,27 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--draws {arguments.draws}", "allowed are 1 to 1000")
     jobs, beside = jobs_of(arguments)
     common.simulator()
-    from edgetrain.jobs import plan as plans
-    from edgetrain.runs import folder as runs
+    from edgetrain.jobs.plan import plan
+    from edgetrain.runs.folder import create, create_inside, read_metrics, write_summary
     from edgetrain.runs.reports import calibration, plot
-    from edgetrain.training import emulated as emulate
-    from edgetrain.training.simulated import simulation as simulate
+    from edgetrain.training import emulated
+    from edgetrain.training.simulated import simulation
 
-    emulate.warm_up()
-    planned = {name: plans.plan(job, beside) for name, job in jobs.items()}
-    folder = runs.create(arguments.runs, "calibrate")
+    emulated.warm_up()
+    planned = {name: plan(job, beside) for name, job in jobs.items()}
+    folder = create(arguments.runs, "calibrate")
     pairs = []
     for number, (name, each) in enumerate(planned.items(), 1):
         found, real, bases = [], [], []
-        for how, start in (("emulated", emulate.run), ("simulated", simulate.run)):
+        for how, start in (("emulated", emulated.run), ("simulated", simulation.run)):
             common.warn(f"{number} of {len(planned)}: {name}, {how} …")
-            inside = runs.create_inside(folder, f"{name} {how}")
+            inside = create_inside(folder, f"{name} {how}")
             began = time.monotonic()
             found.append(start(each, inside))
             real.append(time.monotonic() - began)
-            bases.append(calibration.bases_of(runs.read_metrics(inside, "event")))
+            bases.append(calibration.bases_of(read_metrics(inside, "event")))
         drawn = [
-            simulate.run(each, runs.create_inside(folder, f"{name} simulated {luck}"), luck=luck)
+            simulation.run(each, create_inside(folder, f"{name} simulated {luck}"), luck=luck)
             for luck in range(1, arguments.draws if _loses(each) else 1)
         ]
         pairs.append(
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     picture = _picture(plot, pairs, folder / "calibration.png")
     report = calibration.as_json(pairs, picture)
-    runs.write_summary(folder, {"name": folder.name, "calibration": report})
+    write_summary(folder, {"name": folder.name, "calibration": report})
     if arguments.json:
         common.say(json.dumps(report | {"folder": str(folder)}))
     else:
@@ -117,9 +117,9 @@ def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]
     from edgetrain.cli.compare import variants
 
     if not arguments.job and not arguments.strategies and not arguments.networks:
-        from edgetrain.jobs import reading as config
+        from edgetrain.jobs.reading import load
 
-        return {name: config.load(None, [*_BASIS, *case]) for name, case in CASES.items()}, None
+        return {name: load(None, [*_BASIS, *case]) for name, case in CASES.items()}, None
     job, beside = common.job_of(arguments, _BASIS)
     found = {}
     for variant in variants(job, arguments.strategies or job.strategy.name):

@@ -80,18 +80,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask, print, draw."""
     job, beside = common.job_of(arguments, SIMULATED)
     from edgetrain.cli.common import common_picture
-    from edgetrain.jobs.capacity import estimate as capacity
-    from edgetrain.runs import folder as runs
+    from edgetrain.jobs.capacity import estimate
+    from edgetrain.runs.folder import create, write_job, write_summary
     from edgetrain.runs.reports import plot
 
     question = question_of(job, arguments, beside)
-    found = capacity.answer(question)
+    found = estimate.answer(question)
     table = [
-        found if each == question.members else capacity.answers(question, [each])[0]
-        for each in capacity.COUNTS
+        found if each == question.members else estimate.answers(question, [each])[0]
+        for each in estimate.COUNTS
     ]
-    folder = runs.create(arguments.runs, f"capacity-{job.name or job.task.rpartition(':')[2]}")
-    runs.write_job(folder, job.to_dict())
+    folder = create(arguments.runs, f"capacity-{job.name or job.task.rpartition(':')[2]}")
+    write_job(folder, job.to_dict())
     heading = heading_of(job, question)
     rows = [_plain(each) for each in table]
     picture = common_picture(
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         "picture": None if picture is None else str(picture),
         "folder": str(folder),
     }
-    runs.write_summary(folder, answer)
+    write_summary(folder, answer)
     if arguments.json:
         common.say(json.dumps(answer))
     else:

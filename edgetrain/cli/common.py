@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edgetrain.cli import common
 from edgetrain.errors import ConfigError
-from edgetrain.jobs import reading as config
 from edgetrain.jobs.job import Job
+from edgetrain.jobs.reading import load
 
 RUNS = "runs"
 
@@ -57,7 +56,7 @@ def job_of(
     words: list[str] = list(arguments.job)
     path = words.pop(0) if words and "=" not in words[0] else None
     overrides = words if path else [*defaults, *words]
-    return config.load(path, overrides), Path(path).resolve().parent if path else None
+    return load(path, overrides), Path(path).resolve().parent if path else None
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
@@ -79,9 +78,9 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 def runner(arguments: argparse.Namespace) -> Callable[..., dict[str, Any]]:
     """What runs a planned job: `emulate.run`, or `simulate.run` where that was asked for."""
     if not arguments.simulate:
-        from edgetrain.training import emulated as emulate
+        from edgetrain.training import emulated
 
-        return emulate.run
+        return emulated.run
     batched = {"auto": None, "on": True, "off": False}[arguments.vmap]
     return functools.partial(simulator(), batched=batched)
 
@@ -89,12 +88,12 @@ def runner(arguments: argparse.Namespace) -> Callable[..., dict[str, Any]]:
 def simulator() -> Callable[..., dict[str, Any]]:
     """`simulate.run`; ConfigError where what it needs is not installed."""
     try:
-        from edgetrain.training.simulated import simulation as simulate
+        from edgetrain.training.simulated import simulation
     except ImportError as error:
         raise ConfigError(
             f"the simulator needs {error.name}", "pip install 'edgetrain[lab]'"
         ) from None
-    return simulate.run
+    return simulation.run
 
 
 def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
@@ -130,5 +129,5 @@ def common_picture(draw: Any, what: Any, path: Any) -> Any:
     try:
         return draw(what, path)
     except ImportError:
-        common.warn("no picture: matplotlib is not installed (pip install 'edgetrain[lab]')")
+        warn("no picture: matplotlib is not installed (pip install 'edgetrain[lab]')")
         return None

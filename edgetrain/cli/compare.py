@@ -59,21 +59,21 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan all, run one after the other, compare."""
     job, beside = common.job_of(arguments, DEMO)
     from edgetrain.cli.common import common_picture
-    from edgetrain.jobs import plan as plans
-    from edgetrain.runs import folder as runs
+    from edgetrain.jobs.plan import plan
+    from edgetrain.runs.folder import create, create_inside, write_job, write_summary
     from edgetrain.runs.reports import comparison, plot
     from edgetrain.runs.reports.live.view import LiveView
-    from edgetrain.training import emulated as emulate
+    from edgetrain.training import emulated
 
     run_planned = common.runner(arguments)
     if not arguments.simulate:
-        emulate.warm_up()
-    planned = [plans.plan(j, beside) for j in variants(job, arguments.strategies)]
+        emulated.warm_up()
+    planned = [plan(j, beside) for j in variants(job, arguments.strategies)]
     first = planned[0]
-    folder = runs.create(arguments.runs, f"compare-{first.job.name}")
-    runs.write_job(folder, job.to_dict())
+    folder = create(arguments.runs, f"compare-{first.job.name}")
+    write_job(folder, job.to_dict())
     names = [each.job.strategy.name for each in planned]
-    folders = [runs.create_inside(folder, name) for name in names]
+    folders = [create_inside(folder, name) for name in names]
     heading = (
         f"{first.name}: {job.fleet.members} members, network {job.fleet.network}, "
         f"{job.train.steps} steps each: {', '.join(names)}"
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
                 summaries.append(run_planned(each, inside, view.refresh))
     finally:
         compared = comparison.compare(summaries) if summaries else None
-        runs.write_summary(
+        write_summary(
             folder,
             {"name": folder.name, "runs": names}
             | ({} if compared is None else {"comparison": compared.as_json()}),

@@ -8,8 +8,8 @@ from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
-from edgetrain.jobs import reading as config
 from edgetrain.jobs.job import Job
+from edgetrain.jobs.reading import keys, load
 
 
 def add_parser(subparsers: Any) -> None:
@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the file."""
-    job = config.load(None, arguments.overrides)
+    job = load(None, arguments.overrides)
     if arguments.path.exists() and not arguments.force:
         raise ConfigError(f"{arguments.path} is there already", "--force writes over it")
     try:
@@ -47,7 +47,7 @@ def commented(job: Job) -> str:
     lines: list[str] = []
     tables: dict[str, list[str]] = {}
     values = job.to_dict()
-    for key, spec in config.keys().items():
+    for key, spec in keys().items():
         table, _, leaf = key.rpartition(".")
         value = values[table][leaf] if table else values[leaf]
         if key == "faults":

@@ -75,10 +75,16 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace, stop: Stop) -> int:
     job, beside = common.job_of(arguments)
     from edgetrain.errors import ConfigError
-    from edgetrain.exchange import addresses as interfaces
+    from edgetrain.exchange.addresses import route
     from edgetrain.exchange.keys.credentials import credentials as credentials_for
     from edgetrain.fleet.assignment import devices_of
-    from edgetrain.runs import folder as runs
+    from edgetrain.runs.folder import (
+        create,
+        metrics_path,
+        write_environment,
+        write_job,
+        write_summary,
+    )
     from edgetrain.runs.metrics.log import MetricsLog
     from edgetrain.runs.summary import summarise
 
@@ -88,22 +94,22 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
             "the job's fleet.members says how many there are",
         )
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    via = interfaces.route(arguments.hub, timeout_s=10.0)
+    via = route(arguments.hub, timeout_s=10.0)
     credentials = credentials_for(
         arguments.hub, arguments.hub_key, arguments.keys, insecure=arguments.insecure
     )
     common.say(f"joining {arguments.hub} over {via}" + (", encrypted" if credentials else ""))
     from edgetrain.training.train import Place, train
 
-    folder = runs.create(arguments.runs, f"{job.name or 'member'}-m{arguments.index}")
-    runs.write_job(folder, job.to_dict())
-    runs.write_environment(folder)
+    folder = create(arguments.runs, f"{job.name or 'member'}-m{arguments.index}")
+    write_job(folder, job.to_dict())
+    write_environment(folder)
     named = devices_of(job.fleet.device)
     device = named[arguments.index] if len(named) > 1 else named[0]
 
     def open_log(name: str) -> MetricsLog:
         common.say(f"training as {name}; run folder: {folder}")
-        return MetricsLog(runs.metrics_path(folder), name, time.monotonic, time.monotonic())
+        return MetricsLog(metrics_path(folder), name, time.monotonic, time.monotonic())
 
     own_keys = Path(arguments.keys) if arguments.keys else None
     place = Place(arguments.index, device, beside, own_keys)
@@ -118,7 +124,7 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
             stop=stop,
         )
     finally:
-        runs.write_summary(folder, summarise(folder, _promise(job, place)))
+        write_summary(folder, summarise(folder, _promise(job, place)))
     common.say("done")
     return 0
 

@@ -86,20 +86,20 @@ def _of_numbers(arguments: argparse.Namespace) -> int:
 
 
 def _of_job(arguments: argparse.Namespace) -> int:
-    from edgetrain.jobs import plan as plans
-    from edgetrain.jobs.privacy import promise as privacy
+    from edgetrain.jobs.plan import plan
+    from edgetrain.jobs.privacy.promise import said
 
     job, beside = common.job_of(arguments)
     if job.privacy.unit == "none":
         raise ConfigError(
             "this job has no privacy", "say privacy=example noise=1.1, or privacy=member"
         )
-    promise = plans.plan(job, beside).promise
+    promise = plan(job, beside).promise
     assert promise is not None
     found = promise.to_dict()
     what = {"example": "steps of a member", "member": "rounds"}[promise.unit]
     lines = [
-        privacy.said(found),
+        said(found),
         f"noise {promise.noise:.6g} x clip {promise.clip:g}, {promise.count} {what}"
         + (f", each example in {promise.rate:.3g} of them" if promise.rate < 1 else ""),
     ]

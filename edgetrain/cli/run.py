@@ -43,18 +43,18 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan, run, watch, sum up."""
     job, beside = common.job_of(arguments, SIMULATED if arguments.simulate else ())
-    from edgetrain.jobs import plan as plans
-    from edgetrain.jobs.privacy import promise as privacy
-    from edgetrain.runs import folder as runs
+    from edgetrain.jobs.plan import plan
+    from edgetrain.jobs.privacy.promise import said
+    from edgetrain.runs.folder import create
     from edgetrain.runs.reports import comparison, plot
     from edgetrain.runs.reports.live.view import LiveView
-    from edgetrain.training import emulated as emulate
+    from edgetrain.training import emulated
 
     run_planned = common.runner(arguments)
     if not arguments.simulate:
-        emulate.warm_up()
-    planned = plans.plan(job, beside)
-    folder = runs.create(arguments.runs, planned.job.name)
+        emulated.warm_up()
+    planned = plan(job, beside)
+    folder = create(arguments.runs, planned.job.name)
     with LiveView(
         [folder],
         clock=time.monotonic,
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         common.say(comparison.text(compared, picture))
         if summary.get("privacy"):
-            common.say(privacy.said(summary["privacy"]))
+            common.say(said(summary["privacy"]))
         common.say(f"run folder: {folder}")
     return 0
 

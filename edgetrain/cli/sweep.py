@@ -66,14 +66,14 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run every cell, then say and draw what came of it."""
     from edgetrain.jobs.grid import write
-    from edgetrain.runs import folder as runs
+    from edgetrain.runs.folder import create
     from edgetrain.training import sweep
 
     chosen, folder = sweep_of(arguments)
     cells = chosen.cells()
     plan, run_cell = _driver(chosen)
     if folder is None:
-        folder = runs.create(arguments.runs, f"sweep-{_name(chosen)}")
+        folder = create(arguments.runs, f"sweep-{_name(chosen)}")
         write(folder, chosen)
     out = sys.stderr if arguments.json else sys.stdout
     unique = len({cell.digest for cell in cells})
@@ -88,23 +88,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _driver(chosen: Sweep) -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
     """What plans and runs a cell."""
+    from edgetrain.jobs.plan import plan
+
     if chosen.how == "simulated":
-        simulated = common.simulator()
-        from edgetrain.jobs import plan as plans
+        return plan, common.simulator()
+    from edgetrain.training import emulated
 
-        return plans.plan, simulated
-    from edgetrain.jobs import plan as plans
-    from edgetrain.training import emulated as emulate
-
-    emulate.warm_up()
-    return plans.plan, emulate.run
+    emulated.warm_up()
+    return plan, emulated.run
 
 
 def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
     """The sweep that is asked for, and its folder if it has one already."""
     from edgetrain.cli.run import SIMULATED
-    from edgetrain.jobs import grid
-    from edgetrain.jobs import reading as config
+    from edgetrain.jobs import grid, reading
     from edgetrain.jobs.grid import Sweep, is_sweep, load, resume, split
 
     axes = [grid.axis(name, split(text)) for name in AXES if (text := getattr(arguments, name))]
@@ -123,8 +120,8 @@ def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
     else:
         beside = None if path is None else path.resolve().parent
         words = words if path else [*SIMULATED, *words]
-        found = Sweep(config.load(path).to_dict(), (), beside=beside)
-    job = config.parse(found.job, words).to_dict()
+        found = Sweep(reading.load(path).to_dict(), (), beside=beside)
+    job = reading.parse(found.job, words).to_dict()
     how = "emulated" if arguments.emulate else found.how
     seeds = found.seeds if arguments.seeds is None else arguments.seeds
     merged = {each.name: each for each in (*found.axes, *axes)}
@@ -170,7 +167,7 @@ def _teller(chosen: Sweep, out: Any) -> Callable[[Progress], None]:
 
 def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: list[Row]) -> int:
     from edgetrain.cli.common import common_picture
-    from edgetrain.runs import folder as runs
+    from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports import plot
     from edgetrain.runs.reports.columns import as_text
     from edgetrain.runs.reports.sweep_rows import points, to_csv
@@ -198,7 +195,7 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
         "points": found,
         "runs": list(dict.fromkeys(row["cell"] for row in rows)),
     }
-    runs.write_summary(folder, summary)
+    write_summary(folder, summary)
     drawn = [str(picture) for picture in pictures if picture is not None]
     failed = [row for row in rows if row["status"] != "finished"]
     if arguments.json:

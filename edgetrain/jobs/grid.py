@@ -13,7 +13,7 @@ from typing import Any
 
 from edgetrain import strategies
 from edgetrain.errors import ConfigError, did_you_mean
-from edgetrain.jobs import reading as config
+from edgetrain.jobs import reading
 from edgetrain.jobs.job import Job
 from edgetrain.runs.files import write_text
 from edgetrain.runs.toml import to_toml
@@ -90,10 +90,10 @@ def _value(name: str, value: Any) -> Value:
 def _key(name: str) -> str:
     key = SHORT.get(name, name)
     try:
-        config.parse({}, [f"{key}="])  # an empty text fits nowhere: only an unknown key matters
+        reading.parse({}, [f"{key}="])  # an empty text fits nowhere: only an unknown key matters
     except ConfigError as error:
         if error.message.startswith("no key"):
-            keys = config.keys()
+            keys = reading.keys()
             known = {full.rpartition(".")[2] for full in keys} | {*SHORT}
             raise ConfigError(
                 f"no axis '{name}': a job has no such key", did_you_mean(name, known)
@@ -184,7 +184,7 @@ class Sweep:
 
     def _cell(self, chosen: Sequence[Value], seed: int) -> Cell:
         overrides = [override for value in chosen for override in value.overrides]
-        job = config.parse(self.job, overrides, "sweep")
+        job = reading.parse(self.job, overrides, "sweep")
         job = replace(fitting(job), seed=job.seed + seed)
         settings = job.to_dict() | {"name": "", "how": self.how}
         text = json.dumps(settings, sort_keys=True, separators=(",", ":"), default=str)

@@ -17,7 +17,7 @@ from typing import Any
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.grid import Cell, Sweep
 from edgetrain.jobs.job import Job
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import create_inside, read_summary, write_summary
 from edgetrain.runs.reports.sweep_rows import Row
 
 # -- the grid -------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def run(
 def finished(folder: Path) -> dict[str, Any] | None:
     """The summary of a cell that needs no more work."""
     try:
-        summary = runs.read_summary(folder)
+        summary = read_summary(folder)
     except ConfigError:  # half a file, of a machine that lost power
         return None
     return summary if summary is not None and summary.get("status") == "finished" else None
@@ -83,13 +83,13 @@ def _run_cell(cell: Cell, sweep: Sweep, folder: Path, plan: Plan, run_cell: Run)
     inside = folder / cell.digest
     if inside.exists():
         shutil.rmtree(inside)
-    inside = runs.create_inside(folder, cell.digest)
+    inside = create_inside(folder, cell.digest)
     try:
         return run_cell(plan(cell.job, sweep.beside), inside)
     except EdgetrainError as error:
         failed = {"status": "failed", "errors": [str(error)]}
-        summary = (runs.read_summary(inside) or {}) | failed
-        runs.write_summary(inside, summary)
+        summary = (read_summary(inside) or {}) | failed
+        write_summary(inside, summary)
         return summary
 
 

@@ -16,8 +16,8 @@ from command_line import Running, edgetrain, environment, hub, running, write_ti
 
 from edgetrain.__main__ import main
 from edgetrain.cli.parser import parser
-from edgetrain.runs import folder as runs
-from edgetrain.training import emulated as emulate
+from edgetrain.runs.folder import read_job, read_metrics, read_summary
+from edgetrain.training import emulated
 
 
 def verbs(
@@ -145,7 +145,7 @@ def assert_one_clear_line(status: int, stderr: str, *says: str) -> None:
 )
 def test_a_job_that_cannot_be(words, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(emulate, "warm_up", lambda: None)  # no fork server inside pytest
+    monkeypatch.setattr(emulated, "warm_up", lambda: None)  # no fork server inside pytest
     assert_one_clear_line(main(["run", "network=none", *words]), capsys.readouterr().err, *says)
     assert not list(tmp_path.iterdir())
 
@@ -277,9 +277,7 @@ def test_a_hub_and_members_of_their_own_train_together(tmp_path):
         with running(*member, "0", cwd=tmp_path) as a, running(*member, "1", cwd=tmp_path) as b:
             assert (a.finish(), b.finish()) == (0, 0), a.said + b.said
         assert serving.finish() == 0
-    found = {
-        run.name.split("-", 2)[2]: runs.read_summary(run) for run in (tmp_path / "runs").iterdir()
-    }
+    found = {run.name.split("-", 2)[2]: read_summary(run) for run in (tmp_path / "runs").iterdir()}
     assert found.keys() == {"hub", "member-m0", "member-m1"}
     assert found["hub"]["rounds"] == 4
     assert found["member-m0"]["steps"] == 20
@@ -301,7 +299,7 @@ def test_run_answers_in_json(tmp_path):
     assert answer["status"] == "finished"
     assert answer["steps"] == 12
     assert answer["final"].keys() == {"loss"}
-    assert answer == runs.read_summary(run_of(tmp_path)) | {"folder": answer["folder"]}
+    assert answer == read_summary(run_of(tmp_path)) | {"folder": answer["folder"]}
     assert (tmp_path / answer["folder"]) == run_of(tmp_path)
 
 
@@ -338,11 +336,11 @@ def test_ctrl_c_leaves_no_process_and_a_readable_folder(network, tmp_path):
     assert command.said.endswith("edgetrain: interrupted\n")
     assert "Traceback" not in command.said
     run = run_of(tmp_path)
-    summary = runs.read_summary(run)
+    summary = read_summary(run)
     assert summary["status"] == "interrupted"
     assert summary["steps"] > 0
-    assert runs.read_job(run)["fleet"]["network"] == network
-    assert {record["member"] for record in runs.read_metrics(run, "step")} == {"m0", "m1", "m2"}
+    assert read_job(run)["fleet"]["network"] == network
+    assert {record["member"] for record in read_metrics(run, "step")} == {"m0", "m1", "m2"}
 
 
 @pytest.mark.parametrize("network", ["none", "rtt-20ms"])
@@ -352,7 +350,7 @@ def test_a_killed_parent_leaves_no_process(network, tmp_path):
         assert len(command.started()) >= 5
         command.process.kill()
         assert not command.left_behind()
-    assert list(runs.read_metrics(run_of(tmp_path), "step"))
+    assert list(read_metrics(run_of(tmp_path), "step"))
 
 
 @pytest.mark.parametrize("strategy", ["dga", "sync-sgd"])
@@ -365,10 +363,10 @@ def test_a_killed_member_does_not_stop_the_others(strategy, tmp_path):
         assert command.finish() == 0, command.said
         assert not command.left_behind()
     run = run_of(tmp_path)
-    summary = runs.read_summary(run)
+    summary = read_summary(run)
     assert summary["status"] == "finished"
     assert summary["members_lost"] == ["m1"]
-    done = {e["member"] for e in runs.read_metrics(run, "event") if e["event"] == "finished"}
+    done = {e["member"] for e in read_metrics(run, "event") if e["event"] == "finished"}
     assert done == {"m0", "m2"}
     assert summary["steps"] == 400
     assert "m1" in command.said
@@ -381,4 +379,4 @@ def test_when_all_members_fail_their_error_is_the_runs(tmp_path):
     assert done.stderr.count("\n") == 1
     assert "not finite" in done.stderr
     assert "lower the learning rate" in done.stderr
-    assert runs.read_summary(run_of(tmp_path))["status"] == "failed"
+    assert read_summary(run_of(tmp_path))["status"] == "failed"

@@ -10,7 +10,7 @@ import pytest
 from command_line import edgetrain, running, write_tiny
 from hub_runs import free_port, hub_folder, journal_of, wait_for_rounds
 
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import read_metrics
 
 
 def trained(
@@ -55,7 +55,7 @@ def trained(
         assert hub.finish() == 0, hub.said
     rounds, checksum, counted = journal_of(folder / "journal")
     assert len(counted) == len(set(counted))
-    backs = [e for e in runs.read_metrics(folder, "event") if e["event"] == "back"]
+    backs = [e for e in read_metrics(folder, "event") if e["event"] == "back"]
     assert len(backs) >= 2 * len(kills)
     return rounds, checksum
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.records import Round
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import read_metrics
 
 
 def free_port() -> int:
@@ -36,7 +36,7 @@ def wait_for_rounds(folder: Path, rounds: int) -> None:
     """Look at the journal's size: reading it would take its lock."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if len(list(runs.read_metrics(folder, "round"))) >= rounds:
+        if len(list(read_metrics(folder, "round"))) >= rounds:
             return
         time.sleep(0.01)
     raise AssertionError(f"not {rounds} rounds within a minute")

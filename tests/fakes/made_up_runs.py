@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import metrics_path, write_job, write_summary
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.summary import summarise
 
@@ -96,11 +96,11 @@ def extra(story: Story) -> dict[str, Any]:
 def write_run(folder: Path, story: Story = DGA, *, upto: int | None = None) -> Path:
     """A whole run folder. With `upto` it was only followed that many steps and has no summary."""
     folder.mkdir(parents=True, exist_ok=True)
-    runs.write_job(folder, job(story))
+    write_job(folder, job(story))
     for _ in write_metrics(folder, story, upto=upto):
         pass
     if upto is None:
-        runs.write_summary(folder, summarise(folder, extra(story)))
+        write_summary(folder, summarise(folder, extra(story)))
     return folder
 
 
@@ -109,7 +109,7 @@ def write_metrics(folder: Path, story: Story, *, upto: int | None = None) -> Ite
     clock = Clock()
     with ExitStack() as stack:
         logs = [
-            stack.enter_context(MetricsLog(runs.metrics_path(folder), name, clock, 0.0))
+            stack.enter_context(MetricsLog(metrics_path(folder), name, clock, 0.0))
             for name in [*(f"m{i}" for i in range(story.members)), "hub"]
         ]
         *members, hub = logs
@@ -166,8 +166,8 @@ def write_comparison(root: Path, *stories: Story) -> list[Path]:
     """A folder of run folders, as `compare` leaves it, and their paths in its order."""
     stories = stories or (SYNC, FEDAVG, DGA)
     folders = [write_run(root / story.strategy, story) for story in stories]
-    runs.write_job(root, job(stories[0]))
-    runs.write_summary(root, {"runs": [folder.name for folder in folders]})
+    write_job(root, job(stories[0]))
+    write_summary(root, {"runs": [folder.name for folder in folders]})
     return folders
 
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from made_up_runs import DGA, FEDAVG, SYNC, write_comparison
 from rich.console import Console
 
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import read_summary
 from edgetrain.runs.reports import columns, comparison, units
 from edgetrain.runs.summary import summarise
 
 
 def summaries(root: Path, *stories: Any) -> list[dict[str, Any]]:
-    found = [runs.read_summary(folder) for folder in write_comparison(root, *stories)]
+    found = [read_summary(folder) for folder in write_comparison(root, *stories)]
     return [summary for summary in found if summary is not None]
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from made_up_runs import DGA, FEDAVG, SYNC, Clock, Story, write_metrics, write_run
 from rich.console import Console
 
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import create_inside, metrics_path, write_job, write_summary
 from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.runs.reports.live import view as live
-from edgetrain.runs.reports.live.watch import Watch
+from edgetrain.runs.reports.live.view import Frame, LiveView, bar, plain_line
+from edgetrain.runs.reports.live.watch import Watch, news
 
 
 def watched(folder: Path) -> Watch:
@@ -27,7 +27,7 @@ def watched(folder: Path) -> Watch:
     return watch
 
 
-def drawn(frame: live.Frame, width: int, height: int) -> list[str]:
+def drawn(frame: Frame, width: int, height: int) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
     console.print(frame)
@@ -40,7 +40,7 @@ def drawn(frame: live.Frame, width: int, height: int) -> list[str]:
 def test_a_folder_without_anything_is_waiting(tmp_path: Path) -> None:
     state = watched(tmp_path / "dga").state()
     assert (state.name, state.phase, state.step, state.done) == ("dga", "waiting", 0, 0)
-    assert live.plain_line(state) == "dga: waiting"
+    assert plain_line(state) == "dga: waiting"
 
 
 def test_a_run_half_way(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_the_pace_is_that_of_the_last_seconds(tmp_path: Path) -> None:
     """A slow first step (caches, a compiler) must not spoil the time left for minutes."""
     clock, watch = Clock(), Watch(tmp_path)
     zeros = {"wait_s": 0, "overhead_s": 0, "sent_bytes": 0, "received_bytes": 0, "cpu_s": 0}
-    runs.write_job(tmp_path, {"train": {"steps": 1000}})
-    with MetricsLog(runs.metrics_path(tmp_path), "m0", clock, 0.0) as log:
+    write_job(tmp_path, {"train": {"steps": 1000}})
+    with MetricsLog(metrics_path(tmp_path), "m0", clock, 0.0) as log:
         for step in range(1, 301):
             clock.now += 30.0 if step == 1 else 0.1
             log.step(step=step, round=0, loss=1, compute_s=0.1, peak_bytes=1, **zeros)
@@ -85,15 +85,15 @@ def test_a_run_whose_network_was_late_is_marked(tmp_path: Path) -> None:
     late = watched(write_run(tmp_path / "dga", replace(DGA, trusted=False))).state()
     kept = watched(write_run(tmp_path / "fedavg", FEDAVG)).state()
     assert (late.trusted, kept.trusted) == (False, True)
-    assert live.plain_line(late).endswith("untrusted: the emulated network was late")
-    assert "untrusted" not in live.plain_line(kept)
-    lines = drawn(live.Frame("", (late, kept), ()), 100, 20)
+    assert plain_line(late).endswith("untrusted: the emulated network was late")
+    assert "untrusted" not in plain_line(kept)
+    lines = drawn(Frame("", (late, kept), ()), 100, 20)
     assert [line.rstrip().rpartition(" ")[2] for line in lines[1:3]] == ["untrusted", "finished"]
 
 
 def test_a_run_under_way_is_not_judged(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "dga", replace(DGA, steps=100), upto=50)
-    runs.write_summary(folder, {"emulation": {"trusted": False}})  # of an earlier life
+    write_summary(folder, {"emulation": {"trusted": False}})  # of an earlier life
     assert watched(folder).state().trusted is None
 
 
@@ -113,8 +113,8 @@ def test_a_frame_fits_its_terminal(tmp_path: Path, members: int, width: int, hei
     write_run(tmp_path / "sync-sgd", replace(SYNC, members=members, steps=20))
     write_run(tmp_path / "fedavg", replace(FEDAVG, members=members, steps=20, lost="m3"), upto=15)
     states = tuple(watched(tmp_path / name).state() for name in ("sync-sgd", "fedavg", "dga"))
-    news = tuple(f"fedavg: m{i} gone at 6.9 s: silent for {'5.0 s ' * 30}" for i in range(3))
-    lines = drawn(live.Frame("digits on " + "8 raspberry-pi-4b " * 20, states, news), width, height)
+    said = tuple(f"fedavg: m{i} gone at 6.9 s: silent for {'5.0 s ' * 30}" for i in range(3))
+    lines = drawn(Frame("digits on " + "8 raspberry-pi-4b " * 20, states, said), width, height)
     assert len(lines) < height
     assert max(map(len, lines)) <= width
     for name in ("sync-sgd", "fedavg", "dga"):
@@ -123,7 +123,7 @@ def test_a_frame_fits_its_terminal(tmp_path: Path, members: int, width: int, hei
 
 def test_sixteen_members_fit_a_usual_terminal_each_in_its_row(tmp_path: Path) -> None:
     write_run(tmp_path / "dga", replace(DGA, members=16, steps=20), upto=10)
-    lines = drawn(live.Frame("digits", (watched(tmp_path / "dga").state(),), ()), 100, 30)
+    lines = drawn(Frame("digits", (watched(tmp_path / "dga").state(),), ()), 100, 30)
     assert {line.split()[0] for line in lines if re.match(r"m\d", line)} == {
         f"m{i}" for i in range(16)
     }
@@ -132,7 +132,7 @@ def test_sixteen_members_fit_a_usual_terminal_each_in_its_row(tmp_path: Path) ->
 def test_who_holds_the_run_up_stands_on_top(tmp_path: Path) -> None:
     write_run(tmp_path / "dga", replace(DGA, members=16, steps=40, lost="m3"), upto=30)
     state = watched(tmp_path / "dga").state()
-    lines = drawn(live.Frame("", (state,), ()), 100, 12)
+    lines = drawn(Frame("", (state,), ()), 100, 12)
     rows = [line.split()[0] for line in lines if re.match(r"m\d", line)]
     assert rows[:3] == ["m3", "m15", "m14"]
     assert rows[-1] != "m0"
@@ -141,7 +141,7 @@ def test_who_holds_the_run_up_stands_on_top(tmp_path: Path) -> None:
 
 def test_without_room_for_members_there_are_only_runs(tmp_path: Path) -> None:
     write_run(tmp_path / "dga", DGA, upto=10)
-    lines = drawn(live.Frame("", (watched(tmp_path / "dga").state(),), ()), 100, 7)
+    lines = drawn(Frame("", (watched(tmp_path / "dga").state(),), ()), 100, 7)
     assert len(lines) == 2
 
 
@@ -149,7 +149,7 @@ def test_without_room_for_members_there_are_only_runs(tmp_path: Path) -> None:
 def test_a_bar_has_its_width_and_is_full_only_at_the_end(
     done: float, width: int, ascii_only: bool
 ) -> None:
-    shown = live.bar(done, width, ascii_only=ascii_only)
+    shown = bar(done, width, ascii_only=ascii_only)
     assert len(shown) == width
     assert shown.isascii() or not ascii_only
     if done < 1:
@@ -161,9 +161,9 @@ def test_a_bar_has_its_width_and_is_full_only_at_the_end(
 def test_the_view_follows_a_growing_run_and_leaves_the_last_word(tmp_path: Path) -> None:
     clock, out, story = Clock(), io.StringIO(), replace(FEDAVG, steps=60, members=3, lost="m1")
     console = Console(file=out, width=100, height=30, force_terminal=True, color_system=None)
-    folder = runs.create_inside(tmp_path, "fedavg")
-    runs.write_job(folder, {"train": {"steps": 60}})
-    with live.LiveView([folder], clock=clock, heading="digits", console=console) as view:
+    folder = create_inside(tmp_path, "fedavg")
+    write_job(folder, {"train": {"steps": 60}})
+    with LiveView([folder], clock=clock, heading="digits", console=console) as view:
         for now in write_metrics(folder, story):
             clock.now = now
             view.refresh()
@@ -180,7 +180,7 @@ def test_the_view_looks_a_few_times_a_second_and_draws_only_news(tmp_path: Path)
     clock, out = Clock(), io.StringIO()
     console = Console(file=out, width=100, height=30, force_terminal=True)
     write_run(tmp_path / "dga", DGA, upto=10)
-    with live.LiveView([tmp_path / "dga"], clock=clock, console=console) as view:
+    with LiveView([tmp_path / "dga"], clock=clock, console=console) as view:
         view.refresh()
         drawn_once = len(out.getvalue())
         write_run(tmp_path / "dga", DGA, upto=20)
@@ -213,7 +213,7 @@ class SlowTerminal(io.StringIO):
 def test_where_drawing_is_slow_it_is_done_more_rarely(tmp_path: Path) -> None:
     clock = Clock()
     out = SlowTerminal(clock)
-    view = live.LiveView([tmp_path], clock=clock, out=out)
+    view = LiveView([tmp_path], clock=clock, out=out)
     write_run(tmp_path, DGA, upto=10)
     view.refresh()
     assert out.writes > 0
@@ -240,7 +240,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
     monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
     out = Terminal()
     write_run(tmp_path / "dga", DGA, upto=20)
-    with live.LiveView([tmp_path / "dga"], clock=Clock(), out=out) as view:
+    with LiveView([tmp_path / "dga"], clock=Clock(), out=out) as view:
         view.refresh()
     assert ("\x1b[?25l" in out.getvalue()) is drawn_in_place
     assert ("dga: step 20/400" in out.getvalue()) is not drawn_in_place
@@ -251,8 +251,8 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
 
 def test_plain_lines_come_at_most_every_two_seconds_and_events_at_once(tmp_path: Path) -> None:
     clock, out, story = Clock(), io.StringIO(), replace(DGA, steps=400, members=3, lost="m1")
-    runs.write_job(tmp_path, {"train": {"steps": 400}})
-    with live.LiveView([tmp_path], clock=clock, heading="digits", out=out) as view:
+    write_job(tmp_path, {"train": {"steps": 400}})
+    with LiveView([tmp_path], clock=clock, heading="digits", out=out) as view:
         for now in write_metrics(tmp_path, story):
             clock.now = now
             view.refresh()
@@ -269,7 +269,7 @@ def test_plain_lines_come_at_most_every_two_seconds_and_events_at_once(tmp_path:
 
 def test_a_run_of_hours_leaves_a_log_of_hundreds_of_lines_not_thousands(tmp_path: Path) -> None:
     clock, out = Clock(), io.StringIO()
-    with live.LiveView([tmp_path], clock=clock, out=out) as view:
+    with LiveView([tmp_path], clock=clock, out=out) as view:
         for now in write_metrics(tmp_path, Story(members=1, steps=2000, compute_s=10.0)):
             clock.now = now
             view.refresh()
@@ -279,11 +279,11 @@ def test_a_run_of_hours_leaves_a_log_of_hundreds_of_lines_not_thousands(tmp_path
 def test_a_slow_member_is_counted_and_not_told_every_round(tmp_path: Path) -> None:
     clock, out = Clock(), io.StringIO()
     folder = write_run(tmp_path / "20260131-142501-digits", DGA, upto=50)
-    with MetricsLog(runs.metrics_path(folder), "hub", clock, 0.0) as log:
+    with MetricsLog(metrics_path(folder), "hub", clock, 0.0) as log:
         for _ in range(7):
             log.event("late", "round 3 closed at its deadline without it", about="m2")
         log.event("started", "8 members")
-    with live.LiveView([folder], clock=clock, out=out) as view:
+    with LiveView([folder], clock=clock, out=out) as view:
         view.refresh()
         assert {m.name: m.standing for m in view.watches[0].state().members}["m2"] == "late"
     lines = out.getvalue().splitlines()
@@ -293,10 +293,10 @@ def test_a_slow_member_is_counted_and_not_told_every_round(tmp_path: Path) -> No
 
 
 def test_names_and_reasons_from_afar_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    with MetricsLog(runs.metrics_path(tmp_path), "m\x1b[2J", Clock(), 0.0) as log:
+    with MetricsLog(metrics_path(tmp_path), "m\x1b[2J", Clock(), 0.0) as log:
         log.event("error", "bad\x1b]0;title\x07\n[bold]thing")
     watch = Watch(tmp_path)
-    (line,) = live.news("dga", watch.read())
+    (line,) = news("dga", watch.read())
     assert line == "dga: m [2J error at 0 s: bad ]0;title  [bold]thing"
     assert all("\x1b" not in member.name for member in watch.state().members)
 
@@ -304,8 +304,8 @@ def test_names_and_reasons_from_afar_cannot_steer_the_terminal(tmp_path: Path) -
 def test_watching_in_plain_lines_loads_neither_rich_nor_torch(tmp_path: Path) -> None:
     write_run(tmp_path / "dga", DGA, upto=20)
     script = (
-        "import sys, pathlib, time; from edgetrain.runs.reports.live import view as live\n"
-        "with live.LiveView([pathlib.Path(sys.argv[1])], clock=time.monotonic) as view:\n"
+        "import sys, pathlib, time; from edgetrain.runs.reports.live.view import LiveView\n"
+        "with LiveView([pathlib.Path(sys.argv[1])], clock=time.monotonic) as view:\n"
         "    view.refresh()\n"
         "print(sorted({'torch', 'zmq', 'numpy', 'rich'} & set(sys.modules)))\n"
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from made_up_runs import DGA, FEDAVG, SYNC, write_comparison, write_run
 
 from edgetrain.errors import ConfigError
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import read_summary, write_summary
 from edgetrain.runs.reports import plot
 from edgetrain.runs.reports.plot import style
 from edgetrain.runs.summary import summarise
@@ -79,7 +79,7 @@ def test_a_loss_counts_downwards(tmp_path: Path) -> None:
     folders = write_comparison(tmp_path, replace(SYNC, steps=60), DGA)
     for folder in folders:
         down = {"name": folder.name, "metric": "loss", "better": "lower", "target": 0.05}
-        runs.write_summary(folder, summarise(folder, down))
+        write_summary(folder, summarise(folder, down))
     texts = check(plot.draw_comparison(folders))
     assert "sync-sgd: loss 0.05 never reached" in texts
     assert "dga: loss 0.05 at 6.8 s, over 4.2x sooner" in texts
@@ -117,11 +117,11 @@ def test_a_run_has_a_picture_of_its_own(tmp_path: Path, members: int) -> None:
 def test_a_name_is_never_taken_for_a_formula(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "dga", replace(DGA, steps=20))
     summary = {
-        **(runs.read_summary(folder) or {}),
+        **(read_summary(folder) or {}),
         "strategy": r"a $\frac{1}{0$ b",
         "device": "$x$",
     }
-    runs.write_summary(folder, summary)
+    write_summary(folder, summary)
     check(plot.draw_comparison([folder]))
 
 

@@ -23,8 +23,18 @@ from made_up_runs import DGA, SYNC, Story, extra, write_comparison, write_run
 import edgetrain
 from edgetrain.errors import ConfigError
 from edgetrain.runs import environment
-from edgetrain.runs import folder as runs
 from edgetrain.runs.environment import Meter
+from edgetrain.runs.folder import (
+    create,
+    create_inside,
+    metrics_path,
+    read_job,
+    read_metrics,
+    read_summary,
+    runs_in,
+    write_environment,
+    write_summary,
+)
 from edgetrain.runs.summary import reached, summarise
 from edgetrain.runs.toml import to_toml
 
@@ -35,14 +45,14 @@ NOW = time.struct_time((2026, 1, 31, 14, 25, 1, 5, 31, 0))
 
 
 def test_a_folder_is_named_for_its_time_and_name(tmp_path: Path) -> None:
-    folder = runs.create(tmp_path / "runs", "digits dga/K=5", now=NOW)
+    folder = create(tmp_path / "runs", "digits dga/K=5", now=NOW)
     assert folder == tmp_path / "runs" / "20260131-142501-digits-dga-K-5"
     assert folder.is_dir()
 
 
 @pytest.mark.parametrize("name", ["", "..", "../../etc", "/", ".hidden", "ä" * 300, "a\0b"])
 def test_no_name_leads_out_of_the_root_or_hides(tmp_path: Path, name: str) -> None:
-    folder = runs.create(tmp_path, name, now=NOW)
+    folder = create(tmp_path, name, now=NOW)
     assert folder.parent == tmp_path
     assert folder.name.startswith("20260131-142501-")
     assert len(folder.name) < 120
@@ -50,7 +60,7 @@ def test_no_name_leads_out_of_the_root_or_hides(tmp_path: Path, name: str) -> No
 
 def test_everyone_who_starts_in_the_same_second_gets_their_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
-        folders = list(pool.map(lambda _: runs.create(tmp_path, "digits", now=NOW), range(40)))
+        folders = list(pool.map(lambda _: create(tmp_path, "digits", now=NOW), range(40)))
     assert len(set(folders)) == 40
     assert {folder.name for folder in folders} == {
         "20260131-142501-digits" + (f"-{i}" if i > 1 else "") for i in range(1, 41)
@@ -60,19 +70,19 @@ def test_everyone_who_starts_in_the_same_second_gets_their_own(tmp_path: Path) -
 def test_a_root_that_is_a_file_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     with pytest.raises(ConfigError, match=r"runs is a file|Not a directory"):
-        runs.create(tmp_path / "runs", "digits")
+        create(tmp_path / "runs", "digits")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_root_that_is_not_writable_is_one_clear_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(ConfigError, match="Permission denied"):
-        runs.create(tmp_path, "digits")
+        create(tmp_path, "digits")
 
 
 def test_a_place_where_nothing_can_be_made_is_one_clear_error() -> None:
     with pytest.raises(ConfigError, match="choose another folder"):
-        runs.create("/proc/edgetrain", "digits")
+        create("/proc/edgetrain", "digits")
 
 
 def test_a_full_disk_is_found_before_training(
@@ -81,22 +91,22 @@ def test_a_full_disk_is_found_before_training(
     usage = type("Usage", (), {"free": 4096})
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with pytest.raises(ConfigError, match=r"only 4096 bytes are left .*free some space"):
-        runs.create(tmp_path, "digits")
+        create(tmp_path, "digits")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_two_runs_of_a_comparison_may_not_share_a_folder(tmp_path: Path) -> None:
-    assert runs.create_inside(tmp_path, "dga") == tmp_path / "dga"
+    assert create_inside(tmp_path, "dga") == tmp_path / "dga"
     with pytest.raises(ConfigError, match="both be called 'dga'"):
-        runs.create_inside(tmp_path, "dga")
+        create_inside(tmp_path, "dga")
 
 
 # --- its files ---
 
 
 def test_a_summary_is_written_whole_and_leaves_no_draft(tmp_path: Path) -> None:
-    runs.write_summary(tmp_path, {"final": {"loss": math.nan, "accuracy": 0.5}, "every": (1, 2)})
-    assert runs.read_summary(tmp_path) == {
+    write_summary(tmp_path, {"final": {"loss": math.nan, "accuracy": 0.5}, "every": (1, 2)})
+    assert read_summary(tmp_path) == {
         "final": {"loss": None, "accuracy": 0.5},
         "every": [1, 2],
     }
@@ -106,15 +116,15 @@ def test_a_summary_is_written_whole_and_leaves_no_draft(tmp_path: Path) -> None:
 def test_a_summary_that_cannot_be_written_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs.write_summary(tmp_path, {"steps": 1})
+    write_summary(tmp_path, {"steps": 1})
 
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConfigError, match="No space left"):
-        runs.write_summary(tmp_path, {"steps": 2})
-    assert runs.read_summary(tmp_path) == {"steps": 1}
+        write_summary(tmp_path, {"steps": 2})
+    assert read_summary(tmp_path) == {"steps": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
@@ -122,32 +132,32 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{")
     (tmp_path / "job.toml").write_text("=")
     with pytest.raises(ConfigError, match=r"summary\.json is not JSON"):
-        runs.read_summary(tmp_path)
+        read_summary(tmp_path)
     with pytest.raises(ConfigError, match=r"job\.toml is not TOML"):
-        runs.read_job(tmp_path)
+        read_job(tmp_path)
     (tmp_path / "summary.json").write_text("[]")
     with pytest.raises(ConfigError, match="holds no summary"):
-        runs.read_summary(tmp_path)
+        read_summary(tmp_path)
 
 
 def test_runs_of_a_comparison_come_in_its_order(tmp_path: Path) -> None:
     folders = write_comparison(tmp_path, replace(SYNC, steps=5), replace(DGA, steps=5))
-    assert runs.runs_in(tmp_path) == folders
-    assert runs.runs_in(folders[1]) == [folders[1]]
+    assert runs_in(tmp_path) == folders
+    assert runs_in(folders[1]) == [folders[1]]
     (tmp_path / "summary.json").unlink()
     os.utime(folders[0] / "job.toml", (2e9, 2e9))
-    assert runs.runs_in(tmp_path) == folders[::-1]
+    assert runs_in(tmp_path) == folders[::-1]
 
 
 def test_a_folder_without_runs_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no run folder"):
-        runs.runs_in(tmp_path)
+        runs_in(tmp_path)
 
 
 def test_the_environment_says_what_is_known_without_loading_torch(tmp_path: Path) -> None:
     script = (
-        "import sys, pathlib; from edgetrain.runs import folder as runs\n"
-        "runs.write_environment(pathlib.Path(sys.argv[1]))\n"
+        "import sys, pathlib; from edgetrain.runs.folder import write_environment\n"
+        "write_environment(pathlib.Path(sys.argv[1]))\n"
         "print(sorted({'torch', 'zmq', 'numpy'} & set(sys.modules)))\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
@@ -277,7 +287,7 @@ def test_what_toml_cannot_hold_is_named(value: object) -> None:
 
 def test_a_summary_adds_up(tmp_path: Path) -> None:
     story = Story(members=4, steps=100, wait_s=0.1, every=5)
-    summary = runs.read_summary(write_run(tmp_path / "dga", story))
+    summary = read_summary(write_run(tmp_path / "dga", story))
     assert summary is not None
     assert summary["strategy"] == "dga"
     assert summary["task"] == "edgetrain.tasks:digits"
@@ -304,7 +314,7 @@ def test_a_summary_adds_up(tmp_path: Path) -> None:
 
 def test_the_target_time_is_that_of_the_first_evaluation_at_or_above_it(tmp_path: Path) -> None:
     story = Story(steps=200)
-    summary = runs.read_summary(write_run(tmp_path, story))
+    summary = read_summary(write_run(tmp_path, story))
     assert summary is not None
     first = next(step for step in range(10, 201, 10) if story.accuracy(step) >= 0.97)
     assert summary["target_steps"] == first
@@ -351,9 +361,9 @@ def test_in_a_finished_run_who_did_not_finish_is_lost_though_nobody_noticed(
     tmp_path: Path,
 ) -> None:
     folder = write_run(tmp_path, Story(steps=20, members=3))
-    lines = runs.metrics_path(folder).read_text().splitlines(keepends=True)
+    lines = metrics_path(folder).read_text().splitlines(keepends=True)
     kept = (line for line in lines if '"finished"' not in line or '"m1"' not in line)
-    runs.metrics_path(folder).write_text("".join(kept))
+    metrics_path(folder).write_text("".join(kept))
     summary = summarise(folder, {"status": "finished"})
     assert summary["members_lost"] == ["m1"]
     assert summarise(folder)["status"] == "interrupted"
@@ -361,7 +371,7 @@ def test_in_a_finished_run_who_did_not_finish_is_lost_though_nobody_noticed(
 
 def test_an_interrupted_run_has_a_readable_summary(tmp_path: Path) -> None:
     folder = write_run(tmp_path, DGA, upto=37)
-    with runs.metrics_path(folder).open("ab") as file:
+    with metrics_path(folder).open("ab") as file:
         file.write(b'{"kind":"step","t":9.9,"mem')
     summary = summarise(folder)
     assert summary["status"] == "interrupted"
@@ -371,8 +381,8 @@ def test_an_interrupted_run_has_a_readable_summary(tmp_path: Path) -> None:
 def test_joules_of_some_members_only_are_not_a_sum(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "known", Story(steps=5, members=2))
     other = write_run(tmp_path / "unknown", Story(steps=5, members=1, joules=False))
-    lines = runs.metrics_path(other).read_text().replace('"m0"', '"m9"')
-    with runs.metrics_path(folder).open("a") as file:
+    lines = metrics_path(other).read_text().replace('"m0"', '"m9"')
+    with metrics_path(folder).open("a") as file:
         file.write(lines)
     assert summarise(folder)["joules"] is None
 
@@ -385,11 +395,11 @@ def test_what_the_driver_says_stands(tmp_path: Path) -> None:
 
 def test_every_key_is_documented(tmp_path: Path) -> None:
     folder = write_run(tmp_path, Story(steps=20, lost="m3"))
-    runs.write_environment(folder)
+    write_environment(folder)
     page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text(encoding="utf-8")
     written = set(json.loads((folder / "environment.json").read_text()))
-    written |= set(runs.read_summary(folder) or {})
-    written |= {key for record in runs.read_metrics(folder) for key in record}
+    written |= set(read_summary(folder) or {})
+    written |= {key for record in read_metrics(folder) for key in record}
     assert [key for key in sorted(written) if f"`{key}`" not in page] == []
 
 

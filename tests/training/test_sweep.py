@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError, TaskError
 from edgetrain.fleet import networks
-from edgetrain.jobs import grid
-from edgetrain.jobs import reading as config
+from edgetrain.jobs import grid, reading
 from edgetrain.jobs.grid import Sweep, is_sweep, load, resume, split, write
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import write_summary
 from edgetrain.runs.reports import plot, sweep_rows
 from edgetrain.runs.reports.sweep_rows import relative, series, to_csv
 from edgetrain.training import sweep
@@ -41,7 +40,7 @@ class Fake:
 
     def __call__(self, job, folder, watch=lambda: None):
         if self.stop_at is not None and len(self.jobs) == self.stop_at:
-            runs.write_summary(folder, {"status": "interrupted"})
+            write_summary(folder, {"status": "interrupted"})
             raise KeyboardInterrupt
         self.jobs.append(job)
         if self.fail(job):
@@ -57,7 +56,7 @@ class Fake:
             "sent_bytes": 1000 * job.fleet.members, "received_bytes": 10, "joules": None,
             "final": {"accuracy": 0.9 + 0.01 * job.seed, "loss": 0.1},
         }  # fmt: skip
-        runs.write_summary(folder, summary)
+        write_summary(folder, summary)
         return summary
 
 
@@ -447,7 +446,7 @@ def test_the_module_loads_nothing_heavy():
 
 def test_a_sweep_of_the_built_in_job_is_simulatable():
     """Its device has a speed."""
-    job = config.load(None)
+    job = reading.load(None)
     assert job.fleet.device == "host"
     from edgetrain.cli.run import SIMULATED
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import metrics_path, read_job, read_summary
 from edgetrain.runs.metrics.lines import Follower, Record
 from edgetrain.runs.metrics.log import HUB
 from edgetrain.runs.metrics.tally import MemberTally, Tally
@@ -96,7 +96,7 @@ class Watch:
         self.name = units.printable(re.sub(r"^\d{8}-\d{6}-(?=.)", "", folder.name))
         self._metric = metric
         self.tally = Tally()
-        self._follower = Follower(runs.metrics_path(folder))
+        self._follower = Follower(metrics_path(folder))
         self._job: dict[str, Any] = {}
         self._verdict: bool | None = None
         # (seconds since training began, mean step), for the pace of the last few seconds
@@ -145,7 +145,7 @@ class Watch:
         """The emulator's own word, which is in the summary: read when the run is over."""
         if self._verdict is None and self._phase() in ("finished", "lost"):
             try:
-                summary = runs.read_summary(self.folder) or {}
+                summary = read_summary(self.folder) or {}
             except ConfigError:
                 return None
             self._verdict = (summary.get("emulation") or {}).get("trusted")
@@ -153,7 +153,7 @@ class Watch:
 
     def _read_job(self) -> dict[str, Any]:
         try:
-            return runs.read_job(self.folder)
+            return read_job(self.folder)
         except ConfigError:  # somebody else's damage; the numbers can be shown all the same
             return {}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import read_summary
 from edgetrain.runs.reports import comparison, units
 from edgetrain.runs.reports.comparison import Comparison
 from edgetrain.runs.reports.plot.bars import draw_stacked, name_bars, unit_of_bytes, write_beside
@@ -41,7 +41,7 @@ def draw_comparison(folders: Sequence[Path]) -> Figure:
     """The figure of compare.png, for who wants it elsewhere than in a file."""
     if not folders:
         raise ConfigError("there is no run to draw")
-    summaries = [runs.read_summary(folder) or summarise(folder) for folder in folders]
+    summaries = [read_summary(folder) or summarise(folder) for folder in folders]
     compared = comparison.compare(summaries)
     curves = [
         curve_of(folder, row, compared.metric, place)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import read_metrics, read_summary
 from edgetrain.runs.metrics.lines import Record
 from edgetrain.runs.metrics.tally import Tally
 from edgetrain.runs.reports import comparison, units
@@ -37,11 +37,11 @@ def run_figure(folder: Path, path: Path) -> Path:
 
 def draw_run(folder: Path) -> Figure:
     """The figure of run.png."""
-    summary = runs.read_summary(folder) or summarise(folder)
+    summary = read_summary(folder) or summarise(folder)
     compared = comparison.compare([summary])
     curve = replace(curve_of(folder, compared.rows[0], compared.metric, 1), dashes="-")
     history = History(max(1, summary["steps"]))
-    for record in runs.read_metrics(folder):
+    for record in read_metrics(folder):
         history.add(record)
     with styled():
         figure = new_figure()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import read_metrics
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.comparison import Comparison, Row
 from edgetrain.runs.reports.plot.bars import unit_of_time
@@ -168,7 +168,7 @@ def _needs_log(curves: Sequence[Curve], end: float) -> bool:
 
 def curve_of(folder: Path, row: Row, metric: str, place: int) -> Curve:
     """A run's curve, from its folder; it looks like the `place`-th line."""
-    evaluations = sorted(runs.read_metrics(folder, "eval"), key=lambda record: record["t"])
+    evaluations = sorted(read_metrics(folder, "eval"), key=lambda record: record["t"])
     points = [
         (record["t"], record["step"], record[metric])
         for record in evaluations
