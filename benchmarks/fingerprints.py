@@ -54,7 +54,7 @@ def value(name, kind):
 found = {}
 for name, kind in sorted(vars(messages).items()):
     if dataclasses.is_dataclass(kind) and kind.__module__ == messages.__name__:
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, localns={"Buffer": bytes})
         fields = {f.name: value(f.name, hints[f.name]) for f in dataclasses.fields(kind)}
         try:
             frames = messages.pack(kind(**fields))
@@ -62,7 +62,7 @@ for name, kind in sorted(vars(messages).items()):
             continue
         letter = kind.kind.decode()
         found[letter] = hashlib.sha256(b"|".join(bytes(frame) for frame in frames)).hexdigest()[:16]
-print(json.dumps(found))
+print(json.dumps(found, sort_keys=True))
 """
 
 

@@ -2,8 +2,9 @@
 
 On the wire a message is `[kind, header]` or `[kind, header, payload]`: one byte, a msgpack array of
 the fields in order, and for the kinds that carry a vector one raw buffer. Nothing is ever
-unpickled. `unpack` raises only BadMessage, and looks at sizes before it takes memory. The table of
-kinds, byte by byte, is in docs/wire.md. No socket here, no torch, no numpy.
+unpickled. `unpack` raises only BadMessage, and checks sizes before it allocates memory. The table
+of kinds, byte by byte, is in docs/wire.md. Arrays travel as `memoryview(array)`, without a copy.
+This module knows no sockets, no torch and no numpy.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
     from edgetrain.vectors.vector import Buffer
 
 PROTOCOL = 5
-"""Goes up when a hub and a member of different versions would misunderstand each other."""
+"""Version; raised when hubs and members of different versions would misunderstand each other."""
 
 MAX_HEADER_BYTES = 4096
 MAX_ELEMENTS = 1 << 40
 
 MAX_BLOCK_ROUNDS = 1 << 10
-"""Rounds whose masks are set up in one go."""
+"""Rounds in a block, whose masks are set up together; at most."""
+
+MAX_COUNT = (1 << 63) - 1
+"""Of rounds, and of blocks of rounds."""
+MAX_CHECKSUM = (1 << 64) - 1
 
 Check = Callable[[Any], bool]
 
@@ -66,38 +71,33 @@ def _payload(**kwargs: Any) -> Any:
     return field(repr=False, metadata={"payload": True}, **kwargs)
 
 
-_U63 = (1 << 63) - 1
-_U64 = (1 << 64) - 1
-
-
 @dataclass(frozen=True)
 class Join:
-    """member -> hub: let me in. Proves the protocol, the job and the model before a tensor
-    moves."""
+    """member -> hub: asks to take part. Protocol, job and model are compared before a tensor is
+    sent."""
 
     kind: ClassVar[bytes] = b"J"
     protocol: int = _integer(0, 1 << 16)
     job: str = _text(64)
-    """Digest of what must be equal in a job, or "" for a member that brings its own loop."""
+    """Digest of the settings that all members share; "" from a member with its own loop."""
     model: str = _text(64)
-    """Digest of the names, shapes and dtypes of the trained parameters, which the payload
-    tells."""
+    """Digest of the names, shapes and dtypes of the trained parameters, as in the payload."""
     elements: int = _integer(1, MAX_ELEMENTS)
     name: str = _text(64)
-    """The name it would like; "" lets the hub choose."""
+    """The name the member asks for; "" lets the hub choose."""
     weight: float = _number(1e-9, 1e15)
-    """Samples it holds; only strategies that weigh members look at it."""
-    checksum: int = _integer(0, _U64)
-    """Of its initial parameters: equal ones need not be sent again."""
-    session: int = _integer(0, _U64, default=0)
-    """Drawn by the member, which shows it to come back; 0: it will not."""
+    """Samples the member has; only strategies that weigh members use it."""
+    checksum: int = _integer(0, MAX_CHECKSUM)
+    """Of its initial parameters: the hub does not send a base that is equal."""
+    session: int = _integer(0, MAX_CHECKSUM, default=0)
+    """A random number of the member's, with which it can resume; 0: it will not."""
     payload: Buffer = _payload(default=b"")  # noqa: RUF009
-    """The tensors of the vector, whose digest `model` is: see `layout`. Empty: not told."""
+    """Text that describes the tensors of the vector, see vectors/layout.py; may be empty."""
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """hub -> member: you are in; here is what the job agreed on."""
+    """hub -> member: the member takes part; the terms of the job."""
 
     kind: ClassVar[bytes] = b"W"
     name: str = _text(64)
@@ -107,7 +107,7 @@ class Welcome:
     strategy: str = _text(64)
     every: int = _integer(1, 1 << 32)
     delay: int = _integer(-1, 1 << 32)
-    """Local steps; -1: measured during the first rounds, then announced in a reply."""
+    """Local steps; -1: will be measured in the first rounds, and announced in a reply."""
     codec: str = _text(256)
     reply_codec: str = _text(256)
     beat_s: float = _number(0.001, 3600.0)
@@ -115,16 +115,16 @@ class Welcome:
     upload: bool = _flag()
     """Whether this member's parameters become the base everyone starts from."""
     epoch: int = _integer(0, 1 << 32, default=0)
-    """How often the hub was restored from its journal: another one in a beat, and it has been."""
+    """Times the hub was restored from its journal. If a beat has another, it was restored again."""
     threshold: int = _integer(0, 1 << 20, default=0)
-    """Contributions are masked, and so many members can unmask a round's sum; 0: they are not."""
+    """Members needed to unmask a round's sum; 0: contributions are not masked."""
     span: float = _number(1e-9, 1e15, default=1.0)
-    """Masked: elements of weighted contributions are sent within [-span, span]."""
+    """If masked: elements of weighted contributions are cut to [-span, span]."""
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """hub -> member: no, and why. `code` is one of CODES."""
+    """hub -> member: the member does not take part (any longer). `code` is one of CODES."""
 
     kind: ClassVar[bytes] = b"N"
     code: str = _text(32)
@@ -135,27 +135,27 @@ CODES = {
     "protocol": "the two sides speak different protocol versions",
     "job": "the member runs another job, or the same job with other settings",
     "model": "names, shapes or dtypes of the model's parameters differ",
-    "layout": "the model's tensors are not told, not as their digest says, or not for the codec",
-    "name": "another member with this name is there, or has it with another key",
+    "layout": "the model's tensors are missing, differ from the digest, or do not suit a codec",
+    "name": "another member has this name, or had it with another key",
     "full": "all places of the job are taken",
-    "started": "the strategy cannot take in members after the start",
-    "unknown": "the hub does not know this connection (any more): come back with Resume, or join",
+    "started": "with this strategy no member can join after the start",
+    "unknown": "the hub does not know this connection (any more): resume, or join",
     "session": "the hub does not know this session (any more): join again",
-    "again": "too much was sent over this connection for nothing: come back over another one",
+    "again": "too much was sent over this connection without a contribution: reconnect",
     "ahead": "the member has applied replies that the restored hub does not have",
     "order": "a message came out of order",
     "size": "a payload is larger than the codec allows for this model",
     "payload": "a payload cannot be decoded",
     "diverged": "the checksum of base differs: replicas are no longer equal",
-    "masks": "what was said about masks does not fit, or came when it was not asked for",
+    "masks": "a message about masks is wrong, or was not asked for",
     "ended": "the job is over",
 }
-"""Every reason for a refusal."""
+"""Every reason for a refusal, with its meaning."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """Either way: a part of the base, as float32, before `Start`."""
+    """Both ways, before `Start`: a part of the base, as float32."""
 
     kind: ClassVar[bytes] = b"B"
     part: int = _integer(0, 1 << 32)
@@ -165,44 +165,47 @@ class Base:
 
 @dataclass(frozen=True)
 class Start:
-    """hub -> member: train. The base (sent before, or the member's own) is what `applied` says."""
+    """hub -> member: train from the base that was sent, or from the member's own."""
 
     kind: ClassVar[bytes] = b"S"
-    applied: int = _integer(0, _U63)
-    round: int = _integer(0, _U63)
+    applied: int = _integer(0, MAX_COUNT)
+    """Replies that the base contains."""
+    round: int = _integer(0, MAX_COUNT)
+    """The first round that the member contributes to."""
     delay: int = _integer(0, 1 << 32)
-    checksum: int = _integer(0, _U64)
+    checksum: int = _integer(0, MAX_CHECKSUM)
+    """Of the base."""
     keep: bool = _flag()
-    """The member's own parameters, or its own base, are the base already."""
-    resend: int = _integer(0, _U63, default=0)
-    """To a member that is back: its contributions from this round on are not here."""
+    """The member has the base already: its own parameters, or its own base."""
+    resend: int = _integer(0, MAX_COUNT, default=0)
+    """After a Resume: the hub lacks the member's contributions from this round on."""
     attempt: int = _integer(0, 1 << 32, default=0)
-    """Of the Resume that this answers; 0: it answers a Join."""
+    """The `attempt` of the Resume that this answers; 0: it answers a Join."""
 
 
 @dataclass(frozen=True)
 class Resume:
-    """member -> hub: I trained before; the connection, or the hub, was lost. Answered like a
-    Join, with what I missed."""
+    """member -> hub: asks to go on after the connection, or the hub, was lost. Answered like a
+    Join, with what the member missed."""
 
     kind: ClassVar[bytes] = b"A"
     protocol: int = _integer(0, 1 << 16)
     model: str = _text(64)
     elements: int = _integer(1, MAX_ELEMENTS)
     name: str = _text(64)
-    session: int = _integer(1, _U64)
-    applied: int = _integer(0, _U63)
-    """Replies it has applied."""
-    checksum: int = _integer(0, _U64)
-    """Of its base after them; 0: not known, for gradient strategies."""
-    submitted: int = _integer(0, _U63)
-    """The next round it has a contribution for."""
-    oldest: int = _integer(0, _U63)
-    """The oldest round it can still send its contribution for; `submitted`: none."""
+    session: int = _integer(1, MAX_CHECKSUM)
+    applied: int = _integer(0, MAX_COUNT)
+    """Replies that the member has applied."""
+    checksum: int = _integer(0, MAX_CHECKSUM)
+    """Of its base after those replies; 0 if the member has no base (gradient strategies)."""
+    submitted: int = _integer(0, MAX_COUNT)
+    """The next round that the member will contribute to."""
+    oldest: int = _integer(0, MAX_COUNT)
+    """The oldest round whose contribution the member can send again; `submitted`: none."""
     attempt: int = _integer(1, 1 << 32)
-    """Counts the member's: only what follows the answer to the last one is for it."""
+    """The number of this Resume: the member ignores what answers an earlier one."""
     lacks_base: bool = _flag(default=False)
-    """It was started again, and has no base: it takes the hub's, not the replies it missed."""
+    """The member restarted without a base: send the hub's, not the replies it missed."""
 
 
 @dataclass(frozen=True)
@@ -210,52 +213,53 @@ class Contribute:
     """member -> hub: one part of a contribution to a round."""
 
     kind: ClassVar[bytes] = b"C"
-    round: int = _integer(0, _U63)
+    round: int = _integer(0, MAX_COUNT)
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
     weight: float = _number(1e-9, 1e15)
-    """Reserved: members count by the weight they joined with."""
-    applied: int = _integer(0, _U63)
-    checksum: int = _integer(0, _U64)
+    """Reserved: the weight in Join counts."""
+    applied: int = _integer(0, MAX_COUNT)
+    checksum: int = _integer(0, MAX_CHECKSUM)
     """Of the member's base after `applied` replies."""
     wanted_delay: int = _integer(0, 1 << 32)
-    """Local steps that would have hidden this member's last round trip (0: not known yet)."""
+    """Local steps that would have hidden this member's last round trip; 0: not known yet."""
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
 class Reply:
-    """hub -> member: one part of what a round's contributions became."""
+    """hub -> member: one part of a round's merged contribution."""
 
     kind: ClassVar[bytes] = b"R"
-    round: int = _integer(0, _U63)
+    round: int = _integer(0, MAX_COUNT)
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
     members: int = _integer(0, 1 << 20)
-    """Contributions merged; 0: nobody could give to this round any more."""
+    """Contributions merged; 0: no member could contribute to this round any more."""
     delay: int = _integer(0, 1 << 32)
     """The delay in force once this reply is applied."""
-    checksum: int = _integer(0, _U64)
-    """Of the base after this reply; 0 where the hub holds no base (gradient strategies)."""
+    checksum: int = _integer(0, MAX_CHECKSUM)
+    """Of the base after this reply; 0 if the hub has no base (gradient strategies)."""
     settled: bool = _flag()
-    """What anyone has given to this round is counted; else `Beat.merged` will say when."""
+    """Every contribution to this round is counted in it; if not, `Beat.merged` says when the
+    receiver's is."""
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
 class Beat:
-    """Either way: I am here."""
+    """Both ways: a sign of life."""
 
     kind: ClassVar[bytes] = b"H"
     epoch: int = _integer(0, 1 << 32, default=0)
     """The hub's, as in Welcome; 0 from a member."""
-    merged: int = _integer(0, _U63, default=0)
-    """To a member: what it gave to rounds before this one is in the journal. 0 from a member."""
+    merged: int = _integer(0, MAX_COUNT, default=0)
+    """The member's contributions to rounds before this one are in the journal; 0 from a member."""
 
 
 @dataclass(frozen=True)
 class Leave:
-    """member -> hub: I am done, do not wait for me."""
+    """member -> hub: the member stops; do not wait for it."""
 
     kind: ClassVar[bytes] = b"L"
     reason: str = _text(256)
@@ -263,71 +267,72 @@ class Leave:
 
 @dataclass(frozen=True)
 class Rekey:
-    """hub -> member: make keys for a block of rounds, whose contributions will be masked."""
+    """hub -> member: asks for keys for a block of rounds, whose contributions will be masked."""
 
     kind: ClassVar[bytes] = b"K"
-    block: int = _integer(0, _U63)
-    """The hub's epoch in the upper half, so that none comes twice."""
-    first: int = _integer(0, _U63)
+    block: int = _integer(0, MAX_COUNT)
+    """Its number: the hub's epoch in the upper 32 bits, so that a restored hub repeats none."""
+    first: int = _integer(0, MAX_COUNT)
     rounds: int = _integer(1, MAX_BLOCK_ROUNDS)
 
 
 @dataclass(frozen=True)
 class Advertise:
-    """member -> hub: my public keys for a block, to be passed on to the others in it."""
+    """member -> hub: the member's public keys for a block, for the others in it."""
 
     kind: ClassVar[bytes] = b"P"
-    block: int = _integer(0, _U63)
+    block: int = _integer(0, MAX_COUNT)
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
 class KeyList:
-    """hub -> member: the public keys of all who are in a block, in the order of their places."""
+    """hub -> member: the public keys of all members in a block, in the order of their places."""
 
     kind: ClassVar[bytes] = b"O"
-    block: int = _integer(0, _U63)
+    block: int = _integer(0, MAX_COUNT)
     place: int = _integer(0, 1 << 16)
-    """The receiver's."""
+    """The receiver's place."""
     members: int = _integer(1, 1 << 16)
+    """Places."""
     unit: float = _number(1e-9, 1e15)
-    """The largest weight among them: contributions are scaled by weight / unit."""
+    """The largest of the members' weights: contributions are scaled by weight / unit."""
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Either way: shares of a block's secrets, encrypted from member to member. To the hub those
-    for all others, from the hub those of all others."""
+    """Both ways: shares of a block's secrets, encrypted from member to member. To the hub: the
+    sender's for all others. From the hub: all others' for the receiver."""
 
     kind: ClassVar[bytes] = b"X"
-    block: int = _integer(0, _U63)
+    block: int = _integer(0, MAX_COUNT)
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
 class Unmask:
-    """hub -> member: the contributions of these places were added up. Asks for a share of the own
-    mask of each of them, and of the key of each that is missing."""
+    """hub -> member: the contributions of these places are in the sum. Asks for a share of the own
+    mask of each of them, and of the key of every other place."""
 
     kind: ClassVar[bytes] = b"U"
-    block: int = _integer(0, _U63)
-    round: int = _integer(0, _U63)
+    block: int = _integer(0, MAX_COUNT)
+    round: int = _integer(0, MAX_COUNT)
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
 class Reveal:
-    """member -> hub: these shares."""
+    """member -> hub: the shares that Unmask asked for."""
 
     kind: ClassVar[bytes] = b"V"
-    block: int = _integer(0, _U63)
-    round: int = _integer(0, _U63)
+    block: int = _integer(0, MAX_COUNT)
+    round: int = _integer(0, MAX_COUNT)
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
-"""What is said only where contributions are masked."""
+"""Messages that occur only if contributions are masked."""
 
 Message = (
     Join | Welcome | Refuse | Base | Start | Resume | Contribute | Reply | Beat | Leave | Masking
@@ -345,7 +350,7 @@ _FIELDS = {
     cls: tuple(f for f in dataclasses.fields(cls) if "check" in f.metadata)
     for cls in KINDS.values()
 }
-# Every message of a run goes through these: names and checks are looked up once.
+# Looked up once: every message of a run needs them.
 _NAMES = {cls: tuple(f.name for f in fields) for cls, fields in _FIELDS.items()}
 _CHECKS: dict[type[Message], tuple[Check, ...]] = {
     cls: tuple(f.metadata["check"] for f in fields) for cls, fields in _FIELDS.items()
@@ -356,9 +361,9 @@ _CARRIES = {
 
 
 def pack(message: Message) -> list[Buffer]:
-    """The frames of a message; the payload is passed on without a copy.
+    """The frames of a message; the payload is not copied.
 
-    Raises BadMessage when a field is out of range: a bad value is stopped where it enters.
+    Raises BadMessage if a field is out of range, so that a bad value is found where it arises.
     """
     cls = type(message)
     values = [getattr(message, name) for name in _NAMES[cls]]
@@ -370,9 +375,9 @@ def pack(message: Message) -> list[Buffer]:
 
 
 def unpack(frames: Sequence[Buffer]) -> Message:
-    """The message in these frames; its payload still lies in the caller's buffer.
+    """The message in these frames. Its payload is the caller's buffer, not a copy.
 
-    Raises BadMessage, and nothing else, whatever the frames hold.
+    Raises BadMessage, and nothing else, whatever the frames contain.
     """
     if len(frames) not in (2, 3):
         raise BadMessage(f"{len(frames)} frames: a message has 2 or 3")
@@ -402,8 +407,10 @@ def unpack(frames: Sequence[Buffer]) -> Message:
 
 
 def other_protocol(frames: Sequence[Buffer]) -> int | None:
-    """The version of a Join or Resume in a layout that this version cannot read: it is the first
-    field in all of them. None: it is something else."""
+    """The sender's protocol version, if these frames are a Join or Resume of another version.
+
+    The version is the first field in every layout. None for anything else.
+    """
     if len(frames) < 2 or bytes(frames[0][:2]) not in (Join.kind, Resume.kind):
         return None
     header = memoryview(frames[1])
@@ -419,7 +426,7 @@ def other_protocol(frames: Sequence[Buffer]) -> int | None:
 
 
 def _check(cls: type[Message], values: Sequence[Any]) -> None:
-    """BadMessage for the first value that its field does not allow."""
+    """Raise BadMessage for the first value that its field does not allow."""
     for number, (check, value) in enumerate(zip(_CHECKS[cls], values, strict=True)):
         if not check(value):
             spec = _FIELDS[cls][number]

@@ -18,6 +18,8 @@ from edgetrain.exchange import messages
 from edgetrain.exchange.messages import (
     CODES,
     KINDS,
+    MAX_CHECKSUM,
+    MAX_COUNT,
     MAX_ELEMENTS,
     MAX_HEADER_BYTES,
     Beat,
@@ -270,7 +272,7 @@ def test_every_kind_has_a_vector_and_every_field_a_row():
 
 
 def test_extremes_are_packed():
-    Start(messages._U63, 0, 1 << 32, messages._U64, True)
-    join = Join(0, "", "", MAX_ELEMENTS, "", 1e-9, messages._U64)
+    Start(MAX_COUNT, 0, 1 << 32, MAX_CHECKSUM, True)
+    join = Join(0, "", "", MAX_ELEMENTS, "", 1e-9, MAX_CHECKSUM)
     assert unpack(pack(join)) == join
     assert unpack(pack(Beat())) == Beat()
