@@ -1,1 +1,1 @@
-"""Emulated links: one interface, four backends, and what tells how true they are."""
+"""Emulated links: one interface, four backends, and measurements of how accurate they are."""

@@ -1,4 +1,4 @@
-"""The backends `none`, `stream`, `packet`, `tc`: the parent's side of an emulator's process."""
+"""The backends `none`, `stream`, `packet` and `tc`, as seen by the process that starts them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from edgetrain.fleet.networks.emulation.travel import direction_to_json, faults_
 from edgetrain.fleet.networks.emulation.worker import Worker
 from edgetrain.fleet.networks.profile import Profile
 
-_DEFAULT_PORT = 5555  # every port is free in a namespace of one's own
+_DEFAULT_PORT = 5555  # always free in a new namespace
 
 
 class Bare(Emulation):
-    """Backend `none`: members connect to the hub as it is."""
+    """Backend `none`: members connect to the hub directly."""
 
     backend = "none"
 
@@ -47,7 +47,7 @@ class Streamed(Emulation):
         if request.sites:
             raise NetworkError(
                 f"backend 'stream' ({reason}) has no shared uplinks, and the job has sites",
-                "use backend packet where namespaces are allowed, or leave the sites out",
+                "use backend packet if namespaces are allowed, or leave the sites out",
             )
         hub = with_port(request.hub)
         self._hub = address(hub)
@@ -102,7 +102,7 @@ def _stream_config(request: EmulationRequest, hub: tuple[str, int]) -> dict[str,
 
 
 class Packeted(Emulation):
-    """Backend `packet`: a namespace per host, real TCP, packets held back by a process."""
+    """Backend `packet`: a namespace per host, real TCP, and a process that delays packets."""
 
     backend = "packet"
     module = "edgetrain.fleet.networks.emulation.packet"
@@ -139,7 +139,7 @@ class Packeted(Emulation):
         self._worker.ask(_start(began_s))
 
     def evict(self) -> None:
-        """Kill every process that still stands in one of the hosts."""
+        """Kill all processes that are still in one of the hosts."""
         self._worker.ask("evict")
 
     def _congestion(self) -> str:
@@ -155,7 +155,7 @@ class Packeted(Emulation):
 
 
 class Shaped(Packeted):
-    """Backend `tc`: the same hosts, joined and shaped by the kernel's own netem."""
+    """Backend `tc`: the same hosts, connected and shaped by the kernel's netem."""
 
     backend = "tc"
     module = "edgetrain.fleet.networks.emulation.kernel"
@@ -167,7 +167,7 @@ class Shaped(Packeted):
 
 
 def _start(began_s: float | None) -> str:
-    """The command that starts the faults' clock; all processes share the monotonic clock."""
+    """Return the command that starts the faults. All processes share the monotonic clock."""
     return f"start {time.monotonic_ns() if began_s is None else round(began_s * 1e9)}"
 
 
@@ -188,7 +188,7 @@ def _packet_config(request: EmulationRequest) -> dict[str, Any]:
 
 
 def with_port(hub: tuple[str, int]) -> tuple[str, int]:
-    """`hub` with a free port in place of port 0."""
+    """Return `hub`, with port 0 replaced by a free port."""
     if hub[1]:
         return hub
     with socket.socket() as trial:
@@ -197,10 +197,11 @@ def with_port(hub: tuple[str, int]) -> tuple[str, int]:
         except OSError as error:
             raise NetworkError(
                 f"the hub's address {hub[0]} is not usable here: {os.strerror(error.errno or 0)}",
-                "use an address of this machine, 127.0.0.1 for one machine alone",
+                "use an address of this machine, such as 127.0.0.1",
             ) from None
         return hub[0], int(trial.getsockname()[1])
 
 
 def address(end: Sequence[Any]) -> str:
+    """Return (host, port) as a tcp:// address."""
     return f"tcp://{end[0]}:{end[1]}"

@@ -1,4 +1,4 @@
-"""Is an emulated network what its profile says? Measures with real traffic: target, got, error."""
+"""Compare an emulated network with its profile, by real traffic: target, measured, error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOSS_DATAGRAMS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One figure of one profile. `error` is absolute in `unit` for ms, relative in % otherwise."""
+    """One measured figure of one profile, in `unit`. `good`: it is within tolerance."""
 
     network: str
     figure: str
@@ -32,7 +32,7 @@ class Finding:
 
     @property
     def error(self) -> str:
-        """The deviation, as text: in ms for times, in percent of the target for the rest."""
+        """The deviation as text: in ms for times, in percent of the target otherwise."""
         if self.unit == "ms":
             return f"{self.measured - self.target:+.3f} ms"
         if not self.target:
@@ -41,14 +41,14 @@ class Finding:
 
 
 def check(profile: Profile, backend: str = "auto", seconds: float = 4.0) -> Iterator[Finding]:
-    """Measure one profile on one backend of this machine; about 4 * `seconds` long.
+    """Measure one profile on one backend of this machine, for about 4 * `seconds`.
 
-    Findings come as they are measured. `good` means: round trip within 0.3 ms, 2 % or what chance
-    allows of so many draws, rate within 2 % of the payload share, loss within 3 standard
-    deviations, jitter within 2 % and what chance allows.
-    Raises NetworkError where the profile or the backend cannot be used here.
+    Yields findings as they are measured. `good` means: round trip within 0.3 ms, 2 % or 3 standard
+    deviations of its median, rate within 2 % of the payload share, loss within 3 standard
+    deviations, jitter within 2 % plus 3 standard deviations.
+    Raises NetworkError if the profile or the backend cannot be used here.
     """
-    seed = zlib.crc32(profile.name.encode()) % 1000  # or all profiles would be in luck together
+    seed = zlib.crc32(profile.name.encode()) % 1000  # different draws for each profile
     with emulate([profile], backend=backend, seed=seed) as net, Bench(net) as bench:
         yield _round_trip(profile, net, bench)
         yield from _rates(profile, net, bench, seconds)
@@ -93,11 +93,11 @@ def _rates(profile: Profile, net: Emulation, bench: Bench, seconds: float) -> It
 
 
 def _one_way(profile: Profile, bench: Bench, seconds: float) -> Iterator[Finding]:
-    """Loss and jitter of the way up, by numbered datagrams."""
+    """Measure loss and jitter of the link up with numbered datagrams."""
     way = profile.up
     if not way.mean_loss_percent and not way.jitter_ms:
         return
-    # A steady pace over all of the time, so that jitter is drawn often.
+    # Spread over the whole time, so that jitter is drawn often.
     gap = max(
         2 * seconds / _LOSS_DATAGRAMS,
         8 * 100 / 1e6 / (0.5 * way.mean_rate_mbit) if way.mean_rate_mbit else 0,
@@ -125,9 +125,9 @@ def _one_way(profile: Profile, bench: Bench, seconds: float) -> Iterator[Finding
 
 
 def median_deviation(way: Direction, seconds: float) -> float:
-    """Standard deviation, in ms, of the median of a delay that is drawn for so long.
+    """Return the standard deviation, in ms, of the median of a delay measured for `seconds`.
 
-    The draws are wider than the lines between them by sqrt(3/2), a median than a mean by 1.25.
+    Draws vary more than the interpolated delay by sqrt(3/2), a median more than a mean by 1.25.
     """
     if not way.jitter_ms:
         return 0.0
@@ -135,9 +135,9 @@ def median_deviation(way: Direction, seconds: float) -> float:
 
 
 def jitter_deviation(way: Direction, seconds: float) -> float:
-    """Relative standard deviation of the deviation of a jitter that is drawn for so long.
+    """Return the relative standard deviation of a jitter measured for `seconds`.
 
-    For straight lines between normal draws: 0.75 / sqrt(draws); correlation widens it.
+    For linear interpolation between normal draws: 0.75 / sqrt(draws); correlation widens it.
     """
     draws = max(seconds / jitter_period_s(way), 1)
     keep = way.jitter_correlation
@@ -145,9 +145,9 @@ def jitter_deviation(way: Direction, seconds: float) -> float:
 
 
 def loss_deviation(way: Direction, count: int) -> float:
-    """Standard deviation, in percent, of the share lost among `count` packets.
+    """Return the standard deviation, in percent, of the share lost among `count` packets.
 
-    Bursts are not independent draws: the chain's memory widens it by (1 + k) / (1 - k).
+    Bursts are not independent draws: the memory k of the chain widens it by (1 + k) / (1 - k).
     """
     share = way.mean_loss_percent / 100
     keep = 0.0
@@ -158,6 +158,7 @@ def loss_deviation(way: Direction, count: int) -> float:
 
 
 def as_json(finding: Finding) -> dict[str, Any]:
+    """Return a finding as JSON values."""
     return {
         "network": finding.network,
         "figure": finding.figure,

@@ -1,11 +1,11 @@
-"""Emulated links for the members of one machine: the interface, and `emulate`.
+"""The interface of an emulation: links for the members of one machine.
 
     with emulate(profiles, ("127.0.0.1", 0)) as net:
         hub process:    net.hub_attachment().enter(), then bind net.hub_address
-        member i:       own = net.attachment(i); own.enter(), then connect own.address
+        member i:       own = net.attachment(i); own.enter(), then connect to own.address
 
-A backend is chosen by `probe`, which says why. The emulator runs in a process of its own and ends
-with this one, whatever happens. Loads neither torch nor zmq.
+`start` has `emulate`, `probe` chooses the backend. The emulator is a process of its own, which ends
+with the process that started it, even if that is killed. Does not load torch or zmq.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from edgetrain.fleet.networks.site import Site
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """One process's way into the emulated network; travels by pickle.
+    """Attaches one process to the emulated network. Can be pickled.
 
-    `address` is what the member connects to (for the hub: what it binds). `enter` is called once,
-    in the process itself, before it opens a socket and before it starts a thread.
+    A member connects to `address`; the hub binds it. Call `enter` once, in the process itself,
+    before it opens a socket and before it starts a thread.
     """
 
     address: str
     namespace: Namespace | None = None
 
     def enter(self) -> None:
-        """Move this process into the member's network. NetworkError says why it could not."""
+        """Move this process into its network. Raises NetworkError if it cannot."""
         if self.namespace is not None:
             self.namespace.enter()
 
 
 @dataclass(frozen=True, slots=True)
 class EmulationRequest:
-    """What is to be emulated: everything `emulate` was asked for, checked."""
+    """The links to emulate: the checked arguments of `emulate`."""
 
     profiles: tuple[Profile, ...]
     hub: tuple[str, int]
@@ -55,13 +55,13 @@ class EmulationRequest:
 
     @property
     def smallest_delay_ms(self) -> float:
-        """The smallest delay of a link that has any: what lateness is measured against."""
+        """The smallest delay of all links with a delay; the limit of lateness is a share of it."""
         ways = [way for profile in self.profiles for way in (profile.up, profile.down)]
         return min((way.mean_delay_ms for way in ways if way.mean_delay_ms), default=0.0)
 
 
 class Emulation(ABC):
-    """A running emulation; leave the `with` block, or call `close`, to end it."""
+    """A running emulation. Leave the `with` block, or call `close`, to end it."""
 
     backend: str
 
@@ -72,33 +72,34 @@ class Emulation(ABC):
 
     @property
     def pid(self) -> int | None:
-        """The emulator's process, None where there is none."""
+        """The process id of the emulator; None if the backend has no process."""
         return None
 
     @property
     @abstractmethod
     def hub_address(self) -> str:
-        """The tcp:// address that the hub binds, inside `hub_attachment().enter()`."""
+        """The tcp:// address that the hub binds, after `hub_attachment().enter()`."""
 
     @abstractmethod
     def attachment(self, member: int) -> Attachment:
-        """Member `member`'s way in."""
+        """Return the attachment of a member's process."""
 
     def hub_attachment(self) -> Attachment:
+        """Return the attachment of the hub's process."""
         return Attachment(self.hub_address)
 
     def start_faults(self, began_s: float | None = None) -> None:
-        """The clock of the faults' schedule starts: now, or at a moment of time.monotonic()."""
+        """Start the schedule of faults, now or at `began_s` of time.monotonic()."""
         if self.request.faults:
             raise NetworkError(f"backend '{self.backend}' has no faults", "use packet or stream")
 
     def report(self) -> dict[str, Any]:
-        """What belongs in the run folder: backend, reason, kernel, lateness, whether to trust."""
+        """Return the facts for the run folder: backend, reason, kernel, lateness, trusted."""
         if self._final is not None:
             return self._final
         measured = self._measured()
         limit = lateness.limit_ms(self.request.smallest_delay_ms)
-        late = measured.get("late_ms_p99")  # None where nothing measures it: none and tc
+        late = measured.get("late_ms_p99")  # None if it is not measured: backends none and tc
         return {
             "backend": self.backend,
             "reason": self.reason,
@@ -117,7 +118,7 @@ class Emulation(ABC):
         return {}
 
     def close(self) -> None:
-        """End the emulation and keep its last report; may be called twice."""
+        """End the emulation and keep its last report. May be called twice."""
         if self._final is None:
             try:
                 self._final = self.report()

@@ -1,8 +1,8 @@
-"""Emulated hosts: one network namespace each, a veth pair into the emulator's own namespace.
+"""Emulated hosts: each is a network namespace with a veth pair into the emulator's namespace.
 
-Runs inside an emulator's process, which has one thread. Asks for no root: where this process may
-not make network namespaces, it first takes a user namespace of its own. Everything made here lives
-as long as the descriptors of this process do, so nothing has to be taken down.
+Runs inside an emulator's process, which has one thread. Does not need root: a process that may not
+make network namespaces first makes a user namespace. The hosts live as long as the descriptors of
+this process, so they need no cleaning up.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from edgetrain.fleet.networks.emulation.netlink import Netlink, Wire
 
 NETWORK, PREFIX = "10.77.0.0", 16
 MTU = 1500
-#: Largest super-packet a host may hand over: it fits one slot of the emulator's receive ring.
+#: The largest super-packet of a host: it fits one slot of the emulator's receive ring.
 GSO_BYTES = 32_000
-#: All hosts have the same MAC, and nobody asks for it: a frame fits every host as it is.
+#: All hosts have the same MAC, without ARP: a frame can go to any host unchanged.
 MAC = bytes.fromhex("020000000001")
 INTERFACE = "eth0"
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """An emulated host: its address, its namespace, and the interface that leads to it."""
+    """An emulated host: its address, its namespace, and its interface in the emulator."""
 
     number: int
     address: str
@@ -44,12 +44,12 @@ _WIRE = Wire(MAC, MTU, GSO_BYTES)
 
 
 def address_of(number: int) -> str:
-    """Host 0 is the hub, host i+1 is member i."""
+    """Return the address of a host. Host 0 is the hub, host i+1 is member i."""
     return f"10.77.{(number + 1) >> 8}.{(number + 1) & 255}"
 
 
 def become_able() -> str:
-    """Get the right to make network namespaces; returns how it was had."""
+    """Get the right to make network namespaces; return a phrase that says how."""
     try:
         linux.unshare(linux.CLONE_NEWNET)
     except PermissionError:
@@ -69,7 +69,7 @@ def become_able() -> str:
 
 
 def _why_not() -> str:
-    """The setting that forbids user namespaces, where one can be seen."""
+    """Return the setting that forbids user namespaces, if it is known."""
     settings = {
         "/proc/sys/kernel/unprivileged_userns_clone": "0",
         "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
@@ -83,7 +83,7 @@ def _why_not() -> str:
 
 
 def build(count: int, congestion: str, wire: Wire = _WIRE) -> list[Host]:
-    """Make `count` hosts and stay in the emulator's own namespace. `become_able` comes first."""
+    """Make `count` hosts; stay in the emulator's namespace. Call `become_able` before."""
     hosts: list[Host] = []
     links: list[Netlink] = []
     for number in range(count):
@@ -111,7 +111,7 @@ def build(count: int, congestion: str, wire: Wire = _WIRE) -> list[Host]:
 
 
 def _configure(host: Host, link: Netlink, congestion: str) -> None:
-    """Address, route and congestion control, from inside the host's namespace."""
+    """Set address, route and congestion control, from inside the host's namespace."""
     index = socket.if_nametoindex(INTERFACE)
     link.up("lo", 1)
     link.up(INTERFACE, index, arp=False)
@@ -126,21 +126,21 @@ def _configure(host: Host, link: Netlink, congestion: str) -> None:
 
 
 def _learn_nothing() -> None:
-    """Connections start without what earlier ones learnt, so that runs are alike."""
+    """Keep no metrics of earlier connections, so that runs are alike."""
     with contextlib.suppress(OSError):
         Path("/proc/sys/net/ipv4/tcp_no_metrics_save").write_text("1", "ascii")
 
 
 def hosts_to_json(hosts: list[Host]) -> list[dict[str, Any]]:
-    """What the parent needs to enter the hosts: addresses, descriptors, inodes."""
+    """Return what the parent needs to enter the hosts: addresses, descriptors, inodes."""
     return [{"address": h.address, "fd": h.namespace, "inode": h.inode} for h in hosts]
 
 
 def end_inhabitants(hosts: list[Host]) -> None:
-    """Kill every process that still stands in one of these hosts.
+    """Kill all processes that are still in one of these hosts.
 
-    For an emulator whose parent was killed, and for what a lab's commands have left behind: what
-    runs on these links is about to lose its network, and nobody else would end it.
+    For an emulator whose parent was killed, and for processes that a lab's commands left behind:
+    they are about to lose their network, and no other process would end them.
     """
     spaces = {host.inode for host in hosts}
     for entry in Path("/proc").iterdir():

@@ -1,8 +1,8 @@
-"""Surgery on super-packets: one buffer that stands for many TCP segments of the same size. Pure.
+"""Cut super-packets: buffers that hold many TCP segments of the same size. Pure.
 
-A packet is as AF_PACKET with PACKET_VNET_HDR gives it: struct virtio_net_hdr (10 bytes), Ethernet
-header (14), IPv4, TCP. The kernel segments and checksums such a packet only where it must, so the
-emulator keeps it whole and cuts it only where loss or rate asks for it.
+A packet has the format of AF_PACKET with PACKET_VNET_HDR: struct virtio_net_hdr (10 bytes),
+Ethernet header (14), IPv4, TCP. The kernel segments and checksums such a packet only if it must;
+the emulator keeps it whole and cuts it only if loss or rate requires it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _TCP_CHECKSUM = 16
 
 
 def segments(packet: bytes) -> tuple[int, int, int]:
-    """(segments, payload bytes of a segment, bytes of IP and TCP headers); (1, 0, 0) if plain."""
+    """Return (segments, payload bytes of a segment, bytes of IP and TCP headers).
+
+    (1, 0, 0) for a packet that is not a super-packet.
+    """
     if packet[1] & ~_GSO_ECN != _GSO_TCPV4:
         return 1, 0, 0
     size = packet[4] | packet[5] << 8
@@ -32,7 +35,7 @@ def segments(packet: bytes) -> tuple[int, int, int]:
 
 
 def cut(packet: bytes, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Segments [first, last) of a super-packet, each range again as one packet."""
+    """Return each range [first, last) of a super-packet's segments as one packet."""
     count, size, headers = segments(packet)
     start = IP + headers
     head = bytearray(packet[:start])
@@ -41,7 +44,7 @@ def cut(packet: bytes, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     flags = head[tcp + 13]
     _, total, number = _LENGTH.unpack_from(head, IP)
     (sequence,) = _SEQUENCE.unpack_from(head, tcp + 4)
-    # Sums of what does not change from piece to piece.
+    # Checksums over the fields that are the same in all packets.
     ip_sum = sum(struct.unpack_from(f"!{ip_bytes // 2}H", head, IP)) - total - number
     ip_sum -= head[IP + 10] << 8 | head[IP + 11]
     pseudo = sum(struct.unpack_from("!4H", head, IP + 12)) + 6 + headers - ip_bytes
@@ -71,7 +74,7 @@ def _fold(total: int) -> int:
 
 
 def runs(kept: Sequence[bool], most: int) -> list[tuple[int, int]]:
-    """Ranges [first, last) of neighbouring segments that are kept, each of at most `most`."""
+    """Return ranges [first, last) of neighbouring kept segments, each of at most `most`."""
     found: list[tuple[int, int]] = []
     start = -1
     for number, keep in enumerate([*kept, False]):
@@ -84,9 +87,9 @@ def runs(kept: Sequence[bool], most: int) -> list[tuple[int, int]]:
 
 
 def corrupt(packet: bytes, bit: int) -> bytes:
-    """The packet with one bit of what follows the IP header flipped, its checksum done before.
+    """Complete the packet's checksum, then flip one bit after the IP header; return the packet.
 
-    As netem does it: a receiver that checks will find out.
+    As in netem, a receiver that verifies the checksum detects it.
     """
     copy = bytearray(packet)
     if copy[0] & _NEEDS_CHECKSUM:

@@ -1,8 +1,8 @@
-"""Shaping a real interface, with a dead man's switch: whatever happens, it is put back.
+"""Shape a real interface, with a dead man's switch that restores it in any case.
 
-Order: look whether it may be touched, start the detached reverter, then change. The reverter puts
-everything back when its time is over, when renewals stop, when its owner ends, and when it is told
-to. It is a process of its own session: a lost SSH connection does not take it along.
+Order: check that the interface may be changed, start the detached reverter, then change. The
+reverter restores the interface when its time is over, when renewals stop, when its owner ends, and
+on `clear`. It is in a session of its own, so that it survives the loss of an SSH connection.
 
     python -m edgetrain.fleet.networks.emulation.guard STATE_FILE   (started by `apply`)
 """
@@ -26,7 +26,7 @@ from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks import profile as profiles
 from edgetrain.fleet.networks.emulation.tc import Shaping
 
-#: What the kernel puts on an interface by itself.
+#: The kernel's default qdiscs of an interface.
 _DEFAULT_QDISCS = ("noqueue", "pfifo_fast", "pfifo", "fq_codel", "fq", "mq", "cake", "noop")
 _SSH_PORT = 22
 _LOOK_SECONDS = 0.2
@@ -36,7 +36,7 @@ Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
 def run_command(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run one command; a program that is not there is an error like any other."""
+    """Run one command. Raises NetworkError if the program is not installed."""
     try:
         return subprocess.run(list(command), capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -45,8 +45,11 @@ def run_command(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How long a shaping may stand: at most `seconds`, and `renew_seconds` from renewal to
-    renewal where it is not 0; and not longer than process `owner` where it is not 0."""
+    """How long a shaping may last.
+
+    At most `seconds`; if `renew_seconds` is not 0, at most this long after the last renewal; if
+    `owner` is not 0, at most as long as this process runs.
+    """
 
     seconds: float
     renew_seconds: float = 0.0
@@ -54,16 +57,20 @@ class Terms:
 
 
 def folder() -> Path:
-    """Where the state of shaped interfaces is kept: in memory, gone after a restart as tc's is."""
+    """Return the folder for the state of shaped interfaces: lost after a reboot, as tc's state."""
     return Path(os.environ.get("EDGETRAIN_STATE", "/run/edgetrain"))
 
 
 def state_file(device: str) -> Path:
+    """Return the file with the state of a shaped interface."""
     return folder() / f"shaped-{device}.json"
 
 
 def ports_allowed(ports: Sequence[int]) -> tuple[int, ...]:
-    """The ports, if they may be shaped: ConfigError for none, for SSH's, and out of range."""
+    """Return the ports, if they may be shaped.
+
+    Raises ConfigError for a port out of range, for SSH's port, and if there is no port.
+    """
     for port in ports:
         if not 0 < port < 65536:
             raise ConfigError(f"port {port} is out of range", "allowed: 1 to 65535")
@@ -75,7 +82,7 @@ def ports_allowed(ports: Sequence[int]) -> tuple[int, ...]:
 
 
 def refuse_foreign(device: str, run: Run = run_command) -> None:
-    """NetworkError where the interface is missing or somebody else has put a qdisc on it."""
+    """Raise NetworkError if the interface is missing or has a qdisc that is not a default."""
     shown = run(["tc", "-j", "qdisc", "show", "dev", device])
     if shown.returncode:
         raise NetworkError(
@@ -83,19 +90,19 @@ def refuse_foreign(device: str, run: Run = run_command) -> None:
         )
     for entry in json.loads(shown.stdout or "[]"):
         kind = str(entry.get("kind"))
-        # An ingress qdisc is never a default; a root one is foreign unless it is one of those.
+        # An ingress qdisc is never a default; a root qdisc is foreign unless it is a default.
         if kind in ("ingress", "clsact") or (entry.get("root") and kind not in _DEFAULT_QDISCS):
             raise NetworkError(
-                f"{device} already has the qdisc '{kind}', which is not ours to change",
+                f"{device} already has the qdisc '{kind}', which this run did not set",
                 f"`edgetrain networks clear --dev {device}` if an earlier run left it",
             )
 
 
 def apply(shaping: Shaping, terms: Terms, run: Run = run_command) -> int:
-    """Shape an interface under guard; returns the reverter's process id.
+    """Shape an interface under guard; return the reverter's process id.
 
-    Nothing is changed unless the reverter stands. If a command fails, all of it is put back and
-    NetworkError carries what `tc` said.
+    Changes nothing before the reverter is ready. If a command fails, the interface is restored and
+    NetworkError contains the message of `tc`.
     """
     ports_allowed(shaping.ports)
     refuse_foreign(shaping.device, run)
@@ -114,7 +121,7 @@ def apply(shaping: Shaping, terms: Terms, run: Run = run_command) -> int:
             clear(shaping.device)
             said = done.stderr.strip() or f"exit status {done.returncode}"
             raise NetworkError(
-                f"`{' '.join(command)}` failed: {said}; everything is put back",
+                f"`{' '.join(command)}` failed: {said}; the interface is restored",
                 "shaping needs root and a kernel with sch_netem, sch_prio, cls_u32 and ifb",
             )
     renew(shaping.device)
@@ -130,16 +137,16 @@ def _terms(terms: Terms) -> dict[str, float]:
 
 
 def renew(device: str) -> None:
-    """The heartbeat: all is well, keep the shaping for another `renew_seconds`."""
+    """Keep the shaping for another `renew_seconds`. Raises NetworkError if it has ended."""
     file = state_file(device)
     state = _read(file)
     if state is None:
-        raise NetworkError(f"{device} is not shaped", "its reverter has put it back")
+        raise NetworkError(f"{device} is not shaped", "its reverter has restored it")
     _write(file, {**state, "renewed": _clock()})
 
 
 def clear(device: str, run: Run = run_command) -> bool:
-    """Put an interface back now. False where nothing of ours was on it."""
+    """Restore an interface now. Returns False if edgetrain did not shape it."""
     file = state_file(device)
     state = _read(file)
     if state is None:
@@ -151,12 +158,12 @@ def clear(device: str, run: Run = run_command) -> bool:
 
 
 def _clock() -> float:
-    """Seconds that do not fall, and go on while the machine sleeps."""
+    """Return seconds of a monotonic clock that also runs while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _write(file: Path, state: dict[str, Any]) -> None:
-    """Whole or not at all: the reverter reads it at any moment."""
+    """Write the state atomically: the reverter may read it at any time."""
     fresh = file.with_suffix(".new")
     fresh.write_text(json.dumps(state), "utf-8")
     fresh.replace(file)
@@ -171,7 +178,7 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def start_reverter(file: Path) -> int:
-    """Start the reverter detached, and wait until it stands."""
+    """Start the reverter detached, and wait until it is ready."""
     process = subprocess.Popen(
         [sys.executable, "-m", "edgetrain.fleet.networks.emulation.guard", str(file)],
         stdin=subprocess.DEVNULL,
@@ -184,19 +191,19 @@ def start_reverter(file: Path) -> int:
     assert process.stdout is not None
     with process.stdout as output:
         said = output.readline().split()
-    process.wait(_READY_SECONDS)  # it forks once more, so that it is nobody's child
+    process.wait(_READY_SECONDS)  # it forks once more, to become a child of init
     if len(said) != 2 or said[0] != b"ready":
         file.unlink(missing_ok=True)
         raise NetworkError("the reverter did not start, so nothing was changed")
     return int(said[1])
 
 
-def over(state: dict[str, Any], now: float, owner_alive: Callable[[int], bool]) -> str:
-    """Why the shaping must end now, or "" while it may stand."""
+def why_over(state: dict[str, Any], now: float, owner_alive: Callable[[int], bool]) -> str:
+    """Return why the shaping must end now, or "" if it may stay."""
     if now > state["until"]:
         return "its time is over"
     if state["renew_seconds"] and now > state["renewed"] + state["renew_seconds"]:
-        return "nobody has renewed it"
+        return "it was not renewed"
     if state["owner"] and not owner_alive(state["owner"]):
         return "its owner has ended"
     return ""
@@ -211,7 +218,7 @@ def _alive(pid: int) -> bool:
 
 
 def main() -> None:
-    """The reverter."""
+    """Run the reverter."""
     file = Path(sys.argv[1])
     device = file.stem.removeprefix("shaped-")
     if os.fork():
@@ -222,14 +229,14 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.close(1)
     while (state := _read(file)) is not None:
-        if over(state, _clock(), _alive):
+        if why_over(state, _clock(), _alive):
             clear(device)
             return
         time.sleep(_LOOK_SECONDS)
 
 
 def shaping(device: str, name: str, ports: Sequence[int]) -> Shaping:
-    """A shaping from what the command line says; ConfigError for a bad name or port."""
+    """Build a shaping for profile `name`. Raises ConfigError for a bad name or port."""
     profile = profiles.load(name)
     profile.refuse_training()
     return Shaping(device, profile, ports_allowed(ports))

@@ -1,8 +1,8 @@
-"""The `tc` backend's process: emulated hosts joined by the kernel's own netem and router.
+"""The process of backend `tc`: emulated hosts connected by the kernel's netem and router.
 
-`backends` runs this module through `worker`. It builds the hosts, shapes both ends of every
-member's veth, and then only keeps the namespaces alive. The kernel does not tell how late it was;
-`check` measures it.
+`backends` runs this module through `worker`. It builds the hosts, shapes both ends of each member's
+veth, and then keeps the namespaces alive. The kernel does not report how late it is; `check`
+measures it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from edgetrain.fleet.networks.emulation.travel import direction_from_json
 from edgetrain.fleet.networks.emulation.worker import Parent
 from edgetrain.fleet.networks.profile import Direction
 
-# One segment per packet: netem loses a super-packet whole, which is 20 losses in a row.
+# One segment per packet: netem would lose a whole super-packet, which is 20 losses in a row.
 _SINGLE = Wire(fabric.MAC, fabric.MTU, fabric.GSO_BYTES, gso_segments=1)
 
 
 def build(config: Mapping[str, Any]) -> tuple[str, list[fabric.Host]]:
-    """Hosts with netem on both ends of each member's link, and routes between them."""
+    """Make hosts with netem on both ends of each member's link, and routes between them.
+
+    Returns how this process got the rights, and the hosts.
+    """
     rights = fabric.become_able()
     hosts = fabric.build(len(config["links"]) + 1, str(config["congestion"]), _SINGLE)
     core = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)

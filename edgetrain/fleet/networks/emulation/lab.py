@@ -1,7 +1,7 @@
-"""Commands inside emulated hosts: anything at all on the same links as edgetrain.
+"""Run any commands inside emulated hosts, on the same links as edgetrain.
 
-One host is the hub (host 0), the others are members; a command runs in each, told by its
-environment who it is and where the others are.
+Host 0 is the hub, the others are members. A command runs in each host; environment variables give
+its own number and the addresses of all hosts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgetrain.fleet.networks.profile import Profile
 
 _PATIENCE_SECONDS = 5.0
 
-# Enters the namespace and becomes the command; a fresh interpreter, so it has a single thread.
+# Enters the namespace, then executes the command. A new interpreter has a single thread.
 _ENTER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
@@ -44,7 +44,7 @@ def _entering(space: Namespace, arguments: Sequence[str]) -> list[str]:
 
 
 def environment(host: int, hosts: int) -> dict[str, str]:
-    """What a command is told. HOST 0 is the hub; ADDRESSES are all, separated by spaces."""
+    """Return the variables of a command. HOST 0 is the hub; ADDRESSES are separated by spaces."""
     return {
         "EDGETRAIN_HOST": str(host),
         "EDGETRAIN_HOSTS": str(hosts),
@@ -57,7 +57,7 @@ def environment(host: int, hosts: int) -> dict[str, str]:
 def start(
     attachment: Attachment, arguments: Sequence[str], extra: Mapping[str, str], quiet: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Start a command inside a host; the caller waits for it."""
+    """Start a command inside a host. The caller waits for it."""
     if not isinstance(attachment.namespace, Namespace):
         raise NetworkError("a lab needs hosts of their own", "use backend packet or tc")
     return subprocess.Popen(
@@ -75,10 +75,10 @@ def run(
     backend: str = "packet",
     seed: int = 0,
 ) -> int:
-    """Run a command in every member's host (and one in the hub's); returns the worst exit status.
+    """Run a command in every member's host and one in the hub's; return the worst exit status.
 
-    The hub's command is a server: it is stopped when the last member's command has ended. With a
-    single member the terminal is its. Ctrl-C ends all of them, and what they have started.
+    The hub's command is a server: it is stopped when the last member's command has ended. Ctrl-C
+    ends all commands and all processes that they have started.
     """
     with emulate(profiles, backend=backend, seed=seed) as net:
         hosts = len(profiles) + 1
@@ -98,7 +98,7 @@ def run(
 
 
 def shell(profiles: Sequence[Profile], host: int, backend: str = "packet", seed: int = 0) -> int:
-    """An interactive shell in one host, the other hosts standing idle beside it."""
+    """Run an interactive shell in one host; the other hosts are idle. Return its exit status."""
     with emulate(profiles, backend=backend, seed=seed) as net:
         attachment = net.hub_attachment() if host == 0 else net.attachment(host - 1)
         try:
@@ -108,7 +108,7 @@ def shell(profiles: Sequence[Profile], host: int, backend: str = "packet", seed:
 
 
 def _evict(net: Emulation) -> None:
-    """End what the commands started and did not end, in sessions of its own too."""
+    """End processes that the commands left behind, including those in sessions of their own."""
     if isinstance(net, Packeted):
         net.evict()
 
@@ -117,8 +117,8 @@ def _interactive(attachment: Attachment, host: int, hosts: int) -> int:
     if attachment.namespace is None:
         raise NetworkError("a lab needs hosts of their own", "use backend packet or tc")
     program = os.environ.get("SHELL", "/bin/sh")
-    # The shell shares our terminal: Ctrl-C is its affair. A handler, unlike "ignore", is not
-    # inherited by what is executed.
+    # The shell shares our terminal and handles Ctrl-C itself. Executed programs inherit "ignore",
+    # but not a handler.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         command = _entering(attachment.namespace, [program])
@@ -128,7 +128,7 @@ def _interactive(attachment: Attachment, host: int, hosts: int) -> int:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a command and what it started: it leads a session of its own."""
+    """End a command and the processes it started: it leads a session of its own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

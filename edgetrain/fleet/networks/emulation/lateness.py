@@ -1,12 +1,12 @@
-"""How late an emulator delivered: a histogram, its percentiles and the limit that trust ends at."""
+"""How late an emulator delivers: a histogram, its percentiles, and the limit for trusting a run."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_STEP_NS = 16_384  # a power of two near 16 microseconds: the bucket is a shift
+_STEP_NS = 16_384  # a power of two near 16 microseconds, so that a shift finds the bucket
 _SHIFT = 14
-_BUCKETS = 4096  # up to 67 ms; later than that falls into the last one
+_BUCKETS = 4096  # up to 67 ms; later deliveries fall into one more bucket
 
 
 class Lateness:
@@ -23,7 +23,7 @@ class Lateness:
         self.counts[bucket if bucket < _BUCKETS else _BUCKETS] += 1
 
     def percentile_ms(self, share: float) -> float:
-        """Upper edge of the bucket that holds this share of deliveries, 0 without any."""
+        """Return the upper edge of the bucket that contains this share; 0 without deliveries."""
         total = sum(self.counts)
         seen = 0
         for bucket, count in enumerate(self.counts):
@@ -34,7 +34,7 @@ class Lateness:
         return 0.0
 
     def report(self) -> dict[str, Any]:
-        """Percentiles in ms, and the histogram in octaves: {upper edge in ms: deliveries}."""
+        """Return percentiles in ms and the histogram in octaves: {upper edge in ms: deliveries}."""
         octaves: dict[str, int] = {}
         edge, bucket = 1, 0
         while bucket < _BUCKETS:
@@ -54,5 +54,5 @@ class Lateness:
 
 
 def limit_ms(smallest_delay_ms: float) -> float:
-    """The 99th percentile past which a run says so: 1 ms, or 2 % of the delay if that is more."""
+    """Return the largest 99th percentile of a trusted run: 1 ms, or 2 % of the delay if larger."""
     return max(1.0, 0.02 * smallest_delay_ms)

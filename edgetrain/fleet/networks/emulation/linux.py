@@ -1,6 +1,6 @@
-"""The few kernel calls that Python 3.11 lacks: timerfd, prctl, unshare, setns. Linux only.
+"""Kernel calls that Python 3.11 lacks: timerfd, prctl, unshare, setns. Linux only.
 
-ctypes wrappers that raise OSError; nothing here knows what a network profile is.
+ctypes wrappers that raise OSError. Does not know network profiles.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _check(result: int, call: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Give this process namespaces of its own. CLONE_NEWUSER asks for a single thread."""
+    """Give this process new namespaces. CLONE_NEWUSER needs a process with a single thread."""
     _check(_libc().unshare(flags), "unshare")
 
 
@@ -48,20 +48,20 @@ def setns(fd: int, kind: int) -> None:
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Have the kernel send this signal when the thread that started this process ends."""
+    """Let the kernel send this signal when the thread that started this process ends."""
     _check(_libc().prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl")
 
 
 def fine_timers() -> None:
-    """Timers of this process fire within a nanosecond of slack, not the usual 50 microseconds."""
+    """Set the slack of this process's timers to 1 nanosecond instead of 50 microseconds."""
     _check(_libc().prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0), "prctl")
 
 
 def raise_priority() -> str:
-    """The best scheduling this process may have, by name: what was granted goes into reports.
+    """Get the best scheduling that is allowed; return its name, for reports.
 
-    Real time where allowed: under load it wakes within a tenth of a millisecond where nice alone
-    takes milliseconds. An ordinary user still gets a short time slice, which halves the wait.
+    With real time the process wakes within 0.1 ms under load, with nice alone it takes
+    milliseconds. An ordinary user gets a short time slice, which halves the wait.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -71,7 +71,7 @@ def raise_priority() -> str:
 
 
 def ordinary_priority() -> None:
-    """Take back `raise_priority` for this thread: who moves bulk data must not hold others up."""
+    """Undo `raise_priority` for this thread, so that moving bulk data does not delay others."""
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
@@ -79,7 +79,7 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274, "riscv64": 274, "armv7l": 380}
 
 
 def _short_slices() -> bool:
-    """Ask for slices of 0.1 ms (struct sched_attr; heeded from Linux 6.12 on)."""
+    """Request time slices of 0.1 ms (struct sched_attr; effective since Linux 6.12)."""
     call = _SCHED_SETATTR.get(platform.machine())
     if call is None:
         return False
@@ -101,7 +101,7 @@ class Timer:
         self._armed = 0
 
     def arm(self, at_ns: int) -> None:
-        """Fire once at `at_ns`; a time in the past fires at once. The same time again is free."""
+        """Fire once at `at_ns`, or now if it is past. Free if that time is already set."""
         if at_ns == self._armed:
             return
         self._spec[2], self._spec[3] = divmod(max(at_ns, 1), 1_000_000_000)
@@ -109,11 +109,11 @@ class Timer:
         self._armed = at_ns
 
     def fired(self) -> None:
-        """The expiry was seen (edge-triggered): the next `arm` is not skipped."""
+        """Record an expiry that was seen edge-triggered, so that the next `arm` is not skipped."""
         self._armed = 0
 
     def clear(self) -> None:
-        """Take the expiry off the descriptor, once it is readable."""
+        """Read the expiry from the descriptor, when it is readable."""
         self._armed = 0
         try:
             os.read(self.fd, 8)
@@ -129,9 +129,9 @@ class Timer:
 class Lead:
     """How much earlier than due to wake, so that the median delivery is on time.
 
-    From a timer's expiry to this process running it takes 30 to 150 microseconds, depending on how
-    deep the processor slept. It is measured at the start, and then follows what deliveries show,
-    by a quarter of the error and at most 20 microseconds at a time, so that no outlier leads.
+    From the expiry of a timer until this process runs, 30 to 150 microseconds pass, depending on
+    how deep the processor sleeps. The lead is measured at the start. Each delivery corrects it by a
+    quarter of its error and at most 20 microseconds, so that outliers have little effect.
     """
 
     __slots__ = ("_most", "ns")
@@ -150,6 +150,6 @@ class Lead:
         self.ns = min(max(sorted(late)[rounds // 2], 0), most_ns)
 
     def learn(self, late_ns: int) -> None:
-        """A delivery that a timer woke us for came this late, or early if negative."""
+        """Correct the lead by a delivery after a timer: `late_ns` is negative if it was early."""
         step = min(max(late_ns // 4, -20_000), 20_000)
         self.ns = min(max(self.ns + step, 0), self._most)

@@ -1,4 +1,4 @@
-"""Measuring an emulation with real traffic: round trip, rate, loss, jitter. The parent's side."""
+"""Measure an emulation with real traffic: round trip, rate, loss, jitter. The parent's side."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edgetrain.fleet.networks.emulation.worker import Worker
 from edgetrain.fleet.networks.links.model import LinkModel
 from edgetrain.fleet.networks.profile import Direction
 
-#: Payload of a full TCP segment (with timestamps) over its bytes on the wire.
+#: Payload of a full TCP segment (with timestamps), divided by its bytes on the wire.
 PAYLOAD_SHARE = 1448 / 1514
 _PATIENCE_SECONDS = 180.0
 _UDP_HEADERS = 28
 
 
 class End:
-    """One measuring process inside a link."""
+    """One measuring process, attached to the emulated network."""
 
     def __init__(self, attachment: Attachment, role: str) -> None:
         host, _, port = attachment.address.removeprefix("tcp://").rpartition(":")
@@ -32,13 +32,15 @@ class End:
         self._worker = Worker("edgetrain.fleet.networks.emulation.meter", config)
 
     def begin(self, what: str, **values: Any) -> None:
-        """Start measuring; `result` waits for it. For several ends at once."""
-        self._worker.tell(json.dumps({"do": what, "with": values}))
+        """Start a measurement; `result` waits for it. So several ends can measure at once."""
+        self._worker.send(json.dumps({"do": what, "with": values}))
 
     def result(self) -> Any:
-        return self._worker.answer(_PATIENCE_SECONDS)["result"]
+        """Wait for the result of `begin`."""
+        return self._worker.read_answer(_PATIENCE_SECONDS)["result"]
 
     def do(self, what: str, **values: Any) -> Any:
+        """Measure and return the result. `what` is a method of `meter.Client`."""
         self.begin(what, **values)
         return self.result()
 
@@ -47,7 +49,7 @@ class End:
 
 
 class Bench:
-    """A server at the hub and a client at each of some members; a context manager."""
+    """A measuring server at the hub and a client at each given member; a context manager."""
 
     def __init__(self, emulation: Emulation, members: Sequence[int] = (0,)) -> None:
         self.server = End(emulation.hub_attachment(), "server")
@@ -61,6 +63,7 @@ class Bench:
 
     @property
     def client(self) -> End:
+        """The client of the first given member."""
         return self.clients[0]
 
     def close(self) -> None:
@@ -81,7 +84,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class OneWay:
-    """Numbered datagrams in one direction; `sent_ns` are the times of those that arrived."""
+    """Numbered datagrams in one direction. `sent_ns` are the times of those that arrived."""
 
     sent: int
     arrived: int
@@ -103,19 +106,19 @@ class OneWay:
 
 
 def one_way(bench: Bench, count: int, gap_s: float, size: int = 64) -> OneWay:
-    """Datagrams from the first client to the hub, timed at both ends."""
+    """Send datagrams from the first client to the hub, timed at both ends."""
     return one_ways(bench, bench.clients[:1], count, gap_s, size)[0]
 
 
 def one_ways(
     bench: Bench, clients: Sequence[End], count: int, gap_s: float, size: int = 64
 ) -> list[OneWay]:
-    """The same from several clients at once."""
+    """Do the same from several clients at once."""
     for place, client in enumerate(clients):
         client.begin("datagrams", count=count, gap_s=gap_s, size=size, first=place * count)
     for client in clients:
         client.result()
-    clients[0].do("echoes", count=1, gap_s=0.01)  # what is still under way arrives meanwhile
+    clients[0].do("echoes", count=1, gap_s=0.01)  # meanwhile, datagrams in flight arrive
     seen: list[list[Any]] = [[] for _ in clients]
     for arrival in bench.server.do("arrivals"):
         seen[arrival[0] // count].append(arrival)
@@ -130,26 +133,26 @@ def _one_way(count: int, seen: Sequence[Sequence[int]]) -> OneWay:
 
 
 def drawn_ms(way: Direction, seed: int, sent_ns: Sequence[int], size: int = 64) -> list[float]:
-    """What the emulator has drawn as the delay of each of these datagrams, drawn again.
+    """Repeat the emulator's draws of the delays of these datagrams, in ms.
 
-    How far that is from the profile is chance; how far a measurement is from it is error. `seed`
-    is the link's, `sent_ns` the times of the first datagrams that the link has carried.
+    Their distance from the profile is chance; the distance of a measurement from them is error.
+    `seed` is the seed of the link, `sent_ns` are the times of the first datagrams on the link.
     """
     model = LinkModel(way, seed)
     return [(model.arrival(at, size + _UDP_HEADERS) - at) / 1e6 for at in sent_ns]
 
 
 def _after(seen: Sequence[Sequence[int]], skip: float) -> list[Sequence[int]]:
-    """What was seen once this share of the time had passed."""
+    """Return the observations after this share of the time."""
     first, last = seen[0][0], seen[-1][0]
     begin = first + skip * (last - first)
     return [each for each in seen if each[0] >= begin]
 
 
 def steady_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4) -> float:
-    """Payload Mbit/s of a transfer, its first part (slow start) left out.
+    """Return the payload Mbit/s of a transfer without its first part (slow start).
 
-    `seen` is [(ns, bytes so far)]; `skip` is the share of its time that does not count.
+    `seen` is [(ns, bytes so far)]; `skip` is the share of its time to leave out.
     """
     rest = _after(seen, skip)
     if len(rest) < 2 or rest[-1][0] == rest[0][0]:
@@ -158,10 +161,10 @@ def steady_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4) -> float:
 
 
 def line_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4, windows: int = 10) -> float:
-    """Payload Mbit/s of a line that is kept busy: the median over windows.
+    """Return the payload Mbit/s of a busy line: the median over windows.
 
-    A hole in the sequence holds arrived bytes back and then hands them over at once; the median
-    does not mind, the mean of a short transfer does.
+    A lost segment holds back bytes that have arrived and then releases them at once. That changes
+    the mean of a short transfer, but not the median.
     """
     rest = _after(seen, skip)
     size = max(len(rest) // windows, 1)

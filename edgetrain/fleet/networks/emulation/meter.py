@@ -1,8 +1,8 @@
-"""A measuring end: enters an emulated link and sends, receives and times real traffic.
+"""A measuring process: enters the emulated network; sends, receives and times real traffic.
 
-`check` and the benchmarks run this module through `worker`: one process serves at the hub's
-address, one stands where a member would. Both read the same monotonic clock, so one-way delays are
-measured directly. UDP is used where the backend carries it.
+`measure` runs this module through `worker`: one process is a server at the hub's address, others
+are clients in the place of members. All read the same monotonic clock, so that one-way delays are
+measured directly. UDP works only if the backend carries it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from edgetrain.fleet.networks.emulation import linux
 from edgetrain.fleet.networks.emulation.namespaces import Namespace
 from edgetrain.fleet.networks.emulation.worker import Parent
 
-_STAMP = struct.Struct("!Iqq")  # number, time sent, time the server held it
+_STAMP = struct.Struct("!Iqq")  # number, time sent, nanoseconds that the server held it
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("qq")
-_ONE_WAY = 1 << 31  # in a number: do not answer
+_ONE_WAY = 1 << 31  # a bit of the number: do not answer
 _PROBE_BYTES = 64
 _CHUNK = bytes(1 << 16)
 _now = time.monotonic_ns
@@ -41,7 +41,7 @@ def _receive(end: socket.socket, count: int) -> bytes:
 
 
 def _drain(end: socket.socket, until_ns: int | None = None) -> list[tuple[int, int]]:
-    """Read until the other end closes (or a time); [(time, bytes so far)], one per 5 ms or so."""
+    """Read until the other end closes, or until a time; return [(time, bytes so far)] per 5 ms."""
     seen, total, last = [(_now(), 0)], 0, 0
     buffer = bytearray(1 << 20)
     while until_ns is None or _now() < until_ns:
@@ -57,7 +57,7 @@ def _drain(end: socket.socket, until_ns: int | None = None) -> list[tuple[int, i
 
 
 def _datagram_socket() -> socket.socket:
-    """UDP whose arrivals the kernel stamps: how long this process takes to wake does not count."""
+    """Make a UDP socket; the kernel stamps arrivals, so the time to wake up does not count."""
     end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
     end.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
@@ -65,7 +65,7 @@ def _datagram_socket() -> socket.socket:
 
 
 def _take_datagram(end: socket.socket) -> tuple[bytes, int, Any]:
-    """(data, when the kernel had it on our monotonic clock, sender)."""
+    """Receive (data, time at which the kernel received it on our monotonic clock, sender)."""
     data, extra, _, sender = end.recvmsg(2048, 64)
     arrived = _now()
     for level, kind, value in extra:
@@ -76,7 +76,7 @@ def _take_datagram(end: socket.socket) -> tuple[bytes, int, Any]:
 
 
 class Server:
-    """Answers probes at the hub's address; a thread per connection, one for UDP."""
+    """Answers probes at the hub's address. One thread per connection, one for UDP."""
 
     def __init__(self, host: str, port: int) -> None:
         self._listener = socket.create_server((host, port), backlog=64)
@@ -103,9 +103,11 @@ class Server:
                 return
 
     def _command(self, end: socket.socket) -> None:
-        """One request: a letter and a number. e: echo n probes; m: take a message of n bytes and
-        acknowledge it; p: push for n ns; t: take until closed and say when what had come,
-        in ordinary time if n is 1."""
+        """Serve one request: a letter and a number n.
+
+        e: echo n probes. m: receive n bytes and acknowledge them. p: send for n nanoseconds.
+        t: receive until closed and report the times; with ordinary priority if n is 1.
+        """
         letter, number = struct.unpack("!cq", _receive(end, 9))
         if letter == b"t" and number:
             linux.ordinary_priority()
@@ -129,7 +131,7 @@ class Server:
             end.sendall(struct.pack("!q", len(seen)) + seen)
 
     def _listen(self) -> None:
-        """Datagrams: kept where they are one way, else sent back with how long we held them."""
+        """Record one-way datagrams; send others back with the time for which we held them."""
         linux.raise_priority()
         end = self._datagrams
         while True:
@@ -142,13 +144,13 @@ class Server:
                 end.sendto(_STAMP.pack(number, sent, _now() - arrived) + rest, sender)
 
     def arrivals(self) -> list[tuple[int, int, int]]:
-        """(number, sent, arrived) of one-way datagrams since the last call."""
+        """Return (number, sent, arrived) of one-way datagrams since the last call."""
         taken, self._arrivals = self._arrivals, []
         return taken
 
 
 class Client:
-    """Stands where a member would and measures towards the server."""
+    """Measures from the place of a member to the server."""
 
     def __init__(self, host: str, port: int) -> None:
         self._to = (host, port)
@@ -160,7 +162,7 @@ class Client:
         return end
 
     def rtt(self, count: int, gap_s: float) -> list[float]:
-        """Round trips of small TCP messages, in ms."""
+        """Return round trips of small TCP messages, in ms."""
         found = []
         with self._connect() as end:
             end.sendall(struct.pack("!cq", b"e", count))
@@ -174,10 +176,10 @@ class Client:
         return found
 
     def push(self, seconds: float, greedy: bool = False) -> list[tuple[int, int]]:
-        """Send for so long; what had arrived at the server, when.
+        """Send for `seconds`; return what had arrived at the server, and when.
 
-        `greedy`: what is sent is limited by the processors. In real time, both ends would take them
-        from the emulator.
+        `greedy`: the processors limit the rate. Both ends then run with ordinary priority, because
+        in real time they would take the processors from the emulator.
         """
         if greedy:
             linux.ordinary_priority()
@@ -192,15 +194,15 @@ class Client:
             return seen
 
     def pull(self, seconds: float) -> list[tuple[int, int]]:
-        """Have the server send for so long; what had arrived here, when."""
+        """Let the server send for `seconds`; return what had arrived here, and when."""
         with self._connect() as end:
             end.sendall(struct.pack("!cq", b"p", int(seconds * 1e9)))
             return _drain(end)
 
     def messages(self, size: int, count: int, fresh: bool) -> list[float]:
-        """Seconds from the first byte sent to the acknowledgement of the last, per message.
+        """Return the seconds of each message, from its first byte to its acknowledgement.
 
-        `fresh` opens a connection for each, and its handshake counts.
+        `fresh` opens a connection for each message and includes its handshake.
         """
         found: list[float] = []
         body = bytes(size)
@@ -218,8 +220,10 @@ class Client:
         return found
 
     def datagrams(self, count: int, gap_s: float, size: int, first: int = 0) -> int:
-        """Send datagrams one way at a steady pace, numbered from `first`; the server keeps their
-        arrivals."""
+        """Send one-way datagrams at a steady pace, numbered from `first`.
+
+        The server records their arrivals.
+        """
         with _datagram_socket() as end:
             end.connect(self._to)
             began = time.monotonic()
@@ -232,9 +236,9 @@ class Client:
         return count
 
     def echoes(self, count: int, gap_s: float) -> list[float]:
-        """Round trips of datagrams in ms, sent at a steady pace; lost ones are missing.
+        """Return round trips in ms of datagrams sent at a steady pace, without lost ones.
 
-        The kernel's stamps are taken: what the two measuring processes take is not in them.
+        Measured by the kernel's stamps, which do not include the time of measuring processes.
         """
         found: list[float] = []
         with _datagram_socket() as end:

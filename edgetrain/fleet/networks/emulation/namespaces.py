@@ -1,4 +1,4 @@
-"""A network namespace held by an emulator's process, and how another process moves into it."""
+"""A network namespace that an emulator's process holds, and how another process enters it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from edgetrain.fleet.networks.emulation import linux
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Namespace `inode`, kept open by process `pid` as its descriptor `fd`."""
+    """The namespace `inode`, which process `pid` holds open as its descriptor `fd`."""
 
     pid: int
     fd: int
     inode: int
 
     def enter(self) -> None:
-        """Move this process there: by its user namespace first, unless it is root already.
+        """Move this process into the namespace, after its user namespace if it is not root.
 
-        NetworkError where the emulator has ended, or where this process has threads: the kernel
-        lets only a process with a single one change its user namespace.
+        Raises NetworkError if the emulator has ended, or if this process has several threads: only
+        a process with a single thread can change its user namespace.
         """
         try:
             network = os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -49,7 +49,7 @@ class Namespace:
             raise NetworkError(
                 f"this process cannot enter its emulated network: {error.strerror} "
                 f"({threading.active_count()} Python threads)",
-                "enter before anything starts a thread, or use backend 'stream'",
+                "enter before starting a thread, or use backend 'stream'",
             ) from None
         finally:
             os.close(user)

@@ -1,7 +1,7 @@
-"""The few requests of rtnetlink that emulated hosts need, without the `ip` program.
+"""The requests of rtnetlink that emulated hosts need, without the `ip` program.
 
-A Netlink socket speaks for the network namespace it was opened in, whatever namespace the process
-moves to later. Layouts after linux/rtnetlink.h, linux/if_link.h and linux/veth.h.
+A Netlink socket acts in the network namespace in which it was opened, even if the process moves to
+another one. Layouts are from linux/rtnetlink.h, linux/if_link.h and linux/veth.h.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _number(kind: int, value: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What both ends of a veth pair have in common."""
+    """The settings of both ends of a veth pair."""
 
     mac: bytes
     mtu: int
@@ -50,7 +50,7 @@ class Wire:
 
 
 class Netlink:
-    """One rtnetlink socket. Every request waits for its answer; OSError says what failed."""
+    """One rtnetlink socket. Each request waits for its answer; OSError names what failed."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
@@ -71,7 +71,7 @@ class Netlink:
             raise OSError(-code, f"{what}: {os.strerror(-code)}")
 
     def add_veth(self, name: str, peer: str, peer_namespace: int, wire: Wire) -> None:
-        """A pair: `name` here, `peer` in the namespace behind the descriptor, both with one MAC."""
+        """Add a pair: `name` here, `peer` in the namespace of the descriptor, with the same MAC."""
         common = _number(_IFLA_MTU, wire.mtu) + _number(_IFLA_TXQLEN, 10_000)
         common += _number(_IFLA_GSO_MAX_SIZE, wire.gso_bytes) + _attribute(_IFLA_ADDRESS, wire.mac)
         if wire.gso_segments:
@@ -85,12 +85,13 @@ class Netlink:
         self._request(_RTM_NEWLINK, _CREATE | _EXCLUSIVE, payload, f"creating veth {name}")
 
     def up(self, name: str, index: int, arp: bool = True) -> None:
+        """Bring an interface up."""
         flags = _IFF_UP | (0 if arp else _IFF_NOARP)
         payload = struct.pack("BxHiII", 0, 0, index, flags, _IFF_UP | _IFF_NOARP)
         self._request(_RTM_NEWLINK, 0, payload, f"bringing {name} up")
 
     def add_address(self, index: int, address: str, prefix: int) -> None:
-        """An address without the route that usually comes with it."""
+        """Add an address, without the usual route to its network."""
         packed = ipaddress.IPv4Address(address).packed
         payload = struct.pack("BBBBI", socket.AF_INET, prefix, 0, 0, index)
         payload += _attribute(_IFA_LOCAL, packed) + _attribute(_IFA_ADDRESS, packed)
@@ -100,7 +101,7 @@ class Netlink:
     def add_route(
         self, network: str, prefix: int, index: int, source: str = "", congestion: str = ""
     ) -> None:
-        """A route on the link; `congestion` pins the algorithm of every connection that uses it."""
+        """Add a route; `congestion` sets the algorithm of all connections that use it."""
         head = (_TABLE_MAIN, _PROTOCOL_STATIC, _SCOPE_LINK, _TYPE_UNICAST)
         payload = struct.pack("BBBBBBBBI", socket.AF_INET, prefix, 0, 0, *head, 0)
         payload += _attribute(_RTA_DST, ipaddress.IPv4Address(network).packed)

@@ -1,9 +1,9 @@
-"""The `packet` backend's process: real TCP above packets that this process holds back.
+"""The process of backend `packet`: real TCP over packets that this process delays.
 
-`backends` runs this module through `worker`. Every member and the hub have a network namespace of
-their own (`fabric`), each wired to this process (`ring`); a packet goes up its sender's link,
-through a site's shared uplink where there is one, and down the receiver's link (`model`). One
-thread, epoll and one timerfd; neither torch nor zmq is imported.
+`backends` runs this module through `worker`. Each member and the hub have a network namespace
+(`fabric`), connected to this process (`ring`). A packet goes up the link of its sender, through the
+shared uplink of a site if there is one, and down the link of its receiver (`model`). One thread,
+epoll and one timerfd. Does not import torch or zmq.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from edgetrain.fleet.networks.profile import Direction
 _IDLE_SECONDS = 0.4
 _PACKETS_A_TURN = 64
 _HUB_FRAMES, _MEMBER_FRAMES = 512, 128  # 16 MB and 4 MB of receive ring
-_SLICE_NS = 1_000_000  # a super-packet is cut to this much of the line's time
+_SLICE_NS = 1_000_000  # of the line's time: super-packets are cut to this size
 _WHOLE = 1 << 30
-# With this many packets under way, what is due within 0.1 ms leaves in one go.
+# With this many packets in flight, all that are due within 0.1 ms are sent together.
 _BUSY, _BATCH_NS = 64, 100_000
 _now = time.monotonic_ns
 
 
 class Stage:
-    """A link model and how far it cuts super-packets."""
+    """One direction of a link: its model, and the size to which it cuts super-packets."""
 
     __slots__ = ("harmless", "model", "slice_bytes")
 
@@ -51,7 +51,7 @@ Path = tuple[Stage, ...]
 
 
 class Network:
-    """Who stands where: the stages between any two hosts. Host 0 is the hub."""
+    """The links of all hosts, and the stages between any two hosts. Host 0 is the hub."""
 
     def __init__(self, config: Mapping[str, Any], start: int) -> None:
         seeds = (link_seeds(int(config["seed"]), place) for place in itertools.count())
@@ -70,7 +70,7 @@ class Network:
         }
 
     def path(self, source: int, target: int) -> Path:
-        """Stages from host to host; those that change nothing are left out."""
+        """Return the stages from host to host, without those that do not change traffic."""
         here = self._site_of.get(source - 1) if source else None
         there = self._site_of.get(target - 1) if target else None
         stages: list[Stage] = []
@@ -85,7 +85,7 @@ class Network:
 
 
 class Emulator:
-    """Takes packets in, holds them, lets them out when they are due."""
+    """Receives packets, holds them, and sends them when they are due."""
 
     def __init__(self, config: Mapping[str, Any], parent: Parent) -> None:
         self._parent = parent
@@ -117,7 +117,7 @@ class Emulator:
         with select.epoll() as epoll:
             for fd in (*ports, self._parent.fd):
                 epoll.register(fd, select.EPOLLIN)
-            # Edge-triggered: an expiry is told once and need not be read off.
+            # Edge-triggered: an expiry is reported once and need not be read.
             epoll.register(timer.fd, select.EPOLLIN | select.EPOLLET)
             turns = 0
             while turns & 255 or not self._parent.gone():
@@ -135,7 +135,7 @@ class Emulator:
                         timer.fired()
                         rang = True
                     else:
-                        self._obey()
+                        self._answer_commands()
                         turns = 0
                 self._flush(rang)
 
@@ -144,7 +144,7 @@ class Emulator:
         return min(times)
 
     def _take_packets(self, source: int, port: Port) -> None:
-        """Packets that a host has sent, each at the time the kernel saw it."""
+        """Process packets that a host has sent, each at the time at which the kernel saw it."""
         paths, numbers = self._paths, self._numbers
         address, end = gso.IP + 16, gso.IP + 20
         for arrived, packet in port.take_packets(_PACKETS_A_TURN):
@@ -157,7 +157,7 @@ class Emulator:
                 self._forward(path, arrived, target, packet)
 
     def _find_path(self, key: tuple[int, int]) -> Path | None:
-        """The way between two hosts, None while a fault keeps them apart."""
+        """Return the stages between two hosts, None while a fault separates them."""
         source, target = key
         if source and target:
             apart = self._schedule.apart(source - 1, target - 1)
@@ -168,12 +168,12 @@ class Emulator:
         return self._paths[key]
 
     def _forward(self, path: Path, now: int, target: int, packet: bytes) -> None:
-        """Put a packet that is at the entry of `path` at time `now` on its way."""
+        """Process a packet that is at the entry of `path` at time `now`."""
         if not path:
             self._send(target, packet)
             return
         stage, rest = path[0], path[1:]
-        if stage.harmless and not packet[1]:  # the common case, a single segment, is short
+        if stage.harmless and not packet[1]:  # a single segment: the common case
             due = stage.model.due(now, len(packet) - gso.IP)
             if due is not None:
                 self._push(due, rest, target, packet)
@@ -193,7 +193,10 @@ class Emulator:
         heapq.heappush(self._heap, (due, self._serial, rest, target, packet))
 
     def _pieces(self, stage: Stage, packet: bytes) -> Sequence[tuple[bytes, int, int]]:
-        """What goes on of a packet: (piece, its segments, header bytes of a segment)."""
+        """Return the parts of a packet that go on.
+
+        Each is (packet, number of segments, header bytes of a segment).
+        """
         count, size, headers = gso.segments(packet)
         model = stage.model
         most = max(stage.slice_bytes // size, 1) if size else 1
@@ -227,9 +230,10 @@ class Emulator:
         return gso.corrupt(packet, model.choose(8 * len(packet)))
 
     def _flush(self, rang: bool) -> None:
-        """Let out what is due. A further stage starts at the ideal time: lateness does not add.
+        """Send packets that are due.
 
-        `rang`: the timer woke us, so the first delivery tells whether the lead is right.
+        A further stage begins at the ideal time, so that lateness does not add up.
+        `rang`: the timer woke us, so the first delivery corrects the lead.
         """
         heap, pop = self._heap, heapq.heappop
         late = self._lateness.add
@@ -261,7 +265,7 @@ class Emulator:
 
     # -- the parent -------------------------------------------------------------------------------
 
-    def _obey(self) -> None:
+    def _answer_commands(self) -> None:
         for command in self._parent.commands():
             if command.startswith("start "):
                 self._begin_faults(int(command.split()[1]))
@@ -270,6 +274,7 @@ class Emulator:
             self._parent.answer(self.report())
 
     def report(self) -> dict[str, Any]:
+        """Return lateness, counts of packets, and the CPU seconds of this process."""
         self._overrun += sum(port.take_dropped() for port in self._ports)
         pairs = (*self._network.members, *self._network.sites)
         return {
@@ -306,7 +311,7 @@ def main() -> None:
     priority = linux.raise_priority()
     with parent.reporting("the packet emulator"):
         emulator = Emulator(config, parent)
-    # The loop makes no cycles; a collection would hold packets up for milliseconds.
+    # The loop does not create cycles; a garbage collection would delay packets by milliseconds.
     gc.freeze()
     gc.disable()
     hosts = fabric.hosts_to_json(emulator.hosts)

@@ -1,4 +1,4 @@
-"""Which backend this machine can run, and why. Asks the machine, changes nothing on it."""
+"""Which backend this machine can run, and why. Does not change the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import cache
 from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks.profile import Profile
 
-# A child tries what the emulator will do, so that this process keeps its own namespaces.
+# A child tries what the emulator will do, so that this process stays in its namespaces.
 _TRIAL = """
 import sys
 from edgetrain.errors import EdgetrainError
@@ -31,7 +31,7 @@ except OSError as error:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A backend and the sentence that says why it was chosen."""
+    """A backend and the reason for which it was chosen."""
 
     backend: str
     reason: str
@@ -39,7 +39,7 @@ class Choice:
 
 @cache
 def packets_possible() -> tuple[bool, str]:
-    """Whether this machine lets us make network namespaces and see packets; and how, or why not."""
+    """Return whether this process can make network namespaces and see packets; how, or why not."""
     if not sys.platform.startswith("linux"):
         return False, f"{sys.platform} has no network namespaces"
     trial = subprocess.run(
@@ -58,7 +58,7 @@ def packets_possible() -> tuple[bool, str]:
 
 @cache
 def netem_possible() -> tuple[bool, str]:
-    """Whether the kernel's own netem can be used: the program is here and the kernel has it."""
+    """Return whether `tc` is installed and the kernel has netem; and how, or why not."""
     if shutil.which("tc") is None:
         return False, "no `tc` program (package iproute2)"
     possible, how = packets_possible()
@@ -75,11 +75,11 @@ def netem_possible() -> tuple[bool, str]:
 
 
 def choose(backend: str, profiles: Sequence[Profile], needs_links: bool = False) -> Choice:
-    """The backend to use: what was asked for, else the best that works here.
+    """Choose the requested backend, or for "auto" the best that works here.
 
     `packet` comes before `tc`: it keeps order under jitter without bias, measures its own lateness
-    and knows faults; both carry real TCP. `needs_links`: sites or faults want an emulator even
-    where no profile does.
+    and supports faults; both carry real TCP. `needs_links`: sites or faults need an emulator even
+    if no profile does.
     """
     if backend != "auto":
         return Choice(backend, "asked for")

@@ -1,8 +1,8 @@
-"""A port of the emulator: AF_PACKET with a receive ring in shared memory, super-packets kept whole.
+"""A port of the emulator: AF_PACKET with a receive ring in shared memory, for whole super-packets.
 
-The ring (TPACKET_V2) is not bounded by net.core.rmem_max, which an ordinary user cannot raise, and
-costs no system call per packet. The kernel stamps each packet when it arrives, so the time that the
-emulator takes to look at it adds nothing to the packet's delay.
+The ring (TPACKET_V2) is not limited by net.core.rmem_max, which an ordinary user cannot raise, and
+needs no system call per packet. The kernel stamps each packet when it arrives, so that the time
+until the emulator reads it does not add to the packet's delay.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Port:
         return self._socket.fileno()
 
     def take_packets(self, most: int) -> Iterator[tuple[int, bytes]]:
-        """Up to `most` packets with the time of their arrival on CLOCK_MONOTONIC, in ns."""
+        """Yield up to `most` packets as (time of arrival on CLOCK_MONOTONIC in ns, packet)."""
         memory, unpack, release = self._memory, _HEADER.unpack_from, _STATUS.pack_into
         clock_offset = time.time_ns() - time.monotonic_ns()
         for _ in range(most):
@@ -66,7 +66,7 @@ class Port:
             yield seconds * 1_000_000_000 + nanoseconds - clock_offset, packet
 
     def take_dropped(self) -> int:
-        """Packets since the last call that found the ring full, or were too large for it."""
+        """Return how many packets were dropped since the last call: ring full, or too large."""
         packed = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
         oversized, self._oversized = self._oversized, 0
         return int(struct.unpack("II", packed)[1]) + oversized

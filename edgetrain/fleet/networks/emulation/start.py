@@ -1,4 +1,4 @@
-"""Start the emulation that a job asks for, on the backend that this machine can run."""
+"""Start an emulation on a backend that this machine can run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ def emulate(
     sites: Sequence[Site] = (),
     faults: Sequence[Fault] = (),
 ) -> Emulation:
-    """Start links for members 0 … n-1, `profiles[i]` being member i's; use as a context manager.
+    """Start links for members 0 … n-1; member i has `profiles[i]`. Use it as a context manager.
 
-    `hub` is the IP address and port the hub will bind; port 0 lets the emulation choose one. A
-    backend in a network of its own (packet, tc) gives the hub an address there and keeps the port.
-    `backend` is auto, none, stream, packet or tc. `congestion` is pinned for all of the emulated
-    links: any algorithm of this kernel with packet, cubic or reno (or none, without loss) with
-    stream. `sites` share an uplink (packet), `faults` count from `start_faults()` (packet, stream).
+    `hub` is the IP address and port that the hub will bind; for port 0 the emulation chooses one.
+    The backends packet and tc have a network of their own: the hub gets an address there and keeps
+    its port. `backend` is auto, none, stream, packet or tc. `congestion` is set for all emulated
+    links: any algorithm of this kernel with packet; cubic, reno or (without loss) none with stream.
+    `sites` share an uplink (packet); `faults` count from `start_faults()` (packet, stream).
 
-    Raises ConfigError for what cannot be asked, NetworkError for what this machine cannot do.
+    Raises ConfigError for arguments that contradict each other, NetworkError for links that this
+    machine cannot emulate.
     """
     from edgetrain.fleet.networks.emulation.backends import Bare, Packeted, Shaped, Streamed
 

@@ -1,12 +1,12 @@
-"""The `stream` backend's process: a TCP proxy that stands in for every member's link.
+"""The process of backend `stream`: a TCP proxy in the place of each member's link.
 
-`backends` runs this module through `worker`. For machines without namespaces, and approximate: it
-sees bytes, not packets. Each direction of a connection is
+`backends` runs this module through `worker`. It is for machines without namespaces and approximate:
+it sees bytes, not packets. Each direction of a connection is
 
     read -> virtual congestion window -> queue and rate -> delay -> write
 
-and a loss costs what it costs TCP: a smaller window and a stall of one round trip. Neither torch
-nor zmq is imported. One thread, epoll and one timerfd.
+and a loss costs what it costs TCP: a smaller window and a stall of one round trip. One thread,
+epoll and one timerfd. Does not import torch or zmq.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from edgetrain.fleet.networks.faults import Fault, Schedule
 from edgetrain.fleet.networks.links.fluid import HEADERS, Way
 from edgetrain.fleet.networks.links.window import MSS, Window, send_limit_bytes
 
-_RECEIVE_LIMIT = 16 << 20  # bytes that wait for a reader that does not read
-_SOCKET_BUFFER = 1 << 20  # small enough that the window decides, large enough for gigabits
+_RECEIVE_LIMIT = 16 << 20  # bytes that may wait for the receiver to read
+_SOCKET_BUFFER = 1 << 20  # small enough that the window limits, large enough for gigabits
 _CHUNKS_A_TURN = 4
 _CONNECT_SECONDS = 0.2
 _IDLE_SECONDS = 0.4
@@ -37,24 +37,24 @@ _now = time.monotonic_ns
 
 
 class Pipe:
-    """One direction of one connection. The loop calls `read`, `run` and `writable`."""
+    """One direction of one connection: its congestion window, and the chunks in flight."""
 
     def __init__(self, ends: tuple[socket.socket, socket.socket], way: Way, back: Way) -> None:
         self.source, self.sink = ends
         self.way, self.back = way, back
         self.window: Window | None = None
-        self.waiting = 0  # bytes taken in and not yet written out
+        self.waiting = 0  # bytes read and not yet written
         self.queue: deque[tuple[int, memoryview | None]] = deque()
         # (when, bytes, when sent, time they took on the line)
         self.acks: deque[tuple[int, int, int, int]] = deque()
         self.last = 0
         self.reading = True
         self.blocked = False
-        self.freed = 0  # when the other end last took data again
+        self.freed = 0  # when the receiver last became ready to read
         self.ended = False
 
     def room(self, now: int) -> int:
-        """Bytes that may enter now; 0 where nothing may until something is acknowledged."""
+        """Return the bytes that may enter now; 0 means to wait for an acknowledgement."""
         window = self.window
         while window is not None and self.acks and self.acks[0][0] <= now:
             at, count, sent, spread = self.acks.popleft()
@@ -67,7 +67,7 @@ class Pipe:
         return room if room >= MSS or not window.in_flight else 0
 
     def enter(self, data: memoryview, now: int) -> int:
-        """Put a chunk on its way; returns when it is due at the other end."""
+        """Send a chunk; return when it is due at the other end."""
         way, size = self.way, len(data)
         segments = -(-size // MSS)
         lost = way.losses.within(size, now)
@@ -87,7 +87,7 @@ class Pipe:
         return self.last
 
     def end(self, now: int) -> int:
-        """The source has closed: say so at the other end, in its turn."""
+        """Send the end of the stream, after all data; return when it is due at the other end."""
         self.ended = True
         self.last = max(now + self.way.mean_delay, self.last)
         self.queue.append((self.last, None))
@@ -95,14 +95,15 @@ class Pipe:
 
 
 class Poller:
-    """epoll with a mask and an owner per descriptor."""
+    """epoll with an event mask and an owner per descriptor."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._masks: dict[int, int] = {}
         self.owners: dict[int, Any] = {}
 
-    def want(self, fd: int, bit: int, wanted: bool) -> None:
+    def watch(self, fd: int, bit: int, wanted: bool) -> None:
+        """Set or clear one event of a descriptor; its first event registers it."""
         old = self._masks.get(fd, 0)
         new = old | bit if wanted else old & ~bit
         if new == old:
@@ -114,17 +115,19 @@ class Poller:
         self._masks[fd] = new
 
     def unregister(self, fd: int) -> None:
+        """Stop watching a descriptor. Works twice."""
         if self._masks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
         self.owners.pop(fd, None)
 
     def poll(self, seconds: float) -> list[tuple[int, int]]:
+        """Wait for events; return (descriptor, events)."""
         return self._epoll.poll(seconds)
 
 
 @dataclass(eq=False)
 class Connection:
-    """Both pipes of one proxied connection."""
+    """Both directions of one proxied connection."""
 
     up: Pipe
     down: Pipe
@@ -155,7 +158,7 @@ class Proxy:
         self._connections: set[Connection] = set()
         self._lateness = Lateness()
         self._carried = 0
-        self._rang = False  # the timer woke us: the next delivery tells whether the lead is right
+        self._rang = False  # the timer woke us: the next delivery corrects the lead
         self.addresses = [s.getsockname()[:2] for s in self._listeners]
 
     def _make_ways(self, config: Mapping[str, Any]) -> list[tuple[Way, Way]]:
@@ -177,14 +180,14 @@ class Proxy:
         listener.listen(64)
         listener.setblocking(False)
         self._poller.owners[listener.fileno()] = member
-        self._poller.want(listener.fileno(), select.EPOLLIN, True)
+        self._poller.watch(listener.fileno(), select.EPOLLIN, True)
         return listener
 
     def run(self) -> None:
         """Carry traffic until the parent has gone."""
         poller, timer, heap = self._poller, self._timer, self._heap
-        poller.want(timer.fd, select.EPOLLIN, True)
-        poller.want(self._parent.fd, select.EPOLLIN, True)
+        poller.watch(timer.fd, select.EPOLLIN, True)
+        poller.watch(self._parent.fd, select.EPOLLIN, True)
         while not self._parent.gone():
             seconds = _IDLE_SECONDS
             if heap:
@@ -195,7 +198,7 @@ class Proxy:
                     timer.clear()
                     self._rang = True
                 elif fd == self._parent.fd:
-                    self._obey()
+                    self._answer_commands()
                 else:
                     self._dispatch(fd, events)
             horizon = _now() + self._lead.ns
@@ -204,17 +207,18 @@ class Proxy:
                 action(at)
                 horizon = _now() + self._lead.ns
 
-    def _at(self, when: int, action: Callable[[int], None]) -> None:
+    def _call_at(self, when: int, action: Callable[[int], None]) -> None:
         self._serial += 1
         heapq.heappush(self._heap, (when, self._serial, action))
 
-    def _obey(self) -> None:
+    def _answer_commands(self) -> None:
         for command in self._parent.commands():
             if command.startswith("start "):
                 self._begin_faults(int(command.split()[1]))
             self._parent.answer(self.report())
 
     def report(self) -> dict[str, Any]:
+        """Return lateness, carried bytes, and the CPU seconds of this process."""
         usage = time.process_time()
         return {**self._lateness.report(), "carried_bytes": self._carried, "cpu_s": usage}
 
@@ -228,7 +232,7 @@ class Proxy:
             connection, reads, writes = owner
             if events & select.EPOLLOUT:
                 writes.blocked, writes.freed = False, _now()
-                self._poller.want(fd, select.EPOLLOUT, False)
+                self._poller.watch(fd, select.EPOLLOUT, False)
                 self._deliver(connection, writes)
             if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
                 self._read(connection, reads, broken=bool(events & select.EPOLLERR))
@@ -238,16 +242,16 @@ class Proxy:
         up, down = self._ways[member]
         now = _now()
         handshake = up.delay_ns(now) + down.delay_ns(now)
-        self._at(now + handshake, lambda at: self._connect(client, member, at))
+        self._call_at(now + handshake, lambda at: self._connect(client, member, at))
 
     def _connect(self, client: socket.socket, member: int, at: int) -> None:
         up, down = self._ways[member]
         if up.model.down or down.model.down:
-            self._at(at + 1_000_000_000, lambda later: self._connect(client, member, later))
+            self._call_at(at + 1_000_000_000, lambda later: self._connect(client, member, later))
             return
         server = socket.socket()
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
-        server.settimeout(_CONNECT_SECONDS)  # on this machine it answers at once or not at all
+        server.settimeout(_CONNECT_SECONDS)  # a hub on this machine answers at once or never
         try:
             server.connect(self._hub)
         except OSError:
@@ -265,7 +269,7 @@ class Proxy:
         owners[client.fileno()] = (connection, connection.up, connection.down)
         owners[server.fileno()] = (connection, connection.down, connection.up)
         for end in (client, server):
-            self._poller.want(end.fileno(), select.EPOLLIN, True)
+            self._poller.watch(end.fileno(), select.EPOLLIN, True)
 
     def _pipe(self, source: socket.socket, sink: socket.socket, way: Way, back: Way) -> Pipe:
         pipe = Pipe((source, sink), way, back)
@@ -275,7 +279,7 @@ class Proxy:
         return pipe
 
     def _read(self, connection: Connection, pipe: Pipe, broken: bool = False) -> None:
-        """Take in what the window has room for, a few chunks at a time: others wait too."""
+        """Read what the window has room for; at most a few chunks, because others wait too."""
         for _ in range(_CHUNKS_A_TURN):
             if pipe.ended:
                 return
@@ -292,31 +296,31 @@ class Proxy:
                 self._drop(connection)
                 return
             if not data:
-                self._poller.want(pipe.source.fileno(), select.EPOLLIN, False)
+                self._poller.watch(pipe.source.fileno(), select.EPOLLIN, False)
                 due = pipe.end(now)
             else:
                 due = pipe.enter(memoryview(data), now)
-            self._at(due, lambda at: self._deliver(connection, pipe))
+            self._call_at(due, lambda at: self._deliver(connection, pipe))
 
     def _pause(self, connection: Connection, pipe: Pipe) -> None:
         if pipe.reading:
             pipe.reading = False
-            self._poller.want(pipe.source.fileno(), select.EPOLLIN, False)
+            self._poller.watch(pipe.source.fileno(), select.EPOLLIN, False)
         if pipe.acks:
-            self._at(pipe.acks[0][0], lambda at: self._resume(connection, pipe))
+            self._call_at(pipe.acks[0][0], lambda at: self._resume(connection, pipe))
 
     def _resume(self, connection: Connection, pipe: Pipe) -> None:
         if connection not in self._connections or pipe.reading or pipe.ended:
             return
         if pipe.room(_now()):
             pipe.reading = True
-            self._poller.want(pipe.source.fileno(), select.EPOLLIN, True)
+            self._poller.watch(pipe.source.fileno(), select.EPOLLIN, True)
             self._read(connection, pipe)
         else:
             self._pause(connection, pipe)
 
     def _deliver(self, connection: Connection, pipe: Pipe) -> None:
-        """Write what is due, as far as the other end takes it."""
+        """Write the chunks that are due, as far as the receiver accepts them."""
         queue, horizon = pipe.queue, _now() + self._lead.ns
         while queue and queue[0][0] <= horizon and not pipe.blocked:
             if pipe.way.model.down:
@@ -330,11 +334,11 @@ class Proxy:
             if done is not None:
                 queue[0] = (due, done)
                 pipe.blocked = True
-                self._poller.want(pipe.sink.fileno(), select.EPOLLOUT, True)
+                self._poller.watch(pipe.sink.fileno(), select.EPOLLOUT, True)
                 return
             queue.popleft()
             horizon = _now()
-            if due > pipe.freed:  # a reader that does not read is not our lateness
+            if due > pipe.freed:  # waiting for a slow receiver does not count as lateness
                 self._lateness.add(horizon - due)
                 if self._rang:
                     self._lead.learn(horizon - due)
@@ -346,7 +350,7 @@ class Proxy:
             self._close_if_done(connection)
 
     def _write(self, pipe: Pipe, data: memoryview | None) -> memoryview | None:
-        """What is left of `data`, or None where all of it went out."""
+        """Write data, or the end of the stream if it is None; return what is left, or None."""
         if data is None:
             pipe.sink.shutdown(socket.SHUT_WR)
             return None
@@ -379,7 +383,7 @@ class Proxy:
     def _begin_faults(self, start: int) -> None:
         for seconds, fault, begins in self._schedule.changes():
             at = start + int(seconds * 1e9)
-            self._at(at, lambda _, f=fault, b=begins: self._change(f, b))  # type: ignore[misc]
+            self._call_at(at, lambda _, f=fault, b=begins: self._change(f, b))  # type: ignore[misc]
 
     def _change(self, fault: Fault, begins: bool) -> None:
         self._schedule.switch(fault, begins)
@@ -394,7 +398,7 @@ class Proxy:
                 self._recover(connection, pipe, fault)
 
     def _recover(self, connection: Connection, pipe: Pipe, fault: Fault) -> None:
-        """After an outage TCP goes on at its next retransmission, each twice as late as before."""
+        """Continue after an outage at TCP's next retransmission; each waits twice as long."""
         if pipe.way.model.down or not fault.stops_traffic:
             return
         timeout = pipe.window.timeout if pipe.window else 0
@@ -406,7 +410,7 @@ class Proxy:
         if pipe.window and pipe.queue:
             pipe.window.collapse()
         when = _now() + max(at - outage, 0)
-        self._at(when, lambda _: self._deliver(connection, pipe))
+        self._call_at(when, lambda _: self._deliver(connection, pipe))
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
-"""Profiles as `tc` commands. Pure: argument lists in, argument lists out; nothing is run here.
+"""Profiles as `tc` commands. Pure: returns argument lists, runs nothing.
 
-The kernel's netem has its own idea of jitter (independent per packet), so order is kept only where
-a rate is set, and `stream`'s and `packet`'s smooth jitter is not what it does. Traces have no
-counterpart and are refused.
+The kernel's netem draws jitter per packet, unlike the smooth jitter of `stream` and `packet`: order
+is kept only if a rate is set. netem cannot play traces, so they are refused.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from edgetrain.fleet.networks.profile import Direction, Profile
 
 _FRAME = 1514
 _UNLIMITED_PACKETS = 100_000
-#: The fourth band of a prio qdisc; the default priority map never uses it.
+#: Traffic of the job uses the fourth band, which the default priority map never uses.
 _BANDS = ("bands", "4", "priomap", *"1222120011111111")
 
 
 def netem(way: Direction) -> list[str]:
-    """The arguments of one netem qdisc for one direction.
+    """Return the arguments of one netem qdisc for one direction.
 
-    `limit` counts packets waiting for the rate and packets under way alike, so it is both.
+    netem's `limit` counts packets that wait for the rate and packets in flight, so it is the sum.
+    Raises NetworkError for traces.
     """
     if way.rate_trace or way.delay_trace:
         raise NetworkError("the kernel's netem plays no traces", "use backend packet")
@@ -59,7 +59,7 @@ def _limit(way: Direction) -> int:
 
 
 def whole(device: str, way: Direction) -> list[list[str]]:
-    """Everything that leaves an interface: for emulated hosts, whose interfaces are ours."""
+    """Return commands that shape all traffic leaving an interface, for emulated hosts."""
     return [["tc", "qdisc", "replace", "dev", device, "root", *netem(way)]]
 
 
@@ -73,11 +73,11 @@ class Shaping:
 
     @property
     def helper(self) -> str:
-        """The name of the device that carries what comes in; at most 15 bytes, one per device."""
+        """The name of the ifb device for incoming traffic; at most 15 bytes, one per device."""
         return f"ifb{_mark(self.device)}"
 
     def commands(self) -> list[list[str]]:
-        """What `apply` runs, in this order. Other traffic keeps the kernel's default bands."""
+        """Return the commands of `apply`, in order. Other traffic keeps the default bands."""
         up, down = self.profile.up, self.profile.down
         made = _banded(self.device, up, self.ports)
         if not down.is_plain:
@@ -95,7 +95,7 @@ class Shaping:
         return made
 
     def undo(self) -> list[list[str]]:
-        """What puts everything back. Each may fail where `commands` did not get that far."""
+        """Return the commands that restore the interface. Some fail if `commands` was cut short."""
         return [
             ["tc", "qdisc", "del", "dev", self.device, "root"],
             ["tc", "qdisc", "del", "dev", self.device, "ingress"],
@@ -104,7 +104,7 @@ class Shaping:
 
 
 def _mark(device: str) -> str:
-    """Six hexadecimal digits that stand for an interface's name."""
+    """Return six hexadecimal digits derived from an interface's name."""
     number = 0
     for byte in device.encode():
         number = (number * 131 + byte) & 0xFFFFFF
@@ -127,7 +127,7 @@ def _filter(device: str, parent: str) -> list[str]:
 
 
 def _matches(ports: Sequence[int]) -> list[list[str]]:
-    """TCP from and to each port. The header is taken to have no IP options, as u32 sees it."""
+    """Return u32 matches of TCP from and to each port, for headers without IP options."""
     tcp = ["match", "ip", "protocol", "6", "0xff"]
     return [
         [*tcp, "match", "ip", end, str(port), "0xffff"]

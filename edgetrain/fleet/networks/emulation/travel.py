@@ -1,4 +1,4 @@
-"""Profiles and faults as JSON, the way they travel to an emulator's process."""
+"""Profiles and faults as JSON, to send them to an emulator's process."""
 
 from __future__ import annotations
 

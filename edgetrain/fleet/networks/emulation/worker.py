@@ -1,8 +1,9 @@
-"""An emulator's process: how it is started, asked, and made to end with its parent.
+"""An emulator's process: how it is started, receives commands, and ends with its parent.
 
 The parent writes lines to the worker's stdin and reads JSON lines from its stdout. The worker ends
-when stdin closes, when its parent is no longer its parent, and when the kernel says that the parent
-died; the first of the three wins, so nothing outlives a SIGKILL. No network profile is known here.
+when stdin closes, when it gets another parent, or when the kernel signals the parent's death,
+whichever comes first; so it ends even if the parent is killed by SIGKILL. Does not know network
+profiles.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _DYING_SECONDS = 0.05
 
 
 class Worker:
-    """The parent's end. `ready` is the first answer; `close` works twice."""
+    """The parent's end. `ready` is the first answer. `close` may be called twice."""
 
     def __init__(self, module: str, config: Mapping[str, Any]) -> None:
         self._module = module
-        # The kernel's death signal follows the thread that started the process, so a thread that
-        # may end before the process does must not ask for it.
+        # The kernel's death signal depends on the thread that started the process, so it must not
+        # be requested by a thread that may end before the process.
         lasting = threading.current_thread() is threading.main_thread()
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, str(os.getpid()), str(int(lasting))],
@@ -44,7 +45,7 @@ class Worker:
         )
         try:
             self._write(json.dumps(config))
-            self.ready = self._read(_READY_SECONDS)
+            self.ready = self.read_answer(_READY_SECONDS)
         except BaseException:
             self.close()
             raise
@@ -54,19 +55,16 @@ class Worker:
         return self._process.pid
 
     def ask(self, command: str, seconds: float = _STOP_SECONDS) -> dict[str, Any]:
-        """Send one command and wait for its answer. NetworkError where the worker has ended."""
-        self.tell(command)
-        return self.answer(seconds)
+        """Send one command and wait for its answer. NetworkError if the worker has ended."""
+        self.send(command)
+        return self.read_answer(seconds)
 
-    def tell(self, command: str) -> None:
-        """Send one command; `answer` waits for what it brings."""
+    def send(self, command: str) -> None:
+        """Send one command; `read_answer` waits for its answer."""
         self._write(command)
 
-    def answer(self, seconds: float) -> dict[str, Any]:
-        return self._read(seconds)
-
     def close(self) -> None:
-        """Let the worker end by itself, then make it; everything it held ends with it."""
+        """Let the worker end, kill it if it does not; all that it holds ends with it."""
         if self._process.stdin and not self._process.stdin.closed:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -86,14 +84,14 @@ class Worker:
         except (OSError, ValueError):
             raise NetworkError(f"{self._module} has ended (exit code {self._exit()})") from None
 
-    def _read(self, seconds: float) -> dict[str, Any]:
-        """One JSON line, whatever pieces it comes in."""
+    def read_answer(self, seconds: float) -> dict[str, Any]:
+        """Wait for the next answer. NetworkError if the worker has ended or reports an error."""
         assert self._process.stdout is not None
         fd, line, until = self._process.stdout.fileno(), b"", time.monotonic() + seconds
         while not line.endswith(b"\n"):
             left = until - time.monotonic()
             if left <= 0 or not select.select([fd], [], [], left)[0]:
-                raise NetworkError(f"{self._module} gave no answer within {seconds:g} s")
+                raise NetworkError(f"{self._module} did not answer within {seconds:g} s")
             piece = os.read(fd, 1 << 20)
             if not piece:
                 raise NetworkError(f"{self._module} has ended (exit code {self._exit()})")
@@ -111,10 +109,10 @@ class Worker:
 
 
 class Parent:
-    """The worker's end: commands come in on stdin, answers leave on stdout.
+    """The worker's end: reads commands from stdin, writes answers to stdout.
 
-    Use: `config = parent.config()`, `parent.answer(...)`, then register `parent.fd` for reading and
-    call `commands()` when it is readable, `gone()` at least twice a second.
+    Call `config()`, then `answer(...)`; then register `fd` for reading, call `commands()` when it
+    is readable, and `gone()` at least twice a second.
     """
 
     def __init__(self) -> None:
@@ -122,13 +120,14 @@ class Parent:
         if lasting:
             linux.die_with_parent(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self._end)
-        # Ctrl-C goes to the whole terminal; the parent decides when its emulator ends.
+        # Ctrl-C goes to all processes of a terminal; the parent decides when its emulator ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.fd = sys.stdin.fileno()
         self._rest = b""
         self._closed = False
 
     def config(self) -> dict[str, Any]:
+        """Wait for the configuration."""
         while b"\n" not in self._rest:
             piece = os.read(self.fd, 1 << 16)
             if not piece:
@@ -140,12 +139,13 @@ class Parent:
         return loaded
 
     def answer(self, message: Mapping[str, Any]) -> None:
+        """Write one answer."""
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
 
     @contextlib.contextmanager
     def reporting(self, what: str) -> Iterator[None]:
-        """Tell the parent of an error within the block, and end: `what` could not be started."""
+        """Start `what` in this block: an error is reported to the parent and ends the process."""
         try:
             yield
         except OSError as error:
@@ -156,7 +156,7 @@ class Parent:
             sys.exit(1)
 
     def commands(self) -> list[str]:
-        """The commands that have come in whole."""
+        """Return the commands that have arrived completely."""
         with contextlib.suppress(BlockingIOError):
             piece = os.read(self.fd, 1 << 16)
             self._closed = self._closed or not piece
@@ -168,11 +168,11 @@ class Parent:
         self._closed = True
 
     def gone(self) -> bool:
-        """True once the worker should end."""
+        """Return whether the worker should end."""
         return self._closed or os.getppid() != self._pid
 
     def died(self) -> bool:
-        """True where the parent did not say goodbye but is no more. Asked after `gone`."""
+        """Return whether the parent died without closing the worker. Call it after `gone`."""
         if os.getppid() == self._pid:
-            time.sleep(_DYING_SECONDS)  # its descriptors close before it stops being our parent
+            time.sleep(_DYING_SECONDS)  # a dying parent's descriptors close before its process ends
         return os.getppid() != self._pid

@@ -80,8 +80,8 @@ def test_apply_renew_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_why_a_shaping_ends() -> None:
     state = {"until": 100.0, "renewed": 50.0, "renew_seconds": 5.0, "owner": 3}
-    assert guard.over(state, 52, lambda _: True) == ""
-    assert guard.over(state, 56, lambda _: True) == "nobody has renewed it"
-    assert guard.over(state, 101, lambda _: True) == "its time is over"
-    assert guard.over(state, 52, lambda _: False) == "its owner has ended"
-    assert guard.over({**state, "renew_seconds": 0, "owner": 0}, 99, lambda _: False) == ""
+    assert guard.why_over(state, 52, lambda _: True) == ""
+    assert guard.why_over(state, 56, lambda _: True) == "it was not renewed"
+    assert guard.why_over(state, 101, lambda _: True) == "its time is over"
+    assert guard.why_over(state, 52, lambda _: False) == "its owner has ended"
+    assert guard.why_over({**state, "renew_seconds": 0, "owner": 0}, 99, lambda _: False) == ""
