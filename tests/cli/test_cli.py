@@ -197,7 +197,7 @@ def test_an_unreachable_hub(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--hub", "hub.local:5555", "--index", "0"], "it reads tcp://HOST:PORT"),
+        (["--hub", "hub.local:5555", "--index", "0"], "write tcp://HOST:PORT"),
         (["--hub", "tcp://no-such-host.invalid:1", "--index", "0"], "cannot be resolved"),
         (["--hub", "tcp://localhost:1", "--index", "4"], "--index 4: allowed are 0 to 3"),
     ],
@@ -213,7 +213,7 @@ def test_a_member_that_cannot_be(words, says, capsys):
         (["--bind", "tcp://*:5555"], "this machine has no keys (make them with `edgetrain keys in"),
         (["--keys", "nowhere"], "tcp://localhost:5555 lets other machines in"),
         (["--bind", "tcp://no-such-host.invalid:0"], "cannot be resolved"),
-        (["--bind", "tcp://203.0.113.7:0"], "no address of this machine"),
+        (["--bind", "tcp://203.0.113.7:0"], "is not an address of this machine"),
         (["--bind", "tcp://localhost:65536"], "not an address"),
         (["quorum=9"], "hub.quorum = 9: the job has only 4 members"),
     ],
