@@ -1,32 +1,72 @@
-"""Lines of metrics, read: one by one, as they come, or all of a file.
+"""Lines of metrics: format one, parse one, follow a file that grows, read a whole file.
 
-A torn or foreign line is skipped, never believed.
+A line that is torn or not ours is skipped. Keys and units: docs/run-folder.md. This module imports
+only the standard library.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-COMMON = ("kind", "t", "member", "step", "round", "eval_s", "cut")
-"""Keys of lines that are not figures of the task."""
-_START = b'{"kind":'
-
 Record = dict[str, Any]
+"""One line as a dictionary; `kind`, `t` and `member` are always there."""
 
+HUB = "hub"
+"""The name in `member` of lines that the hub writes."""
 
-# Up to one page a line: a page is copied to the file in one piece even when the writer is killed,
-# so only a full disk can tear a line.
+COMMON = ("kind", "t", "member", "step", "round", "eval_s", "cut")
+"""Keys of an "eval" line that are not figures of the task."""
+
 LINE_BYTES = 4096
+"""Most bytes of a line. A page is copied to the file in one piece even if the writer is killed, so
+that only a full disk can tear a line."""
+
+_START = b'{"kind":'
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def format_line(keys: Record) -> bytes:
+    """One line, at most LINE_BYTES long. NaN and infinity are not allowed (see `number`).
+
+    To shorten it, the longest text or list is halved again and again; the key `cut` has how many
+    characters or names each one lost. (Ten thousand names of a round do not fit.)
+    """
+    line = _encode(keys).encode("ascii") + b"\n"
+    cut: dict[str, int] = {}
+    while len(line) > LINE_BYTES:
+        longest = max(
+            (name for name, value in keys.items() if isinstance(value, str | list) and value),
+            key=lambda name: len(_encode(keys[name])),
+        )
+        value = keys[longest]
+        kept = value[: len(value) // 2]
+        cut[longest] = cut.get(longest, 0) + len(value) - len(kept)
+        keys = {**keys, longest: kept, "cut": cut}
+        line = _encode(keys).encode("ascii") + b"\n"
+    return line
+
+
+def number(value: float) -> float | None:
+    """A number for a line. JSON has no NaN and no infinity: they become None (null)."""
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def seconds(value: float) -> float | None:
+    """Seconds for a line, to 0.1 microseconds: more digits are noise and double a line's length."""
+    value = float(value)
+    return round(value, 7) if math.isfinite(value) else None
 
 
 def parse_line(line: bytes) -> Record | None:
-    """A line of metrics.jsonl, or None if it is not one.
+    """The record in a line of metrics.jsonl, or None if it is not one.
 
-    A line torn by a full disk has another process's line glued to its end; that one is recovered.
-    No text within a line can hold the mark that is looked for: its quotes would be escaped.
+    A line torn by a full disk may have another process's line glued to its end; that line is
+    recovered. Text within a line cannot contain the mark searched for: its quotes are escaped.
     """
     start = line.rfind(_START)
     if start < 0:
@@ -43,14 +83,14 @@ def parse_line(line: bytes) -> Record | None:
 
 
 def figures(evaluation: Record) -> dict[str, float | None]:
-    """The task's own figures of an "eval" record: what its evaluate() returned."""
+    """The task's own figures in an "eval" record: what its evaluate() returned."""
     return {key: value for key, value in evaluation.items() if key not in COMMON}
 
 
 class Follower:
-    """Reads a metrics.jsonl that is still being written: each `read()` gives what is new.
+    """Reads a metrics.jsonl that is still being written: each `read()` returns what is new.
 
-    The file need not exist yet. A last line without its end is kept back until the end arrives.
+    The file need not exist yet. A last line without a line end waits until the end arrives.
     `damaged` counts lines that could not be read.
     """
 
@@ -73,7 +113,7 @@ class Follower:
         return self._parse(lines)
 
     def rest(self) -> list[Record]:
-        """What stands after the last line end: a whole record or nothing. Ask when all is over."""
+        """The record after the last line end, if it is whole. Call it when writing is over."""
         line, self._tail = self._tail, b""
         return self._parse([line])
 
@@ -91,9 +131,10 @@ class Follower:
 def read(path: Path | str, kind: str | None = None) -> Iterator[Record]:
     """All records of a metrics.jsonl, or those of one kind, in file order.
 
-    Unreadable lines are left out, and an absent file has no records. Holds one line at a time.
+    Lines that cannot be read are left out; a file that does not exist has no records. Keeps one
+    line in memory at a time.
     """
-    # Most lines are steps; who asks for something else need not parse them.
+    # Most lines are steps: do not parse them for a reader of another kind.
     mark = b"" if kind is None else b'"kind":"%b"' % kind.encode()
     try:
         file = Path(path).open("rb")  # noqa: SIM115  closed below, in a generator

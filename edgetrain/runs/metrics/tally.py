@@ -1,4 +1,4 @@
-"""Metrics added up: what is known of each member and of the run, line by line."""
+"""Add up metrics line by line: the state of each member and of the run so far."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
-from edgetrain.runs.metrics.lines import Record
-from edgetrain.runs.metrics.log import HUB
+from edgetrain.runs.metrics.lines import HUB, Record
 
 
 @dataclass
 class Counter:
-    """A sum that a process reports and that begins again at 0 when the process is restarted."""
+    """A sum that a process reports; it begins again at 0 when the process is restarted."""
 
     total: float = 0.0
     last: float = 0.0
 
     def report(self, value: float) -> None:
-        """The process says its sum is now `value`."""
+        """Take in the sum that the process reports now."""
         self.total += value - self.last if value >= self.last else value
         self.last = value
 
@@ -28,7 +27,7 @@ class MemberTally:
     """What one member's lines add up to. Times in seconds, memory in bytes."""
 
     lines: int = 0
-    """Steps that lines tell of."""
+    """Steps in the lines so far (a line may stand for several)."""
     step: int = 0
     round: int = 0
     t: float = 0.0
@@ -43,17 +42,17 @@ class MemberTally:
     peak_bytes: int = 0
     late: int = 0
     cut: float = 0.0
-    """Contributions of it that a merge rule left out, parts counted as parts."""
+    """How many of its contributions a merge rule left out; a part of one counts as that part."""
     standing: str = ""
     reason: str = ""
 
     @property
     def seconds_per_step(self) -> float | None:
-        """By the clock, first step included; None before it is done."""
+        """By the clock, including the first step; None before it is done."""
         return self.t / self.step if self.step else None
 
     def add_step(self, record: Record) -> None:
-        """Takes in a "step" line."""
+        """Add a "step" line."""
         self.lines += int(record.get("steps", 1))
         self.step = max(self.step, int(_value(record, "step")))
         self.t = max(self.t, record["t"])
@@ -67,7 +66,7 @@ class MemberTally:
         self.add_usage(record)
 
     def add_usage(self, record: Record) -> None:
-        """Takes in what "step" and "round" lines share."""
+        """Add the keys that "step" and "round" lines share."""
         self.round = max(self.round, int(_value(record, "round")))
         self.sent_bytes.report(_value(record, "sent_bytes"))
         self.received_bytes.report(_value(record, "received_bytes"))
@@ -77,8 +76,10 @@ class MemberTally:
 
 @dataclass
 class Tally:
-    """What all lines of a run add up to, fed one by one. Its size grows with members and
-    evaluations, not with steps."""
+    """The sum of all lines of a run, added one by one.
+
+    Its size grows with members and evaluations, not with steps.
+    """
 
     members: dict[str, MemberTally] = field(default_factory=dict)
     hub: MemberTally = field(default_factory=MemberTally)
@@ -89,7 +90,7 @@ class Tally:
     t: float = 0.0
 
     def add(self, record: Record) -> None:
-        """Takes in one record. Kinds that are not known here are left alone."""
+        """Add one record; unknown kinds are ignored."""
         self.t = max(self.t, record["t"])
         kind, member = record["kind"], record["member"]
         if kind == "step":
@@ -103,17 +104,17 @@ class Tally:
             self._add_event(record)
 
     def add_all(self, records: Iterable[Record]) -> Self:
-        """Takes in all of them and returns itself."""
+        """Add all of these records and return self."""
         for record in records:
             self.add(record)
         return self
 
     def lost(self) -> list[str]:
-        """Members that the hub has given up and that did not come back."""
+        """Members that the hub gave up and that did not come back."""
         return [name for name, member in self.members.items() if member.standing == "gone"]
 
     def unfinished(self) -> list[str]:
-        """Members that have neither finished nor taken their leave; after a run, the lost ones."""
+        """Members that have neither finished nor left; after a run these are the lost ones."""
         return [name for name, member in self.members.items() if member.standing not in _OVER]
 
     def _of(self, member: str) -> MemberTally:
@@ -136,15 +137,13 @@ class Tally:
             self.errors.append(f"{about}: {reason}")
         if event == "late":
             self._of(about).late += 1
-        # What changes nothing about whether a member is there: an overrun, a full disk, somebody
-        # else refused under its name, and what the hub says after the member's own last word.
+        # Other events do not change whether a member is there: an overrun, a full disk, another
+        # member refused under its name, or what the hub reports after the member finished.
         if event in _STANDINGS and self._of(about).standing != "finished":
             self._of(about).standing, self._of(about).reason = event, reason
 
 
 _STANDINGS = ("joined", "started", "late", "gone", "back", "left", "finished")
-
-
 _OVER = ("finished", "left")
 
 

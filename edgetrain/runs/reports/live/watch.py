@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import metrics_path, read_job, read_summary
-from edgetrain.runs.metrics.lines import Follower, Record
-from edgetrain.runs.metrics.log import HUB
+from edgetrain.runs.metrics.lines import HUB, Follower, Record
 from edgetrain.runs.metrics.tally import MemberTally, Tally
 from edgetrain.runs.reports import units
 
