@@ -17,8 +17,10 @@ from rich.console import Console
 
 from edgetrain.runs.folder import create_inside, metrics_path, write_job, write_summary
 from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.runs.reports.live.view import Frame, LiveView, bar, plain_line
-from edgetrain.runs.reports.live.watch import Watch, news
+from edgetrain.runs.reports.live.frame import Frame, bar
+from edgetrain.runs.reports.live.plain import news, plain_line
+from edgetrain.runs.reports.live.view import LiveView
+from edgetrain.runs.reports.live.watch import Watch
 
 
 def watched(folder: Path) -> Watch:

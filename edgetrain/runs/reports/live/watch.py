@@ -1,35 +1,23 @@
-"""What is known of a run while it trains, from the lines of its folder. Nothing is drawn here."""
+"""The state of a run while it trains, from the lines of its folder.
+
+Pure but for reading the folder: no clock and no terminal.
+"""
 
 from __future__ import annotations
 
 import re
-from collections import Counter as Count
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import metrics_path, read_job, read_summary
-from edgetrain.runs.metrics.lines import HUB, Follower, Record
+from edgetrain.runs.metrics.lines import Follower, Record
 from edgetrain.runs.metrics.tally import MemberTally, Tally
 from edgetrain.runs.reports import units
 
-if TYPE_CHECKING:
-    pass
-
-
 _WINDOW_S = 10.0
-
-
-_NEWS_KEPT = 3
-
-
-_FEWEST_MEMBERS = 3
-
-
-# These happen to every member of a healthy run: counted together, not told one by one.
-_ROUTINE = ("joined", "started", "finished", "left")
+"""The pace is that of this many seconds, so that a slow first step does not spoil it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +39,7 @@ class MemberState:
 
     @property
     def busy_s(self) -> float:
-        """What the member itself needs for a step; waiting is others' doing."""
+        """Seconds that the member itself needs for a step; others cause its waiting."""
         return self.compute_s + self.overhead_s
 
 
@@ -76,11 +64,11 @@ class RunState:
     left_s: float | None
     members: tuple[MemberState, ...]
     trusted: bool | None = None
-    """Whether the emulated network kept its time; None as long as nobody knows."""
+    """Whether the emulated network kept its time; None until it is known."""
 
     @property
     def done(self) -> float:
-        """The part of the run that is behind it, 0 to 1; 0 where the end is not known."""
+        """The part of the run that is done, 0 to 1; 0 if its end is not known."""
         if not self.steps:
             return 0.0
         return 1.0 if self.phase == "finished" else min(1.0, self.step / self.steps)
@@ -91,7 +79,7 @@ class Watch:
 
     def __init__(self, folder: Path, metric: str = "accuracy") -> None:
         self.folder = folder
-        # A run of its own is called by its time and name; here the name says enough.
+        # A folder is named for its time and name; the name is enough here.
         self.name = units.printable(re.sub(r"^\d{8}-\d{6}-(?=.)", "", folder.name))
         self._metric = metric
         self.tally = Tally()
@@ -102,7 +90,7 @@ class Watch:
         self._pace: list[tuple[float, float]] = []
 
     def read(self) -> list[Record]:
-        """Takes in what is new and returns it."""
+        """Take in the records that are new since the last call, and return them."""
         records = self._follower.read()
         if records:
             self.tally.add_all(records)
@@ -112,7 +100,7 @@ class Watch:
         return records
 
     def state(self) -> RunState:
-        """What is known by now."""
+        """The run as far as it has been read."""
         present = self._present()
         members = tuple(_member(name, member) for name, member in self.tally.members.items())
         lines = sum(member.lines for member in present) or 1
@@ -141,7 +129,7 @@ class Watch:
         )
 
     def _trusted(self) -> bool | None:
-        """The emulator's own word, which is in the summary: read when the run is over."""
+        """The emulator's own verdict. It is in the summary, which is read when the run is over."""
         if self._verdict is None and self._phase() in ("finished", "lost"):
             try:
                 summary = read_summary(self.folder) or {}
@@ -153,7 +141,7 @@ class Watch:
     def _read_job(self) -> dict[str, Any]:
         try:
             return read_job(self.folder)
-        except ConfigError:  # somebody else's damage; the numbers can be shown all the same
+        except ConfigError:  # a damaged job: the metrics can still be shown
             return {}
 
     def _present(self) -> list[MemberTally]:
@@ -213,32 +201,3 @@ def _member(name: str, tally: MemberTally) -> MemberState:
         peak_bytes=tally.peak_bytes,
         cut=tally.cut,
     )
-
-
-def news(name: str, records: Iterable[Record]) -> list[str]:
-    """A line for each event that people should know of.
-
-    What happens to every member of a healthy run is counted together. Being late is not told here:
-    a slow member is late in every round. States and plain lines hold the count.
-    """
-    lines, routine = [], Count[str]()
-    for record in records:
-        if record["kind"] != "event" or record.get("event") == "late":
-            continue
-        event = units.printable(str(record.get("event")))
-        about = units.printable(str(record.get("about") or record["member"]))
-        if event in _ROUTINE and about != HUB:
-            routine[event] += 1
-        else:
-            reason = units.printable(str(record.get("reason") or ""))
-            when = units.duration(max(0.0, record["t"]))
-            lines.append(f"{name}: {about} {event} at {when}" + (f": {reason}" if reason else ""))
-    counted = [
-        f"{name}: {count} member{'s' if count > 1 else ''} {event}"
-        for event, count in routine.items()
-    ]
-    return counted + lines
-
-
-def _is_routine(line: str) -> bool:
-    return line.endswith(tuple(f" {event}" for event in _ROUTINE))

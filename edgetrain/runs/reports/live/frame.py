@@ -1,0 +1,162 @@
+"""What a terminal shows of runs under way: a table of runs, one of members, news."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from edgetrain.runs.reports import units
+from edgetrain.runs.reports.columns import Column, as_rich, column, fit, total_width
+from edgetrain.runs.reports.live.watch import MemberState, RunState
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.text import Text
+
+_FEWEST_MEMBERS = 3
+"""Rows for members without which their table is left out."""
+
+_NARROWEST_BAR, _WIDEST_BAR = 5, 20
+"""Characters of a progress bar; without room for the narrowest there is none."""
+
+_TROUBLED = ("gone", "late")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Everything a terminal shows at one moment; it fits a terminal of any size."""
+
+    heading: str
+    runs: tuple[RunState, ...]
+    news: tuple[str, ...]
+    with_members: bool = True
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        height = options.height or console.height
+        if self.heading:
+            yield Text(self.heading, style="bold", no_wrap=True, overflow="ellipsis")
+        yield run_table(self.runs, options.max_width, ascii_only=options.ascii_only)
+        # Subtract two headings, a blank line, and the line that the cursor is on.
+        room = height - len(self.runs) - len(self.news) - bool(self.heading) - 4
+        active = next((run for run in self.runs if run.phase in ("running", "starting")), None)
+        if self.with_members and active is not None and room >= _FEWEST_MEMBERS:
+            yield ""
+            yield member_table(active, options.max_width, room)
+        for line in self.news:
+            yield Text(line, style="yellow", no_wrap=True, overflow="ellipsis")
+
+
+def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = False) -> Text:
+    """A row for each run. A bar fills the room left; the least important columns are left out."""
+    metric = states[0].metric if states else "accuracy"
+    steps = (f"{state.step:.0f}" + (f"/{state.steps}" if state.steps else "") for state in states)
+    shown = [
+        column("run", (state.name for state in states), styles=["bold"] * len(states)),
+        column("step", steps),
+        column("loss", (units.figure("loss", state.loss) for state in states), rank=1),
+        column(metric, (units.figure(state.metric, state.figure) for state in states)),
+        column("per step", (units.duration(state.step_s) for state in states)),
+        *_split(states),
+        *_traffic(states),
+        column("left", map(_left, states), styles=map(_phase_style, states)),
+    ]
+    gap = 2 if total_width(shown, 2) + 8 <= width else 1
+    shown = fit(shown, width, gap)
+    room = min(_WIDEST_BAR, width - total_width(shown, gap) - gap)
+    if room >= _NARROWEST_BAR:
+        bars = (bar(state.done, room, ascii_only=ascii_only) for state in states)
+        shown.insert(1, column("", bars, styles=["green"] * len(states)))
+    return as_rich(shown, gap, "dim")
+
+
+def bar(done: float, width: int, *, ascii_only: bool = False) -> str:
+    """A progress bar for `done` of 0 to 1; full only at 1."""
+    full = min(int(done * width), width)
+    return (
+        ("#" * full).ljust(width, ".") if ascii_only else ("\u2501" * full).ljust(width, "\u2500")
+    )
+
+
+def member_table(state: RunState, width: int, rows: int) -> RenderableType:
+    """The members of a run, slowest first, in at most `rows` rows and a heading."""
+    from rich.console import Group
+    from rich.text import Text
+
+    ranked = sorted(state.members, key=_trouble)
+    members = ranked if len(ranked) <= rows else ranked[: max(0, rows - 1)]
+    rest = ranked[len(members) :]
+    grid = as_rich(fit(member_columns(members), width, 2), 2, "dim")
+    return Group(grid, Text(_summed_up(rest), style="dim")) if rest else grid
+
+
+def member_columns(members: Sequence[MemberState]) -> list[Column]:
+    """The table of members; the column `cut` is there if a merge rule left contributions out."""
+    cut = column("cut", (f"{member.cut:.4g}" for member in members), rank=1)
+    return [
+        column("member", (member.name for member in members)),
+        column("step", (str(member.step) for member in members)),
+        column("loss", (units.figure("loss", member.loss) for member in members)),
+        *_split(members),
+        *_traffic(members),
+        column("memory", (units.size(member.peak_bytes) for member in members), rank=4),
+        *([cut] if any(member.cut for member in members) else []),
+        column("", map(_standing, members), styles=map(_standing_style, members)),
+    ]
+
+
+def _trouble(member: MemberState) -> tuple[bool, int, float]:
+    """A sort key: first lost and late members, then those behind, then those with slow steps."""
+    return member.standing not in _TROUBLED, member.step, -member.busy_s
+
+
+def _summed_up(members: Sequence[MemberState]) -> str:
+    steps = sorted(member.step for member in members)
+    busy = sorted(member.busy_s for member in members)
+    span = str(steps[0]) if steps[0] == steps[-1] else f"{steps[0]} to {steps[-1]}"
+    return (
+        f"and {len(members)} more at step {span}, "
+        f"busy {units.duration(busy[0])} to {units.duration(busy[-1])} a step"
+    )
+
+
+def _standing(member: MemberState) -> str:
+    return "" if member.standing in ("joined", "started") else member.standing
+
+
+def _standing_style(member: MemberState) -> str:
+    return {"gone": "bold red", "late": "yellow"}.get(member.standing, "dim")
+
+
+def _split(states: Sequence[RunState | MemberState]) -> list[Column]:
+    waiting = ("red" if state.wait_s > state.compute_s else "" for state in states)
+
+    def cells(key: Literal["compute_s", "wait_s", "overhead_s"]) -> Iterable[str]:
+        return (units.duration(getattr(state, key) if state.step else None) for state in states)
+
+    return [
+        column("compute", cells("compute_s")),
+        column("wait", cells("wait_s"), styles=waiting),
+        column("overhead", cells("overhead_s"), rank=2),
+    ]
+
+
+def _traffic(states: Sequence[RunState | MemberState]) -> list[Column]:
+    return [
+        column("up", (units.size(state.sent_bytes) for state in states), rank=2),
+        column("down", (units.size(state.received_bytes) for state in states), rank=3),
+    ]
+
+
+def _left(state: RunState) -> str:
+    if state.trusted is False:
+        return "untrusted"
+    return units.duration(state.left_s) if state.phase == "running" else state.phase
+
+
+def _phase_style(state: RunState) -> str:
+    if state.trusted is False:
+        return "bold red"
+    return {"finished": "green", "running": "", "lost": "bold red"}.get(state.phase, "dim")
