@@ -61,7 +61,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def line(device: Device) -> str:
-    """A device in one line; "-" for a figure that is not known."""
+    """Return a device as one line, with "-" for unknown figures."""
     gflops = "-" if device.train_gflops is None else f"{device.train_gflops:.1f}"
     watts = "-" if device.load_watts is None else f"{device.load_watts:.1f}"
     return (

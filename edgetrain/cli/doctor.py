@@ -1,4 +1,4 @@
-"""`edgetrain doctor`: what this machine has, and what will not work on it."""
+"""`edgetrain doctor`: the software and hardware of this machine, and what is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look, and print."""
+    """Examine the machine and print the findings."""
     found = examine()
     if arguments.json:
         common.say(json.dumps(found))
@@ -38,9 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine() -> dict[str, Any]:
-    """Topic -> what was found."""
-    from edgetrain.codecs.kernels import chosen as kernels
-    from edgetrain.exchange import addresses as interfaces
+    """Return findings by topic."""
+    from edgetrain.codecs.kernels.chosen import backend
+    from edgetrain.exchange.addresses import interfaces
     from edgetrain.fleet import devices
     from edgetrain.fleet.networks.emulation import probe
     from edgetrain.runs.environment import capture
@@ -58,12 +58,12 @@ def examine() -> dict[str, Any]:
     return {
         "machine": {key: value for key, value in environment.items() if key != "packages"},
         "packages": environment.get("packages", {}) | missing,
-        "interfaces": {i.address: i.name for i in interfaces.interfaces() if i.up},
+        "interfaces": {i.address: i.name for i in interfaces() if i.up},
         "emulation": {
             "packet": f"{yes[packets]}: {why_packets}",
             "tc": f"{yes[netem]}: {why_netem}",
             "stream": "yes: needs nothing (approximate)",
         },
-        "codecs": {"kernels": kernels.backend().sentence},
+        "codecs": {"kernels": backend().sentence},
         "device": {"here": devices.here(), "joules": devices.joules_source("host") or "no sensor"},
     }

@@ -98,7 +98,7 @@ def _add_lab(verbs: Any) -> None:
     parser.add_argument("--shell", type=int, metavar="HOST", help="a shell in a host, 0: the hub")
     parser.add_argument("--backend", choices=("packet", "tc"), default="packet")
     parser.add_argument("--seed", type=int, default=0)
-    # Not "command": that is where the whole command line keeps its verb.
+    # Not "command": that is the attribute for the verb of the whole command line.
     parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: run by each member"
     )
@@ -153,7 +153,7 @@ def _row(p: Profile) -> tuple[str, ...]:
 
 
 def table(rows: Iterable[Sequence[str]], headings: Sequence[str]) -> list[str]:
-    """Lines of a table: columns as wide as they must be, the last one ragged."""
+    """Return the lines of a table, with columns as wide as their longest cell."""
     lines = [tuple(headings), *map(tuple, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
     made = []
@@ -164,7 +164,7 @@ def table(rows: Iterable[Sequence[str]], headings: Sequence[str]) -> list[str]:
 
 
 def summary(p: Profile) -> dict[str, Any]:
-    """A profile as JSON, with its sources."""
+    """Return a profile with its sources as JSON values."""
     return {
         "name": p.name,
         "title": p.title,
@@ -186,7 +186,7 @@ def _run_show(arguments: argparse.Namespace) -> int:
 
 
 def describe(p: Profile) -> list[str]:
-    """A profile for people: its figures each way, and where each comes from."""
+    """Return lines that describe a profile: its figures in each direction and their sources."""
     lines = [f"{p.name}: {p.title}", f"  round trip {p.rtt_ms:g} ms"]
     lines += [f"  {name:5}{_figures(way)}" for name, way in (("up", p.up), ("down", p.down))]
     if p.lora:
@@ -240,6 +240,7 @@ def _run_check(arguments: argparse.Namespace) -> int:
 
 
 def finding_line(f: Finding) -> str:
+    """Return a finding as a line of text."""
     mark = "ok " if f.good else "OFF"
     note = f"  ({f.note})" if f.note else ""
     return (
@@ -277,23 +278,23 @@ def _run_apply(arguments: argparse.Namespace) -> int:
     shaping = guard.shaping(arguments.dev, arguments.name, arguments.port)
     if arguments.dry_run:
         common.say("\n".join(shlex.join(command) for command in shaping.commands()))
-        common.say("# and to put it back:")
+        common.say("# to restore it:")
         common.say("\n".join(shlex.join(command) for command in shaping.undo()))
         return 0
     if not shaping.commands():
-        raise NetworkError(f"network '{arguments.name}' changes nothing", "choose another")
+        raise NetworkError(f"network '{arguments.name}' does not change traffic", "choose another")
     owner = os.getpid() if arguments.hold else 0
     pid = guard.apply(shaping, guard.Terms(seconds, owner=owner))
     ports = ", ".join(map(str, shaping.ports))
     common.say(
         f"{arguments.dev}: TCP port {ports} is on {arguments.name} for {seconds:g} s; process "
-        f"{pid} puts it back, or `edgetrain networks clear --dev {arguments.dev}`"
+        f"{pid} restores it, or `edgetrain networks clear --dev {arguments.dev}`"
     )
     return _hold(arguments.dev, seconds) if arguments.hold else 0
 
 
 def _hold(device: str, seconds: float) -> int:
-    """Stay until the time is over or Ctrl-C; then, and whatever else happens, it is put back."""
+    """Wait until the time is over or Ctrl-C, then restore the interface; also after an error."""
     from edgetrain.fleet.networks.emulation import guard
 
     try:
@@ -302,7 +303,7 @@ def _hold(device: str, seconds: float) -> int:
         common.say("")
     finally:
         guard.clear(device)
-    common.say(f"{device} is as it was")
+    common.say(f"{device} is restored")
     return 0
 
 
@@ -310,14 +311,14 @@ def _run_clear(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet.networks.emulation import guard
 
     if guard.clear(arguments.dev):
-        common.say(f"{arguments.dev} is as it was")
+        common.say(f"{arguments.dev} is restored")
     else:
-        common.say(f"nothing of edgetrain's is on {arguments.dev}")
+        common.say(f"edgetrain has not shaped {arguments.dev}")
     return 0
 
 
 def parse_time(text: str) -> float:
-    """Seconds of "90s", "10m", "2h" or "90"; ConfigError out of 1 s to 24 h.
+    """Return the seconds of "90s", "10m", "2h" or "90". ConfigError outside 1 s to 24 h.
 
     >>> parse_time("10m")
     600.0

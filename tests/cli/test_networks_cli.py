@@ -78,7 +78,7 @@ def test_apply_can_be_printed_and_refuses(capsys: pytest.CaptureFixture[str]) ->
     assert run("apply", "wan-200ms", "--dev", "eth0", "--port", "5555", "--dry-run") == 0
     said = capsys.readouterr().out
     assert "netem limit 1652 delay 100ms rate 100000kbit" in said
-    assert said.index("qdisc add") < said.index("# and to put it back") < said.index("qdisc del")
+    assert said.index("qdisc add") < said.index("# to restore it") < said.index("qdisc del")
     with pytest.raises(ConfigError, match="SSH"):
         run("apply", "wan-200ms", "--dev", "eth0", "--port", "22")
     with pytest.raises(ConfigError, match="1s to 24h"):
@@ -87,7 +87,7 @@ def test_apply_can_be_printed_and_refuses(capsys: pytest.CaptureFixture[str]) ->
 
 def test_clear_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("clear", "--dev", "no-such-device") == 0
-    assert "nothing of edgetrain's" in capsys.readouterr().out
+    assert "edgetrain has not shaped no-such-device" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200)])

@@ -84,7 +84,7 @@ def choose(backend: str, profiles: Sequence[Profile], needs_links: bool = False)
     if backend != "auto":
         return Choice(backend, "asked for")
     if all(p.up.is_plain and p.down.is_plain for p in profiles) and not needs_links:
-        return Choice("none", "no member's network changes anything")
+        return Choice("none", "no member's network changes traffic")
     possible, how = packets_possible()
     if possible:
         return Choice("packet", f"real TCP over emulated packets, {how}")
