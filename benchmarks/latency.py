@@ -1,13 +1,13 @@
-"""How fast training goes as the round trip grows: sync-sgd, FedAvg (K = 5) and DGA.
+"""Speed of training against the round trip: sync-sgd, FedAvg (K = 5) and DGA.
 
     python benchmarks/latency.py                  the table, then accuracy at 500 ms: 15 minutes
     python benchmarks/latency.py --part table --rtt 0,200 --members 4
 
-Members are real processes joined over emulated links; a step is paced, so that the machine's own
-speed does not matter as long as it keeps up (a step that overran its pace is counted and told).
-The table gives steps per second relative to the same members with no network. The steady rate
-leaves out the first quarter (TCP's slow start) and the wait for the last replies; the whole rate
-leaves out nothing.
+Members are real processes connected by emulated links. Steps are paced, so that the speed of the
+machine does not matter unless it is too slow (steps that take longer than their pace are counted
+and reported). The table gives steps per second relative to the same members without a network. The
+steady rate leaves out the first quarter (TCP's slow start) and the wait for the last replies; the
+whole rate includes both.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def table_text(rows: list[dict[str, Any]]) -> str:
             line += f"{f'{steady:.3f}{mark} ({whole:.3f})':>15}"
         lines.append(line)
     backends = ", ".join(sorted({row["backend"] for row in rows if row["rtt_ms"]}))
-    lines.append(f"network emulated by {backends or 'nobody'}")
+    lines.append(f"network emulated by {backends or 'no backend'}")
     if any(not row["trusted"] or row["overrun"] for row in rows):
         lines.append("* the emulation was late, or members could not keep their pace")
     return "\n".join(lines)

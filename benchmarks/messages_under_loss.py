@@ -2,7 +2,7 @@
 
     python benchmarks/messages_under_loss.py                        all of it, 25 minutes
     python benchmarks/messages_under_loss.py --rtt 40 --loss 1 --size 10000,40000
-    python benchmarks/messages_under_loss.py --save real.json       keep what was measured
+    python benchmarks/messages_under_loss.py --save real.json       keep the measurements
     python benchmarks/messages_under_loss.py --real real.json       … and simulate it again
 
 A member sends a message over its warm connection, the hub answers with one byte, and the member
@@ -53,7 +53,7 @@ class Cell:
 
     @property
     def profile(self) -> Profile:
-        """Losses on the way up only: what is measured is one message."""
+        """A link that loses packets on the way up only, the direction of the message."""
         delay = self.rtt_ms / 2
         up = (
             Direction(delay_ms=delay, burst=BURST, rate_mbit=BURST_MBIT)
@@ -168,10 +168,14 @@ def main() -> None:
     parser.add_argument("--loss", type=lambda s: s.split(","), default=["0.1", "1", "3", "burst"])
     parser.add_argument("--size", type=lambda s: [int(x) for x in s.split(",")], default=SIZES)
     parser.add_argument("--links", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=30.0, help="about so long for each line")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="approximate time for each line"
+    )
     parser.add_argument("--more", type=int, default=4, help="simulated messages for each real one")
-    parser.add_argument("--save", type=Path, help="write what was measured to this file")
-    parser.add_argument("--real", type=Path, help="measured before; nothing is measured now")
+    parser.add_argument("--save", type=Path, help="write the measurements to this file")
+    parser.add_argument(
+        "--real", type=Path, help="a file of --save: measure nothing, simulate again"
+    )
     args = parser.parse_args()
     known: dict[str, Times] = json.loads(args.real.read_text()) if args.real else {}
     kept: dict[str, Times] = {}

@@ -1,4 +1,4 @@
-"""How well the emulated networks do what their profiles say, on this machine.
+"""How accurately the emulated networks follow their profiles, on this machine.
 
     python benchmarks/networks.py                    everything, about eight minutes
     python benchmarks/networks.py round-trip rate    some of it
@@ -132,8 +132,8 @@ def loss(backend: str) -> None:
 def jitter(backend: str) -> None:
     """Mean and deviation of the one-way delay over four links, and whether order was kept.
 
-    What was drawn is drawn again: its distance from the profile is chance, of so many draws; the
-    distance of what was measured from it is the error of emulating and measuring.
+    The emulator's draws are repeated: their distance from the profile is chance, the distance of
+    the measurement from them is the error of emulation and measurement.
     """
     if backend == "stream":
         return
@@ -162,7 +162,7 @@ def jitter(backend: str) -> None:
 
 
 def spread(links: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Mean, and root mean square of each link's deviation from its own mean."""
+    """Return the mean, and the root mean square of each link's deviation from its own mean."""
     means = [statistics.fmean(delays) for delays in links]
     squares = [statistics.pvariance(delays) for delays in links]
     return statistics.fmean(means), math.sqrt(statistics.fmean(squares))
@@ -183,7 +183,7 @@ def mathis(backend: str) -> None:
         )
 
 
-#: Profiles that the stream backend's model was not tuned on, and one that it was.
+#: Profiles on which the model of the stream backend was not tuned, and one on which it was.
 _HELD_OUT = ("wan-200ms", "home-fixed", "5g", "starlink", "dallas-washington")
 _TUNED_ON = ("4g-good",)
 
@@ -191,8 +191,8 @@ _TUNED_ON = ("4g-good",)
 def transfers(_: str) -> None:
     """Messages over `stream` against the same over `packet`: mean seconds, ratio, its error.
 
-    Where packets are lost, a message takes 1.4 s or 4 s as luck has it, and the next ones feel it
-    too: the error is that of the mean of twelve links, each with a luck of its own.
+    If packets are lost, a message takes 1.4 s or 4 s by chance, which also affects later messages:
+    the error is that of the mean of twelve links with independent draws.
     """
     for name in (*_HELD_OUT, *_TUNED_ON):
         lossy = networks.load(name).has_loss
@@ -216,7 +216,7 @@ def transfers(_: str) -> None:
 def _messages(
     name: str, backend: str, links: int, size: int, count: int, fresh: bool
 ) -> tuple[float, float]:
-    """Mean seconds of a message and the mean's standard error; warm: not the connection's first."""
+    """Return the mean seconds of a message and its standard error, without a warm-up message."""
     emulation = networks.emulate([networks.load(name)] * links, backend=backend, seed=2)
     with emulation as net, Bench(net, range(links)) as bench:
         for client in bench.clients:

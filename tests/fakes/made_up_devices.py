@@ -56,7 +56,7 @@ class Machine:
         target.write_text(f"{text}\n")
 
     def cpu(self, busy_s: float) -> None:
-        """All CPUs together have been busy so long; the rest of the line is idling."""
+        """Set the seconds for which all CPUs together were not idle."""
         self.write("proc/stat", f"cpu  {round(busy_s * 100)} 0 0 999 888 0 0 0 0 0\ncpu0 1")
 
     def rapl(self, *microjoules: int, span: int = 1000_000_000) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def spaces(*pids: int) -> set[str]:
-    """Network namespaces that these processes, or any of this machine, stand in or hold open."""
+    """Return the network namespaces that these processes, or all processes, are in or hold open."""
     found = set()
     for process in [Path("/proc", str(pid)) for pid in pids] or Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -24,17 +24,17 @@ def spaces(*pids: int) -> set[str]:
 
 
 def made_by(*pids: int) -> set[str]:
-    """Network namespaces of these processes that are not ours: other tests have theirs."""
+    """Return the network namespaces of these processes, without our own."""
     return spaces(*pids) - spaces(os.getpid())
 
 
 def all_gone(made: set[str]) -> bool:
-    """Whether nobody holds these namespaces any more."""
+    """Wait until no process holds these namespaces; return whether that is so."""
     return wait_for(lambda: not spaces() & made)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    """Other processes end in their own time; look until they have."""
+    """Wait until the condition holds or the time is over; return whether it holds."""
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.01)
@@ -42,6 +42,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10) -> bool:
 
 
 def alive(pid: int) -> bool:
+    """Return whether a process runs."""
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

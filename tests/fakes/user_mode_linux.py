@@ -1,7 +1,7 @@
-"""Boots Debian's user-mode-linux, as an ordinary user, to try real `tc` where this kernel has none.
+"""Boots Debian's user-mode-linux, as an ordinary user, to test real `tc` on kernels without it.
 
-The machine's own files are its root, read-only; a script runs in it as root and its output comes
-back. Package: user-mode-linux (apt-get install user-mode-linux). Boots in about five seconds.
+The files of this machine are its root, read-only. A script runs in it as root, and its output is
+returned. Package: user-mode-linux (apt-get install user-mode-linux). Boots in about five seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ echo UML-END $?
 
 
 def why_not() -> str:
-    """Why it cannot be booted here, or ""."""
+    """Return why it cannot be booted here, or ""."""
     if shutil.which("linux.uml") is None:
         return "package user-mode-linux is not installed"
     if shutil.which("tc") is None:
@@ -55,12 +55,12 @@ _ORDINARY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 def _interpreter() -> str:
-    """A Python that an ordinary user may run: root's home is closed to others. "" if none."""
+    """Return a Python that an ordinary user may run, or "". Root's home is closed to others."""
     drop = _ORDINARY if os.geteuid() == 0 else ()
     for program in (sys.executable, "/usr/bin/python3"):
         test = "import sys; sys.exit(sys.version_info < (3, 11))"
         try:
-            # By way of a shell: setpriv itself still has the rights to look into closed folders.
+            # Through a shell: setpriv itself still has the rights to read closed folders.
             command = [*drop, "sh", "-c", 'exec "$0" -c "$1"', program, test]
             trial = subprocess.run(command, capture_output=True, check=False)
         except OSError:
@@ -71,9 +71,9 @@ def _interpreter() -> str:
 
 
 def run(script: Path, folder: Path, seconds: float = 60) -> tuple[int, str]:
-    """Boot, run a Python script as root, halt. Returns its exit status and what it printed.
+    """Boot, run a Python script as root, halt. Return its exit status and output.
 
-    `folder` is an empty folder of the caller's. Where we are root, another user boots.
+    `folder` is an empty folder of the caller. If we are root, another user boots.
     """
     checkout = Path(__file__).resolve().parents[2]
     init = folder / "init.sh"
@@ -111,7 +111,7 @@ def run(script: Path, folder: Path, seconds: float = 60) -> tuple[int, str]:
     _, begun, rest = text.partition("UML-BEGIN\n")
     said, ended, status = rest.partition("UML-END ")
     if not begun or not ended:
-        raise RuntimeError(f"user-mode-linux did not come through:\n{text[-2000:]}")
+        raise RuntimeError(f"user-mode-linux did not finish:\n{text[-2000:]}")
     return int(status.split()[0]), said
 
 

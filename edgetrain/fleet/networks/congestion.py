@@ -12,7 +12,7 @@ from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.fleet.networks.links.window import ALGORITHMS
 
 _SETTINGS = Path("/proc/sys/net/ipv4")
-#: All that Linux has ever had: tells a misspelt name from one that only this kernel lacks.
+#: All that Linux has ever had: to distinguish a misspelt name from one that this kernel lacks.
 _LINUX = (
     *("bbr", "bic", "cdg", "cubic", "dctcp", "highspeed", "htcp", "hybla", "illinois", "lp"),
     *("nv", "reno", "scalable", "vegas", "veno", "westwood", "yeah"),

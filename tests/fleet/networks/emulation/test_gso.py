@@ -1,4 +1,4 @@
-"""Cutting super-packets: nothing is lost, and every checksum is one that a kernel accepts."""
+"""Cutting super-packets: no payload is lost, and a kernel accepts all checksums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgetrain.fleet.networks.emulation import gso
 
 
 def super_packet(payload: bytes, size: int, options: int = 3, flags: int = 0x99) -> bytes:
-    """As AF_PACKET gives it: vnet header, Ethernet, IPv4, TCP with 4 * options bytes of options."""
+    """Build a packet as from AF_PACKET: vnet header, Ethernet, IPv4, TCP with options."""
     tcp_bytes = 20 + 4 * options
     total = 20 + tcp_bytes + len(payload)
     ip = struct.pack("!BBHHHBBH", 0x45, 0, total, 65_530, 0x4000, 64, 6, 0)
@@ -25,14 +25,14 @@ def super_packet(payload: bytes, size: int, options: int = 3, flags: int = 0x99)
 
 
 def folded(total: int) -> int:
-    """A sum of 16-bit words, its carries added in (RFC 1071)."""
+    """Add the carries to a sum of 16-bit words (RFC 1071)."""
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return total
 
 
 def fields(packet: bytes) -> tuple[int, int, int, int, bytes]:
-    """(IP identification, sequence, TCP flags, segment size, payload); checks the checksums."""
+    """Check the checksums; return (IP identification, sequence, TCP flags, size, payload)."""
     ip = packet[gso.IP : gso.IP + 20]
     words = sum(struct.unpack("!10H", ip))
     assert folded(words) == 0xFFFF
@@ -89,7 +89,7 @@ def test_a_corrupted_packet_fails_its_checksum(bit: int, size: int) -> None:
     pseudo = folded(sum(struct.unpack_from("!4H", head, gso.IP + 12)) + 6 + len(head) - tcp)
     head[tcp + 16 : tcp + 18] = pseudo.to_bytes(2, "big")
     broken = gso.corrupt(bytes(head), bit)
-    assert broken[: gso.VNET] == bytes(gso.VNET)  # nobody completes its checksum any more
+    assert broken[: gso.VNET] == bytes(gso.VNET)  # its checksum is complete
     body = broken[tcp:] + bytes((len(broken) - tcp) % 2)
     total = sum(struct.unpack_from("!4H", broken, gso.IP + 12)) + 6 + len(broken) - tcp
     total += sum(struct.unpack(f"!{len(body) // 2}H", body))

@@ -1,4 +1,4 @@
-"""The lab, and jobs on emulated hosts: nothing of them is left, whatever ends them."""
+"""The lab, and jobs on emulated hosts: they leave no process and no namespace behind."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edgetrain.fleet.networks.emulation import probe
 PACKETS, WHY_NOT = probe.packets_possible()
 pytestmark = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
 
-# Each command has a child of its own; the member's has left its session too.
+# Each command has a child; the member's child is in a session of its own.
 SERVER = "sh -c 'sleep 600 & wait'"
 CLIENT = ("sh", "-c", "setsid sleep 600 & echo standing; wait")
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Running]:
-    """A lab of two members and a hub, all of whose commands stand."""
+    """A lab of two members and a hub, whose commands have started."""
     words = ("networks", "lab", "--hosts", "2", "--network", "rtt-10ms", "--hub", SERVER, "--")
     with running(*words, *CLIENT, cwd=tmp_path) as command:
         for _ in range(2):
@@ -35,7 +35,7 @@ def lab(tmp_path: Path) -> Iterator[Running]:
 
 
 def sleeping(command: Running) -> int:
-    """How many of the commands' own children there are."""
+    """Return how many children of the commands run."""
     return sum("sleep" in each.name() for each in command.started())
 
 

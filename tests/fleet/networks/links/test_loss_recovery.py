@@ -1,4 +1,4 @@
-"""What a sender knows of losses, and when it sends again: Linux's rules, one by one."""
+"""Linux's rules of loss recovery, one by one: what a sender knows, and when it sends again."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ RTT = 100 * MS
 
 
 def sender(rtt=RTT):
-    """A sender whose round trips have been measured, and its window."""
+    """A sender with measured round trips, and its window."""
     window = WholeWindow("cubic", rtt, 1 << 22)
-    for _ in range(60):  # the variance of the first sample wears off
+    for _ in range(60):  # the variance of the first sample decreases
         window.sent(100, 0)
         window.acked(100, rtt, rtt)
     return Recovery(window), window
 
 
 def flight(recovery, segments, now=0):
-    """So many segments, each a piece of its own."""
+    """Send this many segments, each as its own piece."""
     return [recovery.send(MSS, now) for _ in range(segments)]
 
 
-def hear(recovery, pieces, now):
+def acknowledge(recovery, pieces, now):
     for piece in pieces:
         recovery.acked(piece, now, 0)
 
 
 def test_what_arrives_leaves_nothing_to_do():
     recovery, window = sender()
-    hear(recovery, flight(recovery, 5), RTT)
+    acknowledge(recovery, flight(recovery, 5), RTT)
     assert recovery.idle
     assert recovery.deadline == NEVER
     assert (recovery.lost, window.in_flight) == ([], 0)
@@ -51,9 +51,9 @@ def test_three_segments_behind_a_hole_tell_at_once():
     recovery, window = sender()
     first, *rest = flight(recovery, 8)
     recovery.vanish(first)
-    hear(recovery, rest[:2], RTT)
+    acknowledge(recovery, rest[:2], RTT)
     assert recovery.lost == []
-    hear(recovery, rest[2:3], RTT)
+    acknowledge(recovery, rest[2:3], RTT)
     assert recovery.lost == [first]
     assert window.threshold == 7 * MSS  # 10 * 717 / 1024, in whole segments
 
@@ -62,7 +62,7 @@ def test_with_fewer_a_quarter_of_a_round_trip_is_waited_for():
     recovery, _ = sender()
     first, second, third = flight(recovery, 3)
     recovery.vanish(first)
-    hear(recovery, (second, third), RTT)
+    acknowledge(recovery, (second, third), RTT)
     assert recovery.lost == []
     assert recovery.deadline == RTT + RTT // 4
     recovery.expire(recovery.deadline)
@@ -73,7 +73,7 @@ def test_a_lost_end_is_probed_for_after_two_round_trips():
     recovery, window = sender()
     *head, last = flight(recovery, 5)
     recovery.vanish(last)
-    hear(recovery, head[:3], RTT)  # others are still on the way: two segments
+    acknowledge(recovery, head[:3], RTT)  # others are still on the way: two segments
     assert recovery.deadline == RTT + on_wheel(2 * window.rtt + PROBE_SLACK_NS)
     recovery.expire(recovery.deadline)
     assert recovery.probing
@@ -81,7 +81,7 @@ def test_a_lost_end_is_probed_for_after_two_round_trips():
     now = 4 * RTT
     probe = recovery.probe(now)
     assert (probe.start, probe.end) == (last.start, last.end)
-    hear(recovery, (head[3], probe), now + RTT)
+    acknowledge(recovery, (head[3], probe), now + RTT)
     assert recovery.idle
     assert (recovery.missing, window.in_flight) == (0, 0)
     assert window.threshold < 10 * MSS  # a loss that a probe has repaired is one
@@ -126,7 +126,7 @@ def test_the_window_falls_in_proportion_and_ends_at_the_threshold():
             recovery.send(MSS, now)
             sent += 1
     assert again is not None
-    assert sent == 14  # 20 * 717 / 1024: of what leaves, as much as stays
+    assert sent == 14  # 20 * 717 / 1024: the share of the window that remains
     recovery.acked(again, 2 * RTT, 0)
     assert window.size == 14 * MSS
 
@@ -135,11 +135,11 @@ def test_a_repetition_that_is_lost_is_noticed_by_what_leaves_after_it():
     recovery, window = sender()
     first, *rest = flight(recovery, 10)
     recovery.vanish(first)
-    hear(recovery, rest, RTT)
+    acknowledge(recovery, rest, RTT)
     again = recovery.resend(window.space(), RTT)
     recovery.vanish(again)
     later = recovery.send(MSS, RTT)
-    hear(recovery, (later,), 2 * RTT)
+    acknowledge(recovery, (later,), 2 * RTT)
     assert recovery.lost == [again]
 
 
@@ -149,7 +149,7 @@ def test_what_was_only_late_does_no_harm():
     recovery.time_out(10 * RTT)
     assert [piece.start for piece in recovery.lost] == [piece.start for piece in pieces]
     copy = recovery.resend(window.space(), 10 * RTT)
-    hear(recovery, pieces, 11 * RTT)
+    acknowledge(recovery, pieces, 11 * RTT)
     assert recovery.idle
     assert (recovery.lost, window.in_flight) == ([], 0)
     assert late.done
@@ -192,6 +192,6 @@ def test_a_probe_of_what_was_only_late_is_forgotten():
     piece = recovery.send(4 * MSS, 0)
     probe = recovery.probe(3 * RTT)
     assert (probe.start, probe.end) == (3 * MSS, 4 * MSS)
-    hear(recovery, (piece, probe), 4 * RTT)
+    acknowledge(recovery, (piece, probe), 4 * RTT)
     assert recovery.idle
     assert window.in_flight == 0

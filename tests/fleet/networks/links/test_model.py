@@ -88,7 +88,7 @@ def test_loss_is_within_its_bounds(seed: int, percent: float) -> None:
     way = Direction(loss_percent=percent)
     model = LinkModel(way, seed)
     lost = 100 * sum(model.lost() for _ in range(count)) / count
-    # Five deviations: an example in two million may stray; hypothesis looks for strays.
+    # Five deviations: one example in two million is outside; hypothesis searches for those.
     assert abs(lost - percent) <= 5 * loss_deviation(way, count)
 
 
@@ -117,7 +117,7 @@ def test_jitter_is_unbiased(distribution: str, correlation: float) -> None:
     )
     model, step = LinkModel(way, 7), 5 * MS
     delays = [((model.due(t, 100) or 0) - t) / MS for t in range(0, 200_000 * step, step)]
-    # 50,000 independent draws: the mean is known to 0.1 ms, the deviation to 2 %.
+    # 50,000 independent draws: the mean is exact to 0.1 ms, the deviation to 2 %.
     assert statistics.fmean(delays) == pytest.approx(50, abs=0.25)
     assert statistics.pstdev(delays) == pytest.approx(4, rel=0.05)
 
@@ -138,7 +138,7 @@ def test_a_rate_trace_lets_out_what_was_recorded(tmp_path: Path) -> None:
     due = [model.due(0, full) for _ in range(6)]
     assert due == [t * MS for t in (2, 2, 5, 10, 12, 12)]
     late = LinkModel(Direction(rate_trace=str(trace)), 0)
-    assert late.due(3 * MS, full) == 5 * MS  # chances before it came are lost
+    assert late.due(3 * MS, full) == 5 * MS  # opportunities before it came are lost
     assert late.due(3 * MS, 100) == 10 * MS
 
 
@@ -168,7 +168,7 @@ LONG_BURSTS = Direction(delay_ms=1, rate_mbit=12.112, burst=Burst(1.0, 1.0))  # 
 
 
 def lost_after(pause_ms: int, way: Direction = LONG_BURSTS) -> float:
-    """Share of packets lost that enter so long after a lost one."""
+    """The share of lost packets among those that enter `pause_ms` after a lost one."""
     lost = 0
     for seed in range(400):
         model, now = LinkModel(way, seed), 0
@@ -195,7 +195,7 @@ def test_without_a_rate_bursts_are_counted_in_packets() -> None:
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=5)
 def test_pauses_do_not_change_the_mean_loss(gap_ms: int, seed: int) -> None:
-    """The line is quiet for gap_ms - 1 after each packet but the first; a packet takes 1 ms."""
+    """The line is idle for gap_ms - 1 after each packet but the first; a packet takes 1 ms."""
     way = Direction(delay_ms=1, rate_mbit=12.112, burst=Burst(5.0, 20.0))
     model, now, lost, count = LinkModel(way, seed), 0, 0, 40_000
     for _ in range(count):
@@ -205,9 +205,9 @@ def test_pauses_do_not_change_the_mean_loss(gap_ms: int, seed: int) -> None:
             lost += 1
         else:
             model.arrival(now, 1500)
-    # Pauses only make packets less alike, so that of a chain without any is the largest deviation:
-    # here 0.53 %, of 5,700 independent draws' worth, whose share is as good as normal. Beyond seven
-    # deviations it is once in 4e11; a quiet millisecond counted twice costs twelve and more.
+    # Pauses only make packets more independent, so the deviation is largest without pauses: here
+    # 0.53 %, that of 5,700 independent draws, whose share is almost normal. Seven deviations happen
+    # once in 4e11; an idle millisecond that is counted twice costs twelve or more.
     assert 100 * lost / count == pytest.approx(20, abs=7 * loss_deviation(way, count))
 
 

@@ -15,7 +15,7 @@ RTT = 100_000_000
 
 
 def one_round(window: Window, now: int) -> int:
-    """Fill the window, have it acknowledged a round trip later; returns bytes sent."""
+    """Fill the window and acknowledge it a round trip later; return the bytes sent."""
     sent = window.room(now)
     window.sent(sent, now)
     window.acked(sent, now + RTT, RTT)
@@ -74,9 +74,9 @@ def test_it_never_gets_stuck_and_never_passes_the_limit(algorithm: str, events: 
 
 
 def mean_window(algorithm: str, loss: float, rtt_ns: int, rounds: int) -> float:
-    """Segments sent a round trip by a sender that always has data, one in 1/`loss` lost.
+    """Segments per round trip of a sender that always has data and loses one in 1/`loss`.
 
-    The laws are of losses at regular distances; random ones let CUBIC get further in between.
+    The laws hold for losses at regular distances; between random ones CUBIC grows further.
     """
     window = Window(algorithm, rtt_ns, 1 << 40)
     acks: deque[int] = deque()
@@ -109,7 +109,7 @@ def test_cubic_keeps_its_law(loss: float, rtt_ns: int) -> None:
 
 
 def send_message(window: Window, now: int, segments: int) -> int:
-    """Send and have acknowledged, segment by segment on a line of 1 ms each; when it is over."""
+    """Send a message, each segment taking 1 ms on the line; return when all is acknowledged."""
     acks: deque[tuple[int, int]] = deque()
     free = now
     while segments or acks:
@@ -134,7 +134,7 @@ def test_before_the_first_loss_cubic_grows_by_a_twentieth_of_what_is_acknowledge
 
 
 def test_a_round_trip_that_grows_ends_slow_start_at_the_ninth_acknowledgement() -> None:
-    # As `ss -i` tells of Linux: 20 segments, and 2 for each of the first eight of a round.
+    # As `ss -i` shows for Linux: 20 segments, and 2 for each of the first eight of a round.
     rtt = 45_000_000
     window = Window("cubic", rtt, 1 << 30)
     window.sent(10 * MSS, 0)
@@ -157,7 +157,7 @@ def test_a_round_trip_that_grows_a_little_does_not_end_slow_start() -> None:
 
 
 def test_a_pause_does_not_let_cubic_run_on():
-    """Linux shifts the curve by every pause (CA_EVENT_TX_START): it counts the time of sending."""
+    """Linux shifts the curve by each pause (CA_EVENT_TX_START): it counts only time of sending."""
     rtt = 40_000_000
 
     def after(pause):

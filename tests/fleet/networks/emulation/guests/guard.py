@@ -1,4 +1,4 @@
-"""Runs as root inside user-mode-linux: real `tc`, and the guard that puts it back.
+"""Runs as root inside user-mode-linux: real `tc`, and the guard that restores the interface.
 
 Prints one line per finding, "ok NAME" or "FAILED NAME: what was seen"; exits with the failures.
 """
@@ -183,9 +183,9 @@ def failing_command() -> None:
 
     try:
         guard.apply(Broken(DEVICE, profile(delay_ms=40), (PORT,)), guard.Terms(30))
-        say("a failing command is told", False)
+        say("a failing command is reported", False)
     except NetworkError as error:
-        say("a failing command is told", "bogus" in str(error), error)
+        say("a failing command is reported", "bogus" in str(error), error)
     say("and everything put back", untouched(), qdiscs() + devices())
 
 
