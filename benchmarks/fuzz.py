@@ -242,7 +242,7 @@ class Mutator:
 
     def _sum(self) -> int:
         hub = self._attack.hub
-        return hub._checksums.get(hub.round, 0)
+        return hub.checksum(hub.round, 0)
 
     def _payload_changed(self, payload: bytes) -> bytes:
         rng = self._rng
@@ -496,7 +496,7 @@ class Attack(Room):
         """Throw in so many messages: remembered ones, or what would fit, most of them changed."""
         rng = self.rng
         greedy = self.frames // GREEDY_FRAMES % GREEDY_TURNS == 1
-        if not greedy and (peer := self.hub._members.named("greedy")) is not None:
+        if not greedy and (peer := self.hub.members.named("greedy")) is not None:
             self.inbox.put((peer.sender, copied(pack(Leave("")))))  # rounds would wait for it
         for _ in range(count):
             if greedy and rng.random() < 0.1:
@@ -534,22 +534,22 @@ class Fitting:
     def message(self, sender: bytes) -> Message:
         """What may come next from there."""
         hub, rng = self._attack.hub, self._rng
-        peer = hub._members.get(sender)
+        peer = hub.members.get(sender)
         if peer is None:
-            away = [each for each in hub._away if not each.name.startswith("h")]
+            away = [each for each in hub.members.away if not each.name.startswith("h")]
             if away and rng.random() < 0.5:
                 return self._resume(rng.choice(away))
             return self.join(sender)
         draw = rng.random()
-        if peer.astray or peer.returning or draw < 0.02:
+        if peer.standing != "in step" or draw < 0.02:
             return self._resume(peer)
         if draw < 0.04:
             return Leave("")
         if draw < 0.06:
             return Beat()
         if not hub.started and draw < 0.8:
-            return Base(len(hub._first_base), 1, bytes(4 * ELEMENTS))
-        if hub._masks is not None:
+            return Base(len(hub.membership.first_base), 1, bytes(4 * ELEMENTS))
+        if hub.rounds.masks is not None:
             said = self._masking(peer)
             if said is not None:
                 return said
@@ -557,7 +557,7 @@ class Fitting:
 
     def greedy(self, sender: bytes) -> Message:
         """What gets a base, or replies once more, for nothing."""
-        peer = self._attack.hub._members.named("greedy")
+        peer = self._attack.hub.members.named("greedy")
         if peer is None:
             return Join(PROTOCOL, "", "model", ELEMENTS, "greedy", 1.0, 5, 9)
         if peer.sender == sender and self._rng.random() < 0.5:
@@ -577,7 +577,7 @@ class Fitting:
     def _resume(self, peer: MemberRecord) -> Resume:
         hub, rng = self._attack.hub, self._rng
         applied = max(0, rng.choice((hub.round, peer.applied, hub.round - rng.randrange(9))))
-        known = hub._checksums.get(applied, 0)
+        known = hub.checksum(applied, 0)
         oldest = max(0, peer.next_round - rng.randrange(3))
         return Resume(
             PROTOCOL, "model", ELEMENTS, peer.name, max(1, peer.session), applied, known,
@@ -587,20 +587,20 @@ class Fitting:
     def _contribution(self, peer: MemberRecord) -> Contribute:
         hub, rng = self._attack.hub, self._rng
         payloads = rng.choice(self._encoded)
-        if hub._masks is not None:
+        if hub.rounds.masks is not None:
             payloads = [rng.randbytes(4 * ELEMENTS)]
         applied = max(0, rng.choice((hub.round, hub.round, hub.round - 1)))
         part = len(peer.incoming)
         return Contribute(
-            peer.next_round, part, len(payloads), 1.0, applied, hub._checksums.get(applied, 0),
+            peer.next_round, part, len(payloads), 1.0, applied, hub.checksum(applied, 0),
             rng.randrange(200), payloads[part % len(payloads)],
         )  # fmt: skip
 
     def _masking(self, peer: MemberRecord) -> Message | None:
         """Keys, shares or revealed shares, of the right size."""
         hub, rng = self._attack.hub, self._rng
-        assert hub._masks is not None
-        masks = hub._masks._masks
+        assert hub.rounds.masks is not None
+        masks = hub.rounds.masks.aggregator
         for block in masks._blocks:
             places = len(block.roster)
             if block.stage == "advertise" and peer.name in {*block.weights} - {*block.adverts}:

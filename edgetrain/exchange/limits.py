@@ -72,6 +72,14 @@ class Unrequited:
         while len(self._counts) > self._connections:
             del self._counts[next(iter(self._counts))]
 
+    @property
+    def reason(self) -> str:
+        """What a peer is told to whom no more is sent."""
+        return (
+            f"a base or replies were sent over this connection {self.most} times, and nothing "
+            "whole has come since: come back over another one"
+        )
+
     def is_enough(self, sender: bytes) -> bool:
         """Whether nothing more may be sent there."""
         return self._counts.get(sender, 0) >= self.most

@@ -155,6 +155,6 @@ def test_a_member_that_takes_no_replies_is_given_up(monkeypatch):
 
 
 def test_an_automatic_delay_does_not_grow_without_end_because_one_member_says_so():
-    pace = AgreedDelay(5, None)
-    pace.measure(AUTO_ROUNDS - 1, [10**9])
-    assert pace.delay == MAX_IN_FLIGHT * 5
+    delay = AgreedDelay(5, None)
+    delay.agree(AUTO_ROUNDS - 1, [10**9])
+    assert delay.delay == MAX_IN_FLIGHT * 5

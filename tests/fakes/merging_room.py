@@ -20,12 +20,12 @@ START = np.zeros(ELEMENTS, np.float32)
 class Room:
     """A hub with members that are talked to by name."""
 
-    def __init__(self, rule, names, quorum=1):
+    def __init__(self, rule, names, quorum=1, closing=None):
         codec = Dense()
         codec.part_elements = PART
         terms = Terms("local-sgd", 1, 0)
         policy = Policy(len(names), quorum, deadline_s=10.0)
-        self.hub = Hub(terms, policy, rule, codec, codec)
+        self.hub = Hub(terms, policy, rule, codec, codec, closing=closing)
         self.known = [checksum(START)]
         for name in names:
             self.say(name, Join(PROTOCOL, "", "model", ELEMENTS, name, 1.0, self.known[0]))

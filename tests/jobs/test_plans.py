@@ -87,4 +87,4 @@ def test_what_a_secure_job_agrees_on():
 )
 def test_replies_go_like_contributions_unless_it_is_said(overrides, codec, reply_codec):
     hub = hub_of(config.load(None, overrides))
-    assert [named.name for named in hub._merger.codecs] == [codec, reply_codec]
+    assert [named.name for named in hub.rounds.merger.codecs] == [codec, reply_codec]

@@ -173,7 +173,9 @@ def test_members_take_their_noise_from_the_operating_system():
     assert system is os.urandom
     assert inspect.signature(train.train).parameters["source"].default is system
     assert inspect.signature(release_of).parameters["source"].default is system
-    assert hub_of(job("privacy=member", "noise=1", "where=hub"))._merger.rule._source is system
+    assert (
+        hub_of(job("privacy=member", "noise=1", "where=hub")).rounds.merger.rule._source is system
+    )
 
 
 @pytest.mark.parametrize(
@@ -385,8 +387,8 @@ def test_members_of_one_job_agree_on_its_privacy():
 
 def test_a_hub_that_is_trusted_merges_privately():
     hub = hub_of(job("privacy=member", "noise=1", "where=hub"))
-    assert isinstance(hub._merger.rule, PrivateMean)
-    assert isinstance(hub_of(job("privacy=member", "noise=1"))._merger.rule, Mean)
+    assert isinstance(hub.rounds.merger.rule, PrivateMean)
+    assert isinstance(hub_of(job("privacy=member", "noise=1")).rounds.merger.rule, Mean)
     assert "private" not in merging.TABLE  # noise is no merge rule that one might forget to name
 
 

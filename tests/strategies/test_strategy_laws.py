@@ -67,7 +67,7 @@ def test_what_codecs_leave_out_is_sent_later_in_both_directions(
         return
     assert fleet.hub.base.tobytes() == first.half.base.tobytes()
     assert first.params.tobytes() == first.half.base.tobytes()
-    kept = fleet.hub._merger.replies.residual
+    kept = fleet.hub.rounds.merger.replies.residual
     moved = first.half.base.astype(np.float64) - fleet.initial
     received = sum(m.sent for m in fleet.members) / members
     np.testing.assert_allclose(moved + (kept if kept.size else 0), received, rtol=1e-3, atol=1e-4)
@@ -267,7 +267,9 @@ def test_a_killed_member_does_not_stop_the_others(name, members, every, delay, r
     assert [m.state for m in survivors] == ["done"] * len(survivors)
     assert len({m.params.tobytes() for m in survivors}) == 1
     assert fleet.hub.finished
-    assert not fleet.hub._open_rounds, "contributions must not be kept for rounds nobody waits for"
+    assert not fleet.hub.statistics().open_rounds, (
+        "contributions must not be kept for rounds nobody waits for"
+    )
 
 
 @given(

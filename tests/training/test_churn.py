@@ -30,10 +30,13 @@ def test_after_hours_of_churn_a_hub_holds_what_it_held_before(tmp_path):
     after = held()
     more = {kind: count - before[kind] for kind, count in after.items()}
     assert {kind: count for kind, count in more.items() if count > 30} == {}
-    assert after["MemberRecord"] <= (1 + AWAY) * PLACES + len(churn.room.hub._open_rounds) * PLACES
+    assert (
+        after["MemberRecord"]
+        <= (1 + AWAY) * PLACES + len(churn.room.hub.statistics().open_rounds) * PLACES
+    )
     assert churn.sample(1).descriptors == files
     assert churn.events["joined"] > 80
     assert churn.events["back"] > 60
     assert len(list(churn.folder.iterdir())) < 20
-    assert isinstance(next(iter(churn.room.hub._members)), MemberRecord)
+    assert isinstance(next(iter(churn.room.hub.members)), MemberRecord)
     churn.close()

@@ -150,7 +150,7 @@ def test_every_strategy_trains_to_one_model(strategy):
     assert len(parameters) == 1
     assert {member.steps for _, member in found} == {7}
     assert {member.index for _, member in found} == {0, 1, 2}
-    assert not hub.hub._open_rounds
+    assert not hub.hub.statistics().open_rounds
 
 
 LOSSY = {

@@ -1,7 +1,6 @@
-"""Who may come in, and who may come back: the rules, each with its code and both values.
+"""Who may join, and who may come back: the rules, each with its code and both values.
 
-Only looks: what an `Admission` is made of is the hub's, at one moment, and nothing of it changes
-here. What is done with a member that is let in, or turned away, is the hub's.
+An `Admission` only reads what it is made of. What follows from its answer is done in `membership`.
 """
 
 from __future__ import annotations
@@ -9,29 +8,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgetrain.errors import BadMessage
-from edgetrain.exchange.hub.checksums import BaseChecksums
-from edgetrain.exchange.hub.members import Away, MemberRecord, Members
+from edgetrain.exchange.hub.members import MemberRecord, Members
+from edgetrain.exchange.hub.rounds import Rounds
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Join, Resume
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.vector import Layout
 
 WhyNot = tuple[str, str] | None
-"""(code of a refusal, reason), or nothing to object to."""
+"""(code of a refusal, reason), or None: no objection."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a job's members train, as the first of them told it."""
+    """The model of a job, as its first member described it."""
 
     digest: str = ""
     elements: int = 0
     description: bytes = b""
-    """Its tensors, as `layout` writes them; empty: not told."""
+    """Its tensors, as `layout` writes them; empty: not described."""
 
     def layout(self) -> Layout:
-        """Its tensors, () where they were not told. Raises BadMessage unless they are what the
-        digest says."""
+        """Its tensors, () if they were not described. Raises BadMessage unless they have the
+        digest."""
         if not self.description:
             return ()
         layout = layouts.read(self.description, self.elements)
@@ -44,22 +43,16 @@ class Model:
 
 @dataclass(frozen=True)
 class Admission:
-    """The rules of one job, about one moment of it."""
+    """The rules of one job, applied to its hub as it is now."""
 
     terms: Terms
     policy: Policy
     model: Model
     members: Members
-    away: Away
-    checksums: BaseChecksums
-    round: int
-    started: bool
+    rounds: Rounds
     finished: bool
-    has_base: bool
     tail: int | None
     """The first round from which on the journal has every reply."""
-    slack: int
-    """Rounds that a member may be ahead."""
 
     def why_not(self, sender: bytes, join: Join) -> WhyNot:
         """The first rule that keeps a newcomer out."""
@@ -74,13 +67,13 @@ class Admission:
             return self._other_model(join)
         if self.finished:
             return self._ended()
-        if self.started and not self.terms.allows_late_join:
+        if self.rounds.started and not self.terms.allows_late_join:
             return "started", (
-                f"{self.terms.strategy} is at round {self.round}, and the optimizer's state is "
-                "only in the members: use a displacement strategy (dga, fedavg) to join late"
+                f"{self.terms.strategy} is at round {self.rounds.round}, and the optimizer's state "
+                "is only in the members: use a displacement strategy (dga, fedavg) to join late"
             )
         namesake = self.members.named(join.name)
-        known = namesake or self.away.get(join.name)
+        known = namesake or self.members.away.get(join.name)
         if known is not None and not known.may_be_at(sender):
             return "name", f"the name '{join.name}' is that of a member with another key"
         there = self.members.get(sender)
@@ -93,53 +86,56 @@ class Admission:
         return None
 
     def other_at(self, sender: bytes, member: MemberRecord) -> WhyNot:
-        """Why a member cannot go on over this connection: it is another one's, who is there."""
+        """Why a member cannot go on over this connection: another member has it."""
         there = self.members.get(sender)
         if there is None or there is member:
             return None
         return "name", f"this connection is that of '{there.name}'"
 
     def why_not_back(self, sender: bytes, member: MemberRecord | None, message: Resume) -> WhyNot:
-        """The first rule that keeps a member from going on where it was; `member` is whom it may
-        be."""
+        """The first rule that keeps a member from going on where it was; `member` is the one of
+        this session or name, if there is one."""
         if message.protocol != PROTOCOL:
             return self._other_protocol(message)
         if self.finished:
             return self._ended()
-        if not self.started or member is None or member.session != message.session:
+        if not self.rounds.started or member is None or member.session != message.session:
             return "session", f"the hub does not know the session of '{message.name}' (any more)"
         if self._has_another_model(message):
             return self._other_model(message)
-        if not member.present and len(self.members) >= self.policy.members:
+        if not member.is_in and len(self.members) >= self.policy.members:
             return self._full()
         return self._why_not_in_step(member, message) or self.other_at(sender, member)
 
     def _why_not_in_step(self, member: MemberRecord, message: Resume) -> WhyNot:
-        """What keeps a member that is known from taking part in the rounds as they are now."""
-        if message.applied > self.round:
+        """What keeps a known member from taking part in the rounds as they are now."""
+        round = self.rounds.round
+        if message.applied > round:
             return "ahead", (
                 f"the member has applied {message.applied} replies, the hub's journal ends after "
-                f"{self.round}"
+                f"{round}"
             )
-        first, most = max(message.oldest, message.submitted), self.slack + 1
-        if first - max(self.round, member.first_round) > most:
-            return "order", f"round {first} is more than {most} ahead of {self.round}"
-        known = self.checksums.get(message.applied)
+        first, most = max(message.oldest, message.submitted), self.rounds.slack + 1
+        if first - max(round, member.first_round) > most:
+            return "order", f"round {first} is more than {most} ahead of {round}"
+        known = self.rounds.checksums.get(message.applied)
         if known and message.checksum and known != message.checksum:
             return "diverged", (
                 f"after {message.applied} replies the base has checksum {known:016x}, "
                 f"the member's {message.checksum:016x}"
             )
-        if not self.has_base and (message.lacks_base or not self.replies_from(message.applied)):
+        lacks_replies = message.lacks_base or not self.has_replies_from(message.applied)
+        if self.rounds.base is None and lacks_replies:
             return "started", (
-                f"{self.terms.strategy} is at round {self.round}, the replies after "
+                f"{self.terms.strategy} is at round {round}, the replies after "
                 f"{message.applied} are gone, and the optimizer's state is only in the members"
             )
         return None
 
-    def replies_from(self, applied: int) -> bool:
-        """Whether the replies after so many can still be sent."""
-        return applied == self.round or (self.tail is not None and self.tail <= applied)
+    def has_replies_from(self, applied: int) -> bool:
+        """Whether all replies after `applied` can still be sent."""
+        newest = applied == self.rounds.round
+        return newest or (self.tail is not None and self.tail <= applied)
 
     def _has_another_model(self, told: Join | Resume) -> bool:
         return (told.model, told.elements) != (self.model.digest, self.model.elements)
@@ -154,7 +150,7 @@ class Admission:
         return "protocol", f"the hub speaks version {PROTOCOL}, the member {told.protocol}"
 
     def _ended(self) -> WhyNot:
-        return "ended", f"the job is over after {self.round} rounds"
+        return "ended", f"the job is over after {self.rounds.round} rounds"
 
     def _full(self) -> WhyNot:
         return "full", f"all {self.policy.members} places are taken"

@@ -1,7 +1,8 @@
-"""A base on its way, part by part: from the member whose parameters all start from, and to those
+"""Sending a base, part by part: from the member whose parameters all start from, and to members
 that lack it.
 
-No connection and no rule of who starts: the hub says whose it is and whether training has begun.
+Knows no connection, and not who starts: whose base it is, and whether training has begun, is
+decided in `membership`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from edgetrain.vectors.vector import Buffer, Vector, all_finite
 
 
 def base_messages(base: Vector) -> list[Base]:
-    """A base as it goes to a member. The messages are views of it."""
+    """The messages that send a base to a member. They are views of it."""
     parts = list(base_parts(base.size))
     return [Base(i, len(parts), base[here].data.cast("B")) for i, here in enumerate(parts)]
 
 
 class FirstBase:
-    """The parameters that all start from: whose they are, and how much of them is here."""
+    """The parameters that all members start from: who uploads them, and the parts that are here."""
 
     def __init__(self) -> None:
         self.uploader: MemberRecord | None = None
@@ -32,17 +33,17 @@ class FirstBase:
         """Parts that are here."""
         return len(self._payloads)
 
-    def expect(self, uploader: MemberRecord | None) -> None:
-        """From this member, from the beginning."""
+    def expect_from(self, uploader: MemberRecord | None) -> None:
+        """Let this member upload the base, from the beginning."""
         self.uploader = uploader
-        self.forget()
+        self.drop_parts()
 
-    def forget(self) -> None:
-        """What is here is not needed, or comes once more."""
+    def drop_parts(self) -> None:
+        """The parts that are here are not needed any more, or are sent again."""
         self._payloads = []
 
-    def take(self, message: Base, elements: int) -> tuple[str, str] | None:
-        """The next part of a vector [elements], or what is wrong with it: (code, reason)."""
+    def accept_part(self, message: Base, elements: int) -> tuple[str, str] | None:
+        """The next part of a vector [elements]; returns what is wrong with it: (code, reason)."""
         parts = list(base_parts(elements))
         here = parts[message.part] if message.part < len(parts) else slice(0, 0)
         size = memoryview(message.payload).nbytes
@@ -56,16 +57,17 @@ class FirstBase:
         return None
 
     def is_whole(self, elements: int) -> bool:
-        """Whether all of a vector [elements] is here."""
+        """Whether all parts of a vector [elements] are here."""
         return len(self._payloads) >= len(list(base_parts(elements)))
 
     def messages(self) -> list[Base]:
-        """What is here, as it goes to others: what came, which nobody writes to."""
+        """The messages that pass the parts on to other members. Their payloads are those that came,
+        which nothing writes to."""
         count = len(self._payloads)
         return [Base(i, count, payload) for i, payload in enumerate(self._payloads)]
 
     def vector(self, elements: int) -> Vector:
-        """All of it, float32 [elements], in memory of its own."""
+        """The whole base, float32 [elements], in memory of its own."""
         base: Vector = np.empty(elements, np.float32)
         for here, payload in zip(base_parts(elements), self._payloads, strict=True):
             base[here] = np.frombuffer(payload, np.float32)

@@ -1,6 +1,6 @@
-"""A contribution as the hub keeps it, and how merge rules read it: decoded slice by slice.
+"""A contribution as the hub keeps it, and as merge rules read it: decoded slice by slice.
 
-Knows codecs and payloads; who sent it is a name. No connection, no round, no rule.
+Knows codecs and payloads; the sender is a name. No connection, no round, no rule.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ NOT_FINITE = "an element is not a finite number"
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one member gave to one round, still encoded."""
+    """One member's contribution to one round, still encoded."""
 
     member: str
     weight: float
     wanted_delay: int
-    """Local steps that its sender's link would take to be hidden."""
+    """Local steps that would have hidden its sender's last round trip."""
     payloads: tuple[Buffer, ...]
-    """One a part; none where contributions are masked."""
+    """One per part; none where contributions are masked."""
 
 
 class Spoilt(Exception):
-    """A payload is not what it should be; `contribution` is the one to leave out."""
+    """A payload cannot be decoded, or its numbers cannot be used: leave out `contribution`."""
 
     def __init__(self, contribution: Contribution, reason: str) -> None:
         super().__init__(reason)
@@ -64,7 +64,7 @@ class ContributionPiece:
 
 
 class Guarded(ContributionPiece):
-    """What a rule that judges contributions reads: finite, or its sender is at fault."""
+    """A piece for rules that judge contributions. Raises Spoilt unless its elements are finite."""
 
     def read(self, out: Vector) -> None:
         """Overwrite `out` with the decoded slice, in which every element is finite."""
@@ -74,7 +74,7 @@ class Guarded(ContributionPiece):
 
 
 def find_spoilt(chosen: Sequence[Contribution], part: int, codec: Codec, scratch: Vector) -> None:
-    """Raise Spoilt for the first whose part, read into `scratch`, is not finite; a sum of finite
-    ones may overflow, too."""
+    """Raise Spoilt for the first contribution whose part is not finite. There may be none: a sum of
+    finite numbers can overflow. `scratch` [slice] is overwritten."""
     for contribution in chosen:
         Guarded(contribution, part, codec).read(scratch)

@@ -1,13 +1,50 @@
-"""Who is in a job: the hub's members, by connection, by name and by session; and who may come back.
+"""The members of a job at its hub: a record of each, those that are in and those that are away.
 
-Keeps the seats and nothing else: whether someone may come in is the hub's decision. No method looks
-at all members, so that a fleet of thousands joins in the time that its messages take.
+Theory. A member's record is a state machine of two parts that do not depend on each other, and a
+few numbers. Only the record's own methods change it; all other modules call these and read.
+
+`state` is the member's part in the rounds. Rounds wait for members that are training or late:
+
+=========================  =======================================  ==========
+state                      what happens                             next state
+=========================  =======================================  ==========
+(none)                     `Join` is accepted                       waiting
+waiting, training, late    training begins for it (`Start`)         training
+training, late             a round closes without it                late
+waiting, training, late    any message of it is accepted            the same; late: training
+waiting, training, late    `Leave`                                  left
+waiting, training, late    it is given up or expelled               gone
+training, late, gone       `Resume` is accepted                     training
+=========================  =======================================  ==========
+
+`standing` is whether the hub knows which of the member's messages have arrived. While it does not,
+nothing counts but `Resume`, `Join` and `Leave`:
+
+====================  ========================================  ==========
+standing              what happens                              next
+====================  ========================================  ==========
+(none)                `Join` is accepted                        in step
+(none)                it is read from a journal                 returning
+in step               a gap, or damage, in its messages         astray
+returning, astray     `Resume`, or `Join` again, is accepted    in step
+====================  ========================================  ==========
+
+The numbers only grow, except when a member comes back: `first_round` (rounds from this one on wait
+for it), `next_round` (its next contribution is for this one) and `merged` (its contributions to
+rounds before this one are merged). `merged <= next_round`; what lies between is in open rounds, and
+is lost if the hub dies. So a member that a restored hub hears again goes on from `merged`.
+
+A member that is given up is away: it is remembered, under its name, so that it can resume. One that
+left, or was expelled, is forgotten.
+
+No method of `Members` looks at all members, so a fleet of thousands joins in the time that its
+messages take. Whether a member may join is decided in `admission`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
@@ -17,55 +54,94 @@ from edgetrain.exchange.transport import owner_of
 from edgetrain.vectors.vector import Buffer
 
 AWAY = 4
-"""Members that were given up and may come back are remembered: so many times those that may be
-in."""
-
+"""Remember up to AWAY x members departed members, so that they can resume."""
 
 MemberState = Literal["waiting", "training", "late", "gone", "left"]
+Standing = Literal["in step", "astray", "returning"]
+_Happening = Literal["starts", "misses a round", "is heard", "leaves", "is given up", "resumes"]
+
+NEXT_STATE: Mapping[tuple[MemberState, _Happening], MemberState] = {
+    ("waiting", "starts"): "training",
+    ("training", "starts"): "training",
+    ("late", "starts"): "training",
+    ("training", "misses a round"): "late",
+    ("late", "misses a round"): "late",
+    ("waiting", "is heard"): "waiting",
+    ("training", "is heard"): "training",
+    ("late", "is heard"): "training",
+    ("waiting", "leaves"): "left",
+    ("training", "leaves"): "left",
+    ("late", "leaves"): "left",
+    ("waiting", "is given up"): "gone",
+    ("training", "is given up"): "gone",
+    ("late", "is given up"): "gone",
+    ("training", "resumes"): "training",
+    ("late", "resumes"): "training",
+    ("gone", "resumes"): "training",
+}
+"""The first table of the module's docstring. Anything else is an error of the hub (KeyError)."""
 
 
-@dataclass
+@dataclass(eq=False)
 class MemberRecord:
-    """One member, as the hub knows it. The hub changes it; connection and name change through the
-    Members alone."""
+    """One member, as the hub knows it. Changed by its own methods only; connection and name change
+    through `Members` only, which finds members by them."""
 
     name: str
     sender: bytes
+    """How the transport knows its connection."""
     index: int
     weight: float
     checksum: int
+    """Of the parameters that it joined with."""
     session: int = 0
     state: MemberState = "waiting"
-    """waiting (for the start), training, late, gone, left."""
+    standing: Standing = "in step"
     first_round: int = 0
     """Rounds from this one on wait for it."""
     next_round: int = 0
-    """The round its next contribution is meant for."""
+    """The round that its next contribution is for."""
     merged: int = 0
-    """What it gave to rounds before this one has been merged."""
-    returning: bool = False
-    """The hub has restarted and has not heard of it since: nothing it gave is here but what is
-    merged."""
+    """Its contributions to rounds before this one are merged."""
     resumed: bool = False
-    """It has come back at least once: what it repeats is not wrong."""
-    astray: bool = False
-    """Something it sent was lost on the way: it has been told to come back, and say where it is."""
-    strays: int = 0
-    """How often that was so since its last whole contribution."""
+    """Whether it has come back at least once: then repeated contributions are no fault."""
+    gaps: int = 0
+    """Times that it went astray since its last whole contribution."""
     applied: int = 0
-    """Replies it had applied when it last said so."""
+    """Replies that it had applied when it last said so."""
     incoming: list[Buffer] = field(default_factory=list)
+    """Parts of the contribution that is arriving."""
     unreachable_since: float | None = None
 
+    # -- looking ------------------------------------------------------------------------------
+
     @property
-    def present(self) -> bool:
-        """It is in, and not given up."""
+    def is_in(self) -> bool:
+        """Whether it is a member now: neither given up nor left."""
         return self.state in ("waiting", "training", "late")
 
+    @property
+    def trains(self) -> bool:
+        """Whether rounds may wait for it, and replies are sent to it."""
+        return self.state in ("training", "late")
+
+    @property
+    def returning(self) -> bool:
+        """Whether the hub was restored and has not heard of it since."""
+        return self.standing == "returning"
+
     def may_be_at(self, sender: bytes) -> bool:
-        """Whether this member may have this connection: one that came with a key stays with it."""
+        """Whether this member may use this connection: a member that came with a key keeps it."""
         key = owner_of(self.sender)
         return not key or key == owner_of(sender)
+
+    def is_waited_for(self, round: int) -> bool:
+        """Whether the round lacks its contribution."""
+        return (
+            self.next_round <= round
+            and self.first_round <= round
+            and self.state in ("training", "late")
+        )
 
     def seat(self) -> Seat:
         """What the journal keeps of it."""
@@ -75,20 +151,109 @@ class MemberRecord:
         )  # fmt: skip
 
     @classmethod
-    def of(cls, seat: Seat) -> MemberRecord:
-        """A member that is not heard of yet, as the journal knows it."""
-        member = cls(seat.name, seat.address, seat.index, seat.weight, 0, seat.session, "training")
-        member.first_round, member.next_round = (
-            seat.first_round,
-            max(seat.next_round, seat.first_round),
-        )
-        member.merged, member.returning = seat.next_round, True
-        member.applied = max(0, seat.next_round - 1)
-        return member
+    def of_seat(cls, seat: Seat) -> MemberRecord:
+        """A member as a journal knows it, which has not been heard since."""
+        return cls(
+            seat.name, seat.address, seat.index, seat.weight, 0, seat.session,
+            state="training", standing="returning", first_round=seat.first_round,
+            next_round=max(seat.next_round, seat.first_round), merged=seat.next_round,
+            applied=max(0, seat.next_round - 1),
+        )  # fmt: skip
+
+    # -- connection and part in the rounds ----------------------------------------------------
+
+    def _change_state(self, happening: _Happening) -> None:
+        self.state = NEXT_STATE[self.state, happening]
+
+    def mark_heard(self) -> None:
+        """A message of it was accepted: it is reachable, and not late any more."""
+        self.unreachable_since = None
+        self._change_state("is heard")
+
+    def mark_unreachable(self, now: float) -> None:
+        """Its connection is lost since `now`."""
+        self.unreachable_since = now
+
+    def mark_late(self) -> None:
+        """A round closed without it."""
+        self._change_state("misses a round")
+
+    def mark_astray(self) -> None:
+        """Something that it sent was lost: only what follows its `Resume` counts."""
+        self.standing = "astray"
+        self.gaps += 1
+        self.incoming = []
+
+    def reconnect(self, sender: bytes) -> None:
+        """It has another connection, and sends again what it had begun to send. Called by
+        `Members.move`."""
+        self.sender, self.incoming, self.unreachable_since = sender, [], None
+        self.standing = "in step"
+
+    def offer(self, checksum: int) -> None:
+        """It asked to join once more, with parameters of this checksum."""
+        self.checksum = checksum
+
+    def start(self, first_round: int | None, applied: int) -> None:
+        """Training begins for it, after `applied` replies, at `first_round` (None: as it was)."""
+        self._change_state("starts")
+        if first_round is not None:
+            self.first_round = self.next_round = first_round
+        self.applied = applied
+
+    def forget_unmerged(self) -> None:
+        """What it gave to open rounds is lost with the hub that had it."""
+        self.next_round = self.merged
+
+    def resume(self, oldest: int) -> None:
+        """It has come back, and has no contributions to rounds before `oldest` left to send."""
+        self._change_state("resumes")
+        self.resumed = True
+        self.next_round = max(self.next_round, oldest)
+
+    def begin_at(self, first_round: int) -> None:
+        """It is told that its next new contribution is for this round."""
+        self.first_round = first_round
+
+    def mark_applied(self, applied: int) -> None:
+        """It has this many replies, or is being sent them."""
+        self.applied = applied
+
+    def depart(self, left: bool) -> None:
+        """It left, or is given up or expelled."""
+        self._change_state("leaves" if left else "is given up")
+        self.incoming = []
+
+    # -- contributions ------------------------------------------------------------------------
+
+    def skip_to(self, round: int) -> None:
+        """Its next contribution is for this round: it may leave out those before."""
+        self.next_round = round
+
+    def add_part(self, payload: Buffer, applied: int) -> None:
+        """A part of a contribution, and not the last one, came after `applied` replies."""
+        self.applied = applied
+        self.incoming.append(payload)
+
+    def complete_contribution(self, payload: Buffer, applied: int) -> tuple[Buffer, ...]:
+        """The last part came after `applied` replies; returns all parts."""
+        self.applied, self.gaps = applied, 0
+        payloads, self.incoming = (*self.incoming, payload), []
+        self.next_round += 1
+        return payloads
+
+    def mark_merged(self, merged: int) -> None:
+        """Its contributions to rounds before `merged` are merged, or dropped for good."""
+        self.merged = merged
+
+    def replay_merged(self, meant_for: int) -> None:
+        """A journal says that its contribution to this round was merged."""
+        self.merged = meant_for + 1
+        self.next_round = max(self.next_round, self.merged)
 
 
 class Away:
-    """Members that were given up and may come back, by name: the newest of them, `most` at most."""
+    """Departed members that may come back, by name: the newest ones, `most` at most."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -98,35 +263,42 @@ class Away:
         return len(self._records)
 
     def __iter__(self) -> Iterator[MemberRecord]:
-        """The one that was given up first comes first."""
+        """In the order in which they were given up."""
         return iter(self._records.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._records
 
     def get(self, name: str) -> MemberRecord | None:
         """The member of that name."""
         return self._records.get(name)
 
     def pop(self, name: str) -> MemberRecord | None:
-        """The member of that name, which is forgotten here."""
+        """The member of that name, which is not kept here any longer."""
         return self._records.pop(name, None)
 
-    def remember(self, member: MemberRecord) -> None:
-        """Of a member that is not in any more: its place in the rounds, and no payloads."""
-        member.state = "gone"
+    def remember(self, member: MemberRecord) -> list[str]:
+        """Keep a member that was given up: its place in the rounds, without payloads. Returns the
+        names of those that are forgotten for it."""
         self._records.pop(member.name, None)
         self._records[member.name] = member
-        while len(self._records) > self._most:
-            del self._records[next(iter(self._records))]
+        forgotten = list(self._records)[: max(0, len(self._records) - self._most)]
+        for name in forgotten:
+            del self._records[name]
+        return forgotten
 
 
 class Members:
-    """The members that are in: each has a connection, a name and an index of its own."""
+    """The members that are in, each with a connection, a name and an index of its own; and, as
+    `away`, those that may come back (`most_away` at most)."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_away: int = 0) -> None:
+        self.away = Away(most_away)
         self._by_sender: dict[bytes, MemberRecord] = {}
         self._by_name: dict[str, MemberRecord] = {}
         self._by_session: dict[int, MemberRecord] = {}
         self._indexes: Counter[int] = Counter()
-        # A member that comes back keeps its index, whoever has got it meanwhile.
+        # A member that comes back keeps its index, even if another one has it now.
         # No index, and no name of that number, below these is free.
         self._low_index = self._low_name = 0
 
@@ -141,7 +313,7 @@ class Members:
         return self._by_sender[sender]
 
     def get(self, sender: bytes) -> MemberRecord | None:
-        """The member behind a connection."""
+        """The member at a connection."""
         return self._by_sender.get(sender)
 
     def named(self, name: str) -> MemberRecord | None:
@@ -149,7 +321,7 @@ class Members:
         return self._by_name.get(name)
 
     def in_session(self, session: int) -> MemberRecord | None:
-        """The member that told this number when it joined; 0 is no session."""
+        """The member that joined with this session; 0 is no session."""
         return self._by_session.get(session) if session else None
 
     @property
@@ -157,30 +329,50 @@ class Members:
         """All names, sorted."""
         return sorted(self._by_name)
 
+    def free_index(self) -> int:
+        """The lowest index that no member has."""
+        self._low_index = next(i for i in count(self._low_index) if not self._indexes[i])
+        return self._low_index
+
+    def free_name(self) -> str:
+        """The first of m0, m1, … that no member has."""
+        self._low_name = next(i for i in count(self._low_name) if self._is_free(f"m{i}"))
+        return f"m{self._low_name}"
+
+    def _is_free(self, name: str) -> bool:
+        return name not in self._by_name
+
     def add(self, member: MemberRecord) -> None:
-        """Take a member in. Its connection, name and index are free."""
+        """Add a member. Its connection and name are free."""
         self._by_sender[member.sender] = self._by_name[member.name] = member
         self._indexes[member.index] += 1
         if member.session:
             self._by_session[member.session] = member
 
-    def remove(self, member: MemberRecord) -> None:
-        """Let a member go; what it had is free again."""
+    def remove(self, member: MemberRecord, *, may_return: bool = False) -> None:
+        """Remove a member; remember it if it may return."""
+        self._take_out(member)
+        self._free_name(member.name)
+        if may_return:
+            self.away.remember(member)
+
+    def move(self, member: MemberRecord, sender: bytes) -> None:
+        """Give a member another connection, which is free or its own; one that was away is in
+        again."""
+        self.away.pop(member.name)
+        if self._by_sender.get(member.sender) is member:
+            self._take_out(member)
+        member.reconnect(sender)
+        self.add(member)
+
+    def _take_out(self, member: MemberRecord) -> None:
         del self._by_sender[member.sender], self._by_name[member.name]
         self._indexes[member.index] -= 1
         if self._by_session.get(member.session) is member:
             del self._by_session[member.session]
         self._low_index = min(self._low_index, member.index)
-        number = member.name.removeprefix("m")
+
+    def _free_name(self, name: str) -> None:
+        number = name.removeprefix("m")
         if number.isdecimal() and len(number) < 10:
             self._low_name = min(self._low_name, int(number))
-
-    def free_index(self) -> int:
-        """The lowest that nobody has."""
-        self._low_index = next(i for i in count(self._low_index) if not self._indexes[i])
-        return self._low_index
-
-    def free_name(self) -> str:
-        """The first of m0, m1, … that nobody has."""
-        self._low_name = next(i for i in count(self._low_name) if f"m{i}" not in self._by_name)
-        return f"m{self._low_name}"

@@ -1,7 +1,7 @@
-"""What a hub's contributions become: the merged contribution, the reply to it, the next base.
+"""From a round's contributions to the merged contribution, the reply and the next base.
 
-Knows vectors, codecs and merge rules. Which contributions a round has and who is told is the hub's:
-no member, no connection, no message and no time here.
+Knows vectors, codecs and merge rules. Which contributions a round has, and who is sent the reply,
+is decided elsewhere: no member, no connection, no message and no time here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edgetrain.exchange.masks.aggregator import Sum
 
 MOST_MAGNITUDE = 2.0**80
-"""Of an element of a lossy reply: codecs carry 2^100, and what was left out comes on top."""
+"""Largest element of a lossy reply. Codecs carry 2^100; what was left out before is added."""
 
 Cuts = tuple[tuple[str, float, str], ...]
 """(member, share of its contribution that was left out, why)."""
@@ -40,31 +40,31 @@ Cuts = tuple[tuple[str, float, str], ...]
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What became of a round."""
+    """A merged round."""
 
     counted: Sequence[Contribution]
-    """Those that are in it."""
+    """The contributions that are in it."""
     payloads: list[Buffer]
-    """The reply, one a part."""
+    """The reply, one payload per part."""
     checksum: int
-    """Of the base after it; 0 where the hub holds no base."""
+    """Of the base after it; 0 where the hub keeps no base."""
     inputs: tuple[tuple[Buffer, ...], ...]
-    """What the journal needs beside the reply, where that leaves something out."""
+    """The payloads of the contributions, where the journal cannot do with the reply."""
     cuts: Cuts
 
 
 @dataclass
 class _Early:
-    """What was merged of a round before it was whole."""
+    """The parts of a round that were merged before it was whole."""
 
-    merged: Vector | None = None
-    heard: dict[int, int] = field(default_factory=dict)
-    """Members that a part has come from."""
+    vector: Vector | None = None
+    arrived: dict[int, int] = field(default_factory=dict)
+    """How many members each part has come from."""
     payloads: list[list[Buffer]] = field(default_factory=list)
-    """Of each part that is in `merged`: what it was made of, in order."""
+    """The payloads that each merged part was made of, in order."""
 
     def has(self, part: int, chosen: Sequence[Contribution]) -> bool:
-        """Whether the part was made of just these contributions."""
+        """Whether the part was made of exactly these contributions."""
         if part >= len(self.payloads) or len(self.payloads[part]) != len(chosen):
             return False
         pairs = zip(self.payloads[part], chosen, strict=True)
@@ -74,10 +74,10 @@ class _Early:
 class Merger:
     """Owns the base, a flat float32 vector [elements], and what lossy replies have left out of it.
 
-    `rule` closes the slices, `codec` reads contributions, `reply_codec` writes replies. Codecs that
-    look at tensors are bound to the layout that `bind` is told. Without `keeps_base` (gradient
-    strategies) the base is kept until the first round only, for members that have not begun.
-    `masked`: contributions cannot be read, and only their sums are ever known.
+    `rule` merges, `codec` decodes contributions, `reply_codec` encodes replies. Codecs that depend
+    on the shapes of tensors are bound to the layout given to `bind_model`. Without `keeps_base` the
+    base is kept until the first round only, for members that have not begun. `masked`:
+    contributions cannot be decoded, only their sums are known.
     """
 
     def __init__(
@@ -107,21 +107,21 @@ class Merger:
 
     # -- the model ----------------------------------------------------------------------------
 
-    def bind(self, layout: Layout, elements: int) -> None:
-        """The model is this one; an empty layout: its tensors are not known. ConfigError if the
-        codecs cannot do with it; then nothing has changed."""
+    def bind_model(self, layout: Layout, elements: int) -> None:
+        """Use the codecs for this model; an empty layout: its tensors are not known. Raises
+        ConfigError, and changes nothing, if a codec does not work for it."""
         self.codec, self.reply_codec = (bound(codec, layout) for codec in self.codecs)
         self._elements = elements
 
-    def begin(self, base: Vector) -> int:
-        """Training begins from these parameters, which are the merger's from now on; their
+    def start(self, base: Vector) -> int:
+        """Start from these parameters, which belong to the merger from now on. Returns their
         checksum."""
         self._make_room()
         self.base = base
         return combine(tile_sum(base[tile]) for tile in tiles(base.size))
 
     def forget_base(self) -> None:
-        """Nobody will be given the base any more."""
+        """The base will not be sent to any member any more."""
         self.base = None
 
     def _make_room(self) -> None:
@@ -129,58 +129,59 @@ class Merger:
         self.replies = memory(self.reply_codec, self._elements)
 
     def unsent(self) -> dict[str, Vector]:
-        """What replies have left out so far, for a journal; views."""
+        """What replies have left out so far, for a journal: views."""
         return {} if self.replies.lossless else self.replies.state()
 
     def restore(self, state: State) -> None:
-        """Go on from what a journal kept."""
+        """Go on from a journal's snapshot."""
         layout = layouts.read(state.layout, state.elements) if state.layout else ()
-        self.bind(layout, state.elements)
+        self.bind_model(layout, state.elements)
         self._make_room()
         if not self.replies.lossless:
             self.replies.restore(state.memory)
         self.base = None if state.base is None else state.base.copy()
 
-    # -- what is asked of a contribution ------------------------------------------------------
+    # -- the form of a contribution -----------------------------------------------------------
 
     @property
     def parts(self) -> int:
-        """In how many parts a contribution comes."""
+        """The number of parts of a contribution."""
         return -(-self._elements // self.codec.part_elements)
 
     def expected(self, part: int) -> tuple[int, int]:
-        """Elements in this part of a contribution, and the most bytes that its payload takes."""
+        """The elements of this part of a contribution, and the largest size of its payload in
+        bytes."""
         most = self.codec.part_elements
         elements = min(most, self._elements - part * most)
         return elements, self.codec.max_bytes(elements)
 
     # -- before a round is whole --------------------------------------------------------------
 
-    def hears(self, part: int, members: int) -> bool:
-        """One more member's part for the oldest open round is here; whether it may be time to merge
-        that part of all of them. A rule that judges whole rounds never does that early."""
+    def count_part(self, part: int, members: int) -> bool:
+        """Count one more member's part for the oldest open round. Returns whether the part may be
+        here from all `members`, to be merged early. A RoundRule never merges early."""
         if self._by_slice is None:
             return False
         early = self._early
-        early.heard[part] = early.heard.get(part, 0) + 1
-        return early.heard[part] >= members and part == len(early.payloads)
+        early.arrived[part] = early.arrived.get(part, 0) + 1
+        return early.arrived[part] >= members and part == len(early.payloads)
 
     def merge_early(self, part: int, chosen: Sequence[Contribution]) -> None:
-        """Merge the part, which is here from everyone, while the others are still on their way. One
-        that is never seen whole here, or turns out otherwise, is merged at the close."""
+        """Merge a part that is here from all members while their other parts are on the way. If it
+        turns out that others count, the part is merged again when the round closes."""
         early = self._early
-        if early.merged is None:
-            early.merged = self._memory.borrow_vector()
-        with contextlib.suppress(Spoilt):  # the close will meet it again
-            self._merge_part(chosen, part, early.merged)
+        if early.vector is None:
+            early.vector = self._memory.borrow_vector()
+        with contextlib.suppress(Spoilt):  # raised again when the round closes
+            self._merge_part(chosen, part, early.vector)
             early.payloads.append([contribution.payloads[part] for contribution in chosen])
 
     # -- a round ------------------------------------------------------------------------------
 
-    def close(self, given: Sequence[Contribution], end: Sum | None = None) -> RoundResult:
-        """Merge a round's contributions, in the order of their members' names, and add the reply to
-        the base. `end`: what became of masked ones. Raises Spoilt if one has to be left out;
-        then the base is as it was."""
+    def close_round(self, given: Sequence[Contribution], end: Sum | None = None) -> RoundResult:
+        """Merge a round's contributions, which are in the order of their members' names, and add
+        the reply to the base. `end`: the sum of masked ones. Raises Spoilt, and changes nothing,
+        if a contribution has to be left out."""
         counted, merged, cuts = (
             self._merge(given) if end is None else _summed(given, end, self._memory.borrow_vector())
         )
@@ -194,8 +195,8 @@ class Merger:
             inputs = masked_mean if end is not None else tuple(c.payloads for c in given)
         return RoundResult(counted, payloads, checksum, inputs, cuts)
 
-    def replay(self, record: Round) -> int:
-        """The same round again, from what a journal kept of it; the checksum of the base after
+    def replay_round(self, record: Round) -> int:
+        """Merge a round again from a journal's record. Returns the checksum of the base after
         it."""
         if self.replies.lossless:
             merged = self._memory.borrow_vector()
@@ -208,8 +209,8 @@ class Merger:
         return self._advance(merged, record.reply)
 
     def _merged_again(self, record: Round) -> Vector:
-        """What became of these contributions: the same again. Masked ones are there as their mean,
-        which is all that was ever known."""
+        """The merged vector of a record with inputs. Of masked contributions the record has the
+        mean, because nothing else was known."""
         if self._masked:
             return np.frombuffer(record.inputs[0][0], np.float32)
         return self._merge(
@@ -220,9 +221,9 @@ class Merger:
         )[1]
 
     def _merge(self, chosen: Sequence[Contribution]) -> tuple[Sequence[Contribution], Vector, Cuts]:
-        """What counts of the contributions, what they became, and who was cut."""
+        """The contributions that count, the merged vector, and the cuts."""
         early, self._early = self._early, _Early()
-        merged = self._memory.borrow_vector() if early.merged is None else early.merged
+        merged = self._memory.borrow_vector() if early.vector is None else early.vector
         if not chosen:
             merged[:] = 0
             return chosen, merged, ()
@@ -246,7 +247,7 @@ class Merger:
     def _merge_round(
         self, rule: RoundRule, chosen: Sequence[Contribution], merged: Vector
     ) -> tuple[Sequence[Contribution], Vector, Cuts]:
-        """By a rule that gives each member one voice: of one that was late the newest counts."""
+        """Merge by a rule that wants one contribution of each member: the newest one counts."""
         newest = {contribution.member: contribution for contribution in chosen}
         counted = list(newest.values())
         parts = list(parts_of(self._elements, self.codec.part_elements))
@@ -265,8 +266,8 @@ class Merger:
         return counted, merged, tuple(cuts)
 
     def _check_size(self, merged: Vector, chosen: Sequence[Contribution]) -> None:
-        """Raise Spoilt for whoever sent the largest numbers, where lossy replies could not carry
-        what became of them."""
+        """If lossy replies cannot carry the merged vector, raise Spoilt for the contribution with
+        the largest element."""
         if _size(merged) <= MOST_MAGNITUDE or self._masked:
             return
         sizes = []
@@ -279,7 +280,8 @@ class Merger:
         raise Spoilt(largest, f"an element of {max(sizes):g} is more than replies can carry")
 
     def _advance(self, merged: Vector, payloads: Sequence[Buffer]) -> int:
-        """base += what the members will decode; the checksum of the new base (0: no base here)."""
+        """base += the reply as members will decode it. Returns the checksum of the new base, 0 if
+        the hub keeps none."""
         if not self._keeps_base:
             self.forget_base()
         if self.base is None:
@@ -302,7 +304,7 @@ class Merger:
 def _summed(
     given: Sequence[Contribution], end: Sum, merged: Vector
 ) -> tuple[Sequence[Contribution], Vector, Cuts]:
-    """What counts of contributions that nobody but their senders can read."""
+    """The contributions that count, the merged vector and the cuts of a masked round."""
     merged[:] = 0 if end.vector is None else end.vector
     if end.vector is None:
         return [], merged, (("hub", 1.0, end.reason),)

@@ -1,78 +1,115 @@
-"""The rounds that are open: what was given to each, who is missing, which one can close.
+"""The open rounds: contributions to each, who is missing, and whether one can close.
 
-Contributions lie here, unread, from when they are whole until they are merged. No vector, no
-message, no journal; what becomes of a round that closes is the hub's.
+Contributions are kept here, encoded, from when they are whole until they are merged. Knows neither
+vectors nor messages nor the journal. What happens to a round that closes is `rounds`' business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from edgetrain.exchange.hub.contributions import Contribution
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.records import Counted
+from edgetrain.strategies.closing import ClosingRule
 
 Key = tuple[str, int]
-"""(member, round it was meant for): what makes each contribution count once."""
+"""(member's name, round that it contributed to): each contribution counts once."""
 
 
 @dataclass
 class OpenRound:
-    """What has been given to one round."""
+    """The contributions to one round."""
 
     opened: float
     """When the first whole contribution came."""
     contributions: dict[Key, Contribution] = field(default_factory=dict)
-    givers: dict[Key, MemberRecord] = field(default_factory=dict)
-    """Of each contribution; some may have left since, and others have their names."""
+    senders: dict[Key, MemberRecord] = field(default_factory=dict)
+    """Of each contribution. Some may have left since, and their names may be others' now."""
     lacks: int = 0
-    """Contributions that were missing when last looked: a look at every member costs a large fleet
-    more than the rest, and is not worth it before so many have come."""
+    """Contributions missing at the last check. Checking all members is slow in a large fleet, so
+    check again only after this many have arrived."""
 
     @property
     def in_order(self) -> list[Contribution]:
-        """All of them, by their members' names: the order does not depend on who came first."""
+        """All contributions, by their members' names: the order of arrival does not matter."""
         return [self.contributions[key] for key in sorted(self.contributions)]
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Who gave, by name; once for each contribution."""
+        """The names of the members that contributed, once for each contribution."""
         return tuple(name for name, _ in sorted(self.contributions))
 
     def counted(self) -> tuple[Counted, ...]:
-        """What the journal says of them."""
+        """The contributions as the journal names them."""
         return tuple(
             Counted(*key, self.contributions[key].weight) for key in sorted(self.contributions)
         )
 
-    def settle(self) -> None:
-        """All of them have been merged, and their givers are told so."""
-        for key in sorted(self.givers):
-            self.givers[key].merged = key[1] + 1
+    def mark_merged(self) -> None:
+        """Note in their senders' records that all of these contributions are merged."""
+        for key in sorted(self.senders):
+            self.senders[key].mark_merged(key[1] + 1)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An open round as a closing rule sees it (`closing.RoundView`)."""
+
+    entry: OpenRound
+    find_missing: Callable[[], Collection[str]]
+
+    @property
+    def opened(self) -> float:
+        """When the first whole contribution came."""
+        return self.entry.opened
+
+    @property
+    def contributions(self) -> int:
+        """How many there are."""
+        return len(self.entry.contributions)
+
+    @property
+    def members(self) -> Collection[str]:
+        """Names, once for each contribution."""
+        return self.entry.members
+
+    @property
+    def missing(self) -> Collection[str]:
+        """The names of the members that have not contributed."""
+        return self.find_missing()
+
+
+def expected(members: Members, round: int) -> set[str]:
+    """The names of the members that a round waits for, or would if it had no contributions."""
+    return {member.name for member in members if member.is_waited_for(round)}
 
 
 class OpenRounds:
-    """By number. `members` is the hub's, and only looked at."""
+    """The open rounds by number. `members` is the hub's; only read here."""
 
-    def __init__(self, members: Members, quorum: int, deadline_s: float) -> None:
+    def __init__(self, members: Members, closing: ClosingRule) -> None:
         self._members = members
-        self._quorum = quorum
-        self._deadline_s = deadline_s
+        self._closing = closing
         self._open: dict[int, OpenRound] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
+    def sizes(self) -> Mapping[int, int]:
+        """Whole contributions by round, of the rounds that have any."""
+        return {round: len(entry.contributions) for round, entry in self._open.items()}
+
     def __iter__(self) -> Iterator[tuple[int, OpenRound]]:
-        """Those that something was given to."""
+        """The rounds that have contributions."""
         return iter(self._open.items())
 
     def get(self, round: int) -> OpenRound | None:
-        """What was given to it, if anything was."""
+        """A round, if it has contributions."""
         return self._open.get(round)
 
-    def give(
+    def add(
         self,
         round: int,
         member: MemberRecord,
@@ -80,65 +117,56 @@ class OpenRounds:
         contribution: Contribution,
         now: float,
     ) -> bool:
-        """A whole contribution. Whether a look at who is missing is worth it."""
+        """Add a whole contribution. Returns whether the round may be due: worth a check."""
         entry = self._open.get(round)
         if entry is None:
             entry = self._open[round] = OpenRound(now)
         key = member.name, meant_for
-        entry.contributions[key], entry.givers[key] = contribution, member
+        entry.contributions[key], entry.senders[key] = contribution, member
         entry.lacks -= 1
-        return entry.lacks <= 0 or now - entry.opened >= self._deadline_s
+        return entry.lacks <= 0 or self._closing.due(self._seen(round, entry), now)
 
-    def take_back(self, name: str) -> None:
-        """Forget what a member gave."""
+    def withdraw(self, name: str) -> None:
+        """Drop all contributions of a member."""
         for round, entry in list(self._open.items()):
             for key in [key for key in entry.contributions if key[0] == name]:
-                del entry.contributions[key], entry.givers[key]
+                del entry.contributions[key], entry.senders[key]
             if not entry.contributions:
                 del self._open[round]
 
-    def leave_out(self, round: int, contribution: Contribution) -> MemberRecord:
-        """Forget one contribution; who gave it. The round may lack a quorum now, and is to be
-        looked at again."""
+    def drop_contribution(self, round: int, contribution: Contribution) -> MemberRecord:
+        """Drop one contribution; returns its sender. The round may lack a quorum now, and has to be
+        checked again."""
         entry = self._open[round]
         key = next(key for key, there in entry.contributions.items() if there is contribution)
         del entry.contributions[key]
         if not entry.contributions:
             del self._open[round]
-        return entry.givers.pop(key)
+        return entry.senders.pop(key)
 
-    def done(self, round: int) -> None:
-        """It has been merged."""
+    def remove(self, round: int) -> None:
+        """Forget a round: it has been merged."""
         self._open.pop(round, None)
 
-    def expected(self, round: int) -> set[str]:
-        """Members that a round waits for."""
-        return {
-            member.name
-            for member in self._members
-            if member.state in ("training", "late")
-            and max(member.first_round, member.next_round) <= round
-        }
-
-    def due(self, round: int, now: float) -> tuple[OpenRound, tuple[str, ...]] | None:
-        """What was given to `round`, the oldest open one, and who is missing: if it is whole, or
-        overdue with a quorum."""
-        entry = self._at(round, now)
+    def check(self, round: int, now: float) -> tuple[OpenRound, tuple[str, ...]] | None:
+        """If `round`, the oldest open one, is due: its contributions, and the names of the members
+        that are missing."""
+        entry = self._open.get(round)
         if entry is None:
-            return None
-        there = {name for name, meant_for in entry.contributions if meant_for == round}
-        missing = self.expected(round) - there
-        overdue = now - entry.opened >= self._deadline_s
-        if missing and not (overdue and len(entry.contributions) >= self._quorum):
+            return (OpenRound(now), ()) if self._is_forsaken(round) else None
+        missing = self._find_missing(round, entry)
+        if missing and not self._closing.due(Seen(entry, lambda: missing), now):
             entry.lacks = len(missing)
             return None
         return entry, tuple(sorted(missing))
 
-    def _at(self, round: int, now: float) -> OpenRound | None:
-        """The round, if there is something in it; an empty one if nobody will ever give to it, and
-        members wait for its reply all the same."""
-        entry = self._open.get(round)
-        if entry is not None:
-            return entry
-        forsaken = self._members and all(member.next_round > round for member in self._members)
-        return OpenRound(now) if forsaken else None
+    def _seen(self, round: int, entry: OpenRound) -> Seen:
+        return Seen(entry, lambda: self._find_missing(round, entry))
+
+    def _find_missing(self, round: int, entry: OpenRound) -> set[str]:
+        there = {name for name, meant_for in entry.contributions if meant_for == round}
+        return expected(self._members, round) - there
+
+    def _is_forsaken(self, round: int) -> bool:
+        """Whether no member can contribute to the round, although members wait for its reply."""
+        return bool(self._members) and all(m.next_round > round for m in self._members)

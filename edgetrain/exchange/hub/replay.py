@@ -1,6 +1,7 @@
-"""What a journal says happened after its snapshot, once more: who came and went, what was merged.
+"""Doing again what a journal's records say happened after its snapshot: members that came and
+went, rounds that were merged.
 
-Nobody is told anything; where it ends a restored hub begins.
+Nothing is sent. Where the records end a restored hub begins.
 """
 
 from __future__ import annotations
@@ -15,24 +16,27 @@ from edgetrain.exchange.hub.rounds import Rounds
 def replay(
     records: Iterable[Record],
     epoch: int,
-    seats: dict[str, MemberRecord],
+    present: dict[str, MemberRecord],
     away: Away,
     rounds: Rounds,
 ) -> int:
-    """Change `seats` (members that are in, by name), `away` and `rounds` as the records tell; the
-    epoch after the last. Rounds from before the snapshot are passed over. Raises Diverged where the
-    journal contradicts itself."""
+    """Change `present` (members that are in, by name), `away` and `rounds` as the records say.
+
+    Returns the epoch after the last record. Skips rounds from before the snapshot. Raises Diverged
+    if the journal contradicts itself.
+    """
     for record in records:
         match record:
             case Round() if record.round >= rounds.round:
-                _replay_round(record, seats, away, rounds)
+                _replay_round(record, present, away, rounds)
             case Entered():
-                member = MemberRecord.of(record.seat)
-                seats[member.name] = member
+                member = MemberRecord.of_seat(record.seat)
+                present[member.name] = member
                 away.pop(member.name)
             case Departed():
-                gone = seats.pop(record.name, None)
+                gone = present.pop(record.name, None)
                 if gone is not None and not record.final:
+                    gone.depart(left=False)
                     away.remember(gone)
             case Restarted():
                 epoch = record.epoch
@@ -40,11 +44,10 @@ def replay(
 
 
 def _replay_round(
-    record: Round, seats: dict[str, MemberRecord], away: Away, rounds: Rounds
+    record: Round, present: dict[str, MemberRecord], away: Away, rounds: Rounds
 ) -> None:
     for counted in record.counted:
-        member = seats.get(counted.member) or away.get(counted.member)
+        member = present.get(counted.member) or away.get(counted.member)
         if member is not None:
-            member.merged = counted.meant_for + 1
-            member.next_round = max(member.next_round, member.merged)
+            member.replay_merged(counted.meant_for)
     rounds.replay(record)

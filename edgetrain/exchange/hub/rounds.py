@@ -1,36 +1,72 @@
-"""The rounds of a job at its hub: contributions come in, and the reply to them goes out.
+"""The rounds of a job at its hub: contributions come in, replies go out.
 
-Says what is wrong with a contribution, and what is sent and written when a round closes; carries
-out what `secure.rounds` says of masked ones. Who is in, and what becomes of a member that is at
-fault, is the hub's: nobody joins, is expelled or is given up here.
+`Rounds.accept` takes one part of a contribution and says what became of it:
+
+==========  =====================================================================================
+partial     it is kept; more parts of the same contribution are to come
+complete    it is kept, and with it the contribution is whole; a round may be due now
+duplicate   it was here before the member came back: nothing changes, it counts once
+gap         something that was sent before it is missing: nothing changes, the member is astray
+fault       it breaks a rule: nothing changes, the member is to be expelled
+==========  =====================================================================================
+
+Rounds close in order. `find_due` gives the oldest open one if it can be closed, `close` merges it,
+writes it to the journal and answers it; with a spoilt contribution it raises Spoilt and leaves the
+round open. Who joins, is expelled or is given up is decided in `membership` and `protocol`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.checksums import BaseChecksums
 from edgetrain.exchange.hub.contributions import Contribution
 from edgetrain.exchange.hub.delay import AgreedDelay
 from edgetrain.exchange.hub.effects import Closed, Effect, Note, Send, Write
-from edgetrain.exchange.hub.masked_rounds import MaskedRounds, Situation
+from edgetrain.exchange.hub.masked_rounds import MaskedRounds
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.merger import Merger, RoundResult
 from edgetrain.exchange.hub.open_rounds import OpenRound, OpenRounds
-from edgetrain.exchange.hub.records import Round
+from edgetrain.exchange.hub.records import Round, State
 from edgetrain.exchange.messages import Contribute, Reply
+from edgetrain.strategies.closing import ClosingRule
+from edgetrain.vectors.vector import Vector
 
 if TYPE_CHECKING:
-    from edgetrain.exchange.masks.aggregator import Outgoing, Sum
+    from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing, Sum
 
 REMEMBERED = 4096
-"""Checksums of base that are kept to compare members against."""
+"""Checksums of base that are kept to compare members with."""
 
 BEHIND_BYTES = 1 << 28
-"""Replies that may wait for a member that does not take them."""
+"""Replies that may wait for a member that does not take them, in bytes."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A member to be expelled, with the code and reason of the refusal."""
+
+    member: MemberRecord
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What became of one part of a contribution: see the module's table."""
+
+    outcome: Literal["partial", "complete", "duplicate", "gap", "fault"]
+    faults: tuple[Fault, ...] = ()
+    """Members to be expelled: the sender if it is at fault, and members whose base is found to be
+    wrong by what the sender said of its own. What the latter gave to open rounds is dropped."""
+    reason: str = ""
+    """Of a gap."""
+    remarks: list[Effect] = field(default_factory=list)
+    may_be_due: bool = False
+    """Whether a round may be due now: worth a look."""
 
 
 @dataclass(frozen=True)
@@ -40,135 +76,209 @@ class Due:
     entry: OpenRound
     missing: tuple[str, ...]
     end: Sum | None = None
-    """What became of its contributions, where they are masked."""
+    """The sum of its contributions, where they are masked."""
 
 
 class Rounds:
-    """The rounds of one job, in order. Shares `members` with the hub."""
+    """The rounds of one job, in order. Owns everything about them; `members` is the hub's.
+
+    `closing` decides when the oldest open round closes. With `masks` contributions cannot be read;
+    `patience_s`: seconds that members have for each step of masking.
+    """
 
     def __init__(
         self,
         members: Members,
-        checksums: BaseChecksums,
         merger: Merger,
         delay: AgreedDelay,
-        open_rounds: OpenRounds,
-        masks: MaskedRounds | None,
+        closing: ClosingRule,
+        masks: Aggregator | None,
+        patience_s: float,
     ) -> None:
+        self.started = False
+        """Whether training has begun."""
         self.round = 0
-        """The oldest open one, which is also the number of rounds merged."""
-        self._members, self._checksums = members, checksums
-        self._merger, self._delay = merger, delay
-        self._open_rounds, self._masks = open_rounds, masks
+        """The oldest open round, which is also the number of rounds merged."""
+        self.checksums = BaseChecksums()
+        self.delay = delay
+        self.merger = merger
+        self.open_rounds = OpenRounds(members, closing)
+        self.masks: MaskedRounds | None = None
+        if masks is not None:
+            self.masks = MaskedRounds(masks, members, self.open_rounds, closing, patience_s)
+        self._members = members
         self._reply_bytes = 0
         """Of the newest reply."""
 
     @property
+    def base(self) -> Vector | None:
+        """The parameters that all replies so far lead to, [elements]; None if the hub has none."""
+        return self.merger.base
+
+    @property
     def slack(self) -> int:
         """Rounds that a member may be ahead of the hub, or behind."""
-        most = self._delay.slack
-        return most if self._masks is None else most + self._masks.reach(self.round)
+        most = self.delay.slack
+        return most if self.masks is None else most + self.masks.reach(self.round)
+
+    # -- beginning ----------------------------------------------------------------------------
+
+    def set_base(self, base: Vector) -> None:
+        """All members start from this base, which belongs to the hub from now on."""
+        self.checksums.add_known(0, self.merger.start(base))
+
+    def start(self, elements: int, epoch: int) -> None:
+        """Training begins, or goes on after the hub was restored for the `epoch`-th time."""
+        self.started = True
+        if self.masks is not None:
+            self.masks.start(elements, epoch)
+
+    def restore(self, state: State) -> None:
+        """Go on from a journal's snapshot."""
+        self.merger.restore(state)
+        self.round = state.round
+        self.delay.restore(state.delay)
+        for applied, checksum in state.checksums:
+            self.checksums.add_known(applied, checksum)
+
+    def replay(self, record: Round) -> None:
+        """Merge the next round again, as a journal has it. Raises Diverged if the journal
+        contradicts itself."""
+        checksum = self.merger.replay_round(record)
+        if checksum != record.checksum:
+            raise Diverged(
+                f"after round {record.round} of the journal the base has checksum {checksum:016x}, "
+                f"its record says {record.checksum:016x}"
+            )
+        if record.before:
+            self.checksums.add_known(record.round, record.before)
+        self._advance(record.round, checksum)
+        self.delay.restore(record.delay)
+
+    def _advance(self, round: int, checksum: int) -> None:
+        """This round is merged, and leads to a base with this checksum (0: not known)."""
+        self.round = round + 1
+        if checksum:
+            self.checksums.add_known(self.round, checksum)
+        self.checksums.forget_base(self.round - REMEMBERED)
 
     # -- a contribution comes -----------------------------------------------------------------
 
-    def has(self, member: MemberRecord, message: Contribute) -> bool:
-        """Whether this is here already, from before the member came back: it counts once."""
-        return member.resumed and message.round < member.next_round
-
-    def gap(self, member: MemberRecord, message: Contribute) -> str | None:
-        """What shows that something this member sent before has not come. It may leave out rounds
-        that it was told to leave out."""
-        if member.next_round < message.round == member.first_round:  # it was told to skip to it
-            member.next_round = message.round
-        if self._masks is not None and self._masks.skips(member, message.round, self.round):
-            member.next_round = message.round
-        if message.round != member.next_round:
-            return f"round {message.round} came when {member.next_round} was due"
+    def accept(self, member: MemberRecord, message: Contribute, now: float) -> Accepted:
+        """Take one part of a member's contribution; see the module's table for the outcomes."""
+        if not self.started:
+            early = Fault(member, "order", f"round {message.round} came before the start")
+            return Accepted("fault", (early,))
+        if member.resumed and message.round < member.next_round:
+            return Accepted("duplicate")
+        due = message.round if self._may_skip_to(member, message.round) else member.next_round
+        if message.round != due:
+            return Accepted("gap", reason=f"round {message.round} came when {due} was due")
         if message.part != len(member.incoming):
-            return f"part {message.part} of a contribution came when {len(member.incoming)} was due"
-        return None
+            parts = f"part {message.part} of a contribution came when {len(member.incoming)}"
+            return Accepted("gap", reason=f"{parts} was due")
+        problem = self._why_not(member, message)
+        if problem is not None:
+            return Accepted("fault", (Fault(member, *problem),))
+        outvoted = self._compare_bases(member, message)
+        if any(fault.member is member for fault in outvoted):
+            return Accepted("fault", outvoted)
+        member.skip_to(due)
+        if message.part + 1 < message.parts:
+            member.add_part(message.payload, message.applied)
+            if message.round == self.round and self.masks is None:
+                self._merge_early(message.part)
+            return Accepted("partial", outvoted)
+        remarks, may_be_due = self._add_contribution(member, message, now)
+        return Accepted("complete", outvoted, remarks=remarks, may_be_due=may_be_due)
 
-    def why_not(self, member: MemberRecord, message: Contribute) -> tuple[str, str] | None:
+    def _may_skip_to(self, member: MemberRecord, round: int) -> bool:
+        """Whether a member may leave out the rounds before this one: it was told to, or it has no
+        part in their masks."""
+        if member.next_round < round == member.first_round:
+            return True
+        return self.masks is not None and self.masks.may_skip_to(member, round, self.round)
+
+    def _why_not(self, member: MemberRecord, message: Contribute) -> tuple[str, str] | None:
         """What is wrong with a part of a contribution that is next in line: (code, reason)."""
-        most = max(self.slack, member.first_round - self.round)  # it begins where it was told to
+        # A member may begin where it was told to, however far ahead that is.
+        most = max(self.slack, member.first_round - self.round)
         if message.round - self.round > most:
             return "order", f"round {message.round} is more than {most} ahead of {self.round}"
         if message.applied > self.round:
             return "order", f"{message.applied} replies applied, {self.round} were sent"
-        parts = self._merger.parts
+        parts = self.merger.parts
         if message.parts != parts:
             return "order", f"{message.parts} parts came where a contribution has {parts}"
-        elements, most = self._merger.expected(message.part)
+        elements, most = self.merger.expected(message.part)
         size = memoryview(message.payload).nbytes
-        if self._masks is not None and message.round >= self.round:
-            problem = self._masks.why_not(member, message.round, size, most)
+        if self.masks is not None and message.round >= self.round:
+            problem = self.masks.why_not(member, message.round, size, most)
             if problem is not None:
                 return problem
         if size > most:
-            name = self._merger.codec.name
+            name = self.merger.codec.name
             return "size", f"{size} bytes for {elements} elements, {name} needs {most}"
         return None
 
-    def hear(self, member: MemberRecord, message: Contribute) -> tuple[str, ...]:
-        """Compare the base that a member has with the others': the names of those who have another
-        one, as is known now."""
-        if message.applied <= self.round - REMEMBERED:
+    def _compare_bases(self, member: MemberRecord, message: Contribute) -> tuple[Fault, ...]:
+        """Compare the member's base with the others'. Returns the members that are now known to
+        have another one, and drops what they gave to open rounds, which was made from that."""
+        applied = message.applied
+        if applied <= self.round - REMEMBERED:
             return ()  # too long ago to compare, and to be remembered again
-        return self._checksums.hear(
-            member.name, message.applied, message.checksum, len(self._members)
+        names = self.checksums.add_report(
+            member.name, applied, message.checksum, len(self._members)
         )
+        if not names:
+            return ()
+        found = [other for name in names if (other := self._members.named(name)) is not None]
+        faults = []
+        for other in found:
+            if self.masks is None:  # nothing can be taken out of a masked sum
+                self.open_rounds.withdraw(other.name)
+            theirs = f"{message.checksum:016x}" if other is member else "another"
+            reason = (
+                f"after {applied} replies the base has checksum {self.checksums[applied]:016x}, "
+                f"the member's {theirs}"
+            )
+            faults.append(Fault(other, "diverged", reason))
+        return tuple(faults)
 
-    def take_back(self, name: str) -> None:
-        """What a member gave to open rounds does not count; of masked ones nothing can be taken
-        out."""
-        if self._masks is None:
-            self._open_rounds.take_back(name)
-
-    def take_part(self, member: MemberRecord, message: Contribute) -> None:
-        """A part that is as it should be, and not the last one."""
-        member.applied = message.applied
-        member.incoming.append(message.payload)
-        if message.round == self.round and self._masks is None:
-            self._merge_early(message.part)
-
-    def take_last(
+    def _add_contribution(
         self, member: MemberRecord, message: Contribute, now: float
     ) -> tuple[list[Effect], bool]:
-        """The last part: the contribution is whole. What is to be told of it, and whether a round
-        may be whole now, too."""
-        member.applied = message.applied
-        payloads, member.incoming = (*member.incoming, message.payload), []
-        member.next_round += 1
+        """Keep a contribution whose last part this is. Returns remarks, and whether a round may be
+        due now."""
+        payloads = member.complete_contribution(message.payload, message.applied)
         meant_for = message.round
         if self._is_dropped(meant_for):
-            member.merged = member.next_round
+            member.mark_merged(member.next_round)
             remark = f"round {meant_for} had closed; its part is dropped"
             return [Note("late", member.name, remark)], False
-        effects: list[Effect] = []
+        remarks: list[Effect] = []
         if meant_for < self.round:
-            effects.append(
-                Note("late", member.name, f"round {meant_for} had closed; counts in {self.round}")
-            )
-        if self._masks is not None:
-            self._masks.add(member.name, meant_for, payloads)
+            remark = f"round {meant_for} had closed; counts in {self.round}"
+            remarks.append(Note("late", member.name, remark))
+        if self.masks is not None:
+            self.masks.add_contribution(member.name, meant_for, payloads)
             payloads = ()
         contribution = Contribution(member.name, member.weight, message.wanted_delay, payloads)
-        open_round = max(meant_for, self.round)
-        return effects, self._open_rounds.give(open_round, member, meant_for, contribution, now)
+        round = max(meant_for, self.round)
+        return remarks, self.open_rounds.add(round, member, meant_for, contribution, now)
 
     def _is_dropped(self, round: int) -> bool:
-        """Whether a contribution to this round has come too late for any."""
-        if self._masks is not None:
-            return self._masks.is_too_late(round, self.round)
-        return round < self.round and not self._merger.keeps_late
+        """Whether a contribution to this round comes too late to count in any."""
+        if self.masks is not None:
+            return self.masks.is_too_late(round, self.round)
+        return round < self.round and not self.merger.keeps_late
 
     def _merge_early(self, part: int) -> None:
-        """Merge a part of the oldest open round once it is here from everyone, while the others are
-        still on their way. A part that is never seen whole here is merged at the close.
-        """
-        if not self._merger.hears(part, len(self._members)):
+        """Merge a part of the oldest open round once it is here from all members, while their other
+        parts are on the way. A part that is never here from all at once is merged at the end."""
+        if not self.merger.count_part(part, len(self._members)):
             return
-        entry = self._open_rounds.get(self.round)
+        entry = self.open_rounds.get(self.round)
         chosen = []
         for member in sorted(self._members, key=attrgetter("name")):
             whole = entry and entry.contributions.get((member.name, self.round))
@@ -176,121 +286,93 @@ class Rounds:
             if len(payloads) <= part or (whole is None and member.next_round != self.round):
                 return
             chosen.append(Contribution(member.name, member.weight, 0, payloads))
-        self._merger.merge_early(part, chosen)
+        self.merger.merge_early(part, chosen)
 
     # -- a round closes -----------------------------------------------------------------------
 
-    def next(self, now: float) -> tuple[list[Effect], Due | None]:
-        """The oldest open round, if it is whole, or overdue with a quorum; before that, what masks
-        need said."""
-        if self._masks is not None:
-            return self._next_masked(self._masks, now)
-        due = self._open_rounds.due(self.round, now)
+    def find_due(self, now: float) -> tuple[list[Effect], Due | None]:
+        """The oldest open round, if it can be closed. Where contributions are masked, keys are made
+        and sums unmasked on the way; that is what the effects are for."""
+        if self.masks is not None:
+            return self._find_due_masked(self.masks, now)
+        due = self.open_rounds.check(self.round, now)
         return [], None if due is None else Due(*due)
 
-    def _next_masked(self, masked: MaskedRounds, now: float) -> tuple[list[Effect], Due | None]:
-        """Rounds are answered in their order, as their sums become known."""
-        given = {round: (entry.opened, set(entry.members)) for round, entry in self._open_rounds}
-        in_flight, expected = self._delay.in_flight, self._open_rounds.expected
-        situation = Situation(self.round, in_flight, self._members, given, expected)
-        outgoing, remarks = masked.advance(situation, now)
+    def _find_due_masked(self, masks: MaskedRounds, now: float) -> tuple[list[Effect], Due | None]:
+        """Rounds are answered in order, as their sums become known."""
+        outgoing, remarks = masks.advance(self.round, self.delay.in_flight, now)
         effects = self._to_members(outgoing)
         effects += [Note("late", "hub", remark) for remark in remarks]
-        end = masked.end_of(self.round, now)
+        end = masks.unmask(self.round, now)
         if end is None:
             return effects, None
         if end.reason:
             effects.append(Note("late", "hub", f"round {self.round} is given up: {end.reason}"))
-        missing = tuple(sorted(masked.lacking(situation, self.round)))
-        return effects, Due(self._open_rounds.get(self.round) or OpenRound(now), missing, end)
+        missing = tuple(sorted(masks.find_missing(self.round)))
+        return effects, Due(self.open_rounds.get(self.round) or OpenRound(now), missing, end)
 
     def _to_members(self, outgoing: Outgoing) -> list[Effect]:
-        """Messages to members by name; those that are not there are sent it when they are back."""
-        found = [(self._members.named(name), said) for name, said in outgoing]
-        return [Send(member.sender, said) for member, said in found if member is not None]
+        """Messages to members by name; a member that is away gets its own when it is back."""
+        found = [(self._members.named(name), message) for name, message in outgoing]
+        return [Send(member.sender, message) for member, message in found if member is not None]
 
-    def again(self, name: str) -> list[Effect]:
-        """What a member that is back may have missed, replies apart."""
-        return [] if self._masks is None else self._to_members(self._masks.again(name))
+    def messages_missed(self, name: str) -> list[Effect]:
+        """What a member that is back may have missed, apart from replies."""
+        return [] if self.masks is None else self._to_members(self.masks.messages_missed(name))
 
     def close(self, due: Due, now: float) -> list[Effect]:
-        """Merge a round and answer it. Raises Spoilt, and leaves it open, if a contribution has to
-        be left out."""
-        merged = self._merger.close(due.entry.in_order, due.end)
-        round, before, entry = self.round, self._checksums.get(self.round), due.entry
-        self._open_rounds.done(round)
-        effects = self._miss(due.missing)
-        self._delay.measure(round, (c.wanted_delay for c in merged.counted))
-        self._settle(round, merged.checksum)
-        if self._masks is not None:
-            self._masks.done(round)
-        entry.settle()
+        """Merge a round and answer it. Raises Spoilt, and leaves the round open, if a contribution
+        has to be left out."""
+        result = self.merger.close_round(due.entry.in_order, due.end)
+        round, entry = self.round, due.entry
+        before = self.checksums.get(round)
+        self.open_rounds.remove(round)
+        effects = self._mark_late(due.missing)
+        self.delay.agree(round, (c.wanted_delay for c in result.counted))
+        self._advance(round, result.checksum)
+        if self.masks is not None:
+            self.masks.forget_round(round)
+        entry.mark_merged()
         # A masked round that is given up has contributions of which none is counted.
-        counted, names = (entry.counted(), entry.members) if merged.counted else ((), ())
-        reply, inputs, delay = tuple(merged.payloads), merged.inputs, self._delay.delay
-        effects.append(Write(Round(round, counted, delay, before, merged.checksum, reply, inputs)))
-        effects += self._answer(round, merged)
-        weight = sum(c.weight for c in merged.counted)
+        counted, names = (entry.counted(), entry.members) if result.counted else ((), ())
+        reply, delay = tuple(result.payloads), self.delay.delay
+        record = Round(round, counted, delay, before, result.checksum, reply, result.inputs)
+        effects.append(Write(record))
+        effects += self._answer(round, result)
+        weight = sum(c.weight for c in result.counted)
         open_s = now - entry.opened
-        effects.append(Closed(round, names, due.missing, weight, open_s, delay, merged.cuts))
+        effects.append(Closed(round, names, due.missing, weight, open_s, delay, result.cuts))
         return effects
 
-    def _miss(self, missing: tuple[str, ...]) -> list[Effect]:
-        """The oldest open round closes without these."""
+    def _mark_late(self, missing: tuple[str, ...]) -> list[Effect]:
+        """The oldest open round closes without these members."""
         effects: list[Effect] = []
         for member in self._members:
-            if member.name in missing and member.state == "training":
-                member.state = "late"
-                effects.append(
-                    Note(
-                        "late", member.name, f"round {self.round} closed at its deadline without it"
-                    )
-                )
+            if member.state == "training" and member.name in missing:
+                member.mark_late()
+                remark = f"round {self.round} closed at its deadline without it"
+                effects.append(Note("late", member.name, remark))
         return effects
 
-    def _answer(self, round: int, merged: RoundResult) -> list[Effect]:
-        """The reply to a round, to all who train: equal messages after each other, for each is
-        packed once."""
-        told = [member for member in self._members if member.state in ("training", "late")]
+    def _answer(self, round: int, result: RoundResult) -> list[Effect]:
+        """The reply to a round, to all members that train. Equal messages follow each other,
+        because each is packed once."""
+        told = [member for member in self._members if member.trains]
         settled = all(max(member.merged, member.first_round) > round for member in told)
-        members, parts, delay = len(merged.counted), len(merged.payloads), self._delay.delay
+        count, parts, delay = len(result.counted), len(result.payloads), self.delay.delay
         replies = [
-            Reply(round, part, parts, members, delay, merged.checksum, settled, payload)
-            for part, payload in enumerate(merged.payloads)
+            Reply(round, part, parts, count, delay, result.checksum, settled, payload)
+            for part, payload in enumerate(result.payloads)
         ]
-        self._reply_bytes = sum(memoryview(payload).nbytes for payload in merged.payloads)
+        self._reply_bytes = sum(memoryview(payload).nbytes for payload in result.payloads)
         return [Send(member.sender, reply) for reply in replies for member in told]
 
-    def leave_out(self, contribution: Contribution) -> MemberRecord:
-        """Drop a contribution to the oldest open round, which stays open and may lack a quorum now;
-        who gave it."""
-        return self._open_rounds.leave_out(self.round, contribution)
+    def drop_contribution(self, contribution: Contribution) -> MemberRecord:
+        """Drop a contribution to the oldest open round, which stays open and may lack a quorum now.
+        Returns its sender."""
+        return self.open_rounds.drop_contribution(self.round, contribution)
 
-    def behind(self) -> tuple[int, list[MemberRecord]]:
-        """Members that take no replies, so that nothing more is to be kept for them; and how many
-        may wait for one."""
+    def find_behind(self) -> tuple[int, list[MemberRecord]]:
+        """How many replies may wait for a member, and the members for which more are waiting."""
         most = max(self.slack, BEHIND_BYTES // max(self._reply_bytes, 1))
-        training = (member for member in self._members if member.state in ("training", "late"))
-        return most, [member for member in training if self.round - member.applied > most]
-
-    def _settle(self, round: int, checksum: int) -> None:
-        self.round = round + 1
-        if checksum:
-            self._checksums.know(self.round, checksum)
-        self._checksums.forget(self.round - REMEMBERED)
-
-    # -- the same again -----------------------------------------------------------------------
-
-    def replay(self, record: Round) -> None:
-        """A round that a journal tells of, which is the next one. Raises Diverged where it
-        contradicts itself."""
-        checksum = self._merger.replay(record)
-        if checksum != record.checksum:
-            raise Diverged(
-                f"after round {record.round} of the journal the base has checksum {checksum:016x}, "
-                f"its record says {record.checksum:016x}"
-            )
-        if record.before:
-            self._checksums.know(record.round, record.before)
-        self._settle(record.round, checksum)
-        self._delay.delay = record.delay
+        return most, [m for m in self._members if m.trains and self.round - m.applied > most]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgetrain.errors import ConfigError
+
 if TYPE_CHECKING:
     from edgetrain.strategies import Strategy
 
@@ -44,6 +46,15 @@ class Terms:
         return (
             f"{self.strategy}, every {self.every}, delay {self.delay}, {codec}, {reply_codec}, "
             f"{'masked, ' if masked else ''}{f'job {self.job}' if self.job else ANY_JOB}"
+        )
+
+
+def check_same_job(journal: str, own: str) -> None:
+    """Raise ConfigError unless a journal's job, in the words of `Terms.agreed`, is this one."""
+    if journal != own:
+        raise ConfigError(
+            f"the journal is of another job: {journal}; this one is {own}",
+            "resume with the job file that lies beside the journal",
         )
 
 

@@ -13,7 +13,7 @@ TRUE = 7
 def told(order: list[tuple[str, int]], members: int) -> tuple[BaseChecksums, list[str]]:
     checksums, wrong = BaseChecksums(), []
     for name, checksum in order:
-        wrong += checksums.hear(name, 1, checksum, members)
+        wrong += checksums.add_report(name, 1, checksum, members)
     return checksums, wrong
 
 
@@ -37,14 +37,14 @@ def test_of_two_that_disagree_the_first_is_believed() -> None:
 
 def test_what_the_hub_knows_itself_no_majority_moves() -> None:
     checksums = BaseChecksums({1: TRUE})
-    assert [checksums.hear(name, 1, 8, 3) for name in "abc"] == [("a",), ("b",), ("c",)]
+    assert [checksums.add_report(name, 1, 8, 3) for name in "abc"] == [("a",), ("b",), ("c",)]
     assert checksums.get(1) == TRUE
 
 
 def test_nothing_is_kept_of_what_is_forgotten() -> None:
     checksums = BaseChecksums()
-    checksums.hear("a", 1, 5, 3)
-    checksums.forget(1)
-    checksums.hear("b", 1, 6, 3)
-    checksums.hear("c", 1, 6, 3)
+    checksums.add_report("a", 1, 5, 3)
+    checksums.forget_base(1)
+    checksums.add_report("b", 1, 6, 3)
+    checksums.add_report("c", 1, 6, 3)
     assert checksums.get(1) == 6

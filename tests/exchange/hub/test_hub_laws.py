@@ -26,7 +26,7 @@ def test_memory_does_not_grow_with_rounds_or_members(monkeypatch, gradient):
 
     def rounds(first, last):
         for round in range(first, last):
-            sums[round] = desk.hub._checksums.get(round, round + 1)
+            sums[round] = desk.hub.checksum(round, round + 1)
             desk.give("a", round, applied=round, checksum=sums[round])
             if round % 2:
                 desk.tick(1.0)
@@ -44,8 +44,8 @@ def test_memory_does_not_grow_with_rounds_or_members(monkeypatch, gradient):
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert desk.hub.round >= 200
-    assert len(desk.hub._checksums) <= 17
-    assert len(desk.hub._open_rounds) <= 1
+    assert desk.hub.statistics().checksums <= 17
+    assert len(desk.hub.statistics().open_rounds) <= 1
     assert grown < 20_000
 
 
@@ -58,7 +58,7 @@ def test_members_that_name_old_checksums_leave_nothing_behind(monkeypatch):
     for round in range(60):
         desk.give("b", round, applied=round, checksum=round or checksum(ZEROS))
     assert desk.hub.present == ["a", "b"]
-    assert len(desk.hub._checksums) <= 9
+    assert desk.hub.statistics().checksums <= 9
 
 
 def test_members_that_come_and_go_leave_nothing_behind():
@@ -67,9 +67,9 @@ def test_members_that_come_and_go_leave_nothing_behind():
         desk.tell("b", Leave(""))
         desk.join("b")
         assert desk.hub.present == ["a", "b"]
-        desk.give("a", i, applied=i, checksum=desk.hub._checksums[i])
-        desk.give("b", i, applied=i, checksum=desk.hub._checksums[i])
-    assert len(desk.hub._members) == 2
+        desk.give("a", i, applied=i, checksum=desk.hub.checksum(i))
+        desk.give("b", i, applied=i, checksum=desk.hub.checksum(i))
+    assert len(desk.hub.members) == 2
     assert desk.hub.round == 100
 
 
@@ -100,9 +100,9 @@ def test_whatever_arrives_the_hub_stands_and_keeps_its_books(actions, gradient, 
             case "base":
                 desk.tell(who, Base(0, 1, extra))
             case "give":
-                peer = desk.hub._members.get(who.encode())
+                peer = desk.hub.members.get(who.encode())
                 due = peer.next_round if peer else 0
-                known = desk.hub._checksums.get(desk.hub.round, 5)
+                known = desk.hub.checksum(desk.hub.round, 5)
                 desk.give(who, due, payload=extra, applied=desk.hub.round, checksum=known)
             case "wild":
                 desk.give(who, **extra)
@@ -116,9 +116,10 @@ def test_whatever_arrives_the_hub_stands_and_keeps_its_books(actions, gradient, 
                 desk.tick(extra)
         assert desk.hub.round - before == len(desk.closed) - closed
         assert [c.round for c in desk.closed] == list(range(desk.hub.round))
-        assert len(desk.hub.present) == len(desk.hub._members) <= 2
-        assert all(round >= desk.hub.round for round, _ in desk.hub._open_rounds)
-        assert all(entry.contributions for _, entry in desk.hub._open_rounds)
+        assert len(desk.hub.present) == len(desk.hub.members) <= 2
+        kept = desk.hub.statistics().open_rounds
+        assert all(round >= desk.hub.round for round in kept)
+        assert all(kept.values())
 
 
 @given(
@@ -139,7 +140,7 @@ def test_one_bad_payload_at_any_time_costs_one_member(members, delay, when, seed
     good = fleet.members[:-1] if spoilt else fleet.members
     assert [m.state for m in good] == ["done"] * len(good)
     assert len({m.params.tobytes() for m in good}) == 1
-    assert not fleet.hub._open_rounds
+    assert not fleet.hub.statistics().open_rounds
     if spoilt:
         expelled = [note for note in fleet.notes if note.event == "refused"]
         assert expelled[0].member == f"m{members - 1}"

@@ -8,7 +8,6 @@ from hub_desk import ELEMENTS, ZEROS, Desk, back, lost, raw, refusal, the, with_
 
 from edgetrain import codecs
 from edgetrain.exchange.hub.members import AWAY
-from edgetrain.exchange.hub.terms import Policy
 from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Leave, Reply, Start, Welcome
 from edgetrain.exchange.transport import owned
 from edgetrain.vectors.vector import checksum
@@ -71,10 +70,8 @@ def test_beats_go_to_everyone_once_a_beat():
 
 
 def test_a_newcomer_starts_from_the_present_base_at_the_next_round():
-    desk = Desk(3)
-    desk.hub.policy = Policy(2)
-    desk.started()
-    desk.hub.policy = Policy(3)
+    desk = Desk(3).started("abd")
+    desk.tell("d", Leave("done"))
     desk.give("a", 0, np.full(ELEMENTS, 1))
     desk.give("b", 0, np.full(ELEMENTS, 3))
     desk.give("a", 1)
@@ -85,19 +82,17 @@ def test_a_newcomer_starts_from_the_present_base_at_the_next_round():
     said = desk.give("b", 1)
     assert the(Reply, said["c"]).round == 1, "it is told of rounds it had no part in"
     for name in "abc":
-        said = desk.give(name, 2, applied=1, checksum=desk.hub._checksums[1])
+        said = desk.give(name, 2, applied=1, checksum=desk.hub.checksum(1))
     assert desk.closed[-1].members == ("a", "b", "c")
 
 
 def test_the_base_sent_to_a_newcomer_is_its_own_copy():
-    desk = Desk(3)
-    desk.hub.policy = Policy(1)
-    desk.started("a")
-    desk.hub.policy = Policy(2)
+    desk = Desk(2).started("ad")
+    desk.tell("d", Leave("done"))
     desk.give("a", 0, np.full(ELEMENTS, 1))
     sent = the(Base, desk.join("b")["b"]).payload
     for name in "ab":
-        desk.give(name, 1, np.full(ELEMENTS, 1), applied=1, checksum=desk.hub._checksums[1])
+        desk.give(name, 1, np.full(ELEMENTS, 1), applied=1, checksum=desk.hub.checksum(1))
     np.testing.assert_array_equal(np.frombuffer(sent, np.float32), 1)
 
 
@@ -120,22 +115,20 @@ def test_a_member_that_comes_back_is_a_newcomer():
     desk.tick(6)
     desk.give("a", 0, np.full(ELEMENTS, 1))
     assert refusal(desk, desk.tell("b", Beat()), "b")[0] == "unknown"
-    said = desk.join("b", checksum=desk.hub._checksums[1])
+    said = desk.join("b", checksum=desk.hub.checksum(1))
     assert the(Start, said["b"]).keep
     assert the(Start, said["b"]).applied == 1
 
 
 def test_a_newcomer_gets_an_empty_reply_to_a_round_that_nobody_can_give_to_any_more():
-    desk = Desk(2)
-    desk.hub.policy = Policy(1)
-    desk.started("a")
-    desk.hub.policy = Policy(2)
+    desk = Desk(3).started("acd")
+    desk.tell("d", Leave("done"))
+    desk.give("c", 0, np.full(ELEMENTS, 1))
     desk.give("a", 0, np.full(ELEMENTS, 1))
-    desk.hub._members[b"a"].next_round = 2  # as if it had given to round 1
+    desk.give("a", 1, payload=b"x", applied=1, checksum=desk.hub.checksum(1))
     start = the(Start, desk.join("b")["b"])
     assert (start.applied, start.round) == (1, 2)
-    desk.hub._members[b"a"].next_round = 1
-    said = desk.give("a", 1, payload=b"x", applied=1, checksum=desk.hub._checksums[1])
+    said = desk.tell("c", Leave("done"))
     assert refusal(desk, said, "a")[0] == "payload"
     reply = the(Reply, said["b"])
     assert (reply.round, reply.members) == (1, 0)
@@ -205,7 +198,7 @@ def test_who_comes_back_behind_the_fleet_gets_the_base_and_goes_on_with_it():
     desk.take(desk.hub.unreachable(b"b", desk.now))
     desk.tick(2)
     for round in range(3):
-        known = {"applied": round, "checksum": desk.hub._checksums[round]}
+        known = {"applied": round, "checksum": desk.hub.checksum(round)}
         desk.give("a", round, np.full(ELEMENTS, 1), **known)
     said = back(desk, checksum=checksum(ZEROS))
     start = the(Start, said["z"])
@@ -213,7 +206,7 @@ def test_who_comes_back_behind_the_fleet_gets_the_base_and_goes_on_with_it():
     np.testing.assert_array_equal(np.frombuffer(the(Base, said["z"]).payload, np.float32), 3)
     desk.give("z", 0, np.full(ELEMENTS, 8))
     assert desk.notes[-1].reason == "round 0 had closed; counts in 3"
-    known = {"applied": 3, "checksum": desk.hub._checksums[3]}
+    known = {"applied": 3, "checksum": desk.hub.checksum(3)}
     desk.give("z", 3, np.full(ELEMENTS, 1), **known)
     desk.give("a", 3, np.full(ELEMENTS, 3), **known)
     assert desk.closed[-1].members == ("a", "b", "b")
@@ -271,7 +264,7 @@ def test_members_that_were_given_up_are_not_remembered_without_end():
         desk.join(f"c{i}", session=100 + i)
         desk.take(desk.hub.unreachable(f"c{i}".encode(), desk.now))
         desk.tick(2)
-    assert len(desk.hub._away) == 2 * AWAY
+    assert desk.hub.statistics().away == 2 * AWAY
 
 
 def test_finished_when_the_last_one_is_gone():
@@ -283,7 +276,7 @@ def test_finished_when_the_last_one_is_gone():
     assert not desk.hub.finished
     desk.tick(desk.hub.policy.return_s)
     assert desk.hub.finished
-    assert not desk.hub._members
+    assert desk.hub.present == []
 
 
 def keyed(letter, connection="1"):

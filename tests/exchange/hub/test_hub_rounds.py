@@ -106,7 +106,7 @@ def test_a_quorum_and_a_short_deadline_are_backup_members(gradient):
     desk.give("c", 0)
     assert [closed.members for closed in desk.closed] == [("a", "b", "c")], "at once"
     desk.give("d", 0, np.full(ELEMENTS, 8))
-    known = {"applied": 1, "checksum": desk.hub._checksums.get(1, 7)}
+    known = {"applied": 1, "checksum": desk.hub.checksum(1, 7)}
     desk.give("a", 1, **known)
     desk.tick(1)
     assert len(desk.closed) == 1, "one and a late one are no quorum of three"
@@ -124,14 +124,14 @@ def test_a_late_displacement_counts_once_in_the_next_round():
     desk.tick(10)
     desk.give("b", 0, np.full(ELEMENTS, 5))
     assert desk.notes[-1].reason == "round 0 had closed; counts in 1"
-    after = {"applied": 1, "checksum": desk.hub._checksums[1]}
+    after = {"applied": 1, "checksum": desk.hub.checksum(1)}
     desk.give("a", 1, np.full(ELEMENTS, 3), **after)
     assert len(desk.closed) == 1, "b still owes its own round 1"
     said = desk.give("b", 1, np.full(ELEMENTS, 4), **after)
     np.testing.assert_array_equal(np.frombuffer(the(Reply, said["a"]).payload, np.float32), 4)
     assert desk.closed[1].members == ("a", "b", "b")
     np.testing.assert_array_equal(desk.hub.base, 5)
-    assert not desk.hub._open_rounds
+    assert not desk.hub.statistics().open_rounds
 
 
 def test_a_late_gradient_is_dropped():
@@ -140,7 +140,7 @@ def test_a_late_gradient_is_dropped():
     desk.tick(10)
     desk.give("b", 0, np.full(ELEMENTS, 5))
     assert "dropped" in desk.notes[-1].reason
-    assert not desk.hub._open_rounds
+    assert not desk.hub.statistics().open_rounds
     desk.give("a", 1, np.full(ELEMENTS, 1))
     said = desk.give("b", 1, np.full(ELEMENTS, 3))
     assert np.frombuffer(the(Reply, said["a"]).payload, np.float32)[0] == 2
@@ -151,7 +151,7 @@ def test_members_without_a_round_trip_yet_do_not_shorten_an_automatic_delay():
     for round in range(pace.AUTO_ROUNDS):
         for name, wanted in (("a", 3), ("b", 17)):
             said = desk.give(
-                name, round, applied=round, checksum=desk.hub._checksums[round], wanted_delay=wanted
+                name, round, applied=round, checksum=desk.hub.checksum(round), wanted_delay=wanted
             )
         last = round == pace.AUTO_ROUNDS - 1
         assert the(Reply, said["a"]).delay == (17 if last else 0)

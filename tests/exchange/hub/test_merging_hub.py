@@ -92,7 +92,7 @@ def test_one_member_has_one_voice_however_many_rounds_it_is_late():
 def test_a_job_names_its_rule_for_gradients_and_displacements(strategy):
     job = config.parse({}, [f"strategy={strategy}", "merge=trimmed-mean(0.25)"])
     assert job.strategy.merge == "trimmed-mean(0.25)"
-    rule = hub_of(job)._merger.rule
+    rule = hub_of(job).rounds.merger.rule
     assert rule.share == 0.25
     assert rule.keeps_late == (strategy != "sync-sgd")
     assert job.digest() != config.parse({}, [f"strategy={strategy}"]).digest()

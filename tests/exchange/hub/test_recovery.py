@@ -126,17 +126,17 @@ def test_members_that_missed_too_much_go_on_from_the_base(strategy, kill, seed):
 
 def books(hub):
     """All that a restored hub has to have in common with the one before."""
-    known = {round: c for round, c in hub._checksums.items() if round <= hub.round}
+    state = hub.state()
     return {
-        "base": None if hub.base is None else hub.base.tobytes(),
-        "round": hub.round,
-        "delay": hub.delay,
-        "checksums": known,
+        "base": None if state.base is None else state.base.tobytes(),
+        "round": state.round,
+        "delay": state.delay,
+        "checksums": {round: c for round, c in state.checksums if round <= state.round},
         "members": {
-            peer.name: (peer.merged, peer.session, peer.index, peer.weight, peer.sender)
-            for peer in hub._members
+            seat.name: (seat.next_round, seat.session, seat.index, seat.weight, seat.address)
+            for seat in state.seats
         },
-        "unsent": {name: array.tobytes() for name, array in hub._merger.replies.state().items()},
+        "unsent": {name: array.tobytes() for name, array in state.memory.items()},
     }
 
 

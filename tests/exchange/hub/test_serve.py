@@ -80,7 +80,7 @@ def test_a_round_is_in_the_journal_when_its_reply_leaves(tmp_path):
     room.wires.send = watch
     for round in range(2):
         own = np.ones(3, np.float32).data.cast("B")
-        known = room.hub._checksums[round]
+        known = room.hub.checksum(round)
         member.send(pack(Contribute(round, 0, 1, 1.0, round, known, 0, own)))
         room.serve()
     assert seen == [[0], [0, 1]]
@@ -96,7 +96,7 @@ def test_who_missed_replies_is_sent_them_from_the_journal(tmp_path):
     member, _ = room.started(session=9)
     for round in range(3):
         own = np.full(3, round, np.float32).data.cast("B")
-        known = room.hub._checksums[round]
+        known = room.hub.checksum(round)
         member.send(pack(Contribute(round, 0, 1, 1.0, round, known, 0, own)))
         room.serve()
     heard(member)

@@ -1,0 +1,341 @@
+"""Members come, come back and go: what the hub says to them and writes down about it.
+
+`admission` has the rules of who may, `members` the state of each member (with its tables), `rounds`
+all about contributions. Here a decision becomes changed records and effects. No method closes a
+round; after each that removes a member, or lets one resume, the caller checks whether one is due.
+
+The last member that is lost leaves the job deserted, not finished: if every member is unreachable,
+the hub's own link is probably down, and the job stays open for `Policy.return_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edgetrain.errors import BadMessage, ConfigError
+from edgetrain.exchange.hub.admission import Admission, Model, WhyNot
+from edgetrain.exchange.hub.base_transfer import FirstBase, base_messages
+from edgetrain.exchange.hub.effects import Effect, Event, Note, Replay, Send, Write, refusal
+from edgetrain.exchange.hub.members import MemberRecord, Members
+from edgetrain.exchange.hub.records import Departed, Entered, Record, State
+from edgetrain.exchange.hub.replay import replay
+from edgetrain.exchange.hub.rounds import Rounds
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.limits import Unrequited
+from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Join, Resume, Start, Welcome
+
+
+def turn_away(sender: bytes, name: str, code: str, reason: str) -> list[Effect]:
+    """Refuse a peer that is not a member."""
+    return [refusal(sender, code, reason), Note("refused", name or "?", f"{code}: {reason}")]
+
+
+class Membership:
+    """The members of one job, from the first join to the last leave. Owns the model's description
+    and the base that members upload; `members` and `rounds` are the hub's."""
+
+    def __init__(self, terms: Terms, policy: Policy, members: Members, rounds: Rounds) -> None:
+        self.policy = policy
+        self.model = Model()
+        self.epoch = 0
+        """How often the hub was restored; every beat says it."""
+        self.first_base = FirstBase()
+        self.unrequited = Unrequited()
+        """Bases and replies that were sent over connections that have given nothing since."""
+        self._terms = terms
+        self._members = members
+        self._rounds = rounds
+        self._deserted = False
+        """The last member was lost, and may come back."""
+        self._deserted_since: float | None = None
+        # Replies do not stand for beats: without beats a connection is idle between two rounds for
+        # so long that TCP shrinks its window, and a round of 200 ms takes twice as long.
+        self._last_beat = float("-inf")
+
+    # -- looking ------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether all members have left, or are gone and have not come back in time."""
+        return self._rounds.started and not self._deserted and not self._members
+
+    @property
+    def may_start(self) -> bool:
+        """Whether all members and the whole base are here, and training has not begun."""
+        enough = len(self._members) >= self.policy.members
+        whole = self.first_base.is_whole(self.model.elements)
+        return enough and whole and not self._rounds.started
+
+    def find_returning(
+        self, sender: bytes, message: Resume, tail: int | None
+    ) -> tuple[MemberRecord | None, WhyNot]:
+        """The member that comes back with this message, and why it may not. The journal has all
+        replies from round `tail` on."""
+        away = self._members.away.get(message.name)
+        member = self._members.in_session(message.session) or away
+        if member is not None and not member.may_be_at(sender):
+            member = None
+        return member, self._admission(tail).why_not_back(sender, member, message)
+
+    def find_given_up(self, now: float) -> list[tuple[MemberRecord, float]]:
+        """The members that have been unreachable for too long, and how long that is."""
+        found = []
+        for member in self._members:
+            since = member.unreachable_since
+            patience_s = self.policy.return_s if member.returning else self.policy.gone_s
+            if since is not None and now - since >= patience_s:
+                found.append((member, patience_s))
+        return found
+
+    def _admission(self, tail: int | None = None) -> Admission:
+        return Admission(
+            self._terms, self.policy, self.model, self._members, self._rounds, self.finished, tail
+        )
+
+    def _next_round_for(self, member: MemberRecord) -> int:
+        """The round from which on a member that is not in step takes part: no round that others
+        have contributed to waits for it, and no name contributes to a round twice."""
+        rounds, ahead = self._rounds, 0
+        if rounds.started:  # before that nobody has contributed to anything
+            ahead = max((m.next_round for m in self._members), default=0)
+        if rounds.started and rounds.masks is not None:
+            ahead = max(ahead, rounds.masks.next_first)
+        namesake = self._members.away.get(member.name) or member
+        return max(rounds.round, ahead, namesake.next_round)
+
+    # -- joining ------------------------------------------------------------------------------
+
+    def join(self, sender: bytes, join: Join) -> list[Effect]:
+        """Let a newcomer in, or turn it away. After the start it trains at once."""
+        known = self._members.in_session(join.session)
+        again = known is not None and known.merged == 0 and known.may_be_at(sender)
+        if known is not None and again and join.protocol == PROTOCOL:
+            return self._join_again(known, sender, join)
+        why_not = self._admission().why_not(sender, join)
+        if why_not is not None:
+            return turn_away(sender, join.name, *why_not)
+        effects: list[Effect] = []
+        old = self._members.named(join.name)
+        if old is not None:
+            effects += self.remove(old, "gone", "started anew")
+        if self._rounds.masks is not None:
+            self._rounds.masks.forget_secrets(join.name)
+        if not self.model.elements:
+            problem = self._accept_model(join)
+            if problem is not None:
+                return [*effects, *turn_away(sender, join.name, "layout", problem)]
+        return effects + self._add(sender, join)
+
+    def _add(self, sender: bytes, join: Join) -> list[Effect]:
+        name = join.name or self._members.free_name()
+        weight = join.weight if self._terms.weighted else 1.0
+        index = self._members.free_index()
+        member = MemberRecord(name, sender, index, weight, join.checksum, join.session)
+        self._members.add(member)
+        if self.first_base.uploader is None and not self._rounds.started:
+            self.first_base.expect_from(member)
+        joined = f"{len(self._members)} of {self.policy.members}"
+        welcome = Send(sender, self._welcome(member))
+        return [welcome, Note("joined", name, joined), *self._admit_late(member)]
+
+    def _join_again(self, member: MemberRecord, sender: bytes, join: Join) -> list[Effect]:
+        """It was let in and does not know: a connection or the hub was lost meanwhile."""
+        if (other := self._admission().other_at(sender, member)) is not None:
+            return turn_away(sender, join.name, *other)
+        if self._rounds.started and self._rounds.base is None:
+            return [refusal(sender, "started", "the parameters to start from are gone: start anew")]
+        self._members.move(member, sender)
+        member.offer(join.checksum)
+        if member is self.first_base.uploader:
+            self.first_base.drop_parts()
+        return [Send(sender, self._welcome(member)), *self._admit_late(member)]
+
+    def _admit_late(self, member: MemberRecord) -> list[Effect]:
+        """After the start, a member begins as soon as it has joined."""
+        return self._admit(member) if self._rounds.started else []
+
+    def _accept_model(self, join: Join) -> str | None:
+        """Make this member's model the job's. Returns what is wrong with it; then nothing has
+        changed."""
+        model = Model(join.model, join.elements, bytes(join.payload))
+        try:
+            self._rounds.merger.bind_model(model.layout(), model.elements)
+        except (BadMessage, ConfigError) as error:
+            return str(error)
+        self.model = model
+        return None
+
+    def _welcome(self, member: MemberRecord) -> Welcome:
+        terms, merger, masks = self._terms, self._rounds.merger, self._rounds.masks
+        return Welcome(
+            name=member.name,
+            index=member.index,
+            members=self.policy.members,
+            strategy=terms.strategy,
+            every=terms.every,
+            delay=-1 if terms.delay is None else terms.delay,
+            codec=merger.codec.name,
+            reply_codec=merger.reply_codec.name,
+            beat_s=self.policy.beat_s,
+            upload=member is self.first_base.uploader and not self._rounds.started,
+            epoch=self.epoch,
+            threshold=masks.terms.threshold if masks else 0,
+            span=masks.terms.span if masks else 1.0,
+        )
+
+    # -- beginning to train -------------------------------------------------------------------
+
+    def accept_base(self, member: MemberRecord, message: Base) -> tuple[str, str] | None:
+        """A part of the base that all start from; returns what is wrong with it: (code, reason)."""
+        if member is not self.first_base.uploader or self._rounds.started:
+            return "order", f"base part {message.part} was not asked for"
+        return self.first_base.accept_part(message, self.model.elements)
+
+    def admit_all(self) -> list[Effect]:
+        """All members begin, with the base that was uploaded."""
+        self._rounds.set_base(self.first_base.vector(self.model.elements))
+        effects: list[Effect] = [Note("started", "hub", f"{self.policy.members} members")]
+        for member in self._members:
+            effects += self._admit(member)
+        self.first_base.drop_parts()
+        return effects
+
+    def _admit(self, member: MemberRecord) -> list[Effect]:
+        """Send a member the base if it lacks it, and let it train from the next round on."""
+        rounds = self._rounds
+        first = None
+        if member.state == "waiting" or member.first_round < rounds.round:
+            first = self._next_round_for(member)
+            self._members.away.pop(member.name)
+        member.start(first, applied=rounds.round)
+        checksum = rounds.checksums[rounds.round]
+        keep = member.checksum == checksum
+        effects: list[Effect] = []
+        if rounds.started:
+            effects.append(Write(Entered(member.seat())))
+        if not keep:
+            self.unrequited.count_sent(member.sender)
+            effects += self._send_base(member)
+        start = Start(rounds.round, member.first_round, rounds.delay.delay, checksum, keep)
+        return [*effects, Send(member.sender, start)]
+
+    def _send_base(self, member: MemberRecord) -> list[Effect]:
+        if not self._rounds.started:
+            messages = self.first_base.messages()
+        else:
+            assert self._rounds.base is not None
+            # What is sent must not change, and on a slow link that may take longer than a round.
+            messages = base_messages(self._rounds.base.copy())
+        return [Send(member.sender, message) for message in messages]
+
+    # -- coming back --------------------------------------------------------------------------
+
+    def resume(
+        self, member: MemberRecord, sender: bytes, message: Resume, tail: int | None
+    ) -> list[Effect]:
+        """A member that `find_returning` found goes on where it was, or from the base as it is
+        now."""
+        rounds = self._rounds
+        if member.returning:  # what else it gave is lost with the hub that had it
+            member.forget_unmerged()
+        self._members.move(member, sender)
+        member.resume(message.oldest)
+        begin = message.submitted
+        keep = not message.lacks_base and self._admission(tail).has_replies_from(message.applied)
+        if self._terms.allows_late_join and begin < max(rounds.round, member.next_round):
+            begin = self._next_round_for(member)
+            member.begin_at(begin)
+        member.mark_applied(message.applied if keep else rounds.round)
+        effects: list[Effect] = [
+            Write(Entered(member.seat())),
+            Send(sender, self._welcome(member)),
+        ]
+        if not keep:
+            effects += self._send_base(member)
+        start = Start(
+            member.applied, begin, rounds.delay.delay, rounds.checksums.get(member.applied), keep,
+            member.next_round, message.attempt,
+        )  # fmt: skip
+        effects.append(Send(sender, start))
+        missed = rounds.messages_missed(member.name)
+        if member.applied < rounds.round:
+            missed.insert(0, Replay(sender, member.applied, rounds.round))
+        if missed or not keep:
+            self.unrequited.count_sent(sender)
+        effects += missed
+        count = rounds.round - message.applied
+        effects.append(Note("back", member.name, f"it missed {count} replies" if count else ""))
+        return effects
+
+    # -- going --------------------------------------------------------------------------------
+
+    def remove(self, member: MemberRecord, event: Event, reason: str) -> list[Effect]:
+        """A member left ("left"), broke a rule ("refused") or is given up ("gone"). What it gave to
+        open rounds counts. One that is given up may come back, once training has begun."""
+        started, gone = self._rounds.started, event == "gone"
+        member.depart(left=event == "left")
+        effects: list[Effect] = [Note(event, member.name, reason)]
+        self._members.remove(member, may_return=gone and started)
+        # One that has not come back after a restart has had its time.
+        self._deserted = gone and not member.returning and not self._members
+        if not started:
+            return effects + self._replace_uploader(member)
+        return [Write(Departed(member.name, final=not gone)), *effects]
+
+    def _replace_uploader(self, member: MemberRecord) -> list[Effect]:
+        """If everyone was to start from this member's parameters, ask the next one for its own."""
+        if member is not self.first_base.uploader:
+            return []
+        uploader = next(iter(self._members), None)
+        self.first_base.expect_from(uploader)
+        if uploader is None:
+            self.model = Model()
+            return []
+        return [Send(uploader.sender, self._welcome(uploader))]
+
+    def give_up_behind(self) -> list[Effect]:
+        """Give up members that do not take their replies: no more is kept for them."""
+        most, behind = self._rounds.find_behind()
+        effects: list[Effect] = []
+        for member in behind:
+            reason = f"it has not taken the replies of the last {most} rounds"
+            effects += self.remove(member, "gone", reason)
+        return effects
+
+    def beats(self, now: float) -> list[Effect]:
+        """A beat to every member, if it is time; to those that are returning in any case, so that
+        they learn at once that the hub was restored."""
+        due = now - self._last_beat >= self.policy.beat_s
+        if due:
+            self._last_beat = now
+        told = [member for member in self._members if due or member.returning]
+        beats = {merged: Beat(self.epoch, merged) for merged in {m.merged for m in told}}
+        # Equal beats follow each other, because each is packed once.
+        told.sort(key=lambda member: member.merged)
+        return [Send(member.sender, beats[member.merged]) for member in told]
+
+    def check_desertion(self, now: float) -> None:
+        """A deserted job ends once its members have not come back for `Policy.return_s`."""
+        if not self._deserted or self._members:
+            self._deserted, self._deserted_since = False, None
+        elif self._deserted_since is None:
+            self._deserted_since = now
+        elif now - self._deserted_since >= self.policy.return_s:
+            self._deserted = False
+
+    # -- what survives a restart --------------------------------------------------------------
+
+    def restore(self, state: State, records: Iterable[Record], now: float) -> None:
+        """Go on with the members of a journal. They keep their places and have `Policy.return_s` to
+        come back. Replays the rounds. Raises Diverged if the journal contradicts itself."""
+        self.model = Model(state.model, state.elements, state.layout)
+        away = self._members.away
+        for seat in state.away:
+            departed = MemberRecord.of_seat(seat)
+            departed.depart(left=False)
+            away.remember(departed)
+        present = {seat.name: MemberRecord.of_seat(seat) for seat in state.seats}
+        self.epoch = replay(records, state.epoch, present, away, self._rounds) + 1
+        for member in present.values():
+            self._members.add(member)
+            member.mark_unreachable(now)
