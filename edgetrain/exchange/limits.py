@@ -74,7 +74,7 @@ class Unrequited:
 
     @property
     def reason(self) -> str:
-        """What a peer is told to whom no more is sent."""
+        """Why no more is sent, for the peer and for people."""
         return (
             f"a base or replies were sent over this connection {self.most} times, and nothing "
             "whole has come since: come back over another one"

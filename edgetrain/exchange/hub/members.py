@@ -335,12 +335,12 @@ class Members:
         return self._low_index
 
     def free_name(self) -> str:
-        """The first of m0, m1, … that no member has."""
+        """The first of m0, m1, … that no member has, in or away."""
         self._low_name = next(i for i in count(self._low_name) if self._is_free(f"m{i}"))
         return f"m{self._low_name}"
 
     def _is_free(self, name: str) -> bool:
-        return name not in self._by_name
+        return name not in self._by_name and name not in self.away
 
     def add(self, member: MemberRecord) -> None:
         """Add a member. Its connection and name are free."""
@@ -350,11 +350,11 @@ class Members:
             self._by_session[member.session] = member
 
     def remove(self, member: MemberRecord, *, may_return: bool = False) -> None:
-        """Remove a member; remember it if it may return."""
+        """Remove a member. One that may return keeps its name, as long as it is remembered."""
         self._take_out(member)
-        self._free_name(member.name)
-        if may_return:
-            self.away.remember(member)
+        freed = self.away.remember(member) if may_return else [member.name]
+        for name in freed:
+            self._free_name(name)
 
     def move(self, member: MemberRecord, sender: bytes) -> None:
         """Give a member another connection, which is free or its own; one that was away is in

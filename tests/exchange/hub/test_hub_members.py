@@ -240,6 +240,19 @@ def test_a_hub_without_a_base_cannot_give_one():
     assert refusal(desk, said, "y")[0] == "started"
 
 
+def test_the_name_of_a_member_that_is_away_is_not_given_to_a_newcomer():
+    desk = Desk(3)
+    for who, session in zip("abc", (6, 7, 8), strict=True):
+        desk.join(who, name="", session=session)
+    desk.tell("a", Base(0, 1, raw(ZEROS)))
+    lost(desk, "b")
+    assert the(Welcome, desk.join("d", name="")["d"]).name == "m3"
+    desk.tell("a", Leave("done"))
+    assert the(Welcome, back(desk, name="m1", submitted=0)["z"]).name == "m1"
+    desk.tell("z", Leave("done"))
+    assert the(Welcome, desk.join("e", name="")["e"]).name == "m0", "whoever left has none"
+
+
 NOT_BACK = {
     "protocol": {"protocol": PROTOCOL + 1},
     "session": {"session": 8},

@@ -17,7 +17,7 @@ def plain_free(taken: set[int]) -> int:
     return next(i for i in range(len(taken) + 1) if i not in taken)
 
 
-@given(st.lists(st.tuples(st.sampled_from("jnlm"), st.integers(0, 7)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from("jnlmgb"), st.integers(0, 7)), max_size=60))
 def test_finds_whom_a_look_at_everyone_finds(moves: list[tuple[str, int]]) -> None:
     members, plain, away = Members(3), [], []
     for serial, (what, which) in enumerate(moves, 1):
