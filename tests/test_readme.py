@@ -94,7 +94,7 @@ REFUSED = [command for command in COMMANDS if command.answer.startswith("edgetra
 ANSWERED = [
     command
     for command in COMMANDS
-    if command.words[0] in ("strategies", "doctor", "init")
+    if command.words[0] in ("strategies", "codecs", "doctor", "init")
     or command.words[:2] in (["devices", "list"], ["networks", "list"], ["networks", "show"])
 ]
 

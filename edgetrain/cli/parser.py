@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
         calibrate,
         capacity,
         chaos,
+        codecs,
         compare,
         devices,
         doctor,
@@ -46,8 +47,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--debug", action="store_true", help="show where an error came from")
     verbs = top.add_subparsers(dest="command", required=True, metavar="VERB")
     for module in (
-        *(compare, run, init, hub, member, keys, bundle, privacy, strategies, devices),
-        *(networks, sweep, capacity, calibrate, chaos, doctor, bench),
+        *(compare, run, init, hub, member, keys, bundle, privacy, strategies, codecs),
+        *(devices, networks, sweep, capacity, calibrate, chaos, doctor, bench),
     ):
         module.add_parser(verbs)
     return top

@@ -18,11 +18,12 @@ from edgetrain.codecs.kernels.chosen import Backend, backend
 from edgetrain.codecs.lowrank import BoundTwoTrips, LowRank, PowerSGD, TwoTrips
 from edgetrain.codecs.rules import Rules, bound
 from edgetrain.codecs.sparse import RandK, TopK
-from edgetrain.codecs.spec import NAMES, parse
+from edgetrain.codecs.spec import parse
+from edgetrain.codecs.table import TABLE
 from edgetrain.vectors.vector import Buffer, Layout, Vector
 
 __all__ = [
-    "NAMES",
+    "TABLE",
     "BFloat",
     "Backend",
     "Blockwise",

@@ -1,20 +1,18 @@
-"""`edgetrain bench codecs`: how fast the codecs are, and how small.
+"""Measure how fast the codecs are, and how small: the rows of `edgetrain bench codecs`.
 
-Speed is told as a ratio to `r += g`, the stream of twelve bytes an element that error feedback
-cannot do without, measured between the repetitions of the same run; time is this thread's CPU time,
-so that neighbours on the machine disturb little. A ratio of 1 is the speed of memory. Nothing
-here is a timed test: what is missed is printed as missed.
+Speed is a ratio to `r += g`, the stream of twelve bytes an element that error feedback cannot do
+without, measured between the repetitions of the same run; 1 is the speed of memory. Time is this
+thread's CPU time, so that other processes on the machine disturb little. Nothing is printed or
+drawn here, and a missed goal is a row, not an error.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels.contract import LEVEL_BLOCK
 from edgetrain.codecs.sparse import TopK
 from edgetrain.codecs.spec import parse
-from edgetrain.errors import ConfigError
 from edgetrain.vectors.vector import Vector, zeros
 
 DENSITIES = (0.001, 0.01, 0.1)
@@ -70,14 +67,6 @@ class Row:
         if self.goal is None:
             return None
         return self.value <= self.goal if self.at_most else self.value >= self.goal
-
-    def line(self) -> str:
-        """The row as it is printed."""
-        verdict = ""
-        if self.goal is not None:
-            sign = "<=" if self.at_most else ">="
-            verdict = f"  goal {sign} {self.goal:g}  {'met' if self.met else 'MISSED'}"
-        return f"{self.what:<44} {self.value:9.3f} {self.unit:<9}{verdict:<26} {self.note}".rstrip()
 
 
 @dataclass
@@ -282,90 +271,3 @@ PARTS: dict[str, Callable[[Stage], Iterator[Row]]] = {
     "index": positions,
     "hub": hub,
 }
-
-
-def add_parser(subparsers: Any) -> None:
-    """The arguments of `edgetrain bench codecs`."""
-    parser = subparsers.add_parser(
-        "codecs",
-        help="how fast the codecs are, and how small",
-        description=__doc__,
-        epilog="example: edgetrain bench codecs --elements 1000000 --picture codecs.png",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_arguments(parser)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments, for a parser of one's own."""
-    parser.add_argument("--elements", type=int, default=25_000_000, help="floats in the vector")
-    parser.add_argument("--repeats", type=int, default=9, help="rounds that medians are taken of")
-    parser.add_argument("--only", choices=[*PARTS, "sizes"], help="one part of it")
-    parser.add_argument("--kernels", default="", help="numpy, portable, avx2, avx512, neon")
-    parser.add_argument("--gradients", type=Path, action="append", default=[], help=".npz files")
-    parser.add_argument("--picture", type=Path, help="write size against error and speed here")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measures, prints and, where asked, draws. Returns 0: a missed goal is no error."""
-    if args.elements < 4096 or args.repeats < 1:
-        raise ConfigError(
-            f"{args.elements} elements in {args.repeats} repeats say nothing",
-            "take at least 4096 elements and 1 repeat",
-        )
-    if args.kernels:
-        with kernels.using(args.kernels):
-            return _run(args)
-    return _run(args)
-
-
-def _run(args: argparse.Namespace) -> int:
-    stage = Stage(args.elements, args.repeats)
-    backend, say = kernels.backend(), (lambda _: None) if args.json else print
-    say(f"kernels: {backend.name} {backend.instructions} ({backend.reason}) {backend.path}")
-    say(f"{args.elements / 1e6:g} M float32, one thread, medians of {args.repeats}\n")
-    rows = []
-    sources = [part(stage) for name, part in PARTS.items() if args.only in (None, name)]
-    for source in [*sources, *(gradients(path) for path in args.gradients)]:
-        for row in source:
-            rows.append(row)
-            say(row.line())
-    table = list(sizes(stage)) if args.only in (None, "sizes") else []
-    if table:
-        say(f"\n{'codec':<20} {'times smaller':>14} {'error':>8} {'of r += g':>10}")
-    for entry in table:
-        say(f"{entry.codec:<20} {entry.times_smaller:14.1f} {entry.error:8.4f} {entry.ratio:10.2f}")
-    if args.json:
-        result = {"backend": asdict(backend), "elements": args.elements}
-        result["rows"] = [{**asdict(row), "met": row.met} for row in rows]
-        result["sizes"] = [asdict(entry) for entry in table]
-        print(json.dumps(result, indent=2))
-    if args.picture and table:
-        draw(table, args.picture)
-        say(f"\nwrote {args.picture}")
-    return 0
-
-
-def draw(table: list[Size], path: Path) -> None:
-    """Error against size, each point labelled with its codec, the colour being the speed."""
-    import matplotlib.figure
-
-    figure = matplotlib.figure.Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.add_subplot()
-    points = axes.scatter(
-        [entry.times_smaller for entry in table],
-        [entry.error for entry in table],
-        c=[entry.ratio for entry in table],
-        cmap="viridis",
-        s=60,
-    )
-    for entry in table:
-        where = (entry.times_smaller, entry.error)
-        axes.annotate(entry.codec, where, xytext=(5, 5), textcoords="offset points", fontsize=8)
-    axes.set_xscale("log")
-    axes.set_xlabel("times smaller than float32")
-    axes.set_ylabel("relative error of one payload (feedback brings the rest later)")
-    axes.margins(x=0.15)
-    figure.colorbar(points, label="speed with feedback, as a share of r += g")
-    figure.savefig(path, dpi=150)

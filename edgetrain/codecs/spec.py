@@ -19,28 +19,8 @@ from edgetrain.codecs.fixed import Ranged
 from edgetrain.codecs.lowrank import LowRank, TwoTrips
 from edgetrain.codecs.rules import PerTensor, Rule, Rules
 from edgetrain.codecs.sparse import RandK, TopK
+from edgetrain.codecs.table import TABLE
 from edgetrain.errors import ConfigError, did_you_mean
-
-NAMES = {
-    "fp32": "every element as it is (also: dense)",
-    "fp16": "half precision",
-    "bf16": "bfloat16",
-    "int8": "8 bits an element, blockwise scale",
-    "int4": "4 bits an element, blockwise scale",
-    "qsgd": "qsgd(levels): stochastic levels, 1 to 127",
-    "ternary": "-1, 0, 1 at random, 1.6 bits an element",
-    "sign": "1 bit an element and a scale",
-    "q1": "a sign and the block's mean",
-    "q2": "a sign and 2 levels",
-    "q3": "a sign and 4 levels",
-    "q4": "a sign and 8 levels",
-    "topk": "topk(density[, exact][, tensor]): the largest magnitudes",
-    "dgc": "dgc(density[, momentum[, warm-up[, clip]]]): topk with Deep Gradient Compression",
-    "randk": "randk(density): random elements, no positions sent",
-    "low-rank": "low-rank(rank[, iterations]): factors of each matrix",
-    "powersgd": "powersgd(rank): the fleet's common factors, in two trips; for sync-sgd",
-}
-"""Every codec name and what it does, for the command line's help."""
 
 _STAGE = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:\(([^()]*)\))?\s*\Z")
 
@@ -133,7 +113,7 @@ def _plain(name: str, arguments: list[str]) -> Ranged:
     if name == "qsgd":
         return blocks.qsgd(_whole(name, arguments or ["7"], 1, 127))
     if name not in _PLAIN:
-        raise ConfigError(f"no codec '{name}'", did_you_mean(name, [*NAMES, "dense"]))
+        raise ConfigError(f"no codec '{name}'", did_you_mean(name, [*TABLE, "dense"]))
     if arguments:
         raise ConfigError(f"'{name}' takes no arguments, not ({', '.join(arguments)})")
     return _PLAIN[name]()
@@ -166,7 +146,10 @@ def _first(name: str, arguments: list[str], values: Ranged | None) -> BaseCodec:
 
 def _deep(numbers: list[str], values: Ranged | None) -> Deep:
     if len(numbers) > 4:
-        raise ConfigError(f"dgc takes 1 to 4 numbers, not {len(numbers)}", NAMES["dgc"])
+        row = TABLE["dgc"]
+        raise ConfigError(
+            f"dgc takes 1 to 4 numbers, not {len(numbers)}", f"{row.spelling}: {row.summary}"
+        )
     density = _density("dgc", numbers[:1])
     momentum = _density("dgc", numbers[1:2], "momentum") if len(numbers) > 1 else 0.9
     warmup = _whole("dgc", numbers[2:3], 0, 10**6) if len(numbers) > 2 else 0

@@ -39,8 +39,9 @@ VERBS = dict(verbs(parser()))
 def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
-        "bench", "bundle", "calibrate", "capacity", "chaos", "compare", "devices", "doctor", "hub",
-        "init", "keys", "member", "networks", "privacy", "run", "strategies", "sweep",
+        "bench", "bundle", "calibrate", "capacity", "chaos", "codecs", "compare", "devices",
+        "doctor", "hub", "init", "keys", "member", "networks", "privacy", "run", "strategies",
+        "sweep",
     }  # fmt: skip
 
 
@@ -56,7 +57,13 @@ def test_help(path, capsys):
 
 
 def test_answers_can_be_had_as_json(capsys):
-    for words in (["strategies"], ["devices", "list"], ["networks", "list"], ["doctor"]):
+    for words in (
+        ["strategies"],
+        ["codecs"],
+        ["devices", "list"],
+        ["networks", "list"],
+        ["doctor"],
+    ):
         assert main([*words, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)
 

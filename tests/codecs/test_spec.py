@@ -4,7 +4,7 @@ import codec_cases as cases
 import numpy as np
 import pytest
 
-from edgetrain.codecs import NAMES, Rules, TopK, parse
+from edgetrain.codecs import TABLE, Rules, TopK, parse
 from edgetrain.errors import ConfigError
 
 
@@ -81,15 +81,9 @@ def test_what_is_refused(text: str, message: str) -> None:
 
 
 def test_every_documented_name_is_a_codec() -> None:
-    arguments = {
-        "topk": "(0.1)",
-        "dgc": "(0.1)",
-        "randk": "(0.1)",
-        "low-rank": "(2)",
-        "powersgd": "(2)",
-    }
-    for name in NAMES:
-        assert parse(name + arguments.get(name, "")).name.startswith(name)
+    for name, row in TABLE.items():
+        assert row.spelling.startswith(name)
+        assert parse(row.example).name.startswith(name)
 
 
 def test_the_first_rule_that_takes_a_tensor_codes_it() -> None:
