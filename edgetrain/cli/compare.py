@@ -62,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.jobs.plan import plan
     from edgetrain.runs.folder import create, create_inside, write_job, write_summary
     from edgetrain.runs.reports import comparison, plot
+    from edgetrain.runs.reports.comparison_table import text
     from edgetrain.runs.reports.live.view import LiveView
     from edgetrain.training import emulated
 
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         common.say(json.dumps(compared.as_json(picture) | {"folder": str(folder)}))
     else:
-        common.say(comparison.text(compared, picture))
+        common.say(text(compared, picture))
     return 0
 
 

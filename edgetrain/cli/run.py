@@ -46,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.jobs.plan import plan
     from edgetrain.jobs.privacy.promise import said
     from edgetrain.runs.folder import create
-    from edgetrain.runs.reports import comparison, plot
+    from edgetrain.runs.reports import plot
+    from edgetrain.runs.reports.comparison import compare
+    from edgetrain.runs.reports.comparison_table import text
     from edgetrain.runs.reports.live.view import LiveView
     from edgetrain.training import emulated
 
@@ -65,11 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
     ) as view:
         summary = run_planned(planned, folder, view.refresh)
     picture = common_picture(plot.run_figure, folder, folder / "run.png")
-    compared = comparison.compare([summary])
+    compared = compare([summary])
     if arguments.json:
         common.say(json.dumps(summary | {"folder": str(folder)}))
     else:
-        common.say(comparison.text(compared, picture))
+        common.say(text(compared, picture))
         if summary.get("privacy"):
             common.say(said(summary["privacy"]))
         common.say(f"run folder: {folder}")

@@ -15,7 +15,9 @@ from made_up_runs import DGA, FEDAVG, SYNC, write_comparison
 from rich.console import Console
 
 from edgetrain.runs.folder import read_summary
-from edgetrain.runs.reports import columns, comparison, units
+from edgetrain.runs.reports import columns, units
+from edgetrain.runs.reports.comparison import compare
+from edgetrain.runs.reports.comparison_table import columns_of, footnotes, table, text
 from edgetrain.runs.summary import summarise
 
 
@@ -30,7 +32,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_the_first_run_is_the_yardstick(usual: list[dict[str, Any]]) -> None:
-    sync, fedavg, dga = comparison.compare(usual).rows
+    sync, fedavg, dga = compare(usual).rows
     assert sync.speedup == 1.0
     assert dga.speedup == usual[0]["target_seconds"] / usual[2]["target_seconds"]
     assert sync.wait_share == pytest.approx(0.42 / (0.42 + 0.002 + 0.05 * 1.035))
@@ -40,7 +42,7 @@ def test_the_first_run_is_the_yardstick(usual: list[dict[str, Any]]) -> None:
 
 def test_a_yardstick_that_never_got_there_gives_a_lower_bound(tmp_path: Path) -> None:
     short = replace(SYNC, steps=100)
-    sync, dga = comparison.compare(summaries(tmp_path, short, DGA)).rows
+    sync, dga = compare(summaries(tmp_path, short, DGA)).rows
     assert sync.target_seconds is None
     assert sync.speedup is None
     assert dga.speedup is None
@@ -49,7 +51,7 @@ def test_a_yardstick_that_never_got_there_gives_a_lower_bound(tmp_path: Path) ->
 
 def test_runs_are_told_apart_by_what_differs(usual: list[dict[str, Any]]) -> None:
     def labels(*found: dict[str, Any], given: list[str] | None = None) -> list[str]:
-        return [row.label for row in comparison.compare(found, given).rows]
+        return [row.label for row in compare(found, given).rows]
 
     one, other = {**usual[0], "name": "digits"}, {**usual[2], "name": "digits"}
     assert labels(one, other) == ["sync-sgd", "dga"]
@@ -59,7 +61,7 @@ def test_runs_are_told_apart_by_what_differs(usual: list[dict[str, Any]]) -> Non
 
 
 def test_the_plain_table(usual: list[dict[str, Any]]) -> None:
-    shown = comparison.text(comparison.compare(usual), Path("runs/x/compare.png"))
+    shown = text(compare(usual), Path("runs/x/compare.png"))
     above, below = shown.splitlines()[:2]
     assert above == "             final  time to                time"
     assert below.startswith("strategy  accuracy     97 %  speed-up  per step  waiting     sent")
@@ -72,36 +74,36 @@ def test_the_plain_table(usual: list[dict[str, Any]]) -> None:
 def test_what_went_wrong_is_said_below(tmp_path: Path) -> None:
     found = summaries(tmp_path, replace(FEDAVG, lost="m3"), replace(DGA, trusted=False))
     found[0] |= {"status": "failed", "errors": ["m3: out of memory\x1b[2J"]}
-    notes = comparison.footnotes(comparison.compare(found))
+    notes = footnotes(compare(found))
     assert notes[0] == "fedavg was ended by an error: m3: out of memory [2J"
     assert notes[1] == "fedavg lost m3"
     assert notes[2].startswith("dga: the emulated network was itself late (31 ms")
 
 
 def test_a_single_run_has_no_speed_up(usual: list[dict[str, Any]]) -> None:
-    shown = comparison.columns(comparison.compare(usual[2:]))
+    shown = columns_of(compare(usual[2:]))
     assert "speed-up" not in [column.heading for column in shown]
 
 
 def test_columns_that_say_nothing_are_left_out(usual: list[dict[str, Any]]) -> None:
     bare = [{**one, "emulation": None, "joules": None, "target": None} for one in usual]
-    headings = {column.heading for column in comparison.columns(comparison.compare(bare))}
+    headings = {column.heading for column in columns_of(compare(bare))}
     assert headings.isdisjoint({"energy", "trusted", "time to", "speed-up"})
 
 
 def test_an_interrupted_run_without_steps_can_be_shown(tmp_path: Path) -> None:
-    shown = comparison.text(comparison.compare([summarise(tmp_path, {"name": "dga"})]))
+    shown = text(compare([summarise(tmp_path, {"name": "dga"})]))
     assert "dga was interrupted" in shown
 
 
 def test_nothing_to_compare_is_no_error() -> None:
-    assert comparison.text(comparison.compare([])).split() == [
+    assert text(compare([])).split() == [
         *("final", "time", "strategy", "accuracy", "per", "step", "waiting", "sent", "received"),
     ]
 
 
 def test_json_is_plain_data_in_base_units(usual: list[dict[str, Any]]) -> None:
-    data = json.loads(json.dumps(comparison.compare(usual).as_json(Path("compare.png"))))
+    data = json.loads(json.dumps(compare(usual).as_json(Path("compare.png"))))
     assert data["picture"] == "compare.png"
     assert data["target"] == 0.97
     assert [run["strategy"] for run in data["runs"]] == ["sync-sgd", "fedavg", "dga"]
@@ -112,7 +114,7 @@ def test_json_is_plain_data_in_base_units(usual: list[dict[str, Any]]) -> None:
 def test_the_table_fits_its_terminal(usual: list[dict[str, Any]], width: int) -> None:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=True, color_system=None)
-    console.print(comparison.table(comparison.compare(usual), Path("compare.png"), width))
+    console.print(table(compare(usual), Path("compare.png"), width))
     rows = [line for line in out.getvalue().splitlines() if line.startswith("dga ")]
     assert len(rows) == 1
     assert "\u2026" not in out.getvalue()

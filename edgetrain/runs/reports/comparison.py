@@ -1,7 +1,6 @@
-"""What several runs of one job say against each other: as data, as a table, as plain text.
+"""Compare several runs of one job: figures of each, and against the first, as data.
 
-Everything here is a pure function of summaries (runs.read_summary); no file is read and no clock.
-rich is imported where a table is made.
+Pure functions of summaries (as `runs.folder.read_summary` returns them); no file, no clock.
 """
 
 from __future__ import annotations
@@ -11,23 +10,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.runs.reports import units
-from edgetrain.runs.reports.columns import Column, as_rich, as_text, column, fit
-
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    pass
 
 Summary = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run of a comparison. Seconds, bytes and joules; None is what is not known.
+    """One run of a comparison, in seconds, bytes and joules; None: not known.
 
-    label: what tells it from the other runs, best of all its strategy.
-    final: the task's metric at the end. speedup: how many times sooner the target was reached than
-    by the first run; where that one never reached it, only speedup_at_least is known.
-    wait_share: the part of a step spent waiting, 0 to 1.
+    label: tells it from the other runs, usually its strategy. final: the task's metric at the end.
+    speedup: how many times sooner than the first run it reached the target; if the first run never
+    reached it, only speedup_at_least is known. wait_share: the part of a step spent waiting, 0 to
+    1.
     """
 
     label: str
@@ -56,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs of one job in the order in which they were asked for; the first is the yardstick."""
+    """Runs of one job, in the order given; the others are compared with the first."""
 
     metric: str
     better: str
@@ -77,9 +73,9 @@ class Comparison:
 
 
 def compare(summaries: Sequence[Summary], labels: Sequence[str] | None = None) -> Comparison:
-    """Sets runs against the first of them, whose metric and target hold for all.
+    """Compare runs with the first of them, whose metric and target apply to all.
 
-    Runs are told apart by `labels`, else by strategy, else by name, else by number.
+    Labels are `labels`, or else the strategies, the names or numbers: the first that all differ.
     """
     if not summaries:
         return Comparison("accuracy", "higher", None, (), ())
@@ -141,7 +137,7 @@ def _speedup(summary: Summary, first: Summary) -> tuple[float | None, float | No
         return None, None
     if yardstick is not None:
         return yardstick / mine, None
-    # The first run was still short of the target when it ended.
+    # The first run ended before it reached the target.
     return None, first["seconds"] / mine
 
 
@@ -181,7 +177,7 @@ _STATUS = {"failed": "ended by an error", "interrupted": "interrupted"}
 
 
 def untrusted(emulation: Mapping[str, Any]) -> str:
-    """Why the times of a run are not to be trusted, in a sentence."""
+    """Why the times of a run cannot be trusted, in a sentence."""
     late, limit = emulation.get("late_ms_p99"), emulation.get("late_limit_ms")
     if late is None or limit is None:
         return "the network emulation does not vouch for its own timing"
@@ -194,93 +190,3 @@ def untrusted(emulation: Mapping[str, Any]) -> str:
 def _names(names: Sequence[str], most: int = 4) -> str:
     listed = ", ".join(names[:most])
     return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
-
-
-# --- shown ---
-
-
-def columns(comparison: Comparison) -> list[Column]:
-    """The closing table; columns that say nothing are left out.
-
-    A narrow terminal can do without those with a rank; the footnotes name an untrusted run anyway.
-    """
-    rows, metric, target = comparison.rows, comparison.metric, comparison.target
-    shown = [
-        column(
-            "strategy", (units.printable(row.label) for row in rows), styles=["bold"] * len(rows)
-        ),
-        column("final", (units.figure(metric, row.final) for row in rows), below=metric),
-    ]
-    if target is not None:
-        goal = units.goal(metric, target)
-        shown.append(column("time to", map(_reached, rows), below=goal))
-        if len(rows) > 1:
-            shown.append(column("speed-up", map(_faster, rows), styles=map(_speed_style, rows)))
-    per_step = (units.duration(row.seconds_per_step) for row in rows)
-    shown += [
-        column("time", per_step, below="per step"),
-        column("waiting", (units.share(row.wait_share) for row in rows), rank=1),
-        column("sent", (units.size(row.sent_bytes) for row in rows)),
-        column("received", (units.size(row.received_bytes) for row in rows), rank=3),
-    ]
-    if any(row.joules is not None for row in rows):
-        shown.append(column("energy", map(_energy, rows), rank=2))
-    if any(row.trusted is not None for row in rows):
-        trust = (_TRUST[row.trusted] for row in rows)
-        shown.append(column("trusted", trust, rank=4, styles=map(_trust_style, rows)))
-    return shown
-
-
-_TRUST = {True: "yes", False: "NO", None: units.ABSENT}
-
-
-def _reached(row: Row) -> str:
-    return "never" if row.target_seconds is None else units.duration(row.target_seconds)
-
-
-def _faster(row: Row) -> str:
-    if row.speedup_at_least is not None:
-        return f"over {units.times(row.speedup_at_least)}"
-    return units.times(row.speedup)
-
-
-def _energy(row: Row) -> str:
-    mark = "~" if row.joules_source == "estimated" and row.joules is not None else ""
-    return mark + units.energy(row.joules)
-
-
-def footnotes(comparison: Comparison, picture: Path | None = None) -> list[str]:
-    """What stands below the table: warnings first, the picture last."""
-    lines = [units.printable(note) for note in comparison.notes]
-    if any(row.joules_source == "estimated" for row in comparison.rows):
-        lines.append("~ energy is estimated from the device profile, not measured")
-    if picture is not None:
-        lines.append(f"picture: {picture}")
-    return lines
-
-
-def text(comparison: Comparison, picture: Path | None = None, width: int | None = None) -> str:
-    """The closing table in plain text: a heading of two lines, one line a run, the footnotes."""
-    lines = as_text(fit(columns(comparison), width, gap=2))
-    return "\n".join([*lines, "", *footnotes(comparison, picture)]).rstrip() + "\n"
-
-
-def table(comparison: Comparison, picture: Path | None = None, width: int = 100) -> RenderableType:
-    """The closing table for a terminal that many characters wide, coloured where it matters."""
-    from rich.console import Group
-    from rich.text import Text
-
-    notes = [
-        Text(note, style="yellow" if note in comparison.notes else "")
-        for note in footnotes(comparison, picture)
-    ]
-    return Group("", as_rich(fit(columns(comparison), width, gap=2)), "", *notes)
-
-
-def _speed_style(row: Row) -> str:
-    faster = row.speedup or row.speedup_at_least or 0
-    return "bold green" if faster > 1.05 else ""
-
-
-def _trust_style(row: Row) -> str:
-    return "bold red" if row.trusted is False else ""

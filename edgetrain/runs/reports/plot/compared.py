@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import read_summary
-from edgetrain.runs.reports import comparison, units
-from edgetrain.runs.reports.comparison import Comparison
+from edgetrain.runs.reports import units
+from edgetrain.runs.reports.comparison import Comparison, compare
 from edgetrain.runs.reports.plot.bars import draw_stacked, name_bars, unit_of_bytes, write_beside
-from edgetrain.runs.reports.plot.quality import (
-    Curve,
-    curve_of,
-    draw_against_steps,
-    draw_against_time,
-    draw_header,
-    draw_notes,
-    end_of_time,
-    heading_of,
-)
+from edgetrain.runs.reports.plot.curves import Curve, curve_of, end_of_time
+from edgetrain.runs.reports.plot.headings import draw_header, draw_notes, heading_of
+from edgetrain.runs.reports.plot.quality import draw_against_steps, draw_against_time
 from edgetrain.runs.reports.plot.style import INCHES, new_figure, save, styled
 from edgetrain.runs.summary import summarise
 
@@ -42,7 +35,7 @@ def draw_comparison(folders: Sequence[Path]) -> Figure:
     if not folders:
         raise ConfigError("there is no run to draw")
     summaries = [read_summary(folder) or summarise(folder) for folder in folders]
-    compared = comparison.compare(summaries)
+    compared = compare(summaries)
     curves = [
         curve_of(folder, row, compared.metric, place)
         for place, (folder, row) in enumerate(zip(folders, compared.rows, strict=True))

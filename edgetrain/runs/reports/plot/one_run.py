@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING
 from edgetrain.runs.folder import read_metrics, read_summary
 from edgetrain.runs.metrics.lines import Record
 from edgetrain.runs.metrics.tally import Tally
-from edgetrain.runs.reports import comparison, units
+from edgetrain.runs.reports import units
+from edgetrain.runs.reports.comparison import compare
 from edgetrain.runs.reports.plot.bars import draw_stacked, unit_of_bytes, unit_of_time
-from edgetrain.runs.reports.plot.quality import (
-    curve_of,
-    draw_against_time,
-    draw_header,
-    draw_notes,
-    heading_of,
-)
+from edgetrain.runs.reports.plot.curves import curve_of
+from edgetrain.runs.reports.plot.headings import draw_header, draw_notes, heading_of
+from edgetrain.runs.reports.plot.quality import draw_against_time
 from edgetrain.runs.reports.plot.style import COLOURS, as_text, new_figure, save, styled
 from edgetrain.runs.summary import summarise
 
@@ -38,7 +35,7 @@ def run_figure(folder: Path, path: Path) -> Path:
 def draw_run(folder: Path) -> Figure:
     """The figure of run.png."""
     summary = read_summary(folder) or summarise(folder)
-    compared = comparison.compare([summary])
+    compared = compare([summary])
     curve = replace(curve_of(folder, compared.rows[0], compared.metric, 1), dashes="-")
     history = History(max(1, summary["steps"]))
     for record in read_metrics(folder):

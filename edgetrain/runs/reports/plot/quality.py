@@ -1,52 +1,21 @@
-"""How good a run was against time and against steps, and what is written around such panels.
+"""Panels of a run's metric against time and against steps.
 
-Shared by the picture of one run and the one of several.
+Shared by the picture of one run and the picture of several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from edgetrain.runs.folder import read_metrics
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.comparison import Comparison, Row
+from edgetrain.runs.reports.comparison import Comparison
 from edgetrain.runs.reports.plot.bars import unit_of_time
-from edgetrain.runs.reports.plot.style import (
-    HEADING_POINTS,
-    TARGET,
-    as_text,
-    below_top,
-    listed,
-    look_of,
-    write_heading,
-)
+from edgetrain.runs.reports.plot.curves import Curve, needs_log, seconds_until_visible
+from edgetrain.runs.reports.plot.style import TARGET, as_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-# A time axis is logarithmic when the fastest run would else be squeezed into this part of it.
-_SQUEEZED = 0.04
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One run in a picture: its row, its evaluations, and how its line looks."""
-
-    row: Row
-    t: tuple[float, ...]
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
-    colour: str
-    dashes: str
-
-    @property
-    def name(self) -> str:
-        """As it stands beside bars; a note explains the mark."""
-        return as_text(self.row.label) + (" *" if self.row.trusted is False else "")
 
 
 def draw_against_time(
@@ -67,23 +36,14 @@ def draw_against_time(
     axes.set_xlabel(f"time since training began ({unit})")
     lowest = _scale_metric(axes, curves, compared)
     axes.set_xlim(0, end / seconds)
-    if _needs_log(curves, end):
+    if needs_log(curves, end):
         from matplotlib.ticker import LogLocator, NullFormatter
 
         axes.set_xscale("log")
-        axes.set_xlim(0.8 * _comes_into_sight(curves, lowest) / seconds, end / seconds)
+        axes.set_xlim(0.8 * seconds_until_visible(curves, lowest) / seconds, end / seconds)
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _comes_into_sight(curves: Sequence[Curve], lowest: float) -> float:
-    """Seconds until the first curve rises above the lower edge of the picture."""
-    seen = (
-        next((t for t, value in zip(curve.t, curve.values, strict=True) if value >= lowest), None)
-        for curve in curves
-    )
-    return min((t for t in seen if t), default=1.0)
 
 
 def draw_against_steps(axes: Axes, curves: Sequence[Curve], compared: Comparison) -> None:
@@ -93,7 +53,7 @@ def draw_against_steps(axes: Axes, curves: Sequence[Curve], compared: Comparison
     _draw_target(axes, compared)
     last = max((curve.steps[-1] for curve in curves if curve.steps), default=1)
     if compared.target is not None:
-        # In the margin: within the panel there is always some curve near the target.
+        # In the margin: inside the panel a curve is always near the target.
         goal = units.goal(compared.metric, compared.target)
         axes.annotate(
             f"target\n{goal}",
@@ -135,10 +95,10 @@ def _draw_target(axes: Axes, compared: Comparison) -> None:
 
 
 def _scale_metric(axes: Axes, curves: Sequence[Curve], compared: Comparison) -> float:
-    """Sets the vertical range and returns its lower edge."""
+    """Set the vertical range and return its lower edge."""
     values = [value for curve in curves for value in curve.values]
     if units.is_fraction(compared.metric):
-        # The way up from guessing is the same for all; what differs happens near the target.
+        # All runs rise from guessing alike; they differ near the target.
         near = (compared.target or max(values, default=1.0)) - 0.45
         axes.set_ylim(max(0.0, min(values, default=0.0), near), 1.0)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.0f} %")
@@ -150,92 +110,3 @@ def _scale_metric(axes: Axes, curves: Sequence[Curve], compared: Comparison) -> 
         where = axes.transAxes
         axes.text(0.5, 0.5, "not evaluated yet", transform=where, ha="center", color=TARGET)
     return float(axes.get_ylim()[0])
-
-
-def end_of_time(curves: Sequence[Curve]) -> float:
-    """Seconds to show: a third more than the slowest needed for the target, else all there is."""
-    everything = max([curve.t[-1] for curve in curves if curve.t] or [1.0]) or 1.0
-    reached = [curve.row.target_seconds for curve in curves]
-    if any(seconds is None for seconds in reached):
-        return everything
-    return min(everything, 1.33 * max(seconds for seconds in reached if seconds is not None))
-
-
-def _needs_log(curves: Sequence[Curve], end: float) -> bool:
-    fastest = [curve.row.target_seconds for curve in curves if curve.row.target_seconds]
-    return bool(fastest) and min(fastest) < _SQUEEZED * end
-
-
-def curve_of(folder: Path, row: Row, metric: str, place: int) -> Curve:
-    """A run's curve, from its folder; it looks like the `place`-th line."""
-    evaluations = sorted(read_metrics(folder, "eval"), key=lambda record: record["t"])
-    points = [
-        (record["t"], record["step"], record[metric])
-        for record in evaluations
-        if isinstance(record.get(metric), int | float)
-    ]
-    t, steps, values = zip(*points, strict=True) if points else ((), (), ())
-    return Curve(row, t, steps, values, *look_of(place))
-
-
-def heading_of(summary: Mapping[str, Any], *more: str | None) -> str:
-    """Task, members, device and network, as far as they are known."""
-    task = str(summary["task"] or "").rpartition(":")[2]
-    members, device = summary["members"], summary["device"] or "host"
-    mixed = not isinstance(device, str) or ":" in device or "," in device
-    fleet = f"{members} members ({listed(device)})" if mixed else f"{members} x {device}"
-    network = listed(summary["network"] or "none")
-    network = "no network emulated" if network == "none" else network
-    return ", ".join(as_text(str(part)) for part in (task, *more, fleet, network) if part)
-
-
-def draw_header(
-    figure: Figure, axes: Axes, compared: Comparison, summary: Mapping[str, Any], heading: str
-) -> None:
-    """The heading, and the legend of `axes` in as many columns as there is room for.
-
-    matplotlib's layout lets a title and a legend above the panels overlap: the room is taken here.
-    """
-    handles, labels = axes.get_legend_handles_labels()
-    widest = max(map(len, labels), default=0)
-    ncols = max(1, min(len(labels), 126 // (widest + 6)))
-    remark = _remark(compared, summary)
-    legend = figure.legend(
-        handles,
-        labels,
-        loc="upper left",
-        bbox_to_anchor=(0.012, below_top(figure, HEADING_POINTS)),
-        ncols=ncols,
-        title=remark or None,
-        title_fontsize=12,
-        alignment="left",
-        borderpad=0,
-        borderaxespad=0,
-        columnspacing=1.6,
-        handlelength=2.4,
-    )
-    legend.set_in_layout(False)
-    legend.get_title().set_color(TARGET)
-    rows = -(-len(labels) // ncols) + bool(remark)
-    write_heading(figure, heading, HEADING_POINTS + 20 * rows)
-
-
-def _remark(compared: Comparison, summary: Mapping[str, Any]) -> str:
-    backend = (summary.get("emulation") or {}).get("backend")
-    parts = [
-        f"network emulated by '{as_text(str(backend))}'" if backend not in (None, "none") else ""
-    ]
-    if compared.target is not None and len(compared.rows) > 1:
-        parts.append(f"speed-up against {as_text(compared.rows[0].label)}")
-    return "; ".join(part for part in parts if part)
-
-
-def draw_notes(figure: Figure, compared: Comparison) -> None:
-    """Warnings at the bottom; as supxlabel, for which the layout keeps room."""
-    untrusted = tuple(f"{row.label}:" for row in compared.rows if row.trusted is False)
-    lines = [
-        ("* " if note.startswith(untrusted) else "") + as_text(note) for note in compared.notes[:4]
-    ]
-    if lines:
-        text = "\n".join(lines)
-        figure.supxlabel(text, x=0.012, ha="left", fontsize=11.5, color="#B00020")

@@ -1,0 +1,67 @@
+"""Runs as curves of their metric, and the range of time that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgetrain.runs.folder import read_metrics
+from edgetrain.runs.reports.comparison import Row
+from edgetrain.runs.reports.plot.style import as_text, look_of
+
+_SQUEEZED = 0.04
+"""A time axis becomes logarithmic if the fastest run would take less than this part of it."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run in a picture: its row, its evaluations, and how its line looks."""
+
+    row: Row
+    t: tuple[float, ...]
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    colour: str
+    dashes: str
+
+    @property
+    def name(self) -> str:
+        """The label beside bars, marked if the run is untrusted (a note explains the mark)."""
+        return as_text(self.row.label) + (" *" if self.row.trusted is False else "")
+
+
+def seconds_until_visible(curves: Sequence[Curve], lowest: float) -> float:
+    """Seconds until the first curve rises above `lowest`, the lower edge of the picture."""
+    seen = (
+        next((t for t, value in zip(curve.t, curve.values, strict=True) if value >= lowest), None)
+        for curve in curves
+    )
+    return min((t for t in seen if t), default=1.0)
+
+
+def end_of_time(curves: Sequence[Curve]) -> float:
+    """Seconds to show: a third more than the slowest run took to the target, or all of them."""
+    everything = max([curve.t[-1] for curve in curves if curve.t] or [1.0]) or 1.0
+    reached = [curve.row.target_seconds for curve in curves]
+    if any(seconds is None for seconds in reached):
+        return everything
+    return min(everything, 1.33 * max(seconds for seconds in reached if seconds is not None))
+
+
+def needs_log(curves: Sequence[Curve], end: float) -> bool:
+    """Whether a time axis up to `end` seconds has to be logarithmic to show the fastest run."""
+    fastest = [curve.row.target_seconds for curve in curves if curve.row.target_seconds]
+    return bool(fastest) and min(fastest) < _SQUEEZED * end
+
+
+def curve_of(folder: Path, row: Row, metric: str, place: int) -> Curve:
+    """A run's curve, from its folder, in the look of line number `place` (from 0)."""
+    evaluations = sorted(read_metrics(folder, "eval"), key=lambda record: record["t"])
+    points = [
+        (record["t"], record["step"], record[metric])
+        for record in evaluations
+        if isinstance(record.get(metric), int | float)
+    ]
+    t, steps, values = zip(*points, strict=True) if points else ((), (), ())
+    return Curve(row, t, steps, values, *look_of(place))
