@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     common.simulator()
     from edgetrain.jobs.plan import plan
     from edgetrain.runs.folder import create, create_inside, read_metrics, write_summary
-    from edgetrain.runs.reports import calibration, plot
+    from edgetrain.runs.reports import calibration
+    from edgetrain.runs.reports.plot import calibration_figure
     from edgetrain.training import emulated
     from edgetrain.training.simulated import simulation
 
@@ -100,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
                 name, found[0], found[1], (bases[0], bases[1]), (real[0], real[1]), drawn
             )
         )
-    picture = _picture(plot, pairs, folder / "calibration.png")
+    picture = common.picture(partial(calibration_figure, pairs, folder / "calibration.png"))
     report = calibration.as_json(pairs, picture)
     write_summary(folder, {"name": folder.name, "calibration": report})
     if arguments.json:
@@ -135,10 +137,3 @@ def _loses(planned: Any) -> bool:
 
     profiles = [networks.load(name) for name in set(planned.networks)]
     return any(p.has_loss for p in (*profiles, *(site.uplink for site in planned.sites)))
-
-
-def _picture(plot: Any, pairs: Any, path: Path) -> Path | None:
-    from edgetrain.cli.common import common_picture
-
-    picture: Path | None = common_picture(plot.calibration_figure, pairs, path)
-    return picture

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,10 +80,9 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ask, print, draw."""
     job, beside = common.job_of(arguments, SIMULATED)
-    from edgetrain.cli.common import common_picture
     from edgetrain.jobs.capacity import estimate
     from edgetrain.runs.folder import create, write_job, write_summary
-    from edgetrain.runs.reports import plot
+    from edgetrain.runs.reports.plot import capacity_figure
 
     question = question_of(job, arguments, beside)
     found = estimate.answer(question)
@@ -94,9 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     write_job(folder, job.to_dict())
     heading = heading_of(job, question)
     rows = [_plain(each) for each in table]
-    picture = common_picture(
-        lambda rows, path: plot.capacity_figure(rows, path, heading), rows, folder / "capacity.png"
-    )
+    picture = common.picture(partial(capacity_figure, rows, folder / "capacity.png", heading))
     answer = _plain(found) | {
         "heading": heading,
         "round_seconds": list(found.round_seconds),

@@ -6,6 +6,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -124,10 +125,9 @@ def warn(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def common_picture(draw: Any, what: Any, path: Any) -> Any:
-    """Draw if matplotlib is there; its absence is told, and is no error."""
-    try:
-        return draw(what, path)
-    except ImportError:
+def picture(draw: Callable[[], Path]) -> Path | None:
+    """Draw a picture and return its path; without matplotlib warn and return None."""
+    if find_spec("matplotlib") is None:
         warn("no picture: matplotlib is not installed (pip install 'edgetrain[lab]')")
         return None
+    return draw()

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from edgetrain.cli import common
@@ -58,12 +58,12 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan all, run one after the other, compare."""
     job, beside = common.job_of(arguments, DEMO)
-    from edgetrain.cli.common import common_picture
     from edgetrain.jobs.plan import plan
     from edgetrain.runs.folder import create, create_inside, write_job, write_summary
-    from edgetrain.runs.reports import comparison, plot
+    from edgetrain.runs.reports import comparison
     from edgetrain.runs.reports.comparison_table import text
     from edgetrain.runs.reports.live.view import LiveView
+    from edgetrain.runs.reports.plot import comparison_figure
     from edgetrain.training import emulated
 
     run_planned = common.runner(arguments)
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
             | ({} if compared is None else {"comparison": compared.as_json()}),
         )
     assert compared is not None
-    picture: Path | None = common_picture(plot.comparison_figure, folders, folder / "compare.png")
+    picture = common.picture(partial(comparison_figure, folders, folder / "compare.png"))
     if arguments.json:
         common.say(json.dumps(compared.as_json(picture) | {"folder": str(folder)}))
     else:

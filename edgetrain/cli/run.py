@@ -6,10 +6,10 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from edgetrain.cli import common
-from edgetrain.cli.common import common_picture
 
 SIMULATED = ("device=raspberry-pi-4b", "network=wan-200ms")
 """The built-in job of a simulation, where this machine's own speed would mean nothing."""
@@ -46,10 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.jobs.plan import plan
     from edgetrain.jobs.privacy.promise import said
     from edgetrain.runs.folder import create
-    from edgetrain.runs.reports import plot
     from edgetrain.runs.reports.comparison import compare
     from edgetrain.runs.reports.comparison_table import text
     from edgetrain.runs.reports.live.view import LiveView
+    from edgetrain.runs.reports.plot import run_figure
     from edgetrain.training import emulated
 
     run_planned = common.runner(arguments)
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         simulated=arguments.simulate,
     ) as view:
         summary = run_planned(planned, folder, view.refresh)
-    picture = common_picture(plot.run_figure, folder, folder / "run.png")
+    picture = common.picture(partial(run_figure, folder, folder / "run.png"))
     compared = compare([summary])
     if arguments.json:
         common.say(json.dumps(summary | {"folder": str(folder)}))

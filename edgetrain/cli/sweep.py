@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +167,6 @@ def _teller(chosen: Sweep, out: Any) -> Callable[[Progress], None]:
 
 
 def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: list[Row]) -> int:
-    from edgetrain.cli.common import common_picture
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports import plot
     from edgetrain.runs.reports.columns import as_text
@@ -178,11 +178,17 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
     (folder / "sweep.csv").write_text(to_csv(rows), encoding="utf-8")
     metric = next((str(row["metric"]) for row in rows if row["metric"]), "metric")
     pictures = [
-        common_picture(
-            lambda axis, path: plot.sweep_figure(axis, axes, found, metric, path, chosen.title),
-            axis,
-            folder / f"{_file(axis)}.png",
-        )
+        common.picture(
+            partial(
+                plot.sweep_figure,
+                axis,
+                axes,
+                found,
+                metric,
+                folder / f"{_file(axis)}.png",
+                chosen.title,
+            )
+        )  # fmt: skip
         for axis, labels in axes.items()
         if len(labels) > 1
     ]

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.__main__ import main
+from edgetrain.cli import common
 from edgetrain.errors import ConfigError, TaskError
 from edgetrain.fleet import networks
 from edgetrain.jobs import grid, reading
@@ -381,6 +382,15 @@ def test_the_command_prints_a_table_and_leaves_files(faked, capsys):
         "sweep.toml", "sweep.csv", "summary.json", "rtt.png", "delay.png",
     }  # fmt: skip
     assert len(json.loads((folder / "summary.json").read_text())["points"]) == 4
+
+
+def test_without_matplotlib_the_command_prints_its_table_all_the_same(faked, capsys, monkeypatch):
+    monkeypatch.setattr(common, "find_spec", lambda name: None)
+    assert main(["sweep", "--rtt", "0,400", "steps=20"]) == 0
+    said = capsys.readouterr()
+    assert "no picture: matplotlib is not installed" in said.err
+    assert "400: 0.38x" in said.out
+    assert not list(Path("runs").glob("*/*.png"))
 
 
 def test_the_command_resumes(faked, capsys):
