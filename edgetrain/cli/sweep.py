@@ -16,8 +16,7 @@ from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgetrain.jobs.grid import Axis, Sweep
-    from edgetrain.runs.reports.columns import Column
+    from edgetrain.jobs.grid import Sweep
     from edgetrain.runs.reports.sweep_rows import Row
     from edgetrain.training.sweep import Progress
 
@@ -65,30 +64,34 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every cell, then say and draw what came of it."""
+    """Run every cell, then print and draw the results."""
     from edgetrain.jobs.grid import write
     from edgetrain.runs.folder import create
     from edgetrain.training import sweep
 
     chosen, folder = sweep_of(arguments)
     cells = chosen.cells()
-    plan, run_cell = _driver(chosen)
+    plan, run_cell = driver_of(chosen)
     if folder is None:
         folder = create(arguments.runs, f"sweep-{_name(chosen)}")
         write(folder, chosen)
     out = sys.stderr if arguments.json else sys.stdout
     unique = len({cell.digest for cell in cells})
     print(f"{unique} runs, {chosen.how}; folder: {folder}", file=out, flush=True)
+
+    def report(progress: Progress) -> None:
+        print(progress_line(chosen, progress), file=out, flush=True)
+
     try:
-        rows = sweep.run(chosen, folder, plan, run_cell, _teller(chosen, out), time.monotonic)
+        rows = sweep.run(chosen, folder, plan, run_cell, report, time.monotonic)
     except KeyboardInterrupt:
         common.warn(f"go on with: edgetrain sweep --resume {folder}")
         raise
     return _report(arguments, chosen, folder, rows)
 
 
-def _driver(chosen: Sweep) -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
-    """What plans and runs a cell."""
+def driver_of(chosen: Sweep) -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
+    """The functions that plan and run a cell, as `training.sweep.run` takes them."""
     from edgetrain.jobs.plan import plan
 
     if chosen.how == "simulated":
@@ -140,58 +143,35 @@ def _name(chosen: Sweep) -> str:
     return chosen.name or str(chosen.job.get("name") or chosen.job["task"].rpartition(":")[2])
 
 
-def _teller(chosen: Sweep, out: Any) -> Callable[[Progress], None]:
+def progress_line(chosen: Sweep, progress: Progress) -> str:
+    """A line for a cell that has been run: its values, its final metric, the time left."""
     from edgetrain.runs.reports import units
 
-    def tell(progress: Progress) -> None:
-        cell, summary = progress.cell, progress.summary
-        said = ", ".join(
-            f"{each.name} {label}" for each, label in zip(chosen.axes, cell.labels, strict=True)
-        )
-        seed = f", seed {cell.job.seed}" if chosen.seeds > 1 else ""
-        metric = str(summary.get("metric"))
-        final = units.figure(metric, (summary.get("final") or {}).get(metric))
-        failed = "" if summary["status"] == "finished" else f" {summary['status']}"
-        left = f"; {units.duration(progress.left_s)} left" if progress.done < progress.total else ""
-        print(
-            f"[{progress.done}/{progress.total}] {said}{seed}: {metric} {final}, "
-            f"{units.duration(summary.get('seconds'))}{failed}{left}",
-            file=out,
-            flush=True,
-        )
-
-    return tell
-
-
-# -- shown ----------------------------------------------------------------------------------------
+    cell, summary = progress.cell, progress.summary
+    values = ", ".join(
+        f"{each.name} {label}" for each, label in zip(chosen.axes, cell.labels, strict=True)
+    )
+    seed = f", seed {cell.job.seed}" if chosen.seeds > 1 else ""
+    metric = str(summary.get("metric"))
+    final = units.figure(metric, (summary.get("final") or {}).get(metric))
+    failed = "" if summary["status"] == "finished" else f" {summary['status']}"
+    left = f"; {units.duration(progress.left_s)} left" if progress.done < progress.total else ""
+    return (
+        f"[{progress.done}/{progress.total}] {values}{seed}: {metric} {final}, "
+        f"{units.duration(summary.get('seconds'))}{failed}{left}"
+    )
 
 
 def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: list[Row]) -> int:
+    from edgetrain.runs.files import write_text
     from edgetrain.runs.folder import write_summary
-    from edgetrain.runs.reports import plot
-    from edgetrain.runs.reports.columns import as_text
     from edgetrain.runs.reports.sweep_rows import points, to_csv
+    from edgetrain.runs.reports.sweep_table import text
 
     axes = {each.name: each.labels for each in chosen.axes}
-    names = list(axes)
-    found = points(names, rows)
-    (folder / "sweep.csv").write_text(to_csv(rows), encoding="utf-8")
+    found = points(list(axes), rows)
+    write_text(folder / "sweep.csv", to_csv(rows))
     metric = next((str(row["metric"]) for row in rows if row["metric"]), "metric")
-    pictures = [
-        common.picture(
-            partial(
-                plot.sweep_figure,
-                axis,
-                axes,
-                found,
-                metric,
-                folder / f"{_file(axis)}.png",
-                chosen.title,
-            )
-        )  # fmt: skip
-        for axis, labels in axes.items()
-        if len(labels) > 1
-    ]
     summary = {
         "name": folder.name,
         "title": chosen.title,
@@ -201,74 +181,34 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
         "points": found,
         "runs": list(dict.fromkeys(row["cell"] for row in rows)),
     }
+    drawn = _draw(summary, folder)
     write_summary(folder, summary)
-    drawn = [str(picture) for picture in pictures if picture is not None]
     failed = [row for row in rows if row["status"] != "finished"]
     if arguments.json:
         whole = summary | {"rows": rows, "pictures": drawn, "folder": str(folder)}
         common.say(json.dumps(whole))
         return 1 if failed else 0
-    common.say("\n".join(["", *as_text(columns(names, found, metric)), "", *gains(chosen, found)]))
+    common.say(text(axes, found, metric))
     for row in failed:
-        common.say(f"failed: {' '.join(row[name] for name in names)}: {row['error']}")
+        common.say(f"failed: {' '.join(row[name] for name in axes)}: {row['error']}")
     common.say("\n".join([f"rows: {folder / 'sweep.csv'}", *(f"picture: {p}" for p in drawn)]))
     return 1 if failed else 0
 
 
-def _file(name: str) -> str:
-    return "".join(char if char.isalnum() or char in "-_" else "-" for char in name)
+def _draw(summary: dict[str, Any], folder: Path) -> list[str]:
+    """A picture for each axis with several values; the paths of those drawn."""
+    from edgetrain.runs.reports.plot import sweep_figure
 
-
-def columns(names: list[str], found: list[Row], metric: str) -> list[Column]:
-    """A line a cell: medians over its seeds."""
-    from edgetrain.runs.reports import units
-    from edgetrain.runs.reports.columns import column
-
-    def spread(point: Row) -> str:
-        text = units.figure(metric, point["final"])
-        low, high = (units.figure(metric, point[key]) for key in ("low", "high"))
-        return text if point["runs"] < 2 else f"{text} ({low} to {high})"
-
-    shown = [column(name, (units.printable(point[name]) for point in found)) for name in names]
-    shown += [column("final", map(spread, found), below=metric)]
-    if any(point["target_seconds"] for point in found):
-        reached = (units.duration(point["target_seconds"]) for point in found)
-        shown += [column("time to", reached, below="target")]
-    return [
-        *shown,
-        column("time", (units.duration(_per_step(point)) for point in found), below="per step"),
-        column("waiting", (units.share(_waiting(point)) for point in found)),
-        column("sent", (units.size(point["sent_bytes"]) for point in found)),
+    axes, found, metric, title = (summary[key] for key in ("axes", "points", "metric", "title"))
+    pictures = [
+        common.picture(
+            partial(sweep_figure, axis, axes, found, metric, folder / _file_name(axis), title)
+        )
+        for axis, labels in axes.items()
+        if len(labels) > 1
     ]
+    return [str(picture) for picture in pictures if picture is not None]
 
 
-def _per_step(point: Row) -> float | None:
-    rate = point["steps_per_second"]
-    return 1 / rate if rate else None
-
-
-def _waiting(point: Row) -> float | None:
-    parts = [point[key] for key in ("wait_s", "compute_s", "overhead_s")]
-    return None if None in parts or not sum(parts) else float(parts[0] / sum(parts))
-
-
-def gains(chosen: Sweep, found: list[Row]) -> list[str]:
-    """Along each axis of numbers, the fleet's steps a second against the first value's."""
-    from edgetrain.runs.reports.sweep_rows import relative, series
-
-    names = [each.name for each in chosen.axes]
-    lines = []
-    for each in chosen.axes:
-        if not _grows(each):
-            continue
-        for label, line in series(each.name, names, found).items():
-            steps = ", ".join(f"{value}: {gain:.2f}x" for value, gain in relative(line))
-            lines.append(f"steps a second of the fleet by {each.name}{label and f' ({label})'}: "
-                         f"{steps}")  # fmt: skip
-    return [*lines, ""] if lines else []
-
-
-def _grows(axis: Axis) -> bool:
-    from edgetrain.runs.reports.sweep_rows import numbers_of
-
-    return numbers_of(axis.labels) is not None and len(axis.values) > 1
+def _file_name(axis: str) -> str:
+    return "".join(char if char.isalnum() or char in "-_" else "-" for char in axis) + ".png"

@@ -365,7 +365,7 @@ def faked(monkeypatch, tmp_path):
     from edgetrain.cli import sweep as command
 
     fake = Fake()
-    monkeypatch.setattr(command, "_driver", lambda chosen: (fake.plan, fake))
+    monkeypatch.setattr(command, "driver_of", lambda chosen: (fake.plan, fake))
     monkeypatch.chdir(tmp_path)
     return fake
 
