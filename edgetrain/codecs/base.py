@@ -1,7 +1,7 @@
-"""What every codec is: the protocol, the checks they share and the default ways of doing things.
+"""The codec protocol, a base class with default methods, and checks that codecs share.
 
 Codecs are stateless: they turn a flat float32 vector into bytes and back, and know no socket, no
-clock, no torch and no round. What was not sent yet is kept by `feedback`, never by a codec.
+clock, no torch and no round. feedback.py keeps what was not sent yet, never a codec.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Codec(Protocol):
     """A vector to bytes and back. `encode` and `decode` are pure: equal input, equal output.
 
     A payload travels in parts; part i covers elements [i * part_elements, (i + 1) * part_elements)
-    of the vector, the last one what is left. A decoder believes nothing that it reads: it raises
-    BadPayload before it writes anything, and takes no more memory than the part itself has, and a
-    fixed amount of at most half a megabyte.
+    of the vector, the last one the remaining elements. A decoder trusts no byte: it raises
+    BadPayload before it writes anything, and allocates at most the size of the part and half a
+    megabyte.
     """
 
     @property
@@ -111,20 +111,20 @@ class Codec(Protocol):
         """`out += weight * decoded`. BadPayload leaves `out` as it was."""
 
     def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
-        """The same part of many messages into one sum, bit for bit as `add` in that order.
+        """Add the same part of many messages, bit for bit as `add` in that order.
 
         BadPayload, if any of them is bad, leaves `out` as it was.
         """
 
     def max_bytes(self, elements: int) -> int:
-        """No valid payload of a part of that many elements is longer."""
+        """The length of the longest valid payload of a part of `elements` elements."""
 
     def bind(self, layout: Layout) -> Codec:
-        """The codec for vectors of this layout; itself, unless shapes matter to it."""
+        """The codec for vectors of this layout; itself, unless it depends on shapes."""
 
 
 class BaseCodec:
-    """The parts of a codec that most have in common. A codec fills in the rest."""
+    """The methods that most codecs have in common; a codec overrides the others."""
 
     name: str
     part_elements: int = DENSE_PART_ELEMENTS
@@ -150,13 +150,13 @@ class BaseCodec:
         raise NotImplementedError
 
     def check(self, payload: Buffer, elements: int) -> None:
-        """BadPayload unless `apply` can decode it into that many elements. Takes fixed memory."""
+        """Raise BadPayload unless `apply` can decode it into `elements`. Takes fixed memory."""
         raise NotImplementedError
 
     def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
-        """out = decoded, or out += weight * decoded, of what `check` let pass. Takes fixed memory.
+        """out = decoded, or out += weight * decoded, of a checked payload. Takes fixed memory.
 
-        What either takes does not grow with the vector, so a codec can decode for another one.
+        Since neither needs memory that grows with the vector, one codec may decode for another.
         """
         raise NotImplementedError
 
@@ -220,7 +220,7 @@ def as_bytes(payload: Buffer) -> npt.NDArray[np.uint8]:
 
 
 def check_vector(vector: Vector) -> None:
-    """ConfigError unless `vector` is flat, contiguous float32: the one thing codecs take."""
+    """Raise ConfigError unless `vector` is flat, contiguous float32, all that codecs take."""
     if vector.dtype != np.float32 or vector.ndim != 1 or not vector.flags.c_contiguous:
         shape = "x".join(map(str, vector.shape)) or "a scalar"
         raise ConfigError(
@@ -230,6 +230,6 @@ def check_vector(vector: Vector) -> None:
 
 
 def check_length(name: str, length: int, expected: int) -> None:
-    """BadPayload unless a payload has exactly the length that its codec would have written."""
+    """Raise BadPayload unless a payload has the only length that its codec writes."""
     if length != expected:
         raise BadPayload(f"{name}: payload of {length} bytes where {expected} are needed")

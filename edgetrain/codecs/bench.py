@@ -34,7 +34,7 @@ COMPARED = (
 )
 MESSAGES = 16
 LARGE = 100_000
-"""Elements from which a payload's few bytes of header say nothing about its positions."""
+"""From this many elements on, the bytes of a payload's head are negligible."""
 
 GOALS = {
     "select": {0.001: 0.85, 0.01: 0.85, 0.1: 0.5},
@@ -46,13 +46,13 @@ GOALS = {
     "sign": 0.9,
     "int8": 0.8,
 }
-"""What is aimed at: ratios to r += g at least, bits and nanoseconds at most."""
+"""Goals: ratios to r += g are minima, bits and nanoseconds are maxima."""
 GOAL_AVX512_SELECT = 0.7
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured figure and, where there is one, what it should be."""
+    """One measured figure and its goal, if it has one."""
 
     what: str
     value: float
@@ -108,7 +108,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def index_bytes(payload: Any, elements: int, codec: TopK) -> tuple[int, int]:
-    """(entries, bytes that say where they are, the count included) of a part's payload."""
+    """(entries, bytes of the count and the positions) of a part's payload."""
     count = codec.entries(payload, elements)[0].size
     values = 4 * count
     if isinstance(codec.values.codec, Planes):
@@ -118,7 +118,7 @@ def index_bytes(payload: Any, elements: int, codec: TopK) -> tuple[int, int]:
 
 
 def bits_per_index(x: Vector, density: float) -> tuple[float, float]:
-    """(bits per index as sent, log2 C(n, k) / k: the price of k positions that may be any)."""
+    """(bits per index as sent, log2 C(n, k) / k: the bound for arbitrary positions)."""
     codec = TopK(density)
     step, count, size = codec.part_elements, 0, 0
     for i, payload in enumerate(codec.encode(x)):
@@ -133,7 +133,7 @@ def combinations_bits(n: int, k: int) -> float:
 
 
 def selection(stage: Stage) -> Iterator[Row]:
-    """Top-k with feedback, without and with the coding of what is selected."""
+    """Top-k with feedback: selection alone, and the whole encoding."""
     backend = kernels.backend()
     for density in DENSITIES:
         codec = TopK(density)
@@ -179,7 +179,7 @@ def dense(stage: Stage) -> Iterator[Row]:
 
 
 def positions(stage: Stage) -> Iterator[Row]:
-    """Bits per index on positions that may be anywhere."""
+    """Bits per index of uniformly distributed positions."""
     for density in DENSITIES:
         bits, bound = bits_per_index(stage.gradient, density)
         goal = GOALS["index"][density]  # type: ignore[index]
@@ -215,7 +215,7 @@ def hub(stage: Stage) -> Iterator[Row]:
 
 
 def gradients(path: Path) -> Iterator[Row]:
-    """Bits per index on gradients that a script made (benchmarks/codecs_gradients.py)."""
+    """Bits per index on gradients written by benchmarks/codecs_gradients.py."""
     with np.load(path) as arrays:
         names = [name for name in arrays.files if arrays[name].dtype == np.float32]
         for name in sorted(names):
@@ -231,13 +231,13 @@ def gradients(path: Path) -> Iterator[Row]:
 
 
 def _density_of(name: str) -> float | None:
-    """The density that an array of error feedback was made with: `feedback_0.01`."""
+    """The density in the name of an array of error feedback, as in `feedback_0.01`."""
     return float(name.removeprefix("feedback_")) if name.startswith("feedback_") else None
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a codec makes of one vector: how many times smaller, how far off, at what speed."""
+    """A codec on one vector: times smaller than float32, relative error, speed."""
 
     codec: str
     times_smaller: float

@@ -1,7 +1,7 @@
 """Codecs that send every element in a few bits: int8, int4, qsgd, ternary, sign, q1 to q4.
 
-Each part is cut into blocks with a scale of their own, so an outlier spoils only its neighbours.
-The loops are in `kernels`; what the bytes mean is in docs/codecs.md.
+Each block of a part has its own scale, so an outlier affects only its block. The loops are in
+kernels/; docs/codecs.md specifies the bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Blockwise(FixedSize):
 
     int8, int4 (s = 127, 7): to the nearest level. Bound: |error| <= 0.501 scale.
     qsgd(s) (Alistarh 2017, with the maximum norm, as in its experiments), ternary (s = 1;
-    TernGrad, Wen 2017): to one of the two levels around, at random without bias.
+    TernGrad, Wen 2017): rounded to a neighbouring level at random, without bias.
     Bound: |error| <= 1.001 scale. A block without a magnitude of 2^-100 is sent as zeros.
     """
 

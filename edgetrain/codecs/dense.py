@@ -50,7 +50,7 @@ class Dense(Ranged):
 
 
 class Half(FixedSize):
-    """fp16: IEEE binary16, round to nearest even; finite values beyond 65504 saturate there.
+    """fp16: IEEE binary16, round to nearest even; larger finite values become 65504.
 
     Wire: 2 bytes an element. Bound: |error| <= 2^-11 |x| + 2^-25, for |x| <= 65504.
     """

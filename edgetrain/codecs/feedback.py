@@ -1,7 +1,7 @@
-"""State around a codec: what it has not sent yet, and momentum. The only state compression has.
+"""The only state of compression: what a codec has not sent yet, and momentum.
 
-Knows codecs and vectors; no socket, no round, no optimizer. A wrapper offers the codec's own
-decoding, so it can stand where a codec is expected (the hub's replies); only `encode` has a memory.
+Knows codecs and vectors; no socket, no round, no optimizer. A wrapper decodes as its codec does;
+only `encode` depends on earlier calls.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from edgetrain.vectors.vector import Buffer, Layout, Vector, zeros
 
 
 class Feedback:
-    """Error feedback (Seide 2014; Karimireddy 2019): what one payload leaves out, the next carries.
+    """Error feedback (Seide 2014; Karimireddy 2019): the next payload carries what one leaves out.
 
     Law: after any number of rounds, sum(decoded) + residual == sum(inputs), to rounding, because
     the residual is the input minus the payload's own decoding.
 
-    After an EdgetrainError from `encode` (NaN, infinity) the residual is spoilt: call `reset`.
+    After an EdgetrainError from `encode` (NaN, infinity) the residual is unusable: call `reset`.
     """
 
     def __init__(self, codec: Codec, elements: int) -> None:
@@ -48,22 +48,22 @@ class Feedback:
         return self.codec.lossless
 
     def encode(self, vector: Vector) -> list[Buffer]:
-        """The payloads of `vector` plus what earlier calls left; `vector` is only read."""
+        """The payloads of `vector` plus the residual of earlier calls; `vector` is only read."""
         self._check(vector)
         if self.codec.lossless:
             return self.codec.encode(vector)
         return self.codec.drain(self.residual, vector)
 
     def reset(self) -> None:
-        """Forget what was not sent."""
+        """Set the residual to zero."""
         self.residual[:] = 0
 
     def state(self) -> dict[str, Vector]:
-        """What a checkpoint keeps: views, to be copied or written before the next `encode`."""
+        """The arrays of a checkpoint, as views: copy or write them before the next `encode`."""
         return {"residual": self.residual}
 
     def restore(self, state: Mapping[str, Vector]) -> None:
-        """Take over what `state` gave. ConfigError, and no change, if it does not fit."""
+        """Copy the arrays of a `state`. ConfigError, and no change, if they do not fit."""
         mine = self.state()
         for name, array in mine.items():
             if name not in state or state[name].shape != array.shape:
@@ -87,7 +87,7 @@ class Feedback:
         return self.codec.max_bytes(elements)
 
     def bind(self, layout: Layout) -> Feedback:
-        """A wrapper of the same kind around the bound codec, with nothing in it yet."""
+        """A new wrapper of the same kind around the bound codec, with a residual of zero."""
         return Feedback(self.codec.bind(layout), self.elements)
 
     def _check(self, vector: Vector) -> None:
@@ -101,7 +101,7 @@ class Feedback:
 class Deep(TopK):
     """`dgc(0.01) | q2`: top-k on the wire, with Deep Gradient Compression where it is encoded.
 
-    The codec itself is stateless, as all are; `memory` makes the `DeepGradient` that it asks for.
+    The codec itself is stateless, as all are; `memory` makes its `DeepGradient`.
     """
 
     gradients_only = True
@@ -138,7 +138,7 @@ class Deep(TopK):
 
 
 def memory(codec: Codec, elements: int, members: int = 1) -> Feedback:
-    """The state that belongs around a codec where a vector of so many elements is encoded."""
+    """The state around a codec that encodes vectors of `elements`; `members` share the clip."""
     if not isinstance(codec, Deep):
         return Feedback(codec, elements)
     return DeepGradient(
@@ -152,7 +152,7 @@ def memory(codec: Codec, elements: int, members: int = 1) -> Feedback:
 
 
 WARMUP_FROM = 0.25
-"""The density that warm-up begins with (Lin 2018: 75 % sparsity in the first epoch)."""
+"""The density at the start of warm-up (Lin 2018: 75 % sparsity in the first epoch)."""
 
 
 class DeepGradient(Feedback):
@@ -163,9 +163,10 @@ class DeepGradient(Feedback):
         v = v + u;  send what the codec keeps of v
         u[sent] = 0;  v = v - decoded                   momentum factor masking; error feedback
 
-    The optimizer behind it must have no momentum of its own. For `warmup` calls the density goes
-    from 25 % to the codec's, by the same factor each time. Differences to the paper: v keeps what
-    quantization of the values loses (there it is cleared), and warm-up counts calls, not epochs.
+    The optimizer behind it must have no momentum of its own. During the first `warmup` calls the
+    density falls from 25 % to the codec's, by the same factor each time. Differences to the paper:
+    v keeps the quantization error of the values (the paper clears it), and warm-up counts calls,
+    not epochs.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class DeepGradient(Feedback):
         masking: bool = True,
         warmup: int = 0,
     ) -> None:
-        """`clip` is the norm that the gradients of all members together may have; None: none."""
+        """`clip` is the largest norm of the gradients of all members together; None: no limit."""
         super().__init__(codec, elements)
         if not 0 <= momentum < 1:
             raise ConfigError(f"momentum is in [0, 1), not {momentum:g}")
@@ -197,7 +198,7 @@ class DeepGradient(Feedback):
         self._calls = np.zeros(1, np.float32)
 
     def encode(self, vector: Vector) -> list[Buffer]:
-        """The payloads of this gradient with its momentum, and what earlier calls left."""
+        """The payloads of this gradient with momentum, plus the residual of earlier calls."""
         self._check(vector)
         codec = self.codec_now()
         kernels.current().momentum(self.velocity, vector, self._momentum, self._scale(vector))
@@ -217,7 +218,7 @@ class DeepGradient(Feedback):
         return self.codec.at_density(start * (final / start) ** (calls / self._warmup))
 
     def reset(self) -> None:
-        """Forget what was not sent, momentum and warm-up."""
+        """Set residual and momentum to zero, and start warm-up again."""
         for array in self.state().values():
             array[:] = 0
 

@@ -1,7 +1,7 @@
 """Codecs whose payloads have one length for a number of elements, whatever the values are.
 
-All parts of an encoding lie in one buffer, because fresh memory costs more than most codecs do.
-Parts are sized so that a payload has 1 to 4 MB.
+All parts of an encoding share one buffer, because allocating memory costs more than most codecs.
+A payload has 1 to 4 MB.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from edgetrain.vectors.vector import Buffer, Vector
 
 
 def content_seed(r: Vector, g: Vector | None) -> int:
-    """32 bits drawn from r + g itself, so that a codec needs no state and no clock to be random.
+    """32 bits from r + g, so that a stochastic codec needs no state and no clock.
 
-    Equal vectors give equal bytes, which keeps runs reproducible; a change in any of 64 of its
-    elements gives another draw.
+    Equal vectors give equal bytes, which keeps runs reproducible; a change in any of 64 sampled
+    elements gives another seed.
     """
     step = max(1, r.size // 64)
     sample = r[::step] if g is None else r[::step] + g[::step]
@@ -27,7 +27,7 @@ def content_seed(r: Vector, g: Vector | None) -> int:
 
 
 class Ranged(BaseCodec):
-    """A dense codec whose payload, `max_bytes` long, can be read from any block on."""
+    """A dense codec whose payload has `max_bytes` bytes and can be decoded from any block on."""
 
     def check(self, payload: Buffer, elements: int) -> None:
         check_length(self.name, len(payload), self.max_bytes(elements))
@@ -35,9 +35,10 @@ class Ranged(BaseCodec):
     def read(
         self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
     ) -> None:
-        """out = the elements from `first` on, or += weight * these, of what was checked.
+        """out = the elements from `first` on, or += weight * these, of a checked payload.
 
-        `first` is a multiple of `kernels.ENTRIES`, or anything where there are no blocks.
+        `elements` is the length of the whole part. `first` is a multiple of ENTRIES, or anything
+        for codecs without blocks.
         """
         raise NotImplementedError
 
@@ -46,7 +47,7 @@ class Ranged(BaseCodec):
 
 
 class FixedSize(Ranged):
-    """Writes its parts into one buffer. A codec says how long (`max_bytes`), writes and reads."""
+    """Writes all parts into one buffer. A codec defines `max_bytes`, `write` and `read`."""
 
     stochastic = False
 
@@ -65,7 +66,7 @@ class FixedSize(Ranged):
         return out.data
 
     def write(self, r: Vector, g: Vector | None, seed: int, out: Bytes) -> None:
-        """One part to `out`. With g: r += g first, and r -= decoded after."""
+        """Write one part to `out`. If g is given, r += g before and r -= decoded after."""
         raise NotImplementedError
 
     def _encode(self, r: Vector, g: Vector | None) -> list[Buffer]:

@@ -1,8 +1,8 @@
 """Low-rank codecs for matrices: `low-rank`, one trip a member, and PowerSGD proper, two trips.
 
-A tensor is seen as the matrix of its first dimension against all others. What decodes on many
-machines must decode to the same bits, so products are summed in a written order here, not by BLAS;
-only what a member computes for itself uses BLAS.
+A tensor is treated as the matrix of its first dimension by all others. Payloads must decode to the
+same bits on all machines, so decoding sums products in a fixed order, not with BLAS; only values
+that one member computes for itself use BLAS.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from edgetrain.errors import ConfigError
 from edgetrain.vectors.vector import Buffer, Layout, Vector, zeros
 
 FACTOR_CODECS = ("fp32", "fp16", "bf16")
-"""What keeps a relative precision in each number; with coarser ones feedback diverges."""
+"""Codecs with relative precision in each number; with coarser ones feedback diverges."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A tensor that is sent as `rank` columns on each side: rows x columns from `start` on."""
+    """A tensor sent as two factors of `rank` columns: rows x columns elements from `start` on."""
 
     start: int
     rows: int
@@ -49,7 +49,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Which tensors are matrices worth factoring, and which ranges go as they are."""
+    """Tensors that are sent as factors, and the [start, stop) ranges sent as they are."""
 
     elements: int
     matrices: tuple[Matrix, ...]
@@ -116,7 +116,7 @@ class LowRank(Unbound):
 
 @dataclass(frozen=True)
 class _Numbers:
-    """The numbers of a checked payload, read a few at a time. FACTOR_CODECS have no blocks."""
+    """The numbers of a checked payload, decoded some at a time. FACTOR_CODECS have no blocks."""
 
     codec: Ranged
     payload: Bytes
@@ -127,7 +127,7 @@ class _Numbers:
         self.codec.read(self.payload, self.count, first, out, weight)
 
     def largest(self, start: int, stop: int) -> float:
-        """The largest magnitude among these; NaN if there is one, 0 if there are none."""
+        """The largest magnitude in [start, stop); NaN if any is NaN, 0 if the range is empty."""
         top = np.float32(0)
         for first in range(start, stop, TILE):
             values = np.empty(min(stop - first, TILE), np.float32)
@@ -229,10 +229,10 @@ class BoundLowRank(BaseCodec):
 
 
 class TwoTrips(Unbound):
-    """`powersgd(r)`: what travels in each of the two trips of `PowerSGD`, which `factors` makes.
+    """`powersgd(r)`: the payloads of each of the two trips of `PowerSGD`, which `factors` makes.
 
-    The vectors of both trips are shorter than the model's and are filled up with zeros, which do
-    not travel. Lossless: what is not sent is the business of the wrapper, not of the codec.
+    The vectors of both trips are shorter than the model's and are padded with zeros, which are
+    not sent. Lossless, since the residual is kept by `PowerSGD`, not by the codec.
     """
 
     lossless = True
@@ -276,7 +276,7 @@ class BoundTwoTrips(BaseCodec):
         return LowRank(self._rank).bind(self._layout)
 
     def factors(self) -> PowerSGD:
-        """A member's half of the two trips, with nothing in it yet."""
+        """A member's half of the two trips, with a residual of zero."""
         return PowerSGD(self._layout, self._rank)
 
     def encode_part(self, part: Vector) -> Buffer:
@@ -317,12 +317,12 @@ class PowerSGD:
         right(mean P)     -> P' = orthonormal(mean P);  Q = delta^T P'      mean over the members
         finish(mean Q)    -> gradient = P' (mean Q)^T;  residual = delta - P' Q^T
 
-    Vectors in and out are flat float32; tensors that are not worth factoring travel whole with P.
+    Vectors in and out are flat float32; tensors that are not factored are sent whole with P.
     Laws: mean(gradient + residual before) == result + mean(residual after), to rounding; the
     result has the same bits on every member. Q starts each step where the last one ended (warm
     start), with the same noise on every member. One thread; the calls go in this order.
-    Differences to the paper: the residual is taken from this member's own Q, so that it is what
-    this member has not sent; the sums over members are the same.
+    Difference to the paper: the residual is computed with this member's own Q, so that it is
+    what this member has not sent; the sums over members are the same.
     """
 
     def __init__(self, layout: Layout, rank: int) -> None:
@@ -341,16 +341,16 @@ class PowerSGD:
 
     @property
     def right_elements(self) -> int:
-        """The length of what `right` returns; 0 if no tensor is worth factoring."""
+        """The length of what `right` returns; 0 if no tensor is factored."""
         return self._shapes.right_size
 
     def state(self) -> dict[str, Vector]:
-        """What a checkpoint between two steps keeps: views, to be written before the next one."""
+        """The arrays of a checkpoint between two steps, as views: write them before the next."""
         starts = {f"start {i}": start for i, start in enumerate(self._starts)}
         return {"residual": self.residual, **starts}
 
     def restore(self, state: Mapping[str, Vector]) -> None:
-        """Take over what `state` gave. ConfigError, and no change, if it does not fit."""
+        """Copy the arrays of a `state`. ConfigError, and no change, if they do not fit."""
         mine = self.state()
         for name, array in mine.items():
             if name not in state or state[name].shape != array.shape:
@@ -391,7 +391,7 @@ class PowerSGD:
         return np.concatenate([q.reshape(-1) for q in self._rights]).astype(np.float32)
 
     def finish(self, mean_right: Vector, out: Vector) -> None:
-        """Writes the merged gradient to `out` [elements]; keeps what was not sent."""
+        """Write the merged gradient to `out` [elements]; the residual keeps what was not sent."""
         at = 0
         for i, matrix in enumerate(self._shapes.matrices):
             size = matrix.sizes[1]
@@ -425,7 +425,7 @@ def product(left: Vector, right: Vector, out: Vector) -> None:
 def orthonormal(columns: Vector) -> Vector:
     """Gram-Schmidt, twice over for accuracy, of `columns` [rank, rows]; same bits everywhere.
 
-    A column that depends on the ones before becomes zeros: nothing is sent for it.
+    A column that depends linearly on the ones before becomes zeros.
     """
     result: list[npt.NDArray[np.float64]] = []
     for column in columns.astype(np.float64):
@@ -441,7 +441,7 @@ def orthonormal(columns: Vector) -> Vector:
 
 
 def _dot(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    """The sum of a * b by halving: an order of additions that no BLAS changes."""
+    """The sum of a * b, added pairwise by halves: the same order with every BLAS."""
     terms = np.zeros(1 << max(a.size - 1, 0).bit_length(), np.float64)
     terms[: a.size] = a * b
     while terms.size > 1:

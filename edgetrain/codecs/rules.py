@@ -1,7 +1,7 @@
 """Different codecs for different tensors: `small(1024): fp32; *.bias: bf16; topk(0.01) | q2`.
 
-Which elements a rule takes is known once a codec is bound to the vector's layout. Then the whole
-vector is one part: its payload is that of each piece in turn, each part behind its length.
+A codec must be bound to the vector's layout to know the elements of each rule. Then the whole
+vector is one part: the payloads of all pieces in order, each behind its length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.vectors.vector import Buffer, Layout, Vector
 
 WHOLE = 2**31
-"""More elements than any vector: the part of a codec that is not bound yet."""
+"""`part_elements` of an unbound codec: more elements than any vector."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Rule:
         return f"{self.pattern}: {self.codec.name}" if self.pattern else self.codec.name
 
     def matches(self, name: str, elements: int) -> bool:
-        """True if a tensor of that name and size falls under this rule."""
+        """True if this rule applies to a tensor of this name and number of elements."""
         if self.small:
             return elements <= self.small
         return not self.pattern or fnmatchcase(name, self.pattern)
@@ -55,7 +55,7 @@ class BoundRanges:
         return sum(stop - start for start, stop in self.ranges)
 
     def gather_elements(self, vector: Vector) -> Vector:
-        """The piece's elements: a view where they lie together, else a copy."""
+        """The elements of the ranges: a view if there is one range, else a copy."""
         if len(self.ranges) == 1:
             return vector[slice(*self.ranges[0])]
         values, at = np.empty(self.elements, np.float32), 0
@@ -65,7 +65,7 @@ class BoundRanges:
         return values
 
     def write_elements(self, values: Vector, vector: Vector) -> None:
-        """Write the piece's elements back into their places."""
+        """Write `values` to the ranges of `vector`."""
         if len(self.ranges) == 1 and np.shares_memory(values, vector):
             return
         at = 0
@@ -74,7 +74,7 @@ class BoundRanges:
             at += stop - start
 
     def part(self, first: int, elements: int) -> BoundRanges:
-        """That many of its elements, from `first` on."""
+        """The ranges of `elements` of its elements, from the `first`-th on."""
         ranges, at = [], 0
         for start, stop in self.ranges:
             begin, end = max(at, first), min(at + stop - start, first + elements)
@@ -108,9 +108,9 @@ class Unbound(BaseCodec):
 
 
 def bound(codec: Codec, layout: Layout) -> Codec:
-    """The codec for vectors of this layout, () being one that nobody told.
+    """The codec for vectors of this layout; () if the layout is not known.
 
-    Raises ConfigError for a codec that needs to know more.
+    Raises ConfigError for a codec that depends on an unknown layout.
     """
     codec = codec.bind(layout) if layout else codec
     if isinstance(codec, Unbound):
@@ -122,7 +122,7 @@ def bound(codec: Codec, layout: Layout) -> Codec:
 
 
 class Rules(Unbound):
-    """The first rule that takes a tensor codes it; the last rule takes the rest."""
+    """The first rule that matches a tensor codes it; the last rule matches all."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self.rules = rules
@@ -146,7 +146,7 @@ class Rules(Unbound):
 
 
 class PerTensor(Unbound):
-    """Each tensor by itself: `topk(0.01, tensor)` takes its share of every tensor."""
+    """Each tensor on its own: `topk(0.01, tensor)` keeps a share of every tensor."""
 
     def __init__(self, name: str, codec: BaseCodec) -> None:
         self.name = name
@@ -188,7 +188,7 @@ class BoundRules(BaseCodec):
             part.codec.check(payload_of_part, part.elements)
 
     def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
-        """A piece that does not lie together is decoded aside; it is smaller than the vector."""
+        """A piece of several ranges is decoded into a copy, which is smaller than the vector."""
         for part, payload_of_part in self._split(payload):
             values = part.gather_elements(out)
             part.codec.apply(payload_of_part, weight, values)
@@ -236,7 +236,7 @@ class BoundRules(BaseCodec):
 
 
 def check_layout(layout: Layout) -> None:
-    """ConfigError unless the tensors of a layout follow each other without holes."""
+    """Raise ConfigError unless the tensors of a layout follow each other without gaps."""
     at = 0
     for name, start, shape in layout:
         if start != at:

@@ -1,8 +1,8 @@
 """Codecs that send few elements: top-k by magnitude, and random ones.
 
-What is kept may be coded by another codec: `topk(0.01) | q2`. The payload of top-k is a count, the
-positions as gaps in block Rice code, and the values (docs/codecs.md). Parts are sized so that each
-holds some 16384 entries, so a part is also the point from which decoding can start anew.
+Another codec may code the kept values: `topk(0.01) | q2`. The payload of top-k is a count, the
+positions as gaps in block Rice code, and the values (docs/codecs.md). A part holds about 16384
+entries, and decoding can start at any part.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.vectors.vector import Buffer, Vector
 
 SAMPLED_HITS = 1500
-"""Expected hits in a sample from which its threshold is taken as it is (2.6 % off, typically)."""
+"""Expected hits from which the threshold of a sample is used directly (2.6 % off, typically)."""
 LEAST_STRIDE = 64
 MAX_STRIDE = 256
-"""The sample is one chunk of 64 in so many; with too few hits in one of LEAST_STRIDE, it only
-bounds the threshold from below, and what is above is ranked."""
+"""The sample is one chunk of 64 elements in at most this many. If one in LEAST_STRIDE has too few
+hits, a sample only bounds the threshold from below, and the elements above are ranked."""
 GUARD_STRIDE = 256
 ROOM = 2**20
-"""Entries that `select` has room for at a time when the whole vector is searched."""
+"""Entries that one `select` may return when the whole vector is searched."""
 SMALL = 2**16
-"""Vectors up to this many elements are ranked whole."""
+"""Vectors of up to this many elements are ranked without a sample."""
 RAW_BITS = 32
 
 
 def check_density(name: str, density: float) -> float:
-    """`density` if it is a share in (0, 1]; else ConfigError."""
+    """Return `density`; raise ConfigError unless it is in (0, 1]."""
     if not 0 < density <= 1:
         raise ConfigError(f"{name} keeps a share in (0, 1] of the elements, not {density:g}")
     return density
 
 
 def part_for(density: float) -> int:
-    """Elements of a part that holds some 16384 entries at this density: 2^18 to 2^22."""
+    """Elements of a part with about 16384 entries at this density: 2^18 to 2^22."""
     return 1 << min(max(round(math.log2(16384 / density)), 18), 22)
 
 
@@ -54,7 +54,7 @@ def _room(values: Ranged, count: int) -> int:
 
 
 class Values:
-    """How kept values travel: as planes or raw, which the kernels do, or by any dense codec."""
+    """How kept values are coded: by the kernels (planes, raw float32) or by any dense codec."""
 
     def __init__(self, codec: Ranged) -> None:
         self.codec = codec
@@ -70,7 +70,7 @@ class Values:
         self._any = isinstance(codec, Planes)
 
     def encode(self, values: Vector) -> tuple[Buffer, Vector]:
-        """(payload, what it decodes to). Raises EdgetrainError for what is not finite."""
+        """(payload, decoded values). Raises EdgetrainError for NaN and infinity."""
         if not np.all(np.abs(values) < LIMIT):
             raise wire.too_large()
         payload = self.codec.encode_part(values)
@@ -79,7 +79,7 @@ class Values:
         return payload, sent
 
     def check(self, payload: Bytes, count: int) -> None:
-        """BadPayload unless it holds that many values and nothing else."""
+        """Raise BadPayload unless the payload holds `count` values and nothing else."""
         self.codec.check(payload.data, count)
         if self._any:
             return
@@ -90,7 +90,7 @@ class Values:
             self._check(here)
 
     def decode(self, payload: Bytes, count: int) -> Vector:
-        """The values of a payload that holds nothing else. Raises BadPayload."""
+        """The `count` values of a payload of values only. Raises BadPayload."""
         self.codec.check(payload.data, count)
         values = np.empty(count, np.float32)
         self.codec.read(payload, count, 0, values, None)
@@ -106,17 +106,17 @@ class Values:
 class TopK(BaseCodec):
     """The largest magnitudes of the whole vector: a share `density` of the elements.
 
-    The threshold is that of a sample where the sample holds 1500 hits; then the share is met
-    within a few percent. Below that, and always with `exact`, it is exactly round(density *
-    elements), at least 1; of equal magnitudes the first are kept. Zeros are never sent.
-    Bound: what is not kept decodes to 0 and is no larger than what is; what is kept is within the
-    bound of `values`. See also Aji 2017, Stich 2018 (contraction with feedback).
+    If a sample holds 1500 hits, its threshold is used, and the share is met within a few percent.
+    Otherwise, and always with `exact`, round(density * elements) are kept, at least 1; of equal
+    magnitudes the first. Zeros are never sent.
+    Bound: other elements decode to 0 and are not larger than any kept one; kept ones are within
+    the bound of `values`. See also Aji 2017, Stich 2018 (contraction with feedback).
     """
 
     few_elements = True
 
     def __init__(self, density: float, values: Ranged | None = None, exact: bool = False) -> None:
-        """`values` codes what is kept; fp32 by default. Any fixed-size dense codec will do."""
+        """`values` codes the kept values: any dense codec of fixed size, by default fp32."""
         self.density = check_density("topk", density)
         self.exact = exact
         self.values = Values(values or Dense())
@@ -126,9 +126,9 @@ class TopK(BaseCodec):
         self.name = f"topk({options}){tail}"
 
     def at_density(self, density: float) -> TopK:
-        """The same codec at another density; its payloads can be read by this one.
+        """The same codec at another density; this one decodes its payloads.
 
-        Parts stay where they are, so decoders need not know the density.
+        Both cut a vector into the same parts, so decoders do not depend on the density.
         """
         other = TopK(density, self.values.codec, self.exact)
         other.part_elements = self.part_elements
@@ -143,7 +143,7 @@ class TopK(BaseCodec):
         return self._encode(residual, vector)
 
     def wanted(self, elements: int) -> int:
-        """How many elements of a vector of that length are kept."""
+        """Number of elements kept of a vector of `elements`."""
         return min(elements, max(1, round(self.density * elements)))
 
     def check(self, payload: Buffer, elements: int) -> None:
@@ -242,7 +242,7 @@ class TopK(BaseCodec):
                 run.scatter(out, gaps.next_positions(), here, weight)
 
     def max_bytes(self, elements: int) -> int:
-        """All kept, at worst: at most 7 bits an element for positions, and the values.
+        """If all are kept: at most 7 bits an element for positions, and the values.
 
         A gap of g costs at most g + 1 bits of quotient, its block's parameter averages at most 2
         bits an element, an escape is only taken where it is cheaper than 2 bits an element, and
@@ -257,10 +257,10 @@ class TopK(BaseCodec):
     def pick(
         self, r: Vector, g: Vector | None, zero: bool
     ) -> Iterator[tuple[int, Indices, Vector]]:
-        """(first element, positions in the part, values) of what is kept, part by part.
+        """(first element, positions in the part, values) of the kept elements, part by part.
 
-        r += g on the way, and what is kept becomes zero in r on demand. The arrays are valid until
-        the next step.
+        Adds g to r. If `zero`, sets the kept elements of r to 0. The arrays are valid until the
+        next step.
         """
         wanted, seed = self.wanted(r.size), content_seed(r, g)
         stride = min(wanted // SAMPLED_HITS, MAX_STRIDE)
@@ -281,7 +281,7 @@ class TopK(BaseCodec):
     def _above(
         self, r: Vector, g: Vector | None, bound: int, zero: bool
     ) -> Iterator[tuple[int, Indices, Vector]]:
-        """One pass: each part can be coded and settled while it is in cache."""
+        """One pass, so that each part is coded while it is in cache."""
         for start in range(0, r.size, self.part_elements):
             here = slice(start, start + self.part_elements)
             part = None if g is None else g[here]
@@ -289,7 +289,7 @@ class TopK(BaseCodec):
             yield start, positions, values
 
     def _encode(self, r: Vector, g: Vector | None) -> list[Buffer]:
-        raw = self.values.fused_bits == RAW_BITS  # sent as they are, so that nothing is left
+        raw = self.values.fused_bits == RAW_BITS  # sent exactly, so the residual is zero
         step, settle = self.part_elements, g is not None and not raw
         payloads = []
         for start, positions, values in self.pick(r, g, zero=g is not None and raw):
@@ -298,7 +298,7 @@ class TopK(BaseCodec):
         return payloads
 
     def _pack(self, r: Vector | None, positions: Indices, values: Vector, elements: int) -> Buffer:
-        """The payload of a part; r, where given, becomes what was not sent."""
+        """The payload of a part. If r is given, write the residual to it."""
         bits = self.values.fused_bits
         if bits:
             return kernels.current().sparse_encode(r, positions, values, elements, bits)
@@ -341,7 +341,7 @@ def _largest(
 
 
 def _guards(elements: int, wanted: int) -> list[tuple[int, int]]:
-    """(rank, size of the sample) to try in turn, until enough is found."""
+    """(rank, size of the sample) to try in order, until enough elements are found."""
     sample = elements // CHUNK // GUARD_STRIDE * CHUNK
     share = wanted * sample // elements
     if elements <= SMALL or 4 * share > sample:
@@ -352,7 +352,7 @@ def _guards(elements: int, wanted: int) -> list[tuple[int, int]]:
 
 
 def _select(r: Vector, g: Vector | None, bound: int, zero: bool) -> tuple[Indices, Vector]:
-    """`select` over a long vector in room for few entries, copied out of the kernels' scratch."""
+    """`select` over a long vector, ROOM entries at a time, copied from the kernels' scratch."""
     found: list[tuple[Indices, Vector]] = []
     at = 0
     while at < r.size:
@@ -368,10 +368,10 @@ def _select(r: Vector, g: Vector | None, bound: int, zero: bool) -> tuple[Indice
 class RandK(BaseCodec):
     """Random elements, one from each of `density * elements` equal strata: no positions are sent.
 
-    A part's payload is a seed, a count and the values; the seed gives the positions on both
-    sides. Values are not scaled up by 1 / density: feedback, which diverges if they are, brings the
-    rest. Bound: what is drawn is within the bound of `values`, the rest decodes to 0. See Konecny
-    2016, Stich 2018.
+    A part's payload is a seed, a count and the values; both sides derive the positions from the
+    seed. Values are not scaled up by 1 / density: feedback sends the rest later, and diverges with
+    scaled values. Bound: drawn elements are within the bound of `values`, others decode to 0. See
+    Konecny 2016, Stich 2018.
     """
 
     few_elements = True
@@ -435,8 +435,8 @@ class RandK(BaseCodec):
 def strata(elements: int, count: int, seed: int, first: int, stop: int) -> Indices:
     """One position in each of the strata first .. stop, of `count` of 0..elements.
 
-    Stratum j is [j * elements // count, (j + 1) * elements // count); integers only, so that it is
-    the same on every machine.
+    Stratum j is [j * elements // count, (j + 1) * elements // count); integers only, so that all
+    machines agree.
     """
     edges = np.arange(first, stop + 1, dtype=np.uint64) * np.uint64(elements) // np.uint64(count)
     sizes = edges[1:] - edges[:-1]

@@ -1,4 +1,4 @@
-"""Flat float32 vectors: the type, tiles, checksum, memory, layout, clipping and noise.
+"""Flat float32 vectors: the types, tiles, checksum, memory pool, layout, clipping and noise.
 
 No torch, no socket, no clock; no members, rounds or jobs.
 """

@@ -1,7 +1,7 @@
-"""The tensors that a flat vector is made of, as text and back: how a member proves its model.
+"""The tensors of a flat vector as text and back: how a member proves its model.
 
-One line a tensor, in the order of the vector: dtype, shape, name. What arrives is checked before
-any of it is believed. No torch, no numpy, no socket.
+One line a tensor, in the order of the vector: dtype, shape, name. `read` checks every line of text
+that arrives. No torch, no numpy, no socket.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgetrain.vectors.vector import Buffer, Layout
 
 MAX_BYTES = 1 << 20
-"""Of a description: some ten thousand tensors."""
+"""The longest description: about ten thousand tensors."""
 MAX_NAME = 512
 
 _LINE = re.compile(
@@ -31,7 +31,7 @@ _LINE = re.compile(
 def describe(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> bytes:
     """The description of tensors given as (name, shape, dtype), in the order of the vector.
 
-    Raises ConfigError for a model that cannot be described: it could not join.
+    Raises ConfigError for a model that cannot be described, and so cannot join.
 
     >>> describe([("0.weight", (16, 1, 3, 3), "float32"), ("scale", (), "float32")])
     b'float32 16x1x3x3 0.weight\\nfloat32 - scale\\n'
@@ -55,12 +55,12 @@ def describe(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> bytes:
 
 
 def digest(description: Buffer) -> str:
-    """Of names, shapes and dtypes: equal digests mean vectors that can be added."""
+    """A digest of names, shapes and dtypes: vectors with equal digests can be added."""
     return hashlib.sha256(description).hexdigest()[:32]
 
 
 def read(description: Buffer, elements: int) -> Layout:
-    """The layout of a vector of so many elements. Raises BadMessage, and nothing else."""
+    """The layout of a vector of `elements`. Raises BadMessage, and nothing else."""
     size = memoryview(description).nbytes
     if not 0 < size <= MAX_BYTES:
         raise BadMessage(f"a layout of {size} bytes, allowed are 1 to {MAX_BYTES}")

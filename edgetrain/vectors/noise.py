@@ -1,6 +1,6 @@
-"""The Gaussian mechanism on flat vectors: clip to a length, add noise. And where noise comes from.
+"""The Gaussian mechanism on flat vectors: clip to a length and add noise; sources of randomness.
 
-Pure but for the source of random bits, which is passed in. No torch, no accountant, no socket.
+Pure except for the source of random bits, which is an argument. No torch, no accountant, no socket.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from edgetrain.errors import ConfigError
 from edgetrain.vectors.vector import Vector
 
 Source = Callable[[int], bytes]
-"""So many random bytes."""
+"""A function that returns that many random bytes."""
 
 Doubles = NDArray[np.float64]
 
 TILE = 1 << 16
-"""Elements that are clipped and noised at a time: as float64, half a megabyte."""
+"""Elements clipped and noised at a time: half a megabyte as float64."""
 
 SHY = 1.0 - 2.0**-20
-"""What is shortened is shortened to this much of the limit: each element is rounded to 24 bits, and
-all roundings together must not carry the vector past it."""
+"""Vectors are shortened to this share of the limit: each element is rounded to 24 bits, and all
+roundings together must not lengthen the vector beyond the limit."""
 
 system: Source = os.urandom
-"""The operating system's cryptographic generator: what real members and hubs use."""
+"""The operating system's cryptographic generator, for real members and hubs."""
 
 
 def seeded(*words: int | str) -> Source:
-    """A stream of bytes that the words decide, for tests and simulations: SHAKE-256 in counter
-    mode. Who knows the words can take the noise away again."""
+    """A stream of bytes derived from `words`, for tests and simulations: SHAKE-256 in counter
+    mode. Anyone who knows the words can subtract the noise."""
     key = hashlib.sha256(repr(words).encode()).digest()
     turn = 0
 
@@ -50,7 +50,7 @@ def seeded(*words: int | str) -> Source:
 def normal(count: int, source: Source) -> Doubles:
     """float64 [count] from N(0, 1): Box and Muller 1958, on uniforms of 53 random bits.
 
-    The largest value there is, 8.57, is passed by a true normal variable once in 10^17 draws.
+    The largest possible value is 8.57; a true normal variable exceeds it once in 10^17 draws.
     """
     pairs = -(-count // 2)
     bits = np.frombuffer(source(16 * pairs), "<u8") >> np.uint64(11)
@@ -60,7 +60,7 @@ def normal(count: int, source: Source) -> Doubles:
 
 
 def chosen(count: int, rate: float, source: Source) -> NDArray[np.int64]:
-    """Which of `count` are in a Poisson sample: each with probability `rate`, independently."""
+    """Indices of a Poisson sample of `count`: each with probability `rate`, independently."""
     bits = np.frombuffer(source(8 * count), "<u8") >> np.uint64(11)
     found: NDArray[np.int64] = np.flatnonzero(bits * 2.0**-53 < rate)
     return found
@@ -76,10 +76,10 @@ def length(vector: Vector) -> float:
 
 
 def share(norm: float, clip: float) -> float:
-    """What a vector of that length is to be multiplied with so that it is no longer than `clip`.
+    """The factor that shortens a vector of length `norm` to `clip`.
 
-    1.0 exactly if it is not; 0.0 for one that is not finite: who sends it counts as who sends
-    nothing.
+    Exactly 1.0 if it is not longer; 0.0 for a norm that is not finite: such a vector counts as
+    zeros.
     """
     if not math.isfinite(norm):
         return 0.0
@@ -88,8 +88,8 @@ def share(norm: float, clip: float) -> float:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """`clip` is the length (L2) that one unit's part is cut to; noise has `deviation` = noise
-    multiplier x clip in each element of the sum. ConfigError for values that cannot be."""
+    """`clip` is the largest length (L2) of one unit's part; each element of the sum gets noise of
+    standard deviation `noise` x `clip`. Raises ConfigError for impossible values."""
 
     clip: float
     noise: float
@@ -112,8 +112,8 @@ class Gaussian:
     def released(self, vector: Vector, source: Source, out: Vector) -> None:
         """out (float32, like `vector`) = vector clipped, plus noise. `vector` is only read.
 
-        Without noise, and if it is not longer than clip, these are the vector's own bits. The sum
-        is made in float64 and rounded to float32 once.
+        Without noise, a vector not longer than clip keeps its bits. The sum is computed in float64
+        and rounded to float32 once.
         """
         scale = share(length(vector), self.clip)
         for start in range(0, vector.size, TILE):

@@ -1,10 +1,9 @@
 """Flat float32 vectors: the types, tiles, and a 64-bit checksum at the speed of memory.
 
-The checksum is the same on every processor. It proves in the field that replicas are equal bit for
-bit. It is made against divergence, not against an adversary: each tile of 65,536 elements is summed
-as 64-bit integers (any single changed bit changes the sum), and the sums are hashed in order. Tiles
-let a caller that already holds a tile in cache sum it there, so that the checksum costs next to
-nothing.
+The checksum is the same on every processor and proves in the field that replicas are equal bit for
+bit. It detects divergence, not an adversary: each tile of 65,536 elements is summed as 64-bit
+integers (any single changed bit changes the sum), and the sums are hashed in order. A caller that
+has a tile in cache can sum it there, so that the checksum costs almost nothing.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ def combine(sums: Iterable[int]) -> int:
 
 
 def checksum(vector: Vector) -> int:
-    """The checksum of a whole vector; it reads the vector once and allocates nothing."""
+    """The checksum of a whole vector. Reads it once and allocates nothing."""
     return combine(tile_sum(vector[tile]) for tile in tiles(vector.size))
 
 
 def all_finite(vector: Vector) -> bool:
-    """Whether there is neither an infinity nor a NaN in it; reads it once, allocates nothing."""
+    """True if no element is infinite or NaN. Reads it once, allocates nothing."""
     with np.errstate(over="ignore", invalid="ignore"):
-        # A sum that overflows would be a false alarm; of parameters it is as good as a true one.
+        # A finite sum that overflows is reported too: such parameters are as useless as NaN.
         return bool(np.isfinite(np.add.reduce(vector)))
 
 

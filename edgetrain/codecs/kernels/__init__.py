@@ -1,4 +1,5 @@
-"""What codecs spend their time in: a C library and its NumPy twin, equal bit for bit.
+"""The inner loops of codecs: a C library and its NumPy twin, equal bit for bit.
 
-No codec, no vector layout: numbers in, numbers out.
+Numbers in, numbers out: this folder knows no codec and no layout of tensors. contract.py says what
+an implementation offers, chosen.py picks one; only chosen.py imports implementations.
 """

@@ -1,8 +1,8 @@
-"""Which implementation of the inner loops is in use: the C library, or NumPy.
+"""Choose the implementation of the inner loops: the C library, or NumPy.
 
-Both give the same bits (tests/codecs); C is faster. Nothing is loaded before the first use.
-EDGETRAIN_KERNELS chooses by hand: auto, numpy, or an instruction set (portable, avx2, avx512,
-neon), which is an error if this machine lacks it.
+Both give the same bits (tests/codecs/kernels); C is faster. This is the only module that imports an
+implementation, on first use. The environment variable EDGETRAIN_KERNELS overrides the choice: auto,
+numpy, or an instruction set (portable, avx2, avx512, neon), an error if this machine lacks it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Backend:
 
     @property
     def sentence(self) -> str:
-        """What `edgetrain doctor` prints."""
+        """The line that `edgetrain doctor` prints."""
         if self.name == "numpy":
             return f"NumPy, several times slower than C and the same bits: {self.reason}"
         return f"C with {_IN_WORDS[self.instructions]}: {self.reason} ({self.path})"
@@ -44,7 +44,7 @@ _current: tuple[Kernels, Backend] | None = None
 
 
 def current() -> Kernels:
-    """The implementation in use; chosen, and if need be compiled, on the first call."""
+    """The implementation in use. The first call chooses it, and compiles it if necessary."""
     return _loaded()[0]
 
 
@@ -55,7 +55,7 @@ def backend() -> Backend:
 
 @contextmanager
 def using(choice: str) -> Iterator[Kernels]:
-    """For tests and benchmarks: another implementation for a while (process-wide)."""
+    """Use another implementation inside a `with` block, in the whole process; for tests."""
     global _current
     before = _loaded()
     try:
@@ -67,7 +67,7 @@ def using(choice: str) -> Iterator[Kernels]:
 
 
 def choices() -> list[str]:
-    """What `using` takes on this machine; "numpy" is the only one that is always there."""
+    """What `using` accepts on this machine; "numpy" is always among them."""
     from edgetrain.codecs.kernels import native
 
     return ["numpy", *native.instruction_sets()]

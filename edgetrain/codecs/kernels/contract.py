@@ -1,6 +1,6 @@
 """What every implementation of the inner loops offers: the protocol, its constants and types.
 
-Nothing is implemented here, and nothing is loaded.
+No implementation belongs here and none is imported; native.py and numpy_twin.py import this module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 CHUNK = 64
-"""Neighbours that are sampled together."""
+"""Neighbouring elements that are sampled together."""
 
 
 GAP_BLOCK = 32
@@ -29,14 +29,14 @@ GAP_BLOCK = 32
 
 
 ESCAPE = 24
-"""The quotient that says: the gap follows in full."""
+"""The quotient after which the whole gap follows."""
 
 
 MAX_RICE = 30
 
 
 LEVEL_BLOCK = 128
-"""Kept values that share a mean excess."""
+"""Values that share a mean excess."""
 
 
 SIGN_BLOCK = 512
@@ -44,15 +44,15 @@ SIGN_BLOCK = 512
 
 
 LIMIT = 2.0**100
-"""Magnitudes from here on are refused by lossy codecs: training has diverged long before."""
+"""Lossy codecs refuse magnitudes of LIMIT and more: training has diverged long before."""
 
 
 TINY = 2.0**-100
-"""A block of values that are all below this is sent as zeros."""
+"""A block whose magnitudes are all below TINY is sent as zeros."""
 
 
 ENTRIES = 4096
-"""Entries that are decoded at a time where there is no room for all; a multiple of every block."""
+"""Entries decoded at a time where there is no memory for all; a multiple of every block size."""
 
 
 @dataclass(frozen=True)
@@ -88,25 +88,25 @@ class Gaps(Protocol):
     """Ascending positions in block Rice code, some at a time, in memory for ENTRIES of them."""
 
     def next_positions(self) -> Indices:
-        """The next ENTRIES positions, or those that are left; valid until the next call.
+        """The next ENTRIES positions, fewer at the end; valid until the next call.
 
         Raises BadPayload.
         """
 
     def finish(self) -> int:
-        """Bytes read, once all positions have been taken. Raises BadPayload."""
+        """Number of bytes read; call it after the last position. Raises BadPayload."""
 
 
 class Kernels(Protocol):
-    """The inner loops. Arrays are flat, contiguous, and only written where it is said."""
+    """The inner loops. Arrays are flat and contiguous, and are only read unless stated."""
 
     name: str
 
     def few(self, elements: int) -> int:
-        """Entries of a part of that many elements for which `sparse_decode` has enough memory.
+        """The most entries that may be decoded at once for a part of `elements` elements.
 
-        With what it takes meanwhile they fill no more than the part itself, or, in a small one,
-        some 32 KiB.
+        Decoded entries and scratch then take no more memory than the part itself, or about 32 KiB
+        for a small part.
         """
 
     def stream_add(self, r: Vector, g: Vector) -> None:
@@ -117,8 +117,8 @@ class Kernels(Protocol):
     ) -> tuple[int, int]:
         """(bits, hits): the rank-th largest magnitude of a sample of r + g, as float32 bits.
 
-        One chunk of 64 of every `stride` is sampled. `hits` counts the sampled magnitudes that are
-        at least as large.
+        One chunk of 64 elements in `stride` chunks is sampled. `hits` is the number of sampled
+        magnitudes that are at least as large.
         """
 
     def threshold_of(self, r: Vector, g: Vector | None, rank: int) -> tuple[int, int]:
@@ -127,40 +127,40 @@ class Kernels(Protocol):
     def select(
         self, r: Vector, g: Vector | None, bound: int, zero: bool, room: int = 0
     ) -> tuple[Indices, Vector, int]:
-        """r += g, then (positions, values, stopped) of what has at least the magnitude `bound`.
+        """r += g, then (positions, values, stopped) of the magnitudes of at least `bound`.
 
-        `bound` is float32 bits. What is found is zeroed in r on demand. With `room` for so many
-        entries it may stop early, before element `stopped`. The arrays are valid until this
-        thread's next call.
+        `bound` is float32 bits. If `zero`, set the selected elements of r to 0. If `room` > 0, stop
+        after about that many entries; `stopped` is the first element not searched. The arrays are
+        valid until this thread's next call.
         """
 
     def trim(
         self, r: Vector | None, positions: Indices, values: Vector, bound: int, wanted: int
     ) -> tuple[Indices, Vector]:
-        """The `wanted` largest, `bound` being the smallest magnitude of these; may reuse arrays.
+        """The `wanted` largest entries; `bound` is the smallest magnitude among them.
 
-        What is dropped goes back to r, where r is given.
+        If r is given, write the dropped values back to it. May reuse the arrays.
         """
 
     def gaps_encode(self, positions: Indices, elements: int) -> Bytes:
-        """Ascending positions below `elements`, at least one, as gaps in block Rice code."""
+        """Encode ascending positions below `elements`, at least one, as gaps in block Rice code."""
 
     def gaps_decode(self, payload: Bytes, count: int, elements: int) -> tuple[Indices, int]:
         """(positions, bytes read). Raises BadPayload."""
 
     def gaps(self, payload: Bytes, count: int, elements: int) -> Gaps:
-        """The same, some at a time. Raises BadPayload."""
+        """A reader of the same positions, some at a time. Raises BadPayload."""
 
     def levels_encode(self, values: Vector, anchor: float, bits: int) -> tuple[Bytes, Vector]:
-        """(bytes, what they decode to): sign and level planes. Raises EdgetrainError."""
+        """(bytes, decoded values): sign and level planes. Raises EdgetrainError."""
 
     def levels_check(self, payload: Bytes, count: int, bits: int) -> int:
-        """Bytes that so many values take at the start of a payload. Raises BadPayload."""
+        """Bytes that `count` values take at the start of a payload. Raises BadPayload."""
 
     def levels_read(
         self, payload: Bytes, count: int, first: int, bits: int, out: Vector, weight: float | None
     ) -> None:
-        """out = the values from `first` on, or += weight * these, of `count` that were checked.
+        """out = the values from `first` on, or += weight * these, of `count` checked values.
 
         `first` is a multiple of LEVEL_BLOCK.
         """
@@ -174,7 +174,9 @@ class Kernels(Protocol):
     def sparse_encode(
         self, r: Vector | None, positions: Indices, values: Vector, elements: int, bits: int
     ) -> bytes:
-        """A whole sparse payload, values as 1..4 planes or raw (32); settles r where it is given.
+        """A whole sparse payload, values as 1..4 planes or raw (32).
+
+        If r is given, write the residual to it: values - decoded at the positions.
 
         Raises EdgetrainError.
         """
@@ -218,7 +220,7 @@ class Kernels(Protocol):
         """
 
     def blocks_check(self, payload: Bytes, elements: int, code: Blocks) -> None:
-        """Raises BadPayload for what no encoder writes. The length is right."""
+        """Raise BadPayload for bytes that no encoder writes. The caller has checked the length."""
 
     def blocks_read(
         self,
@@ -229,7 +231,7 @@ class Kernels(Protocol):
         out: Vector,
         weight: float | None,
     ) -> None:
-        """out = decoded from element `first` on, or += weight * that; it has been checked.
+        """out = decoded from element `first` on, or += weight * that, of a checked payload.
 
         `first` is a multiple of the block.
         """
@@ -241,12 +243,12 @@ class Kernels(Protocol):
         """
 
     def signs_check(self, payload: Bytes, elements: int) -> None:
-        """Raises BadPayload for what no encoder writes. The length is right."""
+        """Raise BadPayload for bytes that no encoder writes. The caller has checked the length."""
 
     def signs_read(
         self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
     ) -> None:
-        """out = decoded from element `first` on, or += weight * that; it has been checked.
+        """out = decoded from element `first` on, or += weight * that, of a checked payload.
 
         `first` is a multiple of SIGN_BLOCK.
         """
@@ -269,7 +271,7 @@ class Kernels(Protocol):
         out: Vector,
         weight: float | None,
     ) -> None:
-        """out = decoded from element `first` on, or += weight * that. The length is right."""
+        """out = decoded from element `first` on, or += weight * that, of the right length."""
 
     def momentum(self, u: Vector, g: Vector, m: float, scale: float) -> None:
         """u = m * u + scale * g."""

@@ -1,6 +1,6 @@
 """Sorted positions as gaps in block Rice code, in NumPy: the bits that kernels.c writes and reads.
 
-Knows positions and bytes, and no values. The code itself is told in docs/codecs.md.
+Positions and bytes only, no values. docs/codecs.md specifies the code.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 Columns: TypeAlias = npt.NDArray[np.signedinteger[Any]]
 """Gaps in columns of GAP_BLOCK, or one number a column: the longer axis is the inner one."""
 UNARY_BYTES = 1024
-"""Of a unary stream, unpacked at a time."""
+"""Bytes of a unary stream unpacked at a time."""
 
 
 class GapReader:
     """See `contract.Gaps`."""
 
     def __init__(self, payload: Bytes, count: int, elements: int, step: int = ENTRIES) -> None:
-        """`step` entries come at a time, with some 60 bytes for each."""
+        """`next_positions` returns `step` entries, and takes some 60 bytes for each."""
         if not 0 < count <= elements:
             raise wire.bad(wire.COUNT)
         unary_bytes, at = wire.get_varint(payload, 0)
@@ -43,11 +43,11 @@ class GapReader:
         self._unary, self._low = payload[at : self._low_at], payload[self._low_at :]
         self._left, self._elements, self._step = count, elements, step
         self._rice = first_parameter(count, elements)
-        self._ones: Integers = np.empty(0, np.int64)  # places of ones that were not taken yet
+        self._ones: Integers = np.empty(0, np.int64)  # places of ones not used yet
         self._seen = 0  # bytes of the unary stream
-        self._before = -1  # the place of the last one that was taken
+        self._before = -1  # the place of the last one used
         self._used = 0  # low bits
-        self._next = 0  # the first position that the next gap may lead to
+        self._next = 0  # the first position after the last entry
 
     def next_positions(self) -> Indices:
         count = min(self._left, self._step)
@@ -106,7 +106,7 @@ class GapReader:
         return rice, quotients
 
     def _look_ahead(self, wanted: int) -> Integers:
-        """The places of that many ones, which are taken. Raises BadPayload."""
+        """The places of the next `wanted` ones, removed from the stream. Raises BadPayload."""
         found, have = [self._ones], self._ones.size
         while have < wanted and self._seen < self._unary.size:
             octets = self._unary[self._seen : self._seen + UNARY_BYTES]
@@ -123,7 +123,7 @@ class GapReader:
 
 
 def first_parameter(count: int, elements: int) -> int:
-    """The Rice parameter that the first block's is told against: log2 of the mean gap."""
+    """The Rice parameter that the first block's is relative to: log2 of the mean gap."""
     return min(max((elements // count).bit_length() - 1, 0), MAX_RICE)
 
 
@@ -177,7 +177,7 @@ def _pack_low(values: npt.NDArray[np.signedinteger[Any]], widths: npt.NDArray[np
 
 
 def _pack_columns(low: Columns, rice: Columns, count: int) -> Bytes:
-    """The same where each column has one width of at most 8: eight values fill whole bytes."""
+    """As `_pack_low` with one width of at most 8 a column: eight values fill whole bytes."""
     width = rice.astype(np.uint16)
     two = low.astype(np.uint16)
     two = two[0::2] | two[1::2] << width
@@ -221,7 +221,7 @@ def _unpack_low(stream: Bytes, widths: Columns, skip: int) -> tuple[Columns, int
 
 
 def encode_gaps(positions: Indices, elements: int) -> Bytes:
-    """See `kernels.Kernels.gaps_encode`."""
+    """See `contract.Kernels.gaps_encode`."""
     here = positions.view(np.int32) if elements < 2**30 else positions.astype(np.int64)
     count, whole, blocks = here.size, elements.bit_length(), -(-here.size // GAP_BLOCK)
     padded = np.zeros(blocks * GAP_BLOCK, here.dtype)

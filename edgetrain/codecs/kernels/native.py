@@ -1,6 +1,6 @@
 """kernels.c through ctypes: no Python ABI, so one library serves every Python on an architecture.
 
-Finding and loading the library is here too; compiling it is `compiler`'s.
+This module finds and loads the library; compiler.py compiles it. Imported by chosen.py only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INSTRUCTION_SETS = ["portable", "avx2", "avx512", "neon"]
 PACKAGED = Path(__file__).with_name("_kernels.so")
 
 TILE = 2**16
-"""Elements of the sum that the hub keeps in cache while the messages of a round go over it."""
+"""Elements of the sum that stay in cache while the entries of all messages are added."""
 
 _I, _F, _P, _N, _U = (
     ctypes.c_int64,
@@ -99,7 +99,7 @@ def load() -> tuple[ctypes.CDLL | None, str, str]:
 
 
 def instruction_sets() -> list[str]:
-    """What this machine can run, slowest first; empty without a library."""
+    """The instruction sets of this machine, slowest first; empty without a library."""
     library, _, _ = load()
     if library is None:
         return []
@@ -121,7 +121,7 @@ def _at(array: np.ndarray[Any, Any] | None) -> int | None:
 
 
 def _checked(result: int) -> int:
-    """A decoder's answer, or BadPayload where it is a negative number."""
+    """`result` of a decoder; raises BadPayload if it is negative."""
     if result < 0:
         raise wire.bad(-result)
     return result
@@ -133,9 +133,9 @@ def _encoded(result: int) -> None:
 
 
 class _Scratch(threading.local):
-    """Arrays that each thread keeps between calls, because fresh memory costs a fault a page.
+    """Arrays that each thread keeps between calls: new memory costs a page fault for each 4 KiB.
 
-    They grow to a part's room and are touched only as far as entries come.
+    They grow to the size of a part; pages beyond the last entry are never touched.
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class _Messages:
 
 
 class _Gaps:
-    """See `kernels.Gaps`. What kernels.c remembers, which points into the payload, is an array."""
+    """See `contract.Gaps`. The state of kernels.c is an array, and points into the payload."""
 
     def __init__(self, library: ctypes.CDLL, payload: Bytes, count: int, elements: int) -> None:
         self._c, self._payload = library, payload
@@ -188,12 +188,12 @@ class _Gaps:
 
 
 class Native:
-    """See `kernels.Kernels` for what each does."""
+    """The kernels in C; `contract.Kernels` describes each method."""
 
     name = "c"
 
     def __init__(self, library: ctypes.CDLL, choice: str) -> None:
-        """`choice` is "auto" or one of `instruction_sets()`; it holds for the whole process."""
+        """`choice` is "auto" or one of `instruction_sets()`, for the whole process."""
         known = instruction_sets()
         index = len(known) - 1 if choice == "auto" else known.index(choice)
         self.instructions = known[library.kernels_use(index)]

@@ -1,7 +1,7 @@
 """The inner loops in NumPy: bit for bit what kernels.c does, in tiles that stay in cache.
 
-One method for each kernel. Positions are read and written by `gaps`; what all methods do to a tile
-is in `tiles`. What the bytes mean stands in docs/codecs.md.
+One method a kernel. gaps.py reads and writes positions, tiles.py has the arithmetic on one tile;
+docs/codecs.md specifies the bytes. Imported by chosen.py only.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _EDGES = [
 
 
 class NumpyTwin:
-    """See `kernels.Kernels` for what each does."""
+    """The kernels in NumPy; `contract.Kernels` describes each method."""
 
     name = "numpy"
 

@@ -1,7 +1,7 @@
 """A vector tile by tile in NumPy, and the arithmetic on one tile that codecs share.
 
-Where a sum is taken, lanes and their folding are spelt out, because the order of additions is part
-of the result. No payload is laid out here.
+Sums name their lanes and how these are folded, because the order of additions is part of the
+result. The layout of payloads does not belong here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from edgetrain.vectors.vector import Vector
 
 TILE = 2**18
 DECODED = 2**13
-"""Elements that are decoded at a time: what NumPy takes for each is many times its own size."""
+"""Elements decoded at a time: NumPy needs many times the memory of the elements themselves."""
 BLOCKS_DECODED = 2**15
-"""The same for codecs that take little for each."""
+"""The same for codecs that need less memory an element."""
 MAGNITUDE_BITS = np.uint32(0x7FFFFFFF)
 LIMIT_BITS = int(np.float32(LIMIT).view(np.uint32))
 _TINY = np.float32(TINY)
@@ -66,7 +66,7 @@ def shapes_of(elements: int, block: int, tile: int) -> Iterator[tuple[int, tuple
 
 
 def tables_of(vector: Vector, block: int, tile: int = TILE) -> Iterator[tuple[int, Vector]]:
-    """(start, view of that shape)."""
+    """(start, view of the elements in that shape) for each of `shapes_of`."""
     for start, shape in shapes_of(vector.size, block, tile):
         yield start, vector[start : start + shape[0] * shape[1]].reshape(shape)
 
@@ -92,7 +92,7 @@ def from_bf16(stored: npt.NDArray[np.uint16]) -> Vector:
 
 
 def largest_of(magnitudes: Indices, rank: int) -> Indices:
-    """Those among which are the `rank` largest and their equals: most are left out unranked."""
+    """A subset that contains the `rank` largest and their equals, so that fewer are ranked."""
     some = magnitudes[::16]
     safe = rank // 16 + 8 * math.isqrt(rank // 16 + 1) + 16
     if 4 * safe > some.size:
@@ -103,18 +103,18 @@ def largest_of(magnitudes: Indices, rank: int) -> Indices:
 
 
 def check_scales(stream: Bytes) -> None:
-    """Raises BadPayload where a scale is not a number that codecs carry."""
+    """Raise BadPayload for a scale that is negative, not finite, or beyond the limit."""
     if np.any(stream.view("<u4") >= LIMIT_BITS):
         raise wire.bad(wire.MAGNITUDE)
 
 
 def scales_of(payload: Bytes, first: int, rows: int) -> Vector:
-    """[rows, 1] of the scales that a payload begins with."""
+    """[rows, 1]: scales `first` .. `first` + `rows` of those at the start of a payload."""
     return payload[4 * first : 4 * (first + rows)].copy().view("<f4")[:, None]
 
 
 def apply_to(decoded: Vector, out: Vector, weight: float | None) -> None:
-    """Set `out` to what was decoded, or add so much of it."""
+    """out = decoded, or out += weight * decoded."""
     if weight is None:
         out[:] = decoded
     else:
@@ -142,7 +142,7 @@ def quantized(
 
 
 def pack_codes(level: npt.NDArray[np.int32], width: int) -> Bytes:
-    """Levels of rows as bytes: 8 or 4 bits for each, or five levels of three in a byte."""
+    """Pack levels, row by row: 8 or 4 bits each, or five ternary levels in a byte."""
     rows, m = level.shape
     if width == 8:
         bytes_: Bytes = level.astype(np.int8).view(np.uint8).reshape(-1)
@@ -177,7 +177,7 @@ def unpack_codes(
 
 
 def check_codes(codes: Bytes, shape: tuple[int, ...], code: Blocks) -> None:
-    """Raises BadPayload where a code is none, or a bit that nothing uses is set."""
+    """Raise BadPayload for a code outside the levels, or an unused bit that is set."""
     rows, m = shape
     if code.width == 5:
         run = (m + 4) // 5

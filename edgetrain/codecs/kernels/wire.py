@@ -1,4 +1,4 @@
-"""Small things that all payloads share: varints, and the reasons for which bytes are refused.
+"""What all payloads share: varints, the hash behind noise, and why payloads are refused.
 
 The order of REASONS is that of `enum bad` in kernels.c, negated.
 """
@@ -40,12 +40,12 @@ REASONS = (
 
 
 def bad(reason: int) -> BadPayload:
-    """The error for a payload that is refused for REASONS[reason]."""
+    """The error for a payload refused because of REASONS[reason]."""
     return BadPayload(f"bad payload: {REASONS[reason]}")
 
 
 def too_large() -> EdgetrainError:
-    """The error of an encoder that meets NaN, infinity or magnitudes of 2^100 and more."""
+    """The error of an encoder for NaN, infinity or magnitudes of 2^100 and more."""
     return EdgetrainError(
         "the vector holds NaN, infinity or a magnitude beyond 2^100; no lossy codec carries that",
         "training has diverged: lower the learning rate or clip gradients",
