@@ -7,11 +7,12 @@ is decided elsewhere: no member, no connection, no message and no time here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgetrain.codecs import Codec, Feedback, bound, memory
 from edgetrain.exchange.hub.contributions import (
@@ -22,7 +23,7 @@ from edgetrain.exchange.hub.contributions import (
     find_spoilt,
 )
 from edgetrain.exchange.hub.records import Round, State
-from edgetrain.strategies.merging.rule import RoundRule, SliceRule
+from edgetrain.strategies.merging.rule import RoundRule, SliceRule, StatefulRule
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.parts import parts_of
 from edgetrain.vectors.pool import VectorPool
@@ -91,6 +92,7 @@ class Merger:
     ) -> None:
         self.rule = rule
         self._by_slice = None if isinstance(rule, RoundRule) else rule
+        self._stateful = rule if isinstance(rule, StatefulRule) else None
         self.keeps_late = rule.keeps_late
         """Whether a contribution that missed its round may join the next one."""
         self.codecs = codec, reply_codec
@@ -132,6 +134,17 @@ class Merger:
         """What replies have left out so far, for a journal: views."""
         return {} if self.replies.lossless else self.replies.state()
 
+    def rule_state(self) -> dict[str, NDArray[Any]]:
+        """What the merge rule remembers, for a journal; views."""
+        state = {} if self._stateful is None else self._stateful.state()
+        return {name: np.asarray(value) for name, value in state.items()}
+
+    def _set_rule_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        if self._stateful is not None:
+            self._stateful.restore(
+                {name: value if value.ndim else value.item() for name, value in state.items()}
+            )
+
     def restore(self, state: State) -> None:
         """Go on from a journal's snapshot."""
         layout = layouts.read(state.layout, state.elements) if state.layout else ()
@@ -139,6 +152,7 @@ class Merger:
         self._make_room()
         if not self.replies.lossless:
             self.replies.restore(state.memory)
+        self._set_rule_state(state.rule)
         self.base = None if state.base is None else state.base.copy()
 
     # -- the form of a contribution -----------------------------------------------------------
@@ -159,8 +173,9 @@ class Merger:
 
     def count_part(self, part: int, members: int) -> bool:
         """Count one more member's part for the oldest open round. Returns whether the part may be
-        here from all `members`, to be merged early. A RoundRule never merges early."""
-        if self._by_slice is None:
+        here from all `members`, to be merged early. A RoundRule never merges early, and neither
+        does a rule with state."""
+        if self._by_slice is None or self._stateful is not None:
             return False
         early = self._early
         early.arrived[part] = early.arrived.get(part, 0) + 1
@@ -182,15 +197,22 @@ class Merger:
         """Merge a round's contributions, which are in the order of their members' names, and add
         the reply to the base. `end`: the sum of masked ones. Raises Spoilt, and changes nothing,
         if a contribution has to be left out."""
-        counted, merged, cuts = (
-            self._merge(given) if end is None else _summed(given, end, self._memory.borrow_vector())
-        )
-        if not self.replies.lossless and counted:
-            self._check_size(merged, counted)
+        before = {name: array.copy() for name, array in self.rule_state().items()}
+        try:
+            counted, merged, cuts = (
+                self._merge(given)
+                if end is None
+                else _summed(given, end, self._memory.borrow_vector())
+            )
+            if not self.replies.lossless and counted:
+                self._check_size(merged, counted)
+        except Spoilt:
+            self._set_rule_state(before)
+            raise
         payloads = self.replies.encode(merged)
         checksum = self._advance(merged, payloads)
         inputs: tuple[tuple[Buffer, ...], ...] = ()
-        if not self.replies.lossless:
+        if self._keeps_inputs:
             masked_mean = ((merged.data.cast("B"),),)
             inputs = masked_mean if end is not None else tuple(c.payloads for c in given)
         return RoundResult(counted, payloads, checksum, inputs, cuts)
@@ -198,15 +220,22 @@ class Merger:
     def replay_round(self, record: Round) -> int:
         """Merge a round again from a journal's record. Returns the checksum of the base after
         it."""
-        if self.replies.lossless:
+        if not self._keeps_inputs:
             merged = self._memory.borrow_vector()
             parts = parts_of(self._elements, self.reply_codec.part_elements)
             for here, payload in zip(parts, record.reply, strict=True):
                 self.reply_codec.decode(payload, merged[here])
         else:
             merged = self._merged_again(record)
-            self.replies.encode(merged)  # for what it leaves out
+            if not self.replies.lossless:
+                self.replies.encode(merged)  # for what it leaves out
         return self._advance(merged, record.reply)
+
+    @property
+    def _keeps_inputs(self) -> bool:
+        """Whether a round cannot be merged again from its reply: lossy replies leave something out,
+        and a rule with state has to see the contributions."""
+        return not self.replies.lossless or self._stateful is not None
 
     def _merged_again(self, record: Round) -> Vector:
         """The merged vector of a record with inputs. Of masked contributions the record has the
@@ -256,6 +285,9 @@ class Merger:
             for contribution in counted
         ]
         found = rule.merge_round(pieces, [merged[here] for here in parts])
+        for part, here in enumerate(parts):
+            if not all_finite(merged[here]):
+                find_spoilt(counted, part, self.codec, np.empty_like(merged[here]))
         names = [*newest, "hub"]
         cuts = [(names[cut.index], cut.share, cut.reason) for cut in found]
         cuts += [

@@ -349,7 +349,7 @@ class Hub:
         return State(
             self._agreed(), model.digest, model.description, model.elements, self.epoch,
             self.round, self.delay, seats, away, tuple(rounds.checksums.items()), self.base,
-            rounds.merger.unsent(),
+            rounds.merger.unsent(), rounds.merger.rule_state(),
         )  # fmt: skip
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:

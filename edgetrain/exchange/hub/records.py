@@ -13,6 +13,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from edgetrain.errors import BadMessage
 from edgetrain.vectors.vector import Buffer, Vector
@@ -110,6 +111,12 @@ class State:
     base: Vector | None = field(repr=False)
     memory: Mapping[str, Vector] = field(default_factory=dict, repr=False)
     """What a lossy reply codec has not sent yet."""
+    rule: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+    """The state of the merge rule, if it has one; numbers are arrays of shape ()."""
+
+
+_RULE = "rule/"
+"""Begins the names of arrays that are the merge rule's."""
 
 
 def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
@@ -146,7 +153,7 @@ def _seat_fields(seat: Seat) -> list[Any]:
 
 
 def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
-    arrays = dict(state.memory)
+    arrays = dict(state.memory) | {_RULE + name: array for name, array in state.rule.items()}
     if state.base is not None:
         arrays[""] = state.base
     told = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
@@ -201,6 +208,9 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         for (name, dtype, shape), part in zip(told, _cut(payload, sizes), strict=True)
     }
     base = arrays.pop("", None)
+    rule = {
+        name.removeprefix(_RULE): arrays.pop(name) for name in [*arrays] if name.startswith(_RULE)
+    }
     return State(
         agreed, model, layout, elements, epoch, round, delay,
         tuple(Seat(*s) for s in seats),
@@ -208,6 +218,7 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         tuple((applied, checksum) for applied, checksum in checksums),
         base,
         arrays,
+        rule,
     )  # fmt: skip
 
 

@@ -1,14 +1,17 @@
 """Merge rules, the hub's half of a strategy: many contributions in, one merged contribution out.
 
-Pure: no socket, no clock, no membership (the hub decides when a round closes). Here are the seam
-and the mean; the rules that bear members who lie are in `merging`.
+Pure: no socket, no clock, no membership (`closing` decides when a round closes). This module has
+the protocols and the mean; the rules that tolerate members that lie are beside it.
+
+A rule may remember something from round to round, such as the momentum of an outer optimizer: see
+`StatefulRule`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -36,7 +39,7 @@ class Cut:
     index: int
     """Its place in the round's contributions."""
     share: float
-    """How much of it was left out: 1.0 is all."""
+    """The share of it that was left out: 1.0 is all."""
     reason: str
 
 
@@ -51,7 +54,7 @@ class MergeRule(Protocol):
 class SliceRule(MergeRule, Protocol):
     """A rule that sees one slice of the vector at a time, with all members' contributions to it.
 
-    So the hub can merge what is here from everyone while the rest is on its way.
+    So the hub can merge slices that are here from all members while others are on the way.
     """
 
     def merge(self, pieces: Sequence[Piece], out: Vector) -> None:
@@ -64,16 +67,40 @@ class SliceRule(MergeRule, Protocol):
 
 @runtime_checkable
 class RoundRule(MergeRule, Protocol):
-    """A rule that judges members, and for that wants a whole round: one contribution of each."""
+    """A rule that judges members, and therefore wants a whole round: one contribution of each."""
 
     def merge_round(
         self, contributions: Sequence[Sequence[Piece]], out: Sequence[Vector]
     ) -> tuple[Cut, ...]:
-        """Overwrite the slices `out` with the merged vector; says who did not count in full.
+        """Overwrite the slices `out` with the merged vector; returns who did not count in full.
 
         `contributions[i][p]` is member i's piece of slice p. Members come in the order of their
         names. Deterministic; takes memory for one slice of each member, not for the vectors.
         """
+
+
+RuleState: TypeAlias = Mapping[str, Vector | float]
+"""What a rule remembers, by names of its choice: vectors (float32) and numbers."""
+
+
+@runtime_checkable
+class StatefulRule(Protocol):
+    """What a merge rule has, beside `merge` or `merge_round`, if it remembers something.
+
+    The hub keeps the state in its journal's snapshots, and with each round the contributions it was
+    merged from. A restored hub gives the rule the state and merges these rounds again, in order, so
+    that the rule has the same bits. A rule with state is asked once for each round, when it closes;
+    a SliceRule for the slices from the first to the last. If a contribution turns out to be
+    unusable, the hub restores the state from before the round and asks again.
+    """
+
+    def state(self) -> RuleState:
+        """All that the rule remembers between two rounds: views, valid until the next round. A rule
+        that has merged nothing yet may have no state: {}."""
+
+    def restore(self, state: RuleState) -> None:
+        """Remember exactly this, which another rule of the same job gave as its `state`. Copies
+        the vectors. {} makes it a rule that has merged nothing."""
 
 
 class Mean:
