@@ -34,9 +34,11 @@ class Fault:
 
     @property
     def stops_traffic(self) -> bool:
+        """Whether nothing passes on the links of these members."""
         return self.kind != "rate"
 
     def strikes(self, member: int) -> bool:
+        """Return whether the fault affects this member."""
         return not self.members or member in self.members
 
 

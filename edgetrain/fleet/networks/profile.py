@@ -114,6 +114,7 @@ class Profile:
 
     @property
     def has_loss(self) -> bool:
+        """Whether packets are lost in any direction."""
         return bool(self.up.mean_loss_percent or self.down.mean_loss_percent)
 
     def refuse_training(self, vector_bytes: int = 1_000_000) -> None:

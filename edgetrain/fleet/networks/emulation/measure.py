@@ -94,14 +94,17 @@ class OneWay:
 
     @property
     def lost_percent(self) -> float:
+        """The share of lost datagrams."""
         return 100 * (1 - self.arrived / self.sent)
 
     @property
     def mean_ms(self) -> float:
+        """The mean delay."""
         return statistics.fmean(self.delays_ms)
 
     @property
     def deviation_ms(self) -> float:
+        """The standard deviation of the delays."""
         return statistics.pstdev(self.delays_ms)
 
 

@@ -85,6 +85,7 @@ class Server:
         self._arrivals: list[tuple[int, int, int]] = []
 
     def start(self) -> None:
+        """Start the threads, which end with the process."""
         for action in (self._accept, self._listen):
             threading.Thread(target=action, daemon=True).start()
 
@@ -272,6 +273,7 @@ def _act(client: Client | None, server: Server | None, command: Mapping[str, Any
 
 
 def main() -> None:
+    """Measure as the parent commands, until it ends."""
     linux.fine_timers()
     parent = Parent()
     config = parent.config()

@@ -305,6 +305,7 @@ class Emulator:
 
 
 def main() -> None:
+    """Run the emulator until the parent ends."""
     linux.fine_timers()
     parent = Parent()
     config = parent.config()

@@ -135,6 +135,7 @@ class Connection:
 
     @property
     def sockets(self) -> tuple[socket.socket, socket.socket]:
+        """The sockets towards the member and towards the hub."""
         return self.up.source, self.up.sink
 
 
@@ -414,6 +415,7 @@ class Proxy:
 
 
 def main() -> None:
+    """Run the proxy until the parent ends."""
     linux.fine_timers()
     parent = Parent()
     config = parent.config()

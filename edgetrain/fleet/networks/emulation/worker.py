@@ -52,6 +52,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
+        """The process id."""
         return self._process.pid
 
     def ask(self, command: str, seconds: float = _STOP_SECONDS) -> dict[str, Any]:
