@@ -53,7 +53,7 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import MOST_UNREQUITED
 from edgetrain.exchange.masks.aggregator import Aggregator
-from edgetrain.exchange.masks.payloads import SEED, advert_bytes, shares_bytes, write_table
+from edgetrain.exchange.masks.payloads import SEED_BYTES, advert_bytes, shares_bytes, write_table
 from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import (
@@ -601,22 +601,22 @@ class Fitting:
         hub, rng = self._attack.hub, self._rng
         assert hub.rounds.masks is not None
         masks = hub.rounds.masks.aggregator
-        for block in masks._blocks:
-            places = len(block.roster)
-            if block.stage == "advertise" and peer.name in {*block.weights} - {*block.adverts}:
+        for block in masks.blocks:
+            places = len(block.names)
+            if block.phase == "advertise" and peer.name in {*block.weights} - {*block.adverts}:
                 return Advertise(block.number, rng.randbytes(advert_bytes(block.rounds)))
-            if block.stage == "share" and peer.name in {*block.roster} - {*block.shares}:
+            if block.phase == "share" and peer.name in {*block.names} - {*block.shares}:
                 size = shares_bytes(block.rounds)
                 own = block.place(peer.name)
                 rows = {p: rng.randbytes(size) for p in range(places) if p != own}
                 return Shares(block.number, write_table(rows, places, size))
-        for round, entry in masks._open.items():
+        for round, entry in masks.open_sums.items():
             covering = masks._covering(round)
             if entry.asked is not None and covering and peer.name in covering.holders:
                 if rng.random() < 0.5:
                     break
-                rows = {p: rng.randbytes(SEED) for p in range(len(covering.roster))}
-                table = write_table(rows, len(covering.roster), SEED)
+                rows = {p: rng.randbytes(SEED_BYTES) for p in range(len(covering.names))}
+                table = write_table(rows, len(covering.names), SEED_BYTES)
                 return Reveal(entry.asked.block, round, table)
         return None
 

@@ -47,7 +47,7 @@ class Room:
                 self.asked.append((name, message))
             if name in self.gone:
                 continue
-            answer = self.maskers[name].take(over_the_wire(message))
+            answer = self.maskers[name].answer_hub(over_the_wire(message))
             if answer is not None:
                 self.said.append(b"".join(bytes(frame) for frame in pack(answer)))
                 self.hub.take(name, over_the_wire(answer))
@@ -82,7 +82,7 @@ class Room:
     def expected(self, vectors: dict[str, np.ndarray]) -> np.ndarray:
         """The mean of what these vectors are as integers, added up where everyone can see it."""
         fixed = FixedPoint(self.terms.span, self.terms.members)
-        unit = self.hub._blocks[-1].unit
+        unit = self.hub.blocks[-1].unit
         total, weight = np.zeros(self.elements, np.uint32), 0.0
         for name, vector in sorted(vectors.items()):
             words = np.empty_like(total)

@@ -1,7 +1,4 @@
-"""Float32 vectors as integers modulo 2^32, so that sums are exact and masks hide all of it.
-
-NumPy only; nothing here knows a mask.
-"""
+"""Float32 vectors as integers modulo 2^32: sums are exact, and a mask hides them completely."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ class FixedPoint:
     """x as round(x * scale) modulo 2^32, for x in [-span, span].
 
     `scale` is the largest power of two with which the numbers of `members` members, each at the end
-    of the range, add up to less than 2^31: no sum overflows, so that the sum of the integers is
-    exactly the integer of the sum. What rounding costs is at most half a step of 1 / scale an
-    element and member (see `error`); what lies outside the range is moved to its end.
+    of the range, add up to less than 2^31. So no sum overflows, and the sum of the integers is
+    exactly the integer of the sum. Rounding costs at most half a step of 1 / scale for each element
+    and member (see `error`). Elements outside the range are moved to its end.
     """
 
     def __init__(self, span: float, members: int) -> None:
@@ -41,9 +38,9 @@ class FixedPoint:
         self._end = math.floor(span * self.scale)
 
     def encode(self, vector: Vector, out: Words, factor: float = 1.0) -> int:
-        """Overwrite `out` with factor * vector; returns how many elements were cut to the range.
+        """Overwrite `out` with factor * vector; returns the number of elements cut to the range.
 
-        `vector` (float32) is only read. Raises Diverged for what is not a finite number.
+        `vector`, float32, is only read. Raises Diverged if an element is not finite.
         """
         cut = 0
         for here in tiles(vector.size):
@@ -56,12 +53,12 @@ class FixedPoint:
         return cut
 
     def decode(self, total: Words, weight: float, out: Vector) -> None:
-        """Overwrite `out` with the sum that `total` stands for, divided by `weight`."""
+        """Overwrite `out` with the sum that `total` represents, divided by `weight`."""
         unit = 1.0 / (self.scale * weight)
         for here in tiles(total.size):
             out[here] = total[here].view(np.int32) * unit
 
     def error(self, counted: int, weight: float) -> float:
-        """How far an element of the decoded mean of so many members can be from the exact one,
-        before it is rounded to float32."""
+        """The largest error of an element of the mean of `counted` members, before it is rounded to
+        float32."""
         return counted * 0.5 / (self.scale * weight)

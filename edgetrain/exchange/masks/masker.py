@@ -1,98 +1,134 @@
-"""A member's side of secure aggregation: its secrets, its masks, and what it tells of either.
+"""A member's side of secure aggregation: its secrets, its masks, and its answers to the hub.
 
-Pure: a message of the hub in, an answer out; no socket, no clock. Randomness is passed in, except
-for the coefficients of Shamir's polynomials, which the package that splits secrets draws itself.
+Keys are made for a block of rounds; each round of it is an instance of the protocol of Bonawitz et
+al. with secrets of its own. A block moves on by the hub's messages:
+
+    phase         message    next          answer       what happens
+    (none)        Rekey      advertised    Advertise    seeds are drawn, public keys derived
+    advertised    KeyList    shared        Shares       the digest of what all were told is fixed
+    shared        Shares     open          -            it is known who masks, and against whom
+    open          Unmask     open          Reveal       shares of one round are given, once
+    any           the same   the same      the same     a message that comes again
+    any           another    the same      -            ignored; a second KeyList that differs, or
+                                                        a second Unmask, is an error
+
+A round is "soon" until its block is open, then "ready" until it is masked, answered, or unmasked
+without this member; then it is "out" for ever. Only "ready" rounds can be masked.
+
+No sockets and no clock. Randomness is passed in, except for the coefficients of Shamir's
+polynomials, which the package that splits secrets draws itself.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from edgetrain.errors import BadMessage, BadPayload, EdgetrainError
-from edgetrain.exchange.masks import payloads as forms
+from edgetrain.exchange.keys.pairs import KEY_BYTES
 from edgetrain.exchange.masks import primitives
 from edgetrain.exchange.masks.fixed_point import FixedPoint, Words
+from edgetrain.exchange.masks.payloads import (
+    SEED_BYTES,
+    advert_bytes,
+    block_context,
+    check_length,
+    key_list_bytes,
+    read_places,
+    read_table,
+    round_context,
+    shares_bytes,
+    write_table,
+)
 from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.messages import Advertise, KeyList, Masking, Rekey, Reveal, Shares, Unmask
 from edgetrain.vectors.vector import Buffer, Vector
 
 State = Literal["soon", "ready", "out"]
-"""Of a round: its masks are being set up; it can be contributed to; this member has no part in it.
+"""Of a round: its masks are being set up; it can be masked; this member does not contribute to it.
 """
 
-_STOP = "stop: this hub is broken, or wants to see what it must not"
+_STOP = "stop: the hub is broken, or wants to see what it must not"
 
 
 @dataclass(frozen=True)
-class _Pair:
-    """Another member's shares of its secrets of one round, as this one holds them."""
+class HeldShares:
+    """Shares that this member holds of one member's secrets of one round."""
 
     own: bytes
-    """Of the seed of its own mask."""
+    """Of the seed of that member's own mask."""
     key: bytes
-    """Of the seed of the key that its pairwise masks come from."""
+    """Of the seed of the private key that its pairwise masks come from."""
 
 
 @dataclass
-class _Block:
-    """One block of rounds, each an instance of the protocol with secrets of its own."""
+class MemberBlock:
+    """One block of rounds, as a member knows it."""
 
     number: int
     first: int
     rounds: int
     advert: bytes
     seal_seed: bytes
-    """Of the key that others encrypt shares to."""
+    """The seed of the key that others encrypt shares to."""
     own: dict[int, bytes]
-    """By round, until it is masked: the seed of this member's own mask."""
+    """The seeds of this member's own masks, by round, until the round is masked."""
     keys: dict[int, bytes]
-    """By round, until it is masked: the seed of its private key."""
+    """The seeds of its private keys, by round, until the round is masked."""
     place: int = -1
+    """Its place in the list of keys."""
     unit: float = 1.0
     adverts: list[bytes] = field(default_factory=list)
     digest: bytes = b""
-    """Of the roster; masks and shares are bound to it, so that all must have seen the same."""
+    """Of the list of keys: masks and shares are bound to it, so they fit only among members that
+    were told the same."""
     sent: Shares | None = None
-    held: dict[int, dict[int, _Pair]] = field(default_factory=dict)
-    """By round and place."""
+    """The answer to the list of keys."""
+    held: dict[int, dict[int, HeldShares]] = field(default_factory=dict)
+    """By round and place, until they are revealed."""
     holders: tuple[int, ...] = ()
-    """The places that have shares: who masks, and against whom. Empty: not known yet."""
+    """The places that have shared their secrets: they mask, against each other. () before that."""
     answered: dict[int, Reveal] = field(default_factory=dict)
+    """By round."""
     survivors: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """By round: the places whose contributions the hub said were in the sum."""
+
+    @property
+    def phase(self) -> Literal["advertised", "shared", "open"]:
+        """See the table above."""
+        if self.sent is None:
+            return "advertised"
+        return "open" if self.holders else "shared"
 
     @property
     def end(self) -> int:
+        """The first round after the block."""
         return self.first + self.rounds
 
     @property
     def places(self) -> int:
+        """Members in the list of keys."""
         return len(self.adverts)
 
     def public(self, place: int, round: int) -> bytes:
         """The public key of a place for one round."""
-        return _public(self.adverts[place], round - self.first)
+        start = KEY_BYTES + 2 * KEY_BYTES * (round - self.first)
+        return self.adverts[place][start : start + KEY_BYTES]
 
     def context(self, round: int) -> bytes:
-        """What keys of this round are bound to."""
-        return forms.round_context(self.number, round) + self.digest
-
-
-def _public(advert: bytes, at: int) -> bytes:
-    start = forms.KEY + 2 * forms.KEY * at
-    return advert[start : start + forms.KEY]
+        """What keys and masks of this round are bound to."""
+        return round_context(self.number, round) + self.digest
 
 
 class Masker:
-    """Masks one member's contributions; owns its secrets, and forgets each when it is used.
+    """Masks one member's contributions. Owns its secrets, and forgets each when it was used.
 
-    Every round is masked at most once, whatever the hub says: two sums over different members that
-    hold the same contribution would tell it. `cut` counts the elements so far that were larger than
-    the agreed range.
+    A round is masked at most once, whatever the hub says: the difference of two sums with and
+    without a contribution would be the contribution.
     """
 
     def __init__(
@@ -101,25 +137,32 @@ class Masker:
         self.epoch = 0
         """Of the hub whose blocks these are."""
         self.cut = 0
+        """Elements so far that were larger than the agreed range, and were cut to it."""
         self._terms = terms
         self._elements = elements
         self._random = random
         self._fixed = FixedPoint(terms.span, terms.members)
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, MemberBlock] = {}
         self._next = 0
         """Rounds before this one have been masked, or never will be."""
         self._answered = 0
+        """Rounds before this one have been answered."""
 
     def restart(self, epoch: int) -> None:
-        """The hub was restored, and knows nothing of the masks of before."""
+        """The hub was restored, and has lost all masks: drop the blocks."""
         self.epoch = epoch
         self._blocks = {}
 
-    def take(self, message: Masking) -> Masking | None:
-        """What the hub said, and what to answer.
+    @property
+    def blocks(self) -> Mapping[int, MemberBlock]:
+        """The blocks that are not over, by number."""
+        return self._blocks
 
-        Raises BadMessage for what is malformed, and EdgetrainError where the hub wants more than a
-        hub may know: then training has to stop.
+    def answer_hub(self, message: Masking) -> Masking | None:
+        """Handle a message of the hub; returns the answer, if there is one.
+
+        Raises BadMessage for a malformed message. Raises EdgetrainError if the hub asks for more
+        than it may know: then training must stop.
         """
         match message:
             case Rekey():
@@ -127,7 +170,7 @@ class Masker:
             case KeyList():
                 return self._share(message)
             case Shares():
-                self._open(message)
+                self._open_block(message)
                 return None
             case Unmask():
                 return self._reveal(message)
@@ -135,12 +178,12 @@ class Masker:
                 raise BadMessage(f"the hub sent {type(message).__name__}, which is for hubs")
 
     def state(self, round: int) -> State:
-        """What this member can do for a round."""
-        block = self._covering(round)
+        """Whether a round can be masked: now, later, or not at all."""
+        block = self.block_of(round)
         if round < max(self._next, self._answered):
             return "out"
         if block is None or not block.holders:
-            # Blocks are set up one after the other: what a later one begins after is over.
+            # Blocks are set up one after the other: rounds before a later one are over.
             later = any(b.holders and b.first > round for b in self._blocks.values())
             return "out" if later else "soon"
         told = block.survivors.get(round)
@@ -151,9 +194,10 @@ class Masker:
     def mask(self, round: int, vector: Vector, weight: float, out: Words) -> None:
         """Overwrite `out` with the masked contribution to a round whose state is "ready".
 
-        `vector` (float32, only read) counts `weight` times. Its secrets are forgotten.
+        `vector`, float32, is only read; it counts `weight` times. The round's secrets are
+        forgotten. Raises EdgetrainError for a round in another state.
         """
-        block = self._covering(round)
+        block = self.block_of(round)
         if self.state(round) != "ready" or block is None:
             raise EdgetrainError(f"round {round} cannot be masked (again)", _STOP)
         self._next = round + 1
@@ -166,8 +210,8 @@ class Masker:
                 key = pair_key(seed, block.number, round, block.public(place, round), block.digest)
                 primitives.add_mask(key, 1 if block.place < place else -1, out)
 
-    def forget(self, applied: int) -> None:
-        """Rounds before `applied` are answered: nothing of them is needed any more."""
+    def forget_rounds(self, applied: int) -> None:
+        """Forget the secrets of rounds before `applied`: they have been answered."""
         self._answered = max(self._answered, applied)
         for block in list(self._blocks.values()):
             if block.end <= applied:
@@ -181,70 +225,72 @@ class Masker:
             for old in [round for round in block.answered if round < applied]:
                 del block.answered[old]
 
-    def _covering(self, round: int) -> _Block | None:
+    def block_of(self, round: int) -> MemberBlock | None:
+        """The newest block that contains a round, if there is one."""
         found = [b for b in self._blocks.values() if b.first <= round < b.end]
         return max(found, key=lambda block: block.number, default=None)
 
-    # -- setting up ----------------------------------------------------------------------------
+    # -- making keys ---------------------------------------------------------------------------
 
     def _advertise(self, asked: Rekey) -> Advertise | None:
-        """Round 0 of the paper, for all rounds of a block at once."""
+        """Round 0 of the paper, for all rounds of a block together."""
         block = self._blocks.get(asked.block)
         if block is None:
             if asked.block >> 32 != self.epoch:
-                return None  # of another hub's life
+                return None  # from before the hub was restored
             block = self._new_block(asked)
             self._blocks[asked.block] = block
         return Advertise(asked.block, block.advert)
 
-    def _new_block(self, asked: Rekey) -> _Block:
+    def _new_block(self, asked: Rekey) -> MemberBlock:
         rounds = range(asked.first, asked.first + asked.rounds)
-        own = {round: self._random(forms.SEED) for round in rounds}
-        keys = {round: self._random(forms.SEED) for round in rounds}
-        seal = self._random(forms.SEED)
-        advert = [primitives.public_of(seal, forms.block_context(asked.block))]
+        own = {round: self._random(SEED_BYTES) for round in rounds}
+        keys = {round: self._random(SEED_BYTES) for round in rounds}
+        seal = self._random(SEED_BYTES)
+        advert = [primitives.public_of(seal, block_context(asked.block))]
         for round in rounds:
-            context = forms.round_context(asked.block, round)
+            context = round_context(asked.block, round)
             advert.append(primitives.public_of(keys[round], context))
             advert.append(primitives.commitment(own[round], context))
-        return _Block(
+        return MemberBlock(
             asked.block, asked.first, asked.rounds, b"".join(advert), seal, own, keys
         )  # fmt: skip
 
-    def _share(self, roster: KeyList) -> Shares | None:
-        """Round 1 of the paper: each secret in shares, each share for one other's eyes."""
-        block = self._blocks.get(roster.block)
+    def _share(self, keys: KeyList) -> Shares | None:
+        """Round 1 of the paper: split each secret into shares, each encrypted for one member."""
+        block = self._blocks.get(keys.block)
         if block is None:
             return None
-        if block.sent is None:
-            self._take_roster(block, roster)
+        if block.phase == "advertised":
+            self._accept_keys(block, keys)
             block.sent = self._shares_of(block)
-        elif self._digest(roster) != block.digest:
-            raise EdgetrainError(f"the hub has two rosters of block {block.number}", _STOP)
+        elif self._digest(keys) != block.digest:
+            raise EdgetrainError(f"the hub has two lists of keys of block {block.number}", _STOP)
         return block.sent
 
-    def _take_roster(self, block: _Block, roster: KeyList) -> None:
-        if not self._terms.threshold <= roster.members <= self._terms.members:
+    def _accept_keys(self, block: MemberBlock, keys: KeyList) -> None:
+        """Take over the list of keys, unless its masks could not hide this member."""
+        if not self._terms.threshold <= keys.members <= self._terms.members:
             raise EdgetrainError(
-                f"the hub would add up contributions of {roster.members} members, agreed are "
+                f"the hub would add up contributions of {keys.members} members, agreed are "
                 f"{self._terms.threshold} to {self._terms.members}",
                 _STOP,
             )
-        size = forms.advert_bytes(block.rounds)
-        data = forms.check_length(roster.payload, roster.members * size, "a roster")
+        size = advert_bytes(block.rounds)
+        data = check_length(keys.payload, keys.members * size, "a list of keys")
         adverts = [data[start : start + size] for start in range(0, len(data), size)]
-        if roster.place >= len(adverts) or adverts[roster.place] != block.advert:
+        if keys.place >= len(adverts) or adverts[keys.place] != block.advert:
             raise EdgetrainError("the hub shows others another key than this member's", _STOP)
-        if len({advert[: forms.KEY] for advert in adverts}) != len(adverts):
-            raise EdgetrainError("two members of a roster have the same key", _STOP)
-        block.place, block.unit, block.adverts = roster.place, roster.unit, adverts
-        block.digest = self._digest(roster)
+        if len({advert[:KEY_BYTES] for advert in adverts}) != len(adverts):
+            raise EdgetrainError("two members in the list of keys have the same key", _STOP)
+        block.place, block.unit, block.adverts = keys.place, keys.unit, adverts
+        block.digest = self._digest(keys)
 
-    def _digest(self, roster: KeyList) -> bytes:
-        told = forms.key_list_bytes(self._terms, roster.unit, roster.payload)
-        return primitives.digest(told)
+    def _digest(self, keys: KeyList) -> bytes:
+        return primitives.digest(key_list_bytes(self._terms, keys.unit, keys.payload))
 
-    def _shares_of(self, block: _Block) -> Shares:
+    def _shares_of(self, block: MemberBlock) -> Shares:
+        """Shares of all secrets of a block: sealed for the others, held for itself."""
         plain: list[list[bytes]] = [[] for _ in range(block.places)]
         for round in range(block.first, block.end):
             for secret in (block.own[round], block.keys[round]):
@@ -258,36 +304,37 @@ class Masker:
             for place in range(block.places)
             if place != block.place
         }
-        self._hold(block, block.place, b"".join(plain[block.place]))
-        size = forms.shares_bytes(block.rounds)
-        return Shares(block.number, forms.write_table(sealed, block.places, size))
+        self._hold_shares(block, block.place, b"".join(plain[block.place]))
+        size = shares_bytes(block.rounds)
+        return Shares(block.number, write_table(sealed, block.places, size))
 
-    def _channel(self, block: _Block, sender: int, receiver: int) -> bytes:
-        """The key for what one place sends to another; this member is one of them."""
+    def _channel(self, block: MemberBlock, sender: int, receiver: int) -> bytes:
+        """The key for shares from one place to another; this member is one of the two."""
         other = receiver if sender == block.place else sender
         purpose = b"shares %d to %d" % (sender, receiver)
         return primitives.agreed_key(
             block.seal_seed,
-            block.adverts[other][: forms.KEY],
+            block.adverts[other][:KEY_BYTES],
             purpose,
-            forms.block_context(block.number),
-            forms.block_context(block.number) + block.digest,
+            block_context(block.number),
+            block_context(block.number) + block.digest,
         )
 
-    def _hold(self, block: _Block, place: int, plain: bytes) -> None:
+    def _hold_shares(self, block: MemberBlock, place: int, plain: bytes) -> None:
+        """Keep the shares that a place has given to this member."""
         for at in range(block.rounds):
-            start = 2 * forms.SEED * at
-            own = plain[start : start + forms.SEED]
-            key = plain[start + forms.SEED : start + 2 * forms.SEED]
-            block.held.setdefault(block.first + at, {})[place] = _Pair(own, key)
+            start = 2 * SEED_BYTES * at
+            own = plain[start : start + SEED_BYTES]
+            key = plain[start + SEED_BYTES : start + 2 * SEED_BYTES]
+            block.held.setdefault(block.first + at, {})[place] = HeldShares(own, key)
 
-    def _open(self, message: Shares) -> None:
-        """The end of round 1: who has shared its secrets is who masks, and against whom."""
+    def _open_block(self, message: Shares) -> None:
+        """The end of round 1: members that have shared their secrets mask, against each other."""
         block = self._blocks.get(message.block)
-        if block is None or block.holders or block.sent is None:
+        if block is None or block.phase != "shared":
             return
-        size = forms.shares_bytes(block.rounds)
-        table = forms.read_table(message.payload, block.places, size, "shares")
+        size = shares_bytes(block.rounds)
+        table = read_table(message.payload, block.places, size, "shares")
         holders = tuple(sorted({*table, block.place}))
         if len(holders) < self._terms.threshold:
             raise EdgetrainError(
@@ -303,18 +350,18 @@ class Masker:
             except BadPayload:
                 continue
             plain = primitives.unseal(key, sealed, block.digest)
-            if plain is not None:  # else its shares are not there, which the others' may make up
-                self._hold(block, place, plain)
+            if plain is not None:  # without it, the shares of the others may be enough
+                self._hold_shares(block, place, plain)
         block.holders = holders
 
-    # -- taking off ----------------------------------------------------------------------------
+    # -- unmasking a sum -----------------------------------------------------------------------
 
     def _reveal(self, asked: Unmask) -> Reveal | None:
         """Round 4 of the paper: of each member one kind of share, and never the other."""
         block = self._blocks.get(asked.block)
-        if block is None or not block.holders or not block.first <= asked.round < block.end:
+        if block is None or block.phase != "open" or not block.first <= asked.round < block.end:
             return None
-        survivors = forms.read_places(asked.payload, block.places, "the members of a sum")
+        survivors = read_places(asked.payload, block.places, "the members of a sum")
         before = block.survivors.get(asked.round)
         if before is not None and before != survivors:
             raise EdgetrainError(
@@ -332,24 +379,24 @@ class Masker:
             block.survivors[asked.round] = survivors
             held = block.held.pop(asked.round, {})
             chosen = {
-                place: pair.own if place in survivors else pair.key
-                for place, pair in held.items()
+                place: shares.own if place in survivors else shares.key
+                for place, shares in held.items()
                 if place in block.holders
             }
-            table = forms.write_table(chosen, block.places, forms.SEED)
+            table = write_table(chosen, block.places, SEED_BYTES)
             block.answered[asked.round] = Reveal(asked.block, asked.round, table)
         return block.answered.get(asked.round)
 
 
 def pair_key(seed: bytes, block: int, round: int, public: bytes, digest: bytes) -> bytes:
-    """The key of the mask that two members have in common in a round, from one's seed and the
-    other's public key."""
-    context = forms.round_context(block, round)
+    """The key of the mask that two members share in a round: from the seed of one, and the public
+    key of the other."""
+    context = round_context(block, round)
     return primitives.agreed_key(seed, public, b"pair mask", context, context + digest)
 
 
 def parts(masked: Words, part_elements: int) -> list[Buffer]:
-    """The payloads in which a masked contribution travels: uint32, little-endian."""
+    """The payloads of a masked contribution: uint32, little-endian, `part_elements` in each."""
     return [
         np.ascontiguousarray(masked[start : start + part_elements], "<u4").data.cast("B")
         for start in range(0, masked.size, part_elements)

@@ -1,7 +1,6 @@
-"""The payloads of the messages that set masks up and take them off: bytes of known lengths.
+"""The payloads of messages about masks: bytes of known lengths, written and read for both sides.
 
-Written and read here, for both sides; a length is checked before anything is looked at. What the
-bytes mean is not known here.
+A length is checked before anything is read. This module does not know what the bytes mean.
 """
 
 from __future__ import annotations
@@ -10,36 +9,41 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from edgetrain.errors import BadMessage
+from edgetrain.exchange.keys.pairs import KEY_BYTES
 from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.vectors.vector import Buffer
 
-SEED, KEY, TAG = 16, 32, 16
+SEED_BYTES = 16
+"""Of a secret that is shared: 128 bits, the size of Shamir's field and the level of X25519."""
+TAG_BYTES = 16
+"""Of authentication, behind what was encrypted."""
 
 
 def block_context(block: int) -> bytes:
-    """What binds a key to its block."""
+    """Bytes that bind a key to its block."""
     return struct.pack("<Q", block)
 
 
 def round_context(block: int, round: int) -> bytes:
-    """What binds a key to a round of its block."""
+    """Bytes that bind a key to a round of its block."""
     return struct.pack("<QQ", block, round)
 
 
 def advert_bytes(rounds: int) -> int:
-    """A key to encrypt shares to the member; for each round a public key and a commitment."""
-    return KEY + 2 * KEY * rounds
+    """Size of an advert: a key to encrypt shares to the member, and for each round a public key and
+    a commitment."""
+    return KEY_BYTES + 2 * KEY_BYTES * rounds
 
 
 def keys_of(advert: bytes) -> list[bytes]:
     """The public keys in an advert, without the commitments."""
-    starts = [0, *range(KEY, len(advert), 2 * KEY)]
-    return [advert[start : start + KEY] for start in starts]
+    starts = [0, *range(KEY_BYTES, len(advert), 2 * KEY_BYTES)]
+    return [advert[start : start + KEY_BYTES] for start in starts]
 
 
 def shares_bytes(rounds: int) -> int:
-    """What one member is sent by another: both shares of each round, sealed."""
-    return 2 * SEED * rounds + TAG
+    """Size of what one member sends to another: two shares for each round, sealed."""
+    return 2 * SEED_BYTES * rounds + TAG_BYTES
 
 
 def key_list_bytes(terms: MaskTerms, unit: float, payload: Buffer) -> bytes:
@@ -54,20 +58,21 @@ def key_list_bytes(terms: MaskTerms, unit: float, payload: Buffer) -> bytes:
 
 
 def check_length(payload: Buffer, expected: int, what: str) -> bytes:
-    """The payload as bytes; BadMessage unless it is exactly so long."""
+    """The payload as bytes. Raises BadMessage unless it has `expected` bytes."""
     if memoryview(payload).nbytes != expected:
         raise BadMessage(f"{what} of {memoryview(payload).nbytes} bytes, expected {expected}")
     return bytes(payload)
 
 
 def write_table(rows: Mapping[int, bytes], places: int, size: int) -> bytes:
-    """One byte a place that says whether it has a row, then the rows, zeros where there is none."""
+    """A table: for each place one byte, 1 if it has a row; then for each its row of `size` bytes,
+    or zeros."""
     there = bytes(place in rows for place in range(places))
     return there + b"".join(rows.get(place, bytes(size)) for place in range(places))
 
 
 def read_table(payload: Buffer, places: int, size: int, what: str) -> dict[int, bytes]:
-    """What `write_table` wrote; BadMessage."""
+    """The rows of a table, by place. Raises BadMessage, with `what` the table has."""
     data = check_length(payload, places * (1 + size), what)
     there = read_places(data[:places], places, what)
     return {place: data[places + place * size :][:size] for place in there}
@@ -79,7 +84,7 @@ def write_places(chosen: Sequence[int], places: int) -> bytes:
 
 
 def read_places(payload: Buffer, places: int, what: str) -> tuple[int, ...]:
-    """The chosen places; BadMessage."""
+    """The places with a 1. Raises BadMessage."""
     data = check_length(payload, places, what)
     if any(flag > 1 for flag in data):
         raise BadMessage(f"{what}: a flag is neither 0 nor 1")

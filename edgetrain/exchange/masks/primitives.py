@@ -1,8 +1,8 @@
-"""What others have built and others have checked: key agreement, key derivation, keystream,
-authenticated encryption (`cryptography`), secret sharing (`pycryptodome`).
+"""Cryptography that others have built and checked: key agreement, key derivation, keystream and
+authenticated encryption of `cryptography`, secret sharing of `pycryptodome`.
 
-The one module of edgetrain that imports these packages for secure aggregation, and nothing else:
-it says how they are used, and has no cryptography of its own. It is loaded when a job is secure.
+The only module that imports these packages. It fixes how they are used, and implements no
+cryptography. It is loaded only if a job is secure.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from edgetrain.errors import BadPayload
+from edgetrain.exchange.keys.pairs import KEY_BYTES
 from edgetrain.exchange.masks.fixed_point import Words
-
-SEED_BYTES = 16
-"""Of what is shared: a seed of 128 bits, which is what Shamir's field takes, and X25519's level."""
-KEY_BYTES = 32
-TAG_BYTES = 16
+from edgetrain.exchange.masks.payloads import SEED_BYTES
 
 _NONCE = bytes(12)
-"""Every key encrypts one message."""
+"""Fixed, because every key encrypts one message."""
 _TILE_BYTES = 1 << 18
 
 
@@ -40,7 +37,7 @@ def _derived(secret: bytes, purpose: bytes, context: bytes) -> bytes:
 
 
 def public_of(seed: bytes, context: bytes) -> bytes:
-    """The X25519 public key whose private key comes from this seed."""
+    """The X25519 public key of the private key that is derived from this seed."""
     return _private(seed, context).public_key().public_bytes_raw()
 
 
@@ -49,8 +46,8 @@ def _private(seed: bytes, context: bytes) -> X25519PrivateKey:
 
 
 def is_public(key: bytes) -> bool:
-    """Whether others can agree on keys with the owner of this one: with a point of low order they
-    cannot, whatever theirs is."""
+    """Whether a key can be agreed on with the owner of this public key: not with a point of low
+    order."""
     try:
         _private(bytes(SEED_BYTES), b"").exchange(X25519PublicKey.from_public_bytes(key))
     except ValueError:
@@ -59,12 +56,12 @@ def is_public(key: bytes) -> bool:
 
 
 def commitment(seed: bytes, context: bytes) -> bytes:
-    """What can be told of a seed beforehand, so that another one is noticed afterwards."""
+    """A value that is published before the seed is, so that a different seed is noticed."""
     return _derived(seed, b"commitment", context)
 
 
 def equal(a: bytes, b: bytes) -> bool:
-    """In a time that does not depend on where they differ."""
+    """Compare in a time that does not depend on where they differ."""
     return hmac.compare_digest(a, b)
 
 
@@ -76,10 +73,10 @@ def digest(data: bytes) -> bytes:
 def agreed_key(
     seed: bytes, public: bytes, purpose: bytes, own_context: bytes, context: bytes
 ) -> bytes:
-    """The key that the owner of `seed` has in common with the owner of `public`, for one purpose.
+    """The key that the owner of `seed` shares with the owner of `public`, for one purpose.
 
-    `own_context` is what the private key was made with. Raises BadPayload for a public key that is
-    none.
+    `own_context` is the context with which the private key was derived. Raises BadPayload if
+    `public` is not an X25519 public key.
     """
     try:
         shared = _private(seed, own_context).exchange(X25519PublicKey.from_public_bytes(public))
@@ -108,12 +105,12 @@ def add_mask(key: bytes, sign: int, total: Words) -> None:
 
 
 def seal(key: bytes, plain: bytes, told: bytes) -> bytes:
-    """Encrypt and authenticate, `told` with it. A key may be used once."""
+    """Encrypt `plain`, and authenticate it together with `told`. Use each key only once."""
     return ChaCha20Poly1305(key).encrypt(_NONCE, plain, told)
 
 
 def unseal(key: bytes, sealed: bytes, told: bytes) -> bytes | None:
-    """What `seal` was given; None if it was not sealed under this key."""
+    """The plain text of `seal`; None if it was not sealed with this key and `told`."""
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, told)
     except InvalidTag:
@@ -121,9 +118,9 @@ def unseal(key: bytes, sealed: bytes, told: bytes) -> bytes | None:
 
 
 def split(seed: bytes, threshold: int, places: int) -> list[bytes]:
-    """Shamir shares of a seed, one for each place; `threshold` of them give it back.
+    """Shamir shares of a seed, one for each place; `threshold` of them restore it.
 
-    The polynomial's coefficients are drawn by the package, from the operating system.
+    The package draws the polynomial's coefficients from the operating system.
     """
     if places == 1:
         return [seed]
@@ -131,6 +128,6 @@ def split(seed: bytes, threshold: int, places: int) -> list[bytes]:
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The seed, from exactly as many shares as its threshold was; keyed by place, from 0."""
+    """The seed, from shares by place (from 0), exactly as many as the threshold."""
     pairs = [(place + 1, share) for place, share in sorted(shares.items())]
     return bytes(Shamir.combine(pairs))

@@ -1,10 +1,10 @@
-"""Secure aggregation: the hub learns the sum of a round's contributions, and none of them.
+"""Secure aggregation: the hub learns the sum of a round's contributions, and no single one.
 
 After Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning (CCS
-2017): pairwise masks, a mask of each member's own, Shamir shares of what they are made of. Pure: no
-socket and no clock; where randomness comes from is passed in. `member` is a member's side, `hub`
-the hub's; `primitives` alone imports cryptographic packages, and what is here imports nothing.
-docs/secure-aggregation.md says what it is good for, docs/decisions/020 why it keeps what it says.
+2017): pairwise masks, a mask of each member's own, Shamir shares of the seeds of both. `masker` is
+the member's side, `aggregator` the hub's; neither has a socket or a clock. Only `primitives`
+imports cryptographic packages; this module imports nothing heavy. docs/secure-aggregation.md says
+what it is for, docs/decisions/020 why it keeps its promise.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from dataclasses import dataclass
 from edgetrain.errors import ConfigError
 
 MOST_MEMBERS = 64
-"""The hub puts one secret a member together from shares in each round: work that grows with the
-cube of the members. More than these would wait for seconds."""
+"""In each round the hub restores one secret of every member from shares: work that grows with the
+cube of the members. With more members a round would take seconds."""
 
 PACKAGES = ("cryptography", "Crypto")
 
 
 @dataclass(frozen=True)
 class MaskTerms:
-    """What the members of a job and its hub agree on."""
+    """What the members of a job and its hub must agree on before contributions are masked."""
 
     members: int
-    """So many may be in; the fixed point numbers of as many can be added without overflow."""
+    """Members at most; fixed point numbers of this many can be added without overflow."""
     threshold: int
-    """Without so many members no round is unmasked; and fewer of them learn nothing together."""
+    """Members needed to unmask a round. Fewer of them learn nothing together."""
     span: float
     """Elements of weighted contributions are sent within [-span, span]; larger ones are cut."""
 
 
 def default_threshold(members: int) -> int:
-    """More than two thirds, as the paper recommends where the hub may not be honest."""
+    """More than two thirds, as the paper recommends for hubs that may be dishonest."""
     return 2 * members // 3 + 1
 
 
 def why_not(members: int, threshold: int) -> str:
-    """What speaks against so many members and such a threshold, or ""."""
+    """Why masks cannot have this many members, or this threshold; or ""."""
     if not 2 <= members <= MOST_MEMBERS:
         return (
             f"{members} members: allowed are 2 to {MOST_MEMBERS}, because each round's work at the "
-            "hub grows with the cube of them: take fewer, or put gateways in between"
+            "hub grows with the cube of them: use fewer members, or put gateways in between"
         )
     least = members // 2 + 1
     if not least <= threshold <= members:
@@ -55,7 +55,7 @@ def why_not(members: int, threshold: int) -> str:
 
 
 def require() -> None:
-    """ConfigError unless the packages are there that all of it rests on."""
+    """Raise ConfigError unless the cryptographic packages are installed."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(

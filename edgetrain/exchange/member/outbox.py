@@ -193,7 +193,7 @@ class Outbox:
             self._kept.pop(round, None)  # its memory is free for the reply
         if self._masker is not None:
             self._waiting.pop(round, None)
-            self._masker.forget(round + 1)
+            self._masker.forget_rounds(round + 1)
 
     def drop_missed(self, applied: int) -> None:
         """A base after this many replies has taken the place of replies that were missed. A masked
@@ -207,7 +207,7 @@ class Outbox:
     def accept_masking(self, message: Masking) -> Masking | None:
         """What to answer to the hub's message about masks. Raises BadMessage, EdgetrainError."""
         assert self._masker is not None
-        return self._masker.take(message)
+        return self._masker.answer_hub(message)
 
     def restart_masks(self, epoch: int) -> bool:
         """Take note of the hub's epoch; whether it has restarted, as far as masks are concerned.

@@ -133,7 +133,7 @@ def test_a_base_that_overflows_is_added_up_in_silence():
 def test_keys_that_would_stop_the_others_are_their_senders_fault(what):
     pytest.importorskip("cryptography")
     pytest.importorskip("Crypto")
-    from edgetrain.exchange.masks import payloads as forms
+    from edgetrain.exchange.keys.pairs import KEY_BYTES
     from edgetrain.exchange.masks.aggregator import Aggregator
     from edgetrain.exchange.masks.masker import Masker
     from edgetrain.exchange.masks.terms import MaskTerms
@@ -143,17 +143,17 @@ def test_keys_that_would_stop_the_others_are_their_senders_fault(what):
     hub.settle(4, 0)
     asked = dict(hub.begin(dict.fromkeys("abc", 1.0), 0, 2, 0.0))
     maskers = {name: Masker(terms, 4) for name in asked}
-    adverts = {name: maskers[name].take(message) for name, message in asked.items()}
+    adverts = {name: maskers[name].answer_hub(message) for name, message in asked.items()}
     hub.take("a", adverts["a"])
     hub.take("b", adverts["b"])
     own, other = bytes(adverts["c"].payload), bytes(adverts["a"].payload)
-    at = {"copied": 0, "low order": 0, "low order in a round": forms.KEY}[what]
-    key = other[: forms.KEY] if what == "copied" else bytes(forms.KEY)
-    bad = own[:at] + key + own[at + forms.KEY :]
+    at = {"copied": 0, "low order": 0, "low order in a round": KEY_BYTES}[what]
+    key = other[:KEY_BYTES] if what == "copied" else bytes(KEY_BYTES)
+    bad = own[:at] + key + own[at + KEY_BYTES :]
     with pytest.raises(BadMessage, match="key"):
         hub.take("c", Advertise(adverts["c"].block, bad))
     for name, message in hub.step(["a", "b"], 60.0, 0.0):
-        assert maskers[name].take(message) is not None
+        assert maskers[name].answer_hub(message) is not None
 
 
 def test_numbers_that_no_reply_can_carry_cost_nobody_but_their_sender():

@@ -7,6 +7,7 @@ again, from integers that anyone can add.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,15 +21,18 @@ from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.masker import Masker
 from edgetrain.exchange.member import link
-from edgetrain.jobs import plan as plans
-from edgetrain.jobs import reading as config
-from edgetrain.runs import folder as runs
+from edgetrain.jobs.building import journal_settings
+from edgetrain.jobs.plan import plan
+from edgetrain.jobs.reading import load
+from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.chaos import schedule
 from edgetrain.training.chaos.schedule import Happening
+from edgetrain.training.chaos.simulated import strike
 from edgetrain.training.simulated.simulation import Simulation
 from edgetrain.vectors.vector import checksum
 
+MEMBERS, SPAN = 5, 8.0
 BASIS = (
     "fleet.members=5", "pace_s=0.1", "network=wan-50ms", "batch=2", "delay=5", "secure=true",
     "optimizer={ name = 'sgd', lr = 0.05 }", "evaluate_every=1000000", "fsync=never",
@@ -55,9 +59,9 @@ def confided(monkeypatch):
         return masker
 
     def tell_mask(self, round, vector, weight, out):
-        share = min(1.0, weight / self._covering(round).unit)
+        share = min(1.0, weight / self.block_of(round).unit)
         words = np.empty(vector.size, np.uint32)
-        self._fixed.encode(vector, words, share)
+        FixedPoint(SPAN, MEMBERS).encode(vector, words, share)
         assert (id(self), round) not in found.masked, "masked twice by one member"
         found.masked.add((id(self), round))  # who lost power may do it again: its round is new
         found.keep.append(self)
@@ -80,15 +84,21 @@ class Ended:
 
 
 def run(folder: Path, happenings=(), *overrides: str) -> Ended:
-    job = config.load(None, [*BASIS, *overrides])
-    planned = plans.plan(job)
-    simulation = Simulation(planned, folder, False, folder / "journal", happenings)
+    job = load(None, [*BASIS, *overrides])
+    planned = plan(job)
+
+    def begin():
+        for each in happenings:
+            simulation.at(each.at_s, functools.partial(strike, simulation, each))
+
+    open_journal = functools.partial(Journal, folder / "journal", journal_settings(job))
+    simulation = Simulation(planned, folder, False, open_journal=open_journal, on_start=begin)
     try:
         simulation.run(lambda: None, 1.0, time.monotonic, 2000.0)
         simulation.verdict()
     finally:
         simulation.close()
-    events = list(runs.read_metrics(folder, "event"))
+    events = list(read_metrics(folder, "event"))
     bases = {
         event["member"]: event["reason"].rpartition("base ")[2]
         for event in events
@@ -102,15 +112,13 @@ def run(folder: Path, happenings=(), *overrides: str) -> Ended:
     return Ended(simulation, rounds, events, bases)
 
 
-def broken_laws(
-    ended: Ended, confided: Confided, members: int, gradient: bool = False
-) -> list[str]:
+def broken_laws(ended: Ended, confided: Confided, gradient: bool = False) -> list[str]:
     """What of the laws does not hold; `laws.judge` for contributions that only their sum is known
     of."""
     broken = [f"{e.get('about')}: {e['reason']}" for e in ended.events if e["event"] == "error"]
     torch.manual_seed(0)
     base = FlatModel(ended.simulation.task.model()).params.copy()
-    fixed, counted = FixedPoint(8.0, members), set()
+    fixed, counted = FixedPoint(SPAN, MEMBERS), set()
     for round, keys, reply in ended.rounds:
         merged, total, weight = np.zeros_like(base), np.zeros(base.size, np.uint32), 0.0
         for key in keys:
@@ -132,7 +140,7 @@ def broken_laws(
         ]
     elif len(set(ended.bases.values())) != 1:
         broken.append("bases differ")
-    steady = {f"m{i}" for i in range(members)} - {f"m{i}" for i in ended.simulation.cut_off}
+    steady = {f"m{i}" for i, m in enumerate(ended.simulation.members) if not m.was_off}
     return broken + [f"{name} did not come to the end" for name in steady - set(ended.bases)]
 
 
@@ -141,7 +149,7 @@ def test_without_faults_every_round_is_the_sum_of_all(strategy, confided, tmp_pa
     steps = 12 if strategy == "sync-sgd" else 100
     other = [] if strategies.find(strategy).delays else ["delay=auto"]
     ended = run(tmp_path, (), f"strategy={strategy}", f"steps={steps}", *other)
-    assert not broken_laws(ended, confided, 5, gradient=strategy == "sync-sgd")
+    assert not broken_laws(ended, confided, gradient=strategy == "sync-sgd")
     assert len(ended.rounds) == (12 if strategy == "sync-sgd" else 20)
     assert all(len(keys) == 5 for _, keys, _ in ended.rounds)
 
@@ -150,8 +158,8 @@ def test_setting_up_a_block_keeps_no_round_waiting(confided, tmp_path):
     """Blocks are 16 rounds; a member in the middle of them sees the time of one round trip more
     than without masks, and no more at the ends of blocks."""
     ended = run(tmp_path, (), "steps=200", "delay=20", "network=wan-200ms")
-    assert not broken_laws(ended, confided, 5)
-    waits = [s["wait_s"] for s in runs.read_metrics(tmp_path, "step") if s["member"] == "m0"]
+    assert not broken_laws(ended, confided)
+    waits = [s["wait_s"] for s in read_metrics(tmp_path, "step") if s["member"] == "m0"]
     assert max(waits[20:-1]) < 0.01
 
 
@@ -159,23 +167,23 @@ def test_setting_up_a_block_keeps_no_round_waiting(confided, tmp_path):
 def test_whatever_goes_wrong_replies_are_sums_and_replicas_are_equal(seed, confided, tmp_path):
     drawn = schedule.draw(seed, 5, 20.0, 5)
     ended = run(tmp_path, drawn, "steps=200")
-    assert not broken_laws(ended, confided, 5), [str(each) for each in drawn]
+    assert not broken_laws(ended, confided), [str(each) for each in drawn]
 
 
 def test_a_hub_that_is_restored_gives_up_what_was_under_way_and_goes_on(confided, tmp_path):
     ended = run(tmp_path, (Happening(8.0, "hub", 1.0),), "steps=200")
-    assert not broken_laws(ended, confided, 5)
+    assert not broken_laws(ended, confided)
     empty = [round for round, keys, _ in ended.rounds if not keys]
     assert 1 <= len(empty) <= 4
     assert len(ended.rounds) == 40
-    assert sorted(ended.bases) == [f"m{i}" for i in range(5)]
+    assert sorted(ended.bases) == [f"m{i}" for i in range(MEMBERS)]
 
 
 def test_a_restored_hub_knows_what_lossy_replies_left_out(tmp_path):
     """Of that the journal holds the mean, which is all that was ever known."""
     ended = run(tmp_path, (Happening(6.0, "hub", 1.0),), "steps=120", "reply_codec=topk(0.1) | q2")
     assert not [e for e in ended.events if e["event"] in ("error", "refused")]
-    assert sorted(ended.bases) == [f"m{i}" for i in range(5)]
+    assert sorted(ended.bases) == [f"m{i}" for i in range(MEMBERS)]
     assert len(set(ended.bases.values())) == 1
     assert len(ended.rounds) == 24
 
@@ -183,7 +191,7 @@ def test_a_restored_hub_knows_what_lossy_replies_left_out(tmp_path):
 def test_too_few_members_learn_nothing_together_and_the_job_ends_all_the_same(confided, tmp_path):
     gone = tuple(Happening(6.0, "power", 1000.0, (member,)) for member in (1, 3))
     ended = run(tmp_path, gone, "steps=150", "deadline_s=5")
-    assert not broken_laws(ended, confided, 5)
+    assert not broken_laws(ended, confided)
     assert not ended.rounds[-1][1]
     said = [e["reason"] for e in ended.events if "given up" in e["reason"]]
     assert any("of at least 4 members" in line for line in said), said
@@ -194,4 +202,4 @@ def test_short_deadlines_and_long_delays(seed, confided, tmp_path):
     """Rounds close without members that stand still; those learn it, and leave the rounds out."""
     drawn = schedule.draw(seed, 5, 20.0, 7)
     ended = run(tmp_path, drawn, "steps=200", "delay=40", "every=2", "deadline_s=3")
-    assert not broken_laws(ended, confided, 5), [str(each) for each in drawn]
+    assert not broken_laws(ended, confided), [str(each) for each in drawn]

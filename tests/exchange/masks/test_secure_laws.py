@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 from secure_room import PATIENCE_S, Room, vector
 
 from edgetrain.errors import BadMessage, ConfigError, Diverged, EdgetrainError
-from edgetrain.exchange.masks import payloads as forms
 from edgetrain.exchange.masks import primitives
 from edgetrain.exchange.masks.fixed_point import LARGEST, FixedPoint
 from edgetrain.exchange.masks.masker import Masker, pair_key
+from edgetrain.exchange.masks.payloads import (
+    read_table,
+    round_context,
+    shares_bytes,
+    write_table,
+)
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold, why_not
 from edgetrain.exchange.messages import KeyList, Rekey, Reveal, Shares, Unmask
 
@@ -101,7 +106,7 @@ def test_the_sum_is_exact_whoever_drops_out_in_whatever_phase(happening):
     assert end.vector.tobytes() == room.expected(vectors).tobytes()
     weight = sum(room.weights[n] for n in vectors)
     exact = sum(room.weights[n] * v.astype(float) for n, v in vectors.items()) / weight
-    unit = max(room.weights[n] for n in room.hub._blocks[-1].roster)
+    unit = max(room.weights[n] for n in room.hub.blocks[-1].names)
     fixed = FixedPoint(8.0, room.terms.members)
     bound = fixed.error(len(vectors), weight / unit) + np.abs(exact) * 2.0**-23
     assert (np.abs(end.vector - exact) <= bound).all()
@@ -158,11 +163,11 @@ def test_with_one_too_many_gone_the_round_is_given_up_and_nothing_is_told(phase)
         end = room.hub.end_of(0, PATIENCE_S, room.now)
         assert end.reason == "2 of at least 3 members helped to unmask it"
     if phase != "unmask":
-        assert end.reason in ("2 of at least 3 members gave to it", "0 of at least 3 members gave "
-                              "to it")  # fmt: skip
+        assert end.reason in ("2 of at least 3 members contributed to it",
+                              "0 of at least 3 members contributed to it")  # fmt: skip
         assert not room.asked
     assert end.vector is None
-    assert not room.hub._open[0].total.size
+    assert not room.hub.open_sums[0].total.size
 
 
 def test_a_set_up_waits_for_those_who_are_there_and_no_longer():
@@ -189,9 +194,9 @@ def test_of_no_member_both_kinds_of_share_are_asked_for(happening):
     for _, message in room.asked:
         requests[message.block, message.round].add(bytes(message.payload))
     assert all(len(flags) == 1 for flags in requests.values())
-    roster = room.hub._blocks[-1].roster
+    names = room.hub.blocks[-1].names
     for (_, _), (flags,) in requests.items():
-        assert {roster[i] for i, flag in enumerate(flags) if flag} == set(vectors)
+        assert {names[i] for i, flag in enumerate(flags) if flag} == set(vectors)
     assert end is not None
 
 
@@ -200,22 +205,22 @@ def test_a_member_gives_one_kind_of_share_and_then_no_other():
     room.set_up()
     for name in room.maskers:
         room.give(name, 0, vector(name))
-    block = room.hub._blocks[-1].number
+    block = room.hub.blocks[-1].number
     honest = Unmask(block, 0, bytes([1, 1, 1, 1, 0]))
-    given = room.maskers["m0"].take(honest)
+    given = room.maskers["m0"].answer_hub(honest)
     assert isinstance(given, Reveal)
-    assert room.maskers["m0"].take(honest) == given, "the same again is no more than before"
+    assert room.maskers["m0"].answer_hub(honest) == given, "the same again is no more than before"
     with pytest.raises(EdgetrainError, match="a second time, for other members"):
-        room.maskers["m0"].take(Unmask(block, 0, bytes([1, 1, 1, 1, 1])))
+        room.maskers["m0"].answer_hub(Unmask(block, 0, bytes([1, 1, 1, 1, 1])))
 
 
 @pytest.mark.parametrize("flags", [[1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 1, 1, 1]])
 def test_a_member_helps_to_unmask_no_sum_of_too_few_or_of_strangers(flags):
     room = Room(5, 3)
     room.set_up(share=["m4"])
-    block = room.hub._blocks[-1].number
+    block = room.hub.blocks[-1].number
     with pytest.raises(EdgetrainError, match="agreed are at least 3"):
-        room.maskers["m0"].take(Unmask(block, 0, bytes(flags)))
+        room.maskers["m0"].answer_hub(Unmask(block, 0, bytes(flags)))
 
 
 def test_a_round_is_masked_once_whatever_the_hub_says():
@@ -224,7 +229,8 @@ def test_a_round_is_masked_once_whatever_the_hub_says():
     room.give("m0", 0, vector("m0"))
     assert room.maskers["m0"].state(0) == "out"
     room.hub.settle(room.elements, 0)
-    room.hub._numbers = 7  # a second block of the same rounds
+    room.hub.begin({}, 0, 2, room.now)  # nobody answers: its rounds get another block
+    room.deliver(room.step())
     room.set_up()
     assert room.hub.contributors(0) == set(room.maskers)
     with pytest.raises(EdgetrainError, match=r"cannot be masked \(again\)"):
@@ -236,25 +242,29 @@ def test_a_late_contribution_stays_hidden_by_the_mask_of_its_own():
     room = Room(4, 3)
     room.set_up()
     late = room.maskers["m3"]
-    own_seed = late._blocks[0].own[0]
+    own_seed = late.blocks[0].own[0]
     masked = np.empty(room.elements, np.uint32)
     given = {name: vector(name) for name in ("m0", "m1", "m2")}
     for name, mine in given.items():
         room.give(name, 0, mine)
-    hub_knows: dict[int, bytes] = {}
-    real = room.hub._seed
-    room.hub._seed = lambda entry, place: hub_knows.setdefault(place, real(entry, place))
-    assert room.unmask(0, ["m3"]).vector.tobytes() == room.expected(given).tobytes()
+    room.deliver(room.hub.close(0, room.now), ["m3"])
+    reveals = dict(room.hub.open_sums[0].reveals)
+    hub_knows = {
+        place: primitives.combine({holder: table[place] for holder, table in reveals.items()})
+        for place in range(4)
+    }
+    end = room.hub.end_of(0, PATIENCE_S, room.now)
+    assert end.vector.tobytes() == room.expected(given).tobytes()
     late.mask(0, vector("m3"), 1.0, masked)
 
-    block = room.hub._blocks[-1]
+    block = room.hub.blocks[-1]
     for other in range(3):
         key = pair_key(hub_knows[3], block.number, 0, block.row(other, 0)[0], block.digest)
         primitives.add_mask(key, 1 if other < 3 else -1, masked)
     plain = np.empty_like(masked)
     FixedPoint(8.0, 4).encode(vector("m3"), plain)
     assert masked.tobytes() != plain.tobytes()
-    context = forms.round_context(block.number, 0) + block.digest
+    context = round_context(block.number, 0) + block.digest
     primitives.add_mask(primitives.own_key(own_seed, context), -1, masked)
     assert masked.tobytes() == plain.tobytes(), "nothing but its own mask hid it"
     assert own_seed not in hub_knows.values()
@@ -275,7 +285,7 @@ def test_nothing_that_goes_through_the_hub_holds_a_secret():
     room.deliver(room.hub.begin(room.weights, 0, 2, 0.0))
     secrets = []
     for masker in room.maskers.values():
-        (block,) = masker._blocks.values()
+        (block,) = masker.blocks.values()
         secrets += [*block.own.values(), *block.keys.values(), block.seal_seed]
     for _ in range(2):
         room.deliver(room.step())
@@ -285,7 +295,7 @@ def test_nothing_that_goes_through_the_hub_holds_a_secret():
     shares = [
         share
         for masker in room.maskers.values()
-        for held in masker._blocks[0].held.values()
+        for held in masker.blocks[0].held.values()
         for pair in held.values()
         for share in (pair.own, pair.key)
     ]
@@ -297,24 +307,24 @@ def test_secrets_are_forgotten_once_they_are_used():
     room.set_up()
     masker = room.maskers["m0"]
     room.give("m0", 0, vector("m0"))
-    (block,) = masker._blocks.values()
+    (block,) = masker.blocks.values()
     assert set(block.own) == set(block.keys) == {1}
     for name in ("m1", "m2"):
         room.give(name, 0, vector(name))
     room.unmask(0)
     assert set(block.held) == {1}
-    masker.forget(2)
-    assert not masker._blocks
+    masker.forget_rounds(2)
+    assert not masker.blocks
 
 
 # -- hubs and members that do not keep to it ------------------------------------------------------
 
 
-def roster_of(room, names, **other):
+def keys_of(room, names, **other):
     """What the hub would send m0 of these members."""
     for name, message in room.hub.begin(room.weights, 0, 2, 0.0):
-        room.hub.take(name, room.maskers[name].take(message))
-    adverts = [room.hub._blocks[-1].adverts[name] for name in names]
+        room.hub.take(name, room.maskers[name].answer_hub(message))
+    adverts = [room.hub.blocks[-1].adverts[name] for name in names]
     fields = {"block": 0, "place": 0, "members": len(names), "unit": 1.0} | other
     return KeyList(**fields, payload=b"".join(adverts))
 
@@ -329,20 +339,20 @@ def roster_of(room, names, **other):
         (["m0", "m1", "m2"], 9, "another key"),
     ],
 )
-def test_a_roster_that_could_show_a_member_is_refused(names, place, reason):
+def test_a_list_of_keys_that_could_show_a_member_is_refused(names, place, reason):
     room = Room(4, 3)
     with pytest.raises(EdgetrainError, match=reason):
-        room.maskers["m0"].take(roster_of(room, names, place=place))
+        room.maskers["m0"].answer_hub(keys_of(room, names, place=place))
 
 
-def test_two_rosters_of_one_block_are_refused():
+def test_two_lists_of_keys_of_one_block_are_refused():
     room = Room(5, 3)
-    roster = roster_of(room, ["m0", "m1", "m2"])
-    shares = room.maskers["m0"].take(roster)
-    assert room.maskers["m0"].take(roster) == shares
-    other = KeyList(0, 0, 3, 1.0, bytes(roster.payload)[::-1])
-    with pytest.raises(EdgetrainError, match="two rosters"):
-        room.maskers["m0"].take(other)
+    told = keys_of(room, ["m0", "m1", "m2"])
+    shares = room.maskers["m0"].answer_hub(told)
+    assert room.maskers["m0"].answer_hub(told) == shares
+    other = KeyList(0, 0, 3, 1.0, bytes(told.payload)[::-1])
+    with pytest.raises(EdgetrainError, match="two lists of keys"):
+        room.maskers["m0"].answer_hub(other)
 
 
 @pytest.mark.parametrize("what", ["keys", "unit", "span"])
@@ -350,26 +360,26 @@ def test_members_that_were_told_different_things_share_nothing(what):
     """Masks and shares are bound to all of it: a hub that tells it twice gets noise, no sum. With
     another unit or span it could let the contributions of all but one vanish."""
     room = Room(4, 3)
-    roster = roster_of(room, ["m0", "m1", "m2"])
-    first = roster.payload
+    if what == "span":
+        room.maskers["m1"] = Masker(MaskTerms(4, 3, 2.0**20), room.elements)
+    told = keys_of(room, ["m0", "m1", "m2"])
+    first = told.payload
     second, unit = first, 1.0
     if what == "keys":
-        second = bytes(first[: len(first) // 3 * 2]) + room.hub._blocks[-1].adverts["m3"]
+        second = bytes(first[: len(first) // 3 * 2]) + room.hub.blocks[-1].adverts["m3"]
     elif what == "unit":
         unit = 1e15
-    else:
-        room.maskers["m1"]._terms = MaskTerms(4, 3, 2.0**20)
-    a = room.maskers["m0"].take(roster)
-    room.maskers["m1"].take(KeyList(0, 1, 3, unit, second))
-    size = forms.shares_bytes(2)
-    sealed = forms.read_table(a.payload, 3, size, "")[1]
+    a = room.maskers["m0"].answer_hub(told)
+    room.maskers["m1"].answer_hub(KeyList(0, 1, 3, unit, second))
+    size = shares_bytes(2)
+    sealed = read_table(a.payload, 3, size, "")[1]
     rows = {0: sealed, 1: bytes(size), 2: bytes(size)}
-    room.maskers["m1"].take(Shares(0, forms.write_table(rows, 3, size)))
-    held = room.maskers["m1"]._blocks[0].held[0]
+    room.maskers["m1"].answer_hub(Shares(0, write_table(rows, 3, size)))
+    held = room.maskers["m1"].blocks[0].held[0]
     assert set(held) == {1}, "only its own"
     keys = [
-        pair_key(masker._blocks[0].keys[0], 0, 0, masker._blocks[0].public(other, 0),
-                 masker._blocks[0].digest)
+        pair_key(masker.blocks[0].keys[0], 0, 0, masker.blocks[0].public(other, 0),
+                 masker.blocks[0].digest)
         for masker, other in ((room.maskers["m0"], 1), (room.maskers["m1"], 0))
     ]  # fmt: skip
     assert keys[0] != keys[1]
@@ -380,11 +390,11 @@ def test_shares_that_cannot_be_opened_cost_nobody_but_their_sender():
     room.deliver(room.hub.begin(room.weights, 0, 1, 0.0))
     outgoing = room.step()
     for name, message in outgoing:
-        answer = room.maskers[name].take(message)
+        answer = room.maskers[name].answer_hub(message)
         if name == "m3":  # of all it says to m0 nothing can be read
-            table = forms.read_table(answer.payload, 4, forms.shares_bytes(1), "")
-            table[0] = bytes(forms.shares_bytes(1))
-            answer = Shares(0, forms.write_table(table, 4, forms.shares_bytes(1)))
+            table = read_table(answer.payload, 4, shares_bytes(1), "")
+            table[0] = bytes(shares_bytes(1))
+            answer = Shares(0, write_table(table, 4, shares_bytes(1)))
         room.hub.take(name, answer)
     room.deliver(room.step())
     vectors = {name: vector(name) for name in room.maskers}
@@ -400,7 +410,7 @@ def test_wrong_shares_are_noticed_and_the_round_is_given_up(liar):
     for name in room.maskers:
         room.give(name, 0, vector(name))
     for name, message in room.hub.close(0, 0.0):
-        reveal = room.maskers[name].take(message)
+        reveal = room.maskers[name].answer_hub(message)
         if name == liar:
             reveal = Reveal(0, 0, bytes(reveal.payload[:3]) + bytes(48))
         room.hub.take(name, reveal)
@@ -437,22 +447,22 @@ def test_the_hub_tells_nonsense_from_answers(message):
 def test_a_member_tells_nonsense_from_requests(message):
     room = Room(3, 3)
     room.deliver(room.hub.begin(room.weights, 0, 2, 0.0))
-    roster = room.step()
+    outgoing = room.step()
     if not isinstance(message, KeyList):
-        room.deliver(roster)
+        room.deliver(outgoing)
     if isinstance(message, Unmask):
         room.deliver(room.step())
     with pytest.raises(BadMessage):
-        room.maskers["m0"].take(message)
+        room.maskers["m0"].answer_hub(message)
 
 
 def test_what_is_of_another_time_is_passed_over():
     masker = Masker(MaskTerms(3, 2, 8.0), 4)
     for message in (Rekey(1 << 32, 0, 4), KeyList(5, 0, 3, 1.0, b""), Shares(5, b""),
                     Unmask(5, 0, b"")):  # fmt: skip
-        assert masker.take(message) is None
+        assert masker.answer_hub(message) is None
     masker.restart(1)
-    assert masker.take(Rekey(1 << 32, 0, 4)) is not None
+    assert masker.answer_hub(Rekey(1 << 32, 0, 4)) is not None
     assert masker.state(0) == "soon"
 
 
@@ -506,5 +516,5 @@ def test_rounds_that_are_over_do_not_hold_up_those_of_a_later_block():
     assert [room.maskers["m0"].state(round) for round in range(5)] == [
         "out", "out", "ready", "ready", "soon",
     ]  # fmt: skip
-    room.maskers["m0"].forget(3)
+    room.maskers["m0"].forget_rounds(3)
     assert room.maskers["m0"].state(2) == "out", "its reply is here"
