@@ -233,10 +233,10 @@ def _in_short(outcome: Outcome) -> str:
 def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcomes:
     job, beside = common.job_of(arguments, _BASIS)
     common.simulator()
-    from edgetrain.jobs import plan as plans
+    from edgetrain.jobs.plan import plan
     from edgetrain.training.chaos import laws, schedule, simulated
 
-    planned = plans.plan(job, beside)
+    planned = plan(job, beside)
     laws.Merging.of(planned.job)
     calm_s = simulated.calm_seconds(planned)
     members = planned.job.fleet.members
@@ -282,12 +282,12 @@ def _real(arguments: argparse.Namespace, kinds: tuple[Kind, ...], report: _Repor
 
 def _seen(trial: Trial, arguments: argparse.Namespace, report: _Report) -> Outcome:
     """What became of it; its folder is kept where a law broke."""
-    from edgetrain.runs import folder as runs
+    from edgetrain.runs.folder import create
     from edgetrain.training.chaos import trials
 
     outcome = trial.outcome
     if outcome.broken:
-        folder = runs.create(arguments.runs, f"chaos-{outcome.seed}")
+        folder = create(arguments.runs, f"chaos-{outcome.seed}")
         trials.keep(trial, folder)
         report.kept[outcome.seed] = str(folder)
     return outcome
@@ -296,14 +296,14 @@ def _seen(trial: Trial, arguments: argparse.Namespace, report: _Report) -> Outco
 def _setting(arguments: argparse.Namespace) -> Setting:
     """The job's own task where a job says so, else members that stand in for it."""
     from edgetrain.fleet.assignment import networks_of
-    from edgetrain.jobs import plan as plans
     from edgetrain.jobs.building import hub_of
+    from edgetrain.jobs.plan import plan
     from edgetrain.training.chaos.fleet import Setting, fit
 
     words = arguments.job
     job, beside = common.job_of(arguments, _STAND_IN)
     if words and ("=" not in words[0] or any(word.startswith("task=") for word in words)):
-        planned = plans.plan(job, beside)
+        planned = plan(job, beside)
         if planned.sites or planned.faults or not planned.presence.is_steady:
             raise ConfigError(
                 "chaos with real processes and sites, faults or absences in the job: links are one "

@@ -19,7 +19,7 @@ from edgetrain.fleet.networks import Attachment
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.plan import Plan
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import metrics_path, write_environment, write_job, write_summary
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.summary import summarise
 from edgetrain.training import processes
@@ -57,8 +57,8 @@ def run(
             "absences and stays_s: devices that come and go are simulated only",
             "add --simulate, or leave them out",
         )
-    runs.write_job(folder, job.to_dict())
-    runs.write_environment(folder)
+    write_job(folder, job.to_dict())
+    write_environment(folder)
     status, report = "failed", {}
     try:
         profiles = [networks.load(name) for name in planned.networks]
@@ -80,7 +80,7 @@ def run(
         raise
     finally:
         summary = summarise(folder, summary_of(planned, folder, report, status))
-        runs.write_summary(folder, summary)
+        write_summary(folder, summary)
     return summary
 
 
@@ -144,7 +144,7 @@ class _Emulated:
 
     def _verdict(self, hub: Child, members: list[Child]) -> str:
         began = self._began.value or time.monotonic()
-        path = runs.metrics_path(self._folder)
+        path = metrics_path(self._folder)
         with MetricsLog(path, "hub", time.monotonic, began) as log:
             for child in (hub, *members):
                 if child.error:
@@ -196,6 +196,6 @@ def member_process(
     attachment.enter()
 
     def open_log(name: str) -> MetricsLog:
-        return MetricsLog(runs.metrics_path(folder), name, time.monotonic, began.value)
+        return MetricsLog(metrics_path(folder), name, time.monotonic, began.value)
 
     train(job, Place(*place), attachment.address, open_log)

@@ -9,14 +9,14 @@ from edgetrain import strategies
 from edgetrain.fleet import devices
 from edgetrain.jobs.plan import Plan
 from edgetrain.jobs.privacy.promise import Promise, promise
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import read_metrics
 
 
 def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str) -> dict[str, Any]:
     """What only the driver of a run knows of it; `report` is the network's."""
     strategy = strategies.find(planned.job.strategy.name)
     delay = 0
-    for record in runs.read_metrics(folder, "round"):
+    for record in read_metrics(folder, "round"):
         delay = record.get("delay", 0)
     kept = _promise_of(planned, folder, seeded=report.get("backend") == "simulated")
     sources = {devices.joules_source(device) for device in set(planned.devices)}
@@ -39,6 +39,6 @@ def _promise_of(planned: Plan, folder: Path, *, seeded: bool) -> Promise | None:
     """Of what has been trained: a run that was interrupted has released less than was planned."""
     if planned.promise is None:
         return None
-    steps = max((record["step"] for record in runs.read_metrics(folder, "step")), default=0)
-    rounds = sum(1 for _ in runs.read_metrics(folder, "round"))
+    steps = max((record["step"] for record in read_metrics(folder, "step")), default=0)
+    rounds = sum(1 for _ in read_metrics(folder, "round"))
     return promise(planned.job, planned.samples, steps, rounds, seeded=seeded)

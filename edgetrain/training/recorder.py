@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from edgetrain.exchange.hub.effects import Closed, Note
 from edgetrain.exchange.limits import Refusals
 from edgetrain.exchange.messages import CODES
-from edgetrain.runs import folder as runs
 from edgetrain.runs.environment import Meter, Usage
+from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class HubRecorder:
 
     def _open(self) -> None:
         began = self._clock() - self._earlier_s
-        self._log = MetricsLog(runs.metrics_path(self._folder), "hub", self._clock, began)
+        self._log = MetricsLog(metrics_path(self._folder), "hub", self._clock, began)
         self._on_start(began)
         for note in self._early.notes():
             self._event(self._log, note)

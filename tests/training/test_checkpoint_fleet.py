@@ -27,7 +27,7 @@ from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.checkpoint import Keep, Sparing
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks import batches_from
 from edgetrain.training import processes
 from edgetrain.training.member import Member, bind, keeping_of
@@ -449,7 +449,7 @@ def commanded(
             assert ("goes on after" in member.said) == bool(kills)
         assert other.finish() == 0, other.said
         assert hub.finish() == 0, hub.said
-    events = [e["event"] for e in runs.read_metrics(hub_folder(cwd), "event")]
+    events = [e["event"] for e in read_metrics(hub_folder(cwd), "event")]
     assert events.count("back") == len(kills)
     rounds, checksum, counted = journal_of(hub_folder(cwd) / "journal")
     assert len(counted) == len(set(counted)) == 2 * rounds

@@ -13,10 +13,10 @@ from edgetrain.cli.init import commented
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.networks import Fault
 from edgetrain.fleet.networks.emulation import probe
-from edgetrain.jobs import plan as plans
-from edgetrain.jobs import reading as config
+from edgetrain.jobs import reading
 from edgetrain.jobs.job import Job
-from edgetrain.runs import folder as runs
+from edgetrain.jobs.plan import Plan, plan
+from edgetrain.runs.folder import read_job, read_metrics, read_summary
 from edgetrain.runs.toml import to_toml
 
 PACKETS, WHY_NOT = probe.packets_possible()
@@ -24,9 +24,9 @@ needs_packets = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shared-uplink.toml"
 
 
-def planned(tmp_path: Path, *overrides: str, **tables: object) -> plans.Plan:
+def planned(tmp_path: Path, *overrides: str, **tables: object) -> Plan:
     write_tiny(tmp_path, **tables)
-    return plans.plan(config.load(tmp_path / "job.toml", overrides), tmp_path)
+    return plan(reading.load(tmp_path / "job.toml", overrides), tmp_path)
 
 
 def test_a_plan_carries_them_as_objects(tmp_path):
@@ -69,23 +69,23 @@ def test_what_cannot_be_fails_before_anything_starts(override, says, tmp_path):
 
 @pytest.mark.parametrize("write", [lambda job: to_toml(job.to_dict()), commented])
 def test_a_job_with_faults_reads_back(write):
-    job = config.load(EXAMPLE)
+    job = reading.load(EXAMPLE)
     assert len(job.faults) == 2
-    assert config.parse(tomllib.loads(write(job))) == job
-    assert config.parse(tomllib.loads(write(Job()))) == Job()
+    assert reading.parse(tomllib.loads(write(job))) == job
+    assert reading.parse(tomllib.loads(write(Job()))) == Job()
 
 
 def test_init_explains_faults():
     text = commented(Job())
     example = "\n".join(line[2:] for line in text.splitlines() if line.startswith("# "))
-    (fault,) = config.parse(tomllib.loads(example.partition("docs/networks.md\n")[2])).faults
+    (fault,) = reading.parse(tomllib.loads(example.partition("docs/networks.md\n")[2])).faults
     assert fault == {"kind": "down", "at_s": 10, "for_s": 5, "members": [0]}
 
 
 def test_the_example_plans():
-    plan = plans.plan(config.load(EXAMPLE), EXAMPLE.parent)
-    assert [site.members for site in plan.sites] == [(0, 1, 2), (3, 4, 5)]
-    assert [fault.kind for fault in plan.faults] == ["partition", "rate"]
+    planned = plan(reading.load(EXAMPLE), EXAMPLE.parent)
+    assert [site.members for site in planned.sites] == [(0, 1, 2), (3, 4, 5)]
+    assert [fault.kind for fault in planned.faults] == ["partition", "rate"]
 
 
 def trained(tmp_path: Path, *words: str) -> Path:
@@ -108,7 +108,7 @@ def test_a_link_that_is_down_stops_nobody_else_and_its_member_comes_back(tmp_pat
         *("pace_s=0.02", "steps=300", "every=5", "delay=10", "deadline_s=0.2", "gone_s=30"),
     )
     times = {"m0": [], "m1": [], "m2": []}
-    for record in runs.read_metrics(folder, "step"):
+    for record in read_metrics(folder, "step"):
         times[record["member"]].append(record["t"])
     longest = {
         name: max(later - sooner for sooner, later in itertools.pairwise(found))
@@ -116,19 +116,19 @@ def test_a_link_that_is_down_stops_nobody_else_and_its_member_comes_back(tmp_pat
     }
     assert longest["m2"] > 0.8 * DOWN_S, "its replies could not reach it"
     assert max(longest["m0"], longest["m1"]) < 0.5 * DOWN_S, longest
-    rounds = list(runs.read_metrics(folder, "round"))
+    rounds = list(read_metrics(folder, "round"))
     without = [r["t"] for r in rounds if "m2" in r["missing"]]
     assert without
     assert 1 < min(without) < 1 + DOWN_S
     merged = [r["t"] for r in rounds if "m2" in r["members"]]
     assert max(merged) > 1 + DOWN_S, "what it learned counts again"
     assert len(times["m2"]) == 300
-    summary = runs.read_summary(folder)
+    summary = read_summary(folder)
     assert (summary["status"], summary["members_lost"]) == ("finished", [])
     assert summary["emulation"]["congestion"] == "reno"
     assert summary["emulation"]["kernel"]
     assert sum(summary["emulation"]["late_histogram_ms"].values()) > 100
-    assert runs.read_job(folder)["faults"][0]["for_s"] == DOWN_S
+    assert read_job(folder)["faults"][0]["for_s"] == DOWN_S
 
 
 @needs_packets
@@ -136,9 +136,9 @@ def test_a_job_on_sites_runs(tmp_path):
     folder = trained(
         tmp_path, "network=wifi", "sites=home-fixed: 0-1", "members=3", "steps=20", "pace_s=0.01"
     )
-    summary = runs.read_summary(folder)
+    summary = read_summary(folder)
     assert summary["emulation"]["backend"] == "packet"
-    assert runs.read_job(folder)["fleet"]["sites"] == "home-fixed: 0-1"
+    assert read_job(folder)["fleet"]["sites"] == "home-fixed: 0-1"
 
 
 def test_what_a_backend_lacks_is_an_error_and_not_left_out(tmp_path):

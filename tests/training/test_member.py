@@ -32,7 +32,7 @@ from edgetrain.exchange.messages import (
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
-from edgetrain.jobs import reading as config
+from edgetrain.jobs import reading
 from edgetrain.training import processes
 from edgetrain.training.member import Member, bind, join
 from edgetrain.training.train import Place, request_of
@@ -216,7 +216,7 @@ class Held:
 
 
 def test_weights_follow_the_data_that_each_member_holds():
-    job = config.parse({"fleet": {"members": 3}})
+    job = reading.parse({"fleet": {"members": 3}})
     requests = [request_of(job, Place(i, "host"), Held()) for i in range(3)]
     requests = [dataclasses.replace(request, job="") for request in requests]
     settings = [{"request": request} for request in requests]

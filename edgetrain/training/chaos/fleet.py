@@ -28,7 +28,7 @@ from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.fleet import devices, networks
 from edgetrain.jobs.job import Job
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import write_job
 from edgetrain.training import processes
 from edgetrain.training.chaos import hub, ledger, member
 from edgetrain.training.chaos.clock import Clock
@@ -187,7 +187,7 @@ class _Fleet:
         ]
         self._healing: list[tuple[float, Happening]] = []
         """What is to be undone, and when."""
-        runs.write_job(folder, self._job.to_dict())
+        write_job(folder, self._job.to_dict())
         self._hub = self._start_hub()
         stack.callback(lambda: self._hub.kill())
         stack.callback(self._end_members)

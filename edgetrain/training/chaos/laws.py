@@ -98,7 +98,7 @@ class Merging:
                 "leave secure out",
             )
         strategy = strategies.find(table.name)
-        if strategy.contributes != "displacement":
+        if not strategy.allows_late_join:
             raise ConfigError(
                 f"chaos with {table.name}: a device that comes back cannot join",
                 "choose dga or fedavg",

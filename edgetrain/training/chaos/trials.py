@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from edgetrain.errors import EdgetrainError
 from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks.emulation import linux
-from edgetrain.jobs import reading as config
+from edgetrain.jobs import reading
 from edgetrain.runs.files import write_text
 from edgetrain.training.chaos import fleet
 from edgetrain.training.chaos.fleet import Setting
@@ -164,7 +164,7 @@ def _plain(setting: Setting) -> dict[str, Any]:
 
 def _setting(table: dict[str, Any]) -> Setting:
     return Setting(
-        job=config.parse(table["job"]),
+        job=reading.parse(table["job"]),
         task=table["task"],
         beside=Path(table["beside"]) if table["beside"] else None,
         devices=tuple(table["devices"]),

@@ -408,7 +408,7 @@ class Rows:
         self._flat = FlatModel(self._model)
         members = job.fleet.members
         self._initial = torch.from_numpy(self._flat.params.copy())
-        self._steps_too = strategies.find(job.strategy.name).contributes == "displacement"
+        self._steps_too = not strategies.find(job.strategy.name).adjusts_gradient
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "gradients", self._one_thread)
         self._blocks = [
             self._block(plain, min(BLOCK, members - start)) for start in range(0, members, BLOCK)

@@ -26,7 +26,7 @@ from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.fleet import networks
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.plan import Plan
-from edgetrain.runs import folder as runs
+from edgetrain.runs.folder import metrics_path, write_environment, write_job, write_summary
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.summary import summarise
 from edgetrain.tasks import Task
@@ -69,8 +69,8 @@ def run(
     else. Raises what a hub or all members failed with, ConfigError.
     """
     job = planned.job
-    runs.write_job(folder, job.to_dict())
-    runs.write_environment(folder)
+    write_job(folder, job.to_dict())
+    write_environment(folder)
     status, report = "failed", {}
     try:
         with _python_for_many():
@@ -86,7 +86,7 @@ def run(
         raise
     finally:
         summary = summarise(folder, summary_of(planned, folder, report, status))
-        runs.write_summary(folder, summary)
+        write_summary(folder, summary)
     return summary
 
 
@@ -189,7 +189,7 @@ class Simulation:
         self.world.at(goes, go)
 
     def _open_log(self, name: str) -> MetricsLog:
-        path = runs.metrics_path(self._folder)
+        path = metrics_path(self._folder)
         # Written when the buffer is full, or before a look: see `run`.
         log = MetricsLog(path, name, self.world.clock, self._began, flush_s=float("inf"))
         self._logs.append(log)
@@ -228,7 +228,7 @@ class Simulation:
     def verdict(self) -> str:
         """The status of the run, its errors written to the metrics. Raises what it failed with."""
         hub, *members = self._processes()
-        path = runs.metrics_path(self._folder)
+        path = metrics_path(self._folder)
         with MetricsLog(path, "hub", self.world.clock, self._began) as log:
             for process in (hub, *members):
                 if process.error:

@@ -14,7 +14,7 @@ from edgetrain import codecs
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.records import Counted, Round
 from edgetrain.exchange.messages import Base, Beat, Contribute, pack
-from edgetrain.jobs import reading as config
+from edgetrain.jobs import reading
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.chaos import fleet, ledger, schedule
 from edgetrain.training.chaos.clock import Clock
@@ -36,13 +36,13 @@ def test_kinds_by_name_and_the_near_miss():
 
 
 def test_real_processes_have_a_share_of_the_time_by_the_patience_of_their_hub():
-    setting = Setting(config.load(None, ["gone_s=2", "members=3"]))
+    setting = Setting(reading.load(None, ["gone_s=2", "members=3"]))
     drawn = Schedules(4.0, 30).of(7, setting)
     simulated = schedule.draw(7, 3, 40.0, 30)
     assert drawn == tuple(happening.shrunk(0.1) for happening in simulated)
     assert max(happening.at_s for happening in drawn) <= 4.0
     assert Happening(10.0, "link", 4.0, (1,)).shrunk(0.1) == Happening(1.0, "link", 0.4, (1,))
-    assert fleet.share_of(config.load(None, ["gone_s=600"])) == 1.0
+    assert fleet.share_of(reading.load(None, ["gone_s=600"])) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_real_processes_have_a_share_of_the_time_by_the_patience_of_their_hub():
 )
 def test_what_cannot_be_judged_is_refused(words, says):
     with pytest.raises(ConfigError, match=says):
-        Setting(config.load(None, words))
+        Setting(reading.load(None, words))
 
 
 @pytest.mark.parametrize("journal", [True, False, Path("elsewhere")])
 def test_a_hub_process_is_told_its_whole_request(journal):
-    job = config.load(None, ["members=3", "strategy=dga", "delay=auto"])
+    job = reading.load(None, ["members=3", "strategy=dga", "delay=auto"])
     request = HubRequest(
         job, "tcp://lo:7", True, Path("keys"), True, journal, Path("runs/one"), Path("elsewhere")
     )

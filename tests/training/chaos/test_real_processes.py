@@ -17,7 +17,7 @@ from command_line import edgetrain, running, write_tiny
 
 from edgetrain.__main__ import main
 from edgetrain.cli import chaos
-from edgetrain.jobs import reading as config
+from edgetrain.jobs import reading
 from edgetrain.training.chaos import fleet, schedule
 from edgetrain.training.chaos.fleet import Setting
 from edgetrain.training.chaos.schedule import Happening
@@ -41,7 +41,7 @@ def left_in(folder):
 
 
 def stand_ins(*words, program=None):
-    job = config.load(None, [*chaos._STAND_IN, "steps=220", *words])
+    job = reading.load(None, [*chaos._STAND_IN, "steps=220", *words])
     return Setting(fleet.fit(job), **({"program": program} if program else {}))
 
 

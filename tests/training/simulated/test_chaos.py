@@ -15,8 +15,8 @@ from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.records import Counted, Round
-from edgetrain.jobs import plan as plans
-from edgetrain.jobs import reading as config
+from edgetrain.jobs import reading
+from edgetrain.jobs.plan import plan
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.chaos import schedule, simulated
 from edgetrain.training.chaos.laws import Ended, Merging, Witness, judge
@@ -123,7 +123,7 @@ def fleet(folder, hub=None, **strategy):
         strategy={"name": "dga", "every": 5, "delay": 5} | strategy,
         hub=hub or {"fsync": "never"},
     )
-    return plans.plan(config.load(folder / job), folder)
+    return plan(reading.load(folder / job), folder)
 
 
 BROKEN = ("cut", "corrupt-up", "corrupt-down")
@@ -222,7 +222,7 @@ def test_a_member_given_up_before_the_end_is_owed_what_was_answered_and_no_more(
 )
 def test_a_job_that_cannot_be_judged_is_refused(words, says):
     with pytest.raises(ConfigError, match=says):
-        Merging.of(config.parse({"fleet": {"members": 5}, "strategy": words}))
+        Merging.of(reading.parse({"fleet": {"members": 5}, "strategy": words}))
 
 
 def test_the_command_gives_a_verdict(capsys):

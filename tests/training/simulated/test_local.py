@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs import reading as config
+from edgetrain.jobs import reading
 from edgetrain.jobs.lookup import task_of
 from edgetrain.training.simulated import local
 
 
 def job(*words):
-    return config.load(None, ["members=5", "batch=3", "device=raspberry-pi-4b", *words])
+    return reading.load(None, ["members=5", "batch=3", "device=raspberry-pi-4b", *words])
 
 
 def stepped(gradients, members, steps, *, order=None):

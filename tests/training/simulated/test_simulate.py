@@ -9,12 +9,12 @@ from command_line import write_tiny
 
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.jobs import plan as plans
-from edgetrain.jobs import reading as config
-from edgetrain.runs import folder as runs
+from edgetrain.jobs import reading
+from edgetrain.jobs.plan import plan
+from edgetrain.runs.folder import create, metrics_path, read_metrics
 from edgetrain.runs.reports import calibration
-from edgetrain.training import emulated as emulate
-from edgetrain.training.simulated import simulation as simulate
+from edgetrain.training import emulated
+from edgetrain.training.simulated import simulation
 
 DIGITS = (
     "members=8", "device=raspberry-pi-4b", "steps=15", "batch=4", "evaluate_every=5",
@@ -24,13 +24,13 @@ PACED = ("members=4", "pace_s=0.01", "steps=120", "batch=2", "message_s=0")
 
 
 def simulated(folder, *words, batched=None, beside=None, path=None):
-    job = config.load(path, words)
-    inside = runs.create(folder, "run")
-    return simulate.run(plans.plan(job, beside), inside, batched=batched), inside
+    job = reading.load(path, words)
+    inside = create(folder, "run")
+    return simulation.run(plan(job, beside), inside, batched=batched), inside
 
 
 def bases(folder):
-    return calibration.bases_of(runs.read_metrics(folder, "event"))
+    return calibration.bases_of(read_metrics(folder, "event"))
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def bases(folder):
 )
 def test_a_simulated_run_ends_with_the_bits_of_an_emulated_one(tmp_path, strategy):
     words = [*DIGITS, f"strategy={strategy[0]}", f"delay={strategy[1]}"]
-    emulated = runs.create(tmp_path, "emulated")
-    real = emulate.run(plans.plan(config.load(None, [*words, "pace_s=0.001"])), emulated)
+    inside = create(tmp_path, "emulated")
+    real = emulated.run(plan(reading.load(None, [*words, "pace_s=0.001"])), inside)
     virtual, folder = simulated(tmp_path, *words, "network=wan-200ms")
-    assert len(bases(emulated)) == 1
-    assert bases(folder) == bases(emulated)
+    assert len(bases(inside)) == 1
+    assert bases(folder) == bases(inside)
     assert virtual["final"] == real["final"]
     # A busy machine makes real members send again, and count what is left of the first base.
     assert virtual["sent_bytes"] <= 1.01 * real["sent_bytes"]
@@ -50,7 +50,7 @@ def test_a_simulated_run_ends_with_the_bits_of_an_emulated_one(tmp_path, strateg
 
 
 def lines(folder):
-    return sorted(runs.metrics_path(folder).read_text().splitlines())
+    return sorted(metrics_path(folder).read_text().splitlines())
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -82,7 +82,7 @@ def test_batched_and_single_members_end_alike(tmp_path):
 )
 def test_steps_take_what_device_network_and_hub_take(tmp_path, words, step_s):
     _, folder = simulated(tmp_path, *PACED, "network=rtt-100ms", "delay=0", *words)
-    ends = {r["step"]: r["t"] for r in runs.read_metrics(folder, "step") if r["member"] == "m1"}
+    ends = {r["step"]: r["t"] for r in read_metrics(folder, "step") if r["member"] == "m1"}
     # Between rounds in the steady state: slow start is over.
     assert (ends[110] - ends[80]) / 30 == pytest.approx(step_s, rel=0.02)
 
@@ -92,7 +92,7 @@ def test_slower_devices_hold_a_synchronous_fleet_up(tmp_path):
     slow, folder = simulated(tmp_path, *words, "device=raspberry-pi-5:3, raspberry-pi-zero-2w:1")
     alone, _ = simulated(tmp_path, *words, "device=raspberry-pi-zero-2w", "members=2")
     assert slow["seconds"] == pytest.approx(alone["seconds"], rel=0.05)
-    waits = {r["member"]: r["wait_s"] for r in runs.read_metrics(folder, "step")}
+    waits = {r["member"]: r["wait_s"] for r in read_metrics(folder, "step")}
     assert waits["m0"] > 10 * waits["m3"]
 
 
@@ -106,10 +106,10 @@ def test_a_device_that_comes_back_takes_what_steps_are_left(tmp_path):
     )
     summary, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
     assert summary["status"] == "finished"
-    events = [(r["event"], r.get("about")) for r in runs.read_metrics(folder, "event")]
+    events = [(r["event"], r.get("about")) for r in read_metrics(folder, "event")]
     assert events.count(("joined", "m1")) == 2
     assert len(bases(folder)) == 1
-    steps = [r["step"] for r in runs.read_metrics(folder, "step") if r["member"] == "m2"]
+    steps = [r["step"] for r in read_metrics(folder, "step") if r["member"] == "m2"]
     assert max(steps) == 600
     assert sorted(set(steps)) == steps  # what was done is not done again
     assert len(steps) < 600
@@ -126,7 +126,7 @@ def test_devices_that_come_and_go_by_chance_end_with_one_base(tmp_path):
     )  # fmt: skip
     summary, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
     assert summary["status"] == "finished"
-    gone = [r for r in runs.read_metrics(folder, "event") if r["event"] == "gone"]
+    gone = [r for r in read_metrics(folder, "event") if r["event"] == "gone"]
     assert len(gone) >= 5
     assert len(bases(folder)) == 1
 
@@ -160,9 +160,9 @@ def test_what_cannot_be_simulated_is_said_before_it_begins(tmp_path, words, says
 
 
 def test_absences_are_not_emulated_in_silence(tmp_path):
-    planned = plans.plan(config.load(None, ["stays_s=5"]))
+    planned = plan(reading.load(None, ["stays_s=5"]))
     with pytest.raises(ConfigError, match="--simulate"):
-        emulate.run(planned, tmp_path)
+        emulated.run(planned, tmp_path)
 
 
 # -- the command line -----------------------------------------------------------------------------
