@@ -1271,8 +1271,11 @@ INLINE i64 raw_check(const u8 *in, i64 length, i64 count)
     return 4 * count;
 }
 
+/* Inlined, the next two make gcc compile sparse_decode to code that is 5 % slower. */
+#define NOINLINE __attribute__((noinline))
+
 /* Whether `sparse_decode` could read this. The count, or a negative number. */
-static i64 check_body(const u8 *in, i64 length, i64 count, i64 elements, int bits)
+NOINLINE static i64 check_body(const u8 *in, i64 length, i64 count, i64 elements, int bits)
 {
     gaps state;
     u32 idx[ENTRIES];
@@ -1288,8 +1291,8 @@ static i64 check_body(const u8 *in, i64 length, i64 count, i64 elements, int bit
 }
 
 /* y[idx] = val, or += weight * val, of what `check_body` let pass, in fixed memory. */
-static i64 apply_body(const u8 *in, i64 length, i64 count, i64 elements, int bits, int add,
-                      float weight, float *y)
+NOINLINE static i64 apply_body(const u8 *in, i64 length, i64 count, i64 elements, int bits, int add,
+                               float weight, float *y)
 {
     gaps state;
     u32 idx[ENTRIES];
