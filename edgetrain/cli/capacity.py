@@ -6,9 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
@@ -18,7 +16,6 @@ from edgetrain.jobs.job import Job
 
 if TYPE_CHECKING:
     from edgetrain.jobs.capacity.estimate import Answer, Question
-    from edgetrain.runs.reports.columns import Column
 
 _EXAMPLES = """\
 examples:
@@ -78,10 +75,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, print, draw."""
+    """Work the fleet out, print and draw the answer."""
     job, beside = common.job_of(arguments, SIMULATED)
     from edgetrain.jobs.capacity import estimate
     from edgetrain.runs.folder import create, write_job, write_summary
+    from edgetrain.runs.reports.capacity_table import text
     from edgetrain.runs.reports.plot import capacity_figure
 
     question = question_of(job, arguments, beside)
@@ -93,9 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
     folder = create(arguments.runs, f"capacity-{job.name or job.task.rpartition(':')[2]}")
     write_job(folder, job.to_dict())
     heading = heading_of(job, question)
-    rows = [_plain(each) for each in table]
+    row, rows = _plain(found), [_plain(each) for each in table]
     picture = common.picture(partial(capacity_figure, rows, folder / "capacity.png", heading))
-    answer = _plain(found) | {
+    answer = row | {
         "heading": heading,
         "round_seconds": list(found.round_seconds),
         "table": rows,
@@ -106,26 +104,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         common.say(json.dumps(answer))
     else:
-        common.say(_text(heading, found, table, picture))
+        common.say(text(heading, row, rows, picture))
     return 0
 
 
 def _count(text: str) -> int:
-    """11e6 is a number of parameters that people type."""
+    """A whole number from 1; people write numbers of parameters as 11e6."""
     value = float(text)
     if not (math.isfinite(value) and value == int(value) and value >= 1):
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1")
     return int(value)
 
 
-# -- from the job to a question -------------------------------------------------------------------
-
-
-# -- shown ----------------------------------------------------------------------------------------
-
-
 def heading_of(job: Job, question: Question) -> str:
-    """The fleet and what it exchanges, in a line."""
+    """The fleet and what it exchanges, in one line."""
     from edgetrain.jobs.capacity.estimate import contribution, reply
     from edgetrain.runs.reports import units
 
@@ -145,64 +137,7 @@ def heading_of(job: Job, question: Question) -> str:
 
 
 def _plain(answer: Answer) -> dict[str, Any]:
+    """An answer as plain values, for tables, pictures and --json."""
     found = dataclasses.asdict(answer) | {"efficiency": answer.efficiency}
     del found["round_seconds"]
     return found
-
-
-def _text(heading: str, found: Answer, table: list[Answer], picture: Path | None) -> str:
-    from edgetrain.runs.reports import units
-    from edgetrain.runs.reports.columns import as_text
-
-    duration, size = units.duration, units.size
-    lines = [
-        heading,
-        "",
-        f"time per step   {duration(found.seconds_per_step)} (rounds: median "
-        f"{duration(found.seconds_per_step_median)}, 95 % below "
-        f"{duration(found.seconds_per_step_p95)})",
-        f"of that         {duration(found.compute_s)} computing, {duration(found.wait_s)} waiting "
-        f"({100 * found.wait_share:.1f} %; {100 * found.steady_wait_share:.1f} % in the second "
-        "half)",
-        f"throughput      {units.times(found.speed_up)} one member's",
-        f"a member        sends {size(found.member_sent_bytes)}, receives "
-        f"{size(found.member_received_bytes)} in {found.steps} steps, "
-        f"{duration(found.seconds)}; delay {found.delay}",
-        f"each hub        receives {size(found.hub_received_bytes_per_s)} a second, sends "
-        f"{size(found.hub_sent_bytes_per_s)}",
-        f"busy            {_busiest(found)}",
-        f"late            {found.late} contributions" if found.late else "",
-        f"bottleneck      {found.bottleneck}",
-        "",
-        *as_text(columns(table)),
-    ]
-    if picture is not None:
-        lines += ["", f"picture: {picture}"]
-    return "\n".join(line for line in lines if line is not None)
-
-
-def _busiest(found: Answer, most: int = 3) -> str:
-    named = sorted(found.busy.items(), key=lambda item: -item[1])[:most]
-    return ", ".join(f"{name} {100 * busy:.0f} %" for name, busy in named)
-
-
-def _left(cells: Iterable[str]) -> list[str]:
-    """Aligned left: columns align all but the first right."""
-    found = list(cells)
-    return [cell.ljust(max(map(len, found))) for cell in found]
-
-
-def columns(table: list[Answer]) -> list[Column]:
-    """The same fleet in other sizes, a line each."""
-    from edgetrain.runs.reports import units
-    from edgetrain.runs.reports.columns import column
-
-    return [
-        column("members", (f"{each.members:,}".rjust(7) for each in table)),
-        column("time", (units.duration(each.seconds_per_step) for each in table), below="per step"),
-        column("waiting", (units.share(each.wait_share) for each in table)),
-        column("throughput", (units.times(each.speed_up) for each in table), below="of one member"),
-        column("hub sends", (units.size(each.hub_sent_bytes_per_s) for each in table),
-               below="a second"),
-        column("  bottleneck", _left(f"  {each.bottleneck}" for each in table)),
-    ]  # fmt: skip
