@@ -96,7 +96,7 @@ class _Bench:
         terms = MaskTerms(members, default_threshold(members), 8.0)
         self.elements = elements
         self.hub = Aggregator(terms)
-        self.hub.settle(elements, 0)
+        self.hub.start_masks(elements, 0)
         self.maskers = {f"m{i}": Masker(terms, elements) for i in range(members)}
         self.plain = FixedPoint(8.0, members)
         self.member_s = self.bytes = 0.0
@@ -111,7 +111,7 @@ class _Bench:
             self.member_s += time.process_time() - began
             if answer is not None:
                 self.bytes += _size(answer)
-                self.hub.take(name, answer)
+                self.hub.accept_message(name, answer)
 
     def set_up(self) -> None:
         self.deliver(self.hub.begin(dict.fromkeys(self.maskers, 1.0), 0, ROUNDS, 0.0))

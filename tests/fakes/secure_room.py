@@ -25,7 +25,7 @@ class Room:
         self.terms = MaskTerms(members, threshold, span)
         self.elements = elements
         self.hub = Aggregator(self.terms)
-        self.hub.settle(elements, 0)
+        self.hub.start_masks(elements, 0)
         self.maskers = {f"m{i}": Masker(self.terms, elements) for i in range(members)}
         self.weights = dict.fromkeys(self.maskers, 1.0)
         self.gone: set[str] = set()
@@ -50,7 +50,7 @@ class Room:
             answer = self.maskers[name].answer_hub(over_the_wire(message))
             if answer is not None:
                 self.said.append(b"".join(bytes(frame) for frame in pack(answer)))
-                self.hub.take(name, over_the_wire(answer))
+                self.hub.accept_message(name, over_the_wire(answer))
 
     def set_up(
         self, rounds: int = 2, advertise: Collection[str] = (), share: Collection[str] = ()

@@ -92,25 +92,25 @@ class MaskedRounds:
 
     def messages_missed(self, name: str) -> Outgoing:
         """What a member that is back may have missed."""
-        return self.aggregator.again(name)
+        return self.aggregator.messages_missed(name)
 
     # -- what happens -------------------------------------------------------------------------
 
     def start(self, elements: int, epoch: int) -> None:
         """Training begins, or a restored hub goes on, which has no masks."""
-        self.aggregator.settle(elements, epoch)
+        self.aggregator.start_masks(elements, epoch)
 
     def accept_message(self, name: str, message: Masking) -> tuple[str, str] | None:
         """A member's message about masks; returns what is wrong with it: (code, reason)."""
         try:
-            self.aggregator.take(name, message)
+            self.aggregator.accept_message(name, message)
         except BadMessage as error:
             return "masks", str(error)
         return None
 
     def forget_secrets(self, name: str) -> None:
         """A member of this name has started anew."""
-        self.aggregator.forget(name)
+        self.aggregator.drop_secrets(name)
 
     def add_contribution(self, name: str, round: int, payloads: Sequence[Buffer]) -> None:
         """Add a whole contribution that `why_not` had no objection to."""
@@ -118,7 +118,7 @@ class MaskedRounds:
 
     def forget_round(self, round: int) -> None:
         """A round has been answered."""
-        self.aggregator.done(round)
+        self.aggregator.forget_round(round)
 
     def advance(self, oldest: int, in_flight: int, now: float) -> tuple[Outgoing, list[str]]:
         """Do all that can be done: set up keys for later rounds, and close rounds, in whatever

@@ -141,7 +141,7 @@ class Aggregator:
         self.remarks: list[str] = []
         """Lines for the log; the caller that logs them empties the list."""
 
-    def settle(self, elements: int, epoch: int) -> None:
+    def start_masks(self, elements: int, epoch: int) -> None:
         """Start without blocks and rounds. `epoch`: how often the hub was restored."""
         self._elements = elements
         self._blocks, self._open, self._front = [], {}, 0
@@ -192,7 +192,7 @@ class Aggregator:
     def _rekey(self, block: HubBlock) -> Rekey:
         return Rekey(block.number, block.first, block.rounds)
 
-    def take(self, name: str, message: Masking) -> None:
+    def accept_message(self, name: str, message: Masking) -> None:
         """Handle a member's message about masks. Raises BadMessage if it is wrong."""
         match message:
             case Advertise():
@@ -380,7 +380,7 @@ class Aggregator:
                 )
         return entry.end
 
-    def done(self, round: int) -> None:
+    def forget_round(self, round: int) -> None:
         """A round was answered: forget it, and its block if it was the last of it."""
         self._open.pop(round, None)
         self._blocks = [
@@ -440,7 +440,7 @@ class Aggregator:
 
     # -- members that come and go --------------------------------------------------------------
 
-    def again(self, name: str) -> Outgoing:
+    def messages_missed(self, name: str) -> Outgoing:
         """Messages that a member may have missed while its connection was lost."""
         out: Outgoing = []
         for block in self._blocks:
@@ -462,7 +462,7 @@ class Aggregator:
         ]
         return out
 
-    def forget(self, name: str) -> None:
+    def drop_secrets(self, name: str) -> None:
         """A member restarted under this name: its secrets are lost."""
         for block in self._blocks:
             block.lost.add(name)

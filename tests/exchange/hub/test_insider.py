@@ -140,18 +140,18 @@ def test_keys_that_would_stop_the_others_are_their_senders_fault(what):
 
     terms = MaskTerms(3, 2, 8.0)
     hub = Aggregator(terms)
-    hub.settle(4, 0)
+    hub.start_masks(4, 0)
     asked = dict(hub.begin(dict.fromkeys("abc", 1.0), 0, 2, 0.0))
     maskers = {name: Masker(terms, 4) for name in asked}
     adverts = {name: maskers[name].answer_hub(message) for name, message in asked.items()}
-    hub.take("a", adverts["a"])
-    hub.take("b", adverts["b"])
+    hub.accept_message("a", adverts["a"])
+    hub.accept_message("b", adverts["b"])
     own, other = bytes(adverts["c"].payload), bytes(adverts["a"].payload)
     at = {"copied": 0, "low order": 0, "low order in a round": KEY_BYTES}[what]
     key = other[:KEY_BYTES] if what == "copied" else bytes(KEY_BYTES)
     bad = own[:at] + key + own[at + KEY_BYTES :]
     with pytest.raises(BadMessage, match="key"):
-        hub.take("c", Advertise(adverts["c"].block, bad))
+        hub.accept_message("c", Advertise(adverts["c"].block, bad))
     for name, message in hub.step(["a", "b"], 60.0, 0.0):
         assert maskers[name].answer_hub(message) is not None
 

@@ -228,7 +228,7 @@ def test_a_round_is_masked_once_whatever_the_hub_says():
     room.set_up()
     room.give("m0", 0, vector("m0"))
     assert room.maskers["m0"].state(0) == "out"
-    room.hub.settle(room.elements, 0)
+    room.hub.start_masks(room.elements, 0)
     room.hub.begin({}, 0, 2, room.now)  # nobody answers: its rounds get another block
     room.deliver(room.step())
     room.set_up()
@@ -323,7 +323,7 @@ def test_secrets_are_forgotten_once_they_are_used():
 def keys_of(room, names, **other):
     """What the hub would send m0 of these members."""
     for name, message in room.hub.begin(room.weights, 0, 2, 0.0):
-        room.hub.take(name, room.maskers[name].answer_hub(message))
+        room.hub.accept_message(name, room.maskers[name].answer_hub(message))
     adverts = [room.hub.blocks[-1].adverts[name] for name in names]
     fields = {"block": 0, "place": 0, "members": len(names), "unit": 1.0} | other
     return KeyList(**fields, payload=b"".join(adverts))
@@ -395,7 +395,7 @@ def test_shares_that_cannot_be_opened_cost_nobody_but_their_sender():
             table = read_table(answer.payload, 4, shares_bytes(1), "")
             table[0] = bytes(shares_bytes(1))
             answer = Shares(0, write_table(table, 4, shares_bytes(1)))
-        room.hub.take(name, answer)
+        room.hub.accept_message(name, answer)
     room.deliver(room.step())
     vectors = {name: vector(name) for name in room.maskers}
     for name, mine in vectors.items():
@@ -413,7 +413,7 @@ def test_wrong_shares_are_noticed_and_the_round_is_given_up(liar):
         reveal = room.maskers[name].answer_hub(message)
         if name == liar:
             reveal = Reveal(0, 0, bytes(reveal.payload[:3]) + bytes(48))
-        room.hub.take(name, reveal)
+        room.hub.accept_message(name, reveal)
     end = room.hub.end_of(0, PATIENCE_S, 0.0)
     assert end.vector is None
     assert "shares of m0's mask are wrong" in end.reason
@@ -435,9 +435,9 @@ def test_the_hub_tells_nonsense_from_answers(message):
         room.give(name, 0, vector(name))
     room.hub.close(0, 0.0)
     with pytest.raises(BadMessage):
-        room.hub.take("m0", message)
+        room.hub.accept_message("m0", message)
     with pytest.raises(BadMessage):
-        room.hub.take("stranger", Reveal(0, 0, bytes(51)))
+        room.hub.accept_message("stranger", Reveal(0, 0, bytes(51)))
 
 
 @pytest.mark.parametrize(
@@ -487,7 +487,7 @@ def test_a_set_up_that_failed_is_tried_again_for_the_same_rounds():
     room = Room(4, 3)
     room.deliver(room.hub.begin(room.weights, 0, 2, 0.0))
     for name in ("m1", "m2"):
-        room.hub.forget(name)  # they have started anew
+        room.hub.drop_secrets(name)  # they have started anew
         room.maskers[name] = Masker(room.terms, room.elements)
     assert room.hub.wants_block(0) is False
     room.deliver(room.step())
