@@ -168,7 +168,8 @@ class MemberRecord:
     def mark_heard(self) -> None:
         """A message of it was accepted: it is reachable, and not late any more."""
         self.unreachable_since = None
-        self._change_state("is heard")
+        if self.state == "late":  # nothing else changes, and this is asked for every message
+            self._change_state("is heard")
 
     def mark_unreachable(self, now: float) -> None:
         """Its connection is lost since `now`."""

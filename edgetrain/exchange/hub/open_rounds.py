@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edgetrain.exchange.hub.contributions import Contribution
 from edgetrain.exchange.hub.members import MemberRecord, Members
@@ -53,8 +54,7 @@ class OpenRound:
             self.senders[key].mark_merged(key[1] + 1)
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """An open round as a closing rule sees it (`closing.RoundView`)."""
 
     entry: OpenRound

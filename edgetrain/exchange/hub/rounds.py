@@ -17,9 +17,10 @@ round open. Who joins, is expelled or is given up is decided in `membership` and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.checksums import BaseChecksums
@@ -54,8 +55,7 @@ class Fault:
     reason: str
 
 
-@dataclass(frozen=True)
-class Accepted:
+class Accepted(NamedTuple):
     """What became of one part of a contribution: see the module's table."""
 
     outcome: Literal["partial", "complete", "duplicate", "gap", "fault"]
@@ -64,7 +64,7 @@ class Accepted:
     wrong by what the sender said of its own. What the latter gave to open rounds is dropped."""
     reason: str = ""
     """Of a gap."""
-    remarks: list[Effect] = field(default_factory=list)
+    remarks: Sequence[Effect] = ()
     may_be_due: bool = False
     """Whether a round may be due now: worth a look."""
 
@@ -171,7 +171,9 @@ class Rounds:
             return Accepted("fault", (early,))
         if member.resumed and message.round < member.next_round:
             return Accepted("duplicate")
-        due = message.round if self._may_skip_to(member, message.round) else member.next_round
+        due = member.next_round
+        if message.round != due and self._may_skip_to(member, message.round):
+            due = message.round
         if message.round != due:
             return Accepted("gap", reason=f"round {message.round} came when {due} was due")
         if message.part != len(member.incoming):
@@ -181,9 +183,10 @@ class Rounds:
         if problem is not None:
             return Accepted("fault", (Fault(member, *problem),))
         outvoted = self._compare_bases(member, message)
-        if any(fault.member is member for fault in outvoted):
+        if outvoted and any(fault.member is member for fault in outvoted):
             return Accepted("fault", outvoted)
-        member.skip_to(due)
+        if due != member.next_round:
+            member.skip_to(due)
         if message.part + 1 < message.parts:
             member.add_part(message.payload, message.applied)
             if message.round == self.round and self.masks is None:
