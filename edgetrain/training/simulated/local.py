@@ -1,56 +1,33 @@
-"""The local work of simulated members: one by one as on a device, or many at once.
+"""The local work of simulated members: one by one as on a device, or many at once (`batched`).
 
-One by one the arithmetic is that of a real member, bit for bit. Many at once, the members' models
-are rows of a matrix: `torch.func.vmap` takes the gradients of a block of rows together, in worker
-threads while the event loop goes on, and rounding differs in the last bits. Which rows are taken
-together depends on virtual time only, so the result does not depend on the machine's cores.
-Nothing here knows time or messages.
+One by one the arithmetic is that of a real member, bit for bit. Nothing here knows time or
+messages.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
-import os
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
 
-from edgetrain import strategies
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import work_of
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.tasks.vmapped import LossModule, batchable_attention
 from edgetrain.tasks.work import Local, optimizer_for
 from edgetrain.training.member import Flat, Stepper
+from edgetrain.training.simulated.batched import Rows, why_not_batched
 from edgetrain.vectors.noise import Source, seeded
-from edgetrain.vectors.vector import Vector
-
-BLOCK = 512
-"""Rows that are taken together."""
 
 BATCHED_FROM = 32
-"""Members from which on it pays, and nobody compares bits with an emulated run."""
-
-ELEMENTWISE = (
-    "sgd", "adam", "adamw", "adamax", "adagrad", "adadelta", "rmsprop", "rprop", "asgd", "nadam",
-    "radam",
-)  # fmt: skip
-"""Optimizers that do the same to a flat row as to the tensors it is made of."""
-
-TOLERANCE = 1e-3
-"""Relative difference of a batched gradient from a single one that is rounding, not a mistake."""
+"""Batch from this many members on, unless the user says otherwise. Fleets smaller than this gain
+little, and are compared with emulated runs, bit for bit."""
 
 
 class Gradients(Protocol):
-    """Where simulated members get their models, optimizers and gradients from."""
+    """Gives simulated members their models, optimizers and gradients."""
 
     reason: str
     """How members are stepped, and why, for the run folder."""
@@ -59,13 +36,13 @@ class Gradients(Protocol):
         """A fresh member: its model as two flat vectors, its optimizer, its work."""
 
     def close(self) -> None:
-        """Let go of threads; no member is used any more."""
+        """End worker threads. No member may be used any more."""
 
 
 def choose(task: Task, job: Job, batched: bool | None) -> Gradients:
-    """One by one, or batched: as asked, or (None) batched where there are many and it is possible.
+    """Members one by one or batched, as asked; None: batched if they are many and it is possible.
 
-    ConfigError where batching was asked for and the model or its optimizer cannot.
+    ConfigError if batching was asked for and the model or its optimizer cannot be batched.
     """
     if batched is False or (batched is None and job.fleet.members < BATCHED_FROM):
         return OneByOne(task, job, "members one by one, as on a device")
@@ -78,7 +55,7 @@ def choose(task: Task, job: Job, batched: bool | None) -> Gradients:
 
 
 class OneByOne:
-    """Each member has a torch model of its own and draws from a random state of its own."""
+    """Members with a torch model and a random state of their own each."""
 
     def __init__(self, task: Task, job: Job, reason: str) -> None:
         self._task, self._job, self.reason = task, job, reason
@@ -98,7 +75,7 @@ class OneByOne:
 
 
 class _OwnRandomness:
-    """A member's work with torch's generator in the state in which that member left it."""
+    """A member's work, with torch's random generator as this member left it."""
 
     takes_many = False
 
@@ -121,351 +98,9 @@ class _OwnRandomness:
         return figures
 
 
-# -- many at once ---------------------------------------------------------------------------------
-
-
 def noise_of(job: Job, who: int | str) -> Source:
-    """Random bytes of one simulated member (its index) or of the hub, decided by the job's seed: a
-    simulation gives the same bits again, and protects nobody."""
+    """The random bytes of one simulated member (its index) or of the "hub", from the job's seed.
+
+    Simulations are reproducible, so their noise protects nobody.
+    """
     return seeded("noise", job.seed, who)
-
-
-def why_not_batched(task: Task, job: Job) -> str | None:
-    """What keeps this job's members from being batched, found by trying; None if nothing does."""
-    if job.privacy.unit == "example":
-        return "privacy of examples takes the gradient of each of them"
-    name = str(job.train.optimizer.get("name", "")).lower()
-    if name not in ELEMENTWISE:
-        return f"optimizer '{name}' does not work element by element"
-    torch.manual_seed(job.seed)
-    model = task.model()
-    parameters = list(model.parameters())
-    if any(p.dtype is not torch.float32 for p in parameters):
-        return "the model has parameters that are not float32"
-    if any(not p.requires_grad for p in parameters):
-        return "the model has frozen parameters"
-    if any(True for _ in model.buffers()):
-        return "the model has buffers, which each member keeps for itself"
-    if len(parameters) != len(list(model.named_parameters(remove_duplicate=False))):
-        return "the model has tied parameters"
-    batch = next(task.batches(0, job.fleet.members, job.train.batch, job.seed))
-    flat = FlatModel(copy.deepcopy(model))
-    single = copy.deepcopy(model)
-    task.loss(single, batch).backward()  # type: ignore[no-untyped-call]
-    wanted = torch.cat([p.grad.reshape(-1) for p in single.parameters() if p.grad is not None])
-    try:
-        params = torch.from_numpy(flat.params).repeat(2, 1)
-        grads = torch.zeros_like(params)
-        draw = next(batches_of(task).draws(0, job.fleet.members, job.train.batch, job.seed))
-        with batchable_attention():
-            _Stacked(task, model, flat).backward(params, grads, [draw, draw])
-    except Exception as error:  # whatever a user's model does, one by one is the answer
-        return f"torch.func.vmap: {' '.join(str(error).split())[:120]}"
-    worst = float((grads - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
-    return None if worst <= TOLERANCE else f"batched gradients differ by {worst:.1e}"
-
-
-@runtime_checkable
-class Batches(Protocol):
-    """A task's batches in two steps: what members draw, and the tensors of many draws at once."""
-
-    def draws(self, member: int, members: int, batch: int, seed: int) -> Iterator[Any]:
-        """Endless draws of one member, the same as its batches."""
-
-    def gather(self, draws: list[Any]) -> tuple[Tensor, ...]:
-        """The batches of these draws, stacked: [len(draws), batch, …]."""
-
-
-class _Drawn:
-    """The batches of a task that knows no draws: a draw is the batch itself."""
-
-    def __init__(self, task: Task) -> None:
-        self.draws = task.batches
-
-    def gather(self, draws: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """See Batches."""
-        return tuple(torch.stack(parts) for parts in zip(*draws, strict=True))
-
-
-def batches_of(task: Task) -> Batches:
-    """The task's own draws, where it has them (`draws` and `gather`, see Classification)."""
-    return task if isinstance(task, Batches) else _Drawn(task)
-
-
-class _Stacked:
-    """Gradients of several rows in one go. Not for two threads: the module is changed meanwhile."""
-
-    def __init__(self, task: Task, model: nn.Module, flat: FlatModel) -> None:
-        self._layout = flat.layout
-        self._data = batches_of(task)
-        module = LossModule(task, copy.deepcopy(model))
-
-        def loss(parameters: dict[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
-            return torch.func.functional_call(module, parameters, batch)  # type: ignore[no-any-return]
-
-        self._losses = torch.func.vmap(loss, in_dims=(0, 0), randomness="different")
-
-    def backward(self, params: Tensor, grads: Tensor, draws: list[Any]) -> list[float]:
-        """Overwrite `grads` [rows, elements] with the gradients at `params`; the rows' losses."""
-        rows = params.shape[0]
-        leaves = {}
-        for name, start, shape in self._layout:
-            stop = start + torch.Size(shape).numel()
-            leaf = params[:, start:stop].view(rows, *shape).detach().requires_grad_()
-            leaves[f"model.{name}"] = leaf
-        losses = self._losses(leaves, self._data.gather(draws))
-        found_grads = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        torch.cat([grad.reshape(rows, -1) for grad in found_grads], 1, out=grads)
-        found: list[float] = losses.detach().tolist()
-        return found
-
-
-class Row:
-    """One member's model: a row of the matrix. Its vectors are views of it, and are what they
-    should be once `pull_params` or `pull_gradient` has waited for whoever works on them."""
-
-    is_storage = False
-
-    def __init__(self, params: Vector, gradient: Vector, like: FlatModel) -> None:
-        self.params, self.gradient = params, gradient
-        self.elements, self.description, self.layout = like.elements, like.description, like.layout
-
-        self.pending: Callable[[], object] | None = None
-        """Waits for what was asked for."""
-
-    def pull_params(self) -> None:
-        """See Flat."""
-        if self.pending is not None:
-            pending, self.pending = self.pending, None
-            pending()
-
-    pull_gradient = pull_params
-
-    def push_params(self) -> None:
-        """See Flat: nothing to do."""
-
-    push_gradient = push_params
-
-
-class _Block:
-    """Consecutive members whose gradients are taken together, as soon as all of those that are
-    there have asked, or one of them needs its own."""
-
-    def __init__(
-        self,
-        stacked: _Stacked,
-        rows: list[Tensor],
-        matrix: tuple[Tensor, Tensor],
-        optimizer: torch.optim.Optimizer,
-        steps_too: bool,
-        pool: ThreadPoolExecutor,
-    ) -> None:
-        self._stacked, self._rows, self._optimizer = stacked, rows, optimizer
-        self._params, self._grads = matrix
-        self.steps_too, self._pool = steps_too, pool
-        self._asked: list[int] = []
-        self._work: list[tuple[Iterator[Any], int]] = []
-        self._answer: Future[list[list[float]]] | None = None
-        self._last: Future[list[list[float]]] | None = None
-
-    def ask(self, row: int, draws: Iterator[Any], count: int) -> Callable[[], list[float]]:
-        """Ask for the next `count` steps of a row (gradients alone where the optimizer has to
-        wait); what is returned waits for them, and gives the losses. The worker draws: until it
-        has, nobody else may."""
-        if self._answer is None:
-            self._answer = Future()
-        answer, place = self._answer, len(self._asked)
-        self._asked.append(row)
-        self._work.append((draws, count))
-        if len(self._asked) == len(self._rows):
-            self._begin()
-
-        def losses() -> list[float]:
-            if self._answer is answer:
-                self._begin()
-            return answer.result()[place]
-
-        return losses
-
-    def _begin(self) -> None:
-        """Hand what was asked for to a worker."""
-        answer, asked, work = self._answer, self._asked, self._work
-        assert answer is not None
-        self._answer, self._asked, self._work = None, [], []
-        before, self._last = self._last, answer
-
-        def take() -> None:
-            try:
-                if before is not None:  # the same matrix and module: one after the other
-                    before.exception()
-                answer.set_result(self._take(asked, work))
-            except BaseException as error:
-                answer.set_exception(error)
-
-        self._pool.submit(take)
-
-    def _take(self, asked: list[int], work: list[tuple[Iterator[Any], int]]) -> list[list[float]]:
-        losses: list[list[float]] = [[] for _ in asked]
-        for turn in range(max(count for _, count in work)):
-            here = [place for place, (_, count) in enumerate(work) if count > turn]
-            found = self._once([asked[p] for p in here], [next(work[p][0]) for p in here])
-            for place, loss in zip(here, found, strict=True):
-                losses[place].append(loss)
-        return losses
-
-    def _once(self, asked: list[int], draws: list[Any]) -> list[float]:
-        """One step of these rows."""
-        first, count = asked[0], len(asked)
-        if asked == list(range(first, first + count)):
-            here = slice(first, first + count)
-            losses = self._stacked.backward(self._params[here], self._grads[here], draws)
-        else:
-            chosen = torch.tensor(asked)
-            grads = torch.empty(count, self._params.shape[1])
-            losses = self._stacked.backward(self._params[chosen], grads, draws)
-            self._grads[chosen] = grads
-        if self.steps_too:
-            self.step(asked)
-        return losses
-
-    def step(self, rows: list[int]) -> None:
-        """The optimizer's step of these rows."""
-        self._optimizer.param_groups[0]["params"] = [self._rows[row] for row in rows]
-        self._optimizer.step()
-
-    def vectors(self, row: int) -> tuple[Vector, Vector]:
-        """A row's parameters and gradient, as views."""
-        params: Vector = self._params[row].numpy()
-        gradient: Vector = self._grads[row].numpy()
-        return params, gradient
-
-    def renew(self, row: int, initial: Tensor) -> None:
-        """A fresh member in a row: first parameters, no optimizer state."""
-        if row in self._asked:  # by a member that has lost power meanwhile
-            self._begin()
-        if self._last is not None:
-            self._last.exception()
-        self._optimizer.state.pop(self._rows[row], None)
-        with torch.no_grad():
-            self._rows[row].copy_(initial)
-
-
-class _RowOptimizer:
-    """The optimizer of one row, where it has to wait for what comes back from the hub."""
-
-    def __init__(self, block: _Block, row: int, steps_too: bool) -> None:
-        self._block, self._row, self._done = block, row, steps_too
-
-    def step(self) -> None:
-        """See Stepper. Rows that need not wait have been stepped with their gradients."""
-        if not self._done:
-            self._block.step([self._row])
-
-
-class _RowWork:
-    """The work of one row."""
-
-    takes_many = True
-
-    def __init__(
-        self,
-        block: _Block,
-        row: int,
-        draws: Iterator[Any],
-        flat: Row,
-        evaluate: Callable[[], dict[str, float]],
-    ) -> None:
-        self._block, self._row, self._draws = block, row, draws
-        self._flat, self._evaluate = flat, evaluate
-        self._answers: deque[Callable[[], float]] = deque()
-
-    def backward(self, ahead: int = 0) -> Callable[[], float]:
-        """See Local. All steps that nobody looks between are asked for at once."""
-        if not self._answers:
-            count = ahead + 1 if self._block.steps_too else 1
-            losses = self._block.ask(self._row, self._draws, count)
-            self._flat.pending = losses
-            self._answers.extend(functools.partial(_item, losses, i) for i in range(count))
-        return self._answers.popleft()
-
-    def evaluate(self) -> dict[str, float]:
-        """See Local."""
-        return self._evaluate()
-
-
-def _item(losses: Callable[[], list[float]], place: int) -> float:
-    return losses()[place]
-
-
-class Rows:
-    """Members as rows of matrices [BLOCK, elements]."""
-
-    def __init__(self, task: Task, job: Job) -> None:
-        self._task, self._job, self._data = task, job, batches_of(task)
-        torch.manual_seed(job.seed)
-        self._model = task.model()
-        plain = copy.deepcopy(self._model)
-        self._flat = FlatModel(self._model)
-        members = job.fleet.members
-        self._initial = torch.from_numpy(self._flat.params.copy())
-        self._steps_too = not strategies.find(job.strategy.name).adjusts_gradient
-        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "gradients", self._one_thread)
-        self._blocks = [
-            self._block(plain, min(BLOCK, members - start)) for start in range(0, members, BLOCK)
-        ]
-        self.reason = f"members batched with torch.func.vmap, {min(BLOCK, members)} at once"
-
-        self._attention = contextlib.ExitStack()
-        self._attention.enter_context(batchable_attention())
-
-    def close(self) -> None:
-        """See Gradients."""
-        self._pool.shutdown(cancel_futures=True)
-        self._attention.close()
-
-    @staticmethod
-    def _one_thread() -> None:
-        torch.set_num_threads(1)
-
-    def _block(self, model: nn.Module, count: int) -> _Block:
-        # A matrix for each block: torch's autograd watches a matrix for changes as a whole.
-        params = torch.zeros(count, self._flat.elements)
-        grads = torch.zeros(count, self._flat.elements)
-        rows = list(params)
-        for row, grad in zip(rows, grads, strict=True):
-            row.grad = grad
-        # All rows in one call of torch; by default it is one of Python for each row on a CPU.
-        settings = {"foreach": True, **self._job.train.optimizer}
-        optimizer = optimizer_for(_Parameters(rows), settings)
-        stacked = _Stacked(self._task, model, self._flat)
-        return _Block(stacked, rows, (params, grads), optimizer, self._steps_too, self._pool)
-
-    def member(self, index: int) -> tuple[Flat, Stepper, Local]:
-        """See Gradients."""
-        number, row = divmod(index, BLOCK)
-        block = self._blocks[number]
-        block.renew(row, self._initial)
-        params, gradient = block.vectors(row)
-        flat = Row(params, gradient, self._flat)
-        job = self._job
-        draws = self._data.draws(index, job.fleet.members, job.train.batch, job.seed)
-        work = _RowWork(block, row, draws, flat, lambda: self._evaluate(params))
-        return flat, _RowOptimizer(block, row, self._steps_too), work
-
-    def _evaluate(self, params: Vector) -> dict[str, float]:
-        self._flat.params[:] = params
-        return self._task.evaluate(self._model)
-
-
-class _Parameters(nn.Module):
-    """Rows as a module's parameters, for `optimizer_for`."""
-
-    def __init__(self, rows: list[Tensor]) -> None:
-        super().__init__()
-        self._listed = rows
-        for row in rows:
-            row.requires_grad_()
-
-    def parameters(self, recurse: bool = True) -> Iterator[Any]:
-        """The rows themselves, not copies."""
-        return iter(self._listed)
