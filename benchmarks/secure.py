@@ -114,9 +114,9 @@ class _Bench:
                 self.hub.accept_message(name, answer)
 
     def set_up(self) -> None:
-        self.deliver(self.hub.begin(dict.fromkeys(self.maskers, 1.0), 0, ROUNDS, 0.0))
+        self.deliver(self.hub.begin_block(dict.fromkeys(self.maskers, 1.0), 0, ROUNDS, 0.0))
         for _ in range(2):
-            self.deliver(self.hub.step(list(self.maskers), 60.0, 0.0))
+            self.deliver(self.hub.advance_blocks(list(self.maskers), 60.0, 0.0))
 
 
 def _size(message: Masking) -> int:
@@ -141,10 +141,10 @@ def work(members: int, elements: int, dropped: int) -> dict[str, float]:
             began = time.process_time()
             masker.mask(0, vector, 1.0, masked)
             masking += time.process_time() - began
-            bench.hub.add(name, 0, parts(masked, 1 << 20))
+            bench.hub.add_contribution(name, 0, parts(masked, 1 << 20))
     began = time.process_time()
-    bench.deliver(bench.hub.close(0, 0.0), gone)
-    end = bench.hub.end_of(0, 60.0, 0.0)
+    bench.deliver(bench.hub.close_round(0, 0.0), gone)
+    end = bench.hub.unmask_round(0, 60.0, 0.0)
     unmasking = time.process_time() - began - bench.member_s
     assert end is not None
     assert end.vector is not None

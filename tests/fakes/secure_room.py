@@ -56,24 +56,24 @@ class Room:
         self, rounds: int = 2, advertise: Collection[str] = (), share: Collection[str] = ()
     ) -> None:
         """A block of keys; `advertise` and `share` drop out before they have done that."""
-        self.deliver(self.hub.begin(self.weights, 0, rounds, self.now), advertise)
+        self.deliver(self.hub.begin_block(self.weights, 0, rounds, self.now), advertise)
         self.deliver(self.step(), share)
         self.deliver(self.step())
 
     def step(self) -> Outgoing:
-        return self.hub.step(self.present, PATIENCE_S, self.now)
+        return self.hub.advance_blocks(self.present, PATIENCE_S, self.now)
 
     def give(self, name: str, round: int, vector: np.ndarray) -> np.ndarray:
         """One member's masked contribution reaches the hub; this is what it looked like."""
         masked = np.empty(self.elements, np.uint32)
         self.maskers[name].mask(round, vector, self.weights[name], masked)
-        self.hub.add(name, round, parts(masked, PART))
+        self.hub.add_contribution(name, round, parts(masked, PART))
         return masked
 
     def unmask(self, round: int, drop: Collection[str] = ()) -> Sum | None:
         """Close a round; `drop` are gone before they reveal anything."""
-        self.deliver(self.hub.close(round, self.now), drop)
-        return self.hub.end_of(round, PATIENCE_S, self.now)
+        self.deliver(self.hub.close_round(round, self.now), drop)
+        return self.hub.unmask_round(round, PATIENCE_S, self.now)
 
     def able(self, round: int) -> list[str]:
         """Who is there and can give to a round."""

@@ -114,7 +114,7 @@ class MaskedRounds:
 
     def add_contribution(self, name: str, round: int, payloads: Sequence[Buffer]) -> None:
         """Add a whole contribution that `why_not` had no objection to."""
-        self.aggregator.add(name, round, payloads)
+        self.aggregator.add_contribution(name, round, payloads)
 
     def forget_round(self, round: int) -> None:
         """A round has been answered."""
@@ -128,10 +128,10 @@ class MaskedRounds:
         out: Outgoing = []
         if masks.wants_block(oldest) and members and not any(m.returning for m in members):
             out += self._begin_block(oldest, in_flight, now)
-        out += masks.step(members.names, self._patience_s, now)
+        out += masks.advance_blocks(members.names, self._patience_s, now)
         for round in sorted({oldest, *(round for round, _ in self._open_rounds)}):
             if not masks.is_closed(round) and self._is_due(round, now):
-                out += masks.close(round, now)
+                out += masks.close_round(round, now)
         remarks, masks.remarks = masks.remarks, []
         return out, remarks
 
@@ -140,7 +140,7 @@ class MaskedRounds:
         done before the first of them begins."""
         there = {m.name: m.weight for m in self._members if m.trains}
         rounds = min(max(ROUNDS_IN_BLOCK, 4 * in_flight), MAX_BLOCK_ROUNDS)
-        return self.aggregator.begin(there, oldest, rounds, now)
+        return self.aggregator.begin_block(there, oldest, rounds, now)
 
     def _is_due(self, round: int, now: float) -> bool:
         """Whether to close a round: nobody is missing (of an empty one too), or the closing rule
@@ -156,4 +156,4 @@ class MaskedRounds:
 
     def unmask(self, round: int, now: float) -> Sum | None:
         """The sum of a closed round, or that it is given up; None: not enough shares yet."""
-        return self.aggregator.end_of(round, self._patience_s, now)
+        return self.aggregator.unmask_round(round, self._patience_s, now)

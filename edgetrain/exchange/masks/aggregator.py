@@ -177,7 +177,9 @@ class Aggregator:
         """The first round of the next block, from which newcomers can contribute."""
         return self._blocks[-1].end if self._blocks else 0
 
-    def begin(self, weights: Mapping[str, float], first: int, rounds: int, now: float) -> Outgoing:
+    def begin_block(
+        self, weights: Mapping[str, float], first: int, rounds: int, now: float
+    ) -> Outgoing:
         """Begin a block: ask the members for keys for rounds [first, first + rounds).
 
         `weights`: of the members that are there, by name.
@@ -204,7 +206,7 @@ class Aggregator:
             case _:
                 raise BadMessage(f"{type(message).__name__} is a message to members")
 
-    def step(self, present: Collection[str], patience_s: float, now: float) -> Outgoing:
+    def advance_blocks(self, present: Collection[str], patience_s: float, now: float) -> Outgoing:
         """End the phases that can end: all members `present` have answered, or `patience_s` is over
         and enough have. Returns what to send."""
         out: Outgoing = []
@@ -321,7 +323,7 @@ class Aggregator:
         entry = self._open.get(round)
         return entry is not None and (entry.asked is not None or entry.end is not None)
 
-    def add(self, name: str, round: int, payloads: Sequence[Buffer]) -> None:
+    def add_contribution(self, name: str, round: int, payloads: Sequence[Buffer]) -> None:
         """Add a whole masked contribution to the sum of its round; it is not kept."""
         block = self._covering(round)
         assert block is not None
@@ -337,7 +339,7 @@ class Aggregator:
         entry.weights[name] = min(1.0, block.weights[name] / block.unit)
         self._front = max(self._front, round + 1)
 
-    def close(self, round: int, now: float) -> Outgoing:
+    def close_round(self, round: int, now: float) -> Outgoing:
         """Close a round: ask for the shares that unmask its sum. With fewer contributions than the
         threshold the round is given up, and no shares are asked for."""
         block = self._covering(round)
@@ -365,7 +367,7 @@ class Aggregator:
         table = read_table(message.payload, places, SEED_BYTES, "revealed shares")
         entry.reveals.setdefault(block.place(name), table)
 
-    def end_of(self, round: int, patience_s: float, now: float) -> Sum | None:
+    def unmask_round(self, round: int, patience_s: float, now: float) -> Sum | None:
         """How a closed round ended; None: not enough shares have come yet."""
         entry, block = self._open.get(round), self._covering(round)
         if entry is None:

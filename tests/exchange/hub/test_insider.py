@@ -141,7 +141,7 @@ def test_keys_that_would_stop_the_others_are_their_senders_fault(what):
     terms = MaskTerms(3, 2, 8.0)
     hub = Aggregator(terms)
     hub.start_masks(4, 0)
-    asked = dict(hub.begin(dict.fromkeys("abc", 1.0), 0, 2, 0.0))
+    asked = dict(hub.begin_block(dict.fromkeys("abc", 1.0), 0, 2, 0.0))
     maskers = {name: Masker(terms, 4) for name in asked}
     adverts = {name: maskers[name].answer_hub(message) for name, message in asked.items()}
     hub.accept_message("a", adverts["a"])
@@ -152,7 +152,7 @@ def test_keys_that_would_stop_the_others_are_their_senders_fault(what):
     bad = own[:at] + key + own[at + KEY_BYTES :]
     with pytest.raises(BadMessage, match="key"):
         hub.accept_message("c", Advertise(adverts["c"].block, bad))
-    for name, message in hub.step(["a", "b"], 60.0, 0.0):
+    for name, message in hub.advance_blocks(["a", "b"], 60.0, 0.0):
         assert maskers[name].answer_hub(message) is not None
 
 

@@ -160,7 +160,7 @@ def test_with_one_too_many_gone_the_round_is_given_up_and_nothing_is_told(phase)
     elif phase == "unmask":
         assert end is None
         room.now += PATIENCE_S
-        end = room.hub.end_of(0, PATIENCE_S, room.now)
+        end = room.hub.unmask_round(0, PATIENCE_S, room.now)
         assert end.reason == "2 of at least 3 members helped to unmask it"
     if phase != "unmask":
         assert end.reason in ("2 of at least 3 members contributed to it",
@@ -172,7 +172,7 @@ def test_with_one_too_many_gone_the_round_is_given_up_and_nothing_is_told(phase)
 
 def test_a_set_up_waits_for_those_who_are_there_and_no_longer():
     room = Room(4, 3)
-    asked = room.hub.begin(room.weights, 0, 2, 0.0)
+    asked = room.hub.begin_block(room.weights, 0, 2, 0.0)
     room.deliver([each for each in asked if each[0] != "m2"])
     assert not room.step()
     room.now = PATIENCE_S
@@ -229,7 +229,7 @@ def test_a_round_is_masked_once_whatever_the_hub_says():
     room.give("m0", 0, vector("m0"))
     assert room.maskers["m0"].state(0) == "out"
     room.hub.start_masks(room.elements, 0)
-    room.hub.begin({}, 0, 2, room.now)  # nobody answers: its rounds get another block
+    room.hub.begin_block({}, 0, 2, room.now)  # nobody answers: its rounds get another block
     room.deliver(room.step())
     room.set_up()
     assert room.hub.contributors(0) == set(room.maskers)
@@ -247,13 +247,13 @@ def test_a_late_contribution_stays_hidden_by_the_mask_of_its_own():
     given = {name: vector(name) for name in ("m0", "m1", "m2")}
     for name, mine in given.items():
         room.give(name, 0, mine)
-    room.deliver(room.hub.close(0, room.now), ["m3"])
+    room.deliver(room.hub.close_round(0, room.now), ["m3"])
     reveals = dict(room.hub.open_sums[0].reveals)
     hub_knows = {
         place: primitives.combine({holder: table[place] for holder, table in reveals.items()})
         for place in range(4)
     }
-    end = room.hub.end_of(0, PATIENCE_S, room.now)
+    end = room.hub.unmask_round(0, PATIENCE_S, room.now)
     assert end.vector.tobytes() == room.expected(given).tobytes()
     late.mask(0, vector("m3"), 1.0, masked)
 
@@ -282,7 +282,7 @@ def test_a_member_that_knows_it_was_left_out_sends_nothing():
 
 def test_nothing_that_goes_through_the_hub_holds_a_secret():
     room = Room(4, 3)
-    room.deliver(room.hub.begin(room.weights, 0, 2, 0.0))
+    room.deliver(room.hub.begin_block(room.weights, 0, 2, 0.0))
     secrets = []
     for masker in room.maskers.values():
         (block,) = masker.blocks.values()
@@ -322,7 +322,7 @@ def test_secrets_are_forgotten_once_they_are_used():
 
 def keys_of(room, names, **other):
     """What the hub would send m0 of these members."""
-    for name, message in room.hub.begin(room.weights, 0, 2, 0.0):
+    for name, message in room.hub.begin_block(room.weights, 0, 2, 0.0):
         room.hub.accept_message(name, room.maskers[name].answer_hub(message))
     adverts = [room.hub.blocks[-1].adverts[name] for name in names]
     fields = {"block": 0, "place": 0, "members": len(names), "unit": 1.0} | other
@@ -387,7 +387,7 @@ def test_members_that_were_told_different_things_share_nothing(what):
 
 def test_shares_that_cannot_be_opened_cost_nobody_but_their_sender():
     room = Room(4, 3)
-    room.deliver(room.hub.begin(room.weights, 0, 1, 0.0))
+    room.deliver(room.hub.begin_block(room.weights, 0, 1, 0.0))
     outgoing = room.step()
     for name, message in outgoing:
         answer = room.maskers[name].answer_hub(message)
@@ -409,12 +409,12 @@ def test_wrong_shares_are_noticed_and_the_round_is_given_up(liar):
     room.set_up()
     for name in room.maskers:
         room.give(name, 0, vector(name))
-    for name, message in room.hub.close(0, 0.0):
+    for name, message in room.hub.close_round(0, 0.0):
         reveal = room.maskers[name].answer_hub(message)
         if name == liar:
             reveal = Reveal(0, 0, bytes(reveal.payload[:3]) + bytes(48))
         room.hub.accept_message(name, reveal)
-    end = room.hub.end_of(0, PATIENCE_S, 0.0)
+    end = room.hub.unmask_round(0, PATIENCE_S, 0.0)
     assert end.vector is None
     assert "shares of m0's mask are wrong" in end.reason
 
@@ -433,7 +433,7 @@ def test_the_hub_tells_nonsense_from_answers(message):
     room.set_up()
     for name in room.maskers:
         room.give(name, 0, vector(name))
-    room.hub.close(0, 0.0)
+    room.hub.close_round(0, 0.0)
     with pytest.raises(BadMessage):
         room.hub.accept_message("m0", message)
     with pytest.raises(BadMessage):
@@ -446,7 +446,7 @@ def test_the_hub_tells_nonsense_from_answers(message):
 )
 def test_a_member_tells_nonsense_from_requests(message):
     room = Room(3, 3)
-    room.deliver(room.hub.begin(room.weights, 0, 2, 0.0))
+    room.deliver(room.hub.begin_block(room.weights, 0, 2, 0.0))
     outgoing = room.step()
     if not isinstance(message, KeyList):
         room.deliver(outgoing)
@@ -485,7 +485,7 @@ def test_too_few_or_too_many_members(members):
 
 def test_a_set_up_that_failed_is_tried_again_for_the_same_rounds():
     room = Room(4, 3)
-    room.deliver(room.hub.begin(room.weights, 0, 2, 0.0))
+    room.deliver(room.hub.begin_block(room.weights, 0, 2, 0.0))
     for name in ("m1", "m2"):
         room.hub.drop_secrets(name)  # they have started anew
         room.maskers[name] = Masker(room.terms, room.elements)
@@ -505,12 +505,12 @@ def test_a_set_up_that_failed_is_tried_again_for_the_same_rounds():
 
 def test_rounds_that_are_over_do_not_hold_up_those_of_a_later_block():
     room = Room(4, 3)
-    room.deliver(room.hub.begin(room.weights, 0, 2, 0.0), ["m2", "m3"])
+    room.deliver(room.hub.begin_block(room.weights, 0, 2, 0.0), ["m2", "m3"])
     room.now = PATIENCE_S
     room.deliver(room.step())
     assert room.maskers["m0"].state(0) == "soon", "it does not know"
     room.gone.clear()
-    room.deliver(room.hub.begin(room.weights, 0, 2, room.now))
+    room.deliver(room.hub.begin_block(room.weights, 0, 2, room.now))
     for _ in range(2):
         room.deliver(room.step())
     assert [room.maskers["m0"].state(round) for round in range(5)] == [
