@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,9 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.loopback import Loopback
+from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
+from edgetrain.exchange.transport import MemberTransport
 from edgetrain.strategies import merging
 from edgetrain.tasks import Task, load_task
 from edgetrain.tasks.flat import FlatModel
@@ -61,16 +64,16 @@ ATTACKS: dict[str, Lie] = {
 }
 
 
-class Hostile(Member):
-    """A member that trains like the others and contributes something else."""
+class Hostile(Link):
+    """The link of a member that trains like the others and contributes something else."""
 
-    lie: Lie
-    rng: np.random.Generator
+    def __init__(self, transport: MemberTransport, lie: Lie, rng: np.random.Generator) -> None:
+        super().__init__(transport, time.monotonic)
+        self._lie, self._rng = lie, rng
 
-    def _submit(self, contribution: Vector | None) -> bool:
-        if contribution is not None:
-            contribution = self.lie(contribution, self.rng, self.half.round)
-        return super()._submit(contribution)
+    def submit(self, round: int, contribution: Vector, **other: Any) -> Vector | None:
+        """Hand over a lie."""
+        return super().submit(round, self._lie(contribution, self._rng, round + 1), **other)
 
 
 @dataclass(frozen=True)
@@ -144,11 +147,13 @@ def one_member(
     lies = setting.attack != "none" and index >= MEMBERS - LIARS
     batches = task.batches(index, MEMBERS, setting.batch, setting.seed)
     request = Request("", f"m{index}", 1.0)
-    member = (Hostile if lies else Member)(wire.connect(), flat, optimizer, request)
-    if isinstance(member, Hostile):
-        member.lie, member.rng = ATTACKS[setting.attack], np.random.default_rng(index)
+    if lies:
+        rng = np.random.default_rng(index)
+        link: Link = Hostile(wire.connect(), ATTACKS[setting.attack], rng)
+    else:
+        link = Link(wire.connect(), time.monotonic)
     try:
-        with member:
+        with Member.join(link, flat, optimizer, request) as member:
             for _ in range(setting.steps):
                 optimizer.zero_grad()
                 task.loss(model, next(batches)).backward()  # type: ignore[no-untyped-call]

@@ -27,8 +27,10 @@ from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.checkpoint import Keep, Sparing
+from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
-from edgetrain.training.member import Member, bind, keeping_of
+from edgetrain.training.keeping import keeping_of
+from edgetrain.training.member import Member, bind
 
 
 def hub_of(codec: str) -> tuple[Loopback, Hub]:
@@ -59,9 +61,8 @@ class Trained:
         self.keeper = None if keeping is None else keeping.keeper
         flat = bind(self.model, self.optimizer)
         self.elements = flat.elements
-        self.member = Member(
-            wires.connect(), flat, self.optimizer, Request("", "m0"), keeping=keeping
-        )
+        link = Link(wires.connect(), time.monotonic)
+        self.member = Member.join(link, flat, self.optimizer, Request("", "m0"), keeping=keeping)
         self.steps, self.seconds = 0, 0.0
 
     def turn(self, seconds: float) -> None:

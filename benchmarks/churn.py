@@ -224,7 +224,7 @@ class Visitors:
         try:
             link = Link(transport, time.monotonic)
             params = np.zeros(ELEMENTS, np.float32)
-            _, start = link.join(Request("model", "" if name == "stays" else name), params, 0)
+            start = link.join(Request("model", "" if name == "stays" else name), params, 0)
             own, rounds = np.ones(ELEMENTS, np.float32), 0
             applied, known, round = start.applied, start.checksum, start.round
             while not enough(rounds):

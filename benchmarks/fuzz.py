@@ -468,7 +468,7 @@ class Attack(Room):
         link = Link(wire, clock, outage_s=5.0)
         params = np.zeros(ELEMENTS, np.float32)
         name = rng.choice(("", "insider", f"i{rng.randrange(50)}"))
-        _, start = link.join(Request("model", name), params, checksum(params))
+        start = link.join(Request("model", name), params, checksum(params))
         if self.kind.part_elements:
             link.outbox.codec, link.inbox.codec = self.kind.codecs()
         round, applied, known = start.round, start.applied, start.checksum

@@ -33,16 +33,17 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.member.driver import Driver, FlatVectors
 from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.seam import CatchUp
+from edgetrain.exchange.seam import Request, RoundReply
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.reading import load
-from edgetrain.strategies.half import MemberHalf
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.chaos.hub import HubProcess, free_port
-from edgetrain.training.chaos.standin import StandIn
+from edgetrain.training.chaos.standin import MODEL, StandIn
 from edgetrain.training.hub import HubRequest
+from edgetrain.vectors.vector import Vector
 
 MEMBERS = 2
 BEAT_S = 0.5
@@ -70,22 +71,39 @@ class Trainer(StandIn):
             self.error = error
 
     def _run(self, address: str, pace_s: float) -> None:
-        link = Link(MemberSocket(address), time.monotonic)
-        half = self.enter(link)
+        driver = self.join(WatchedLink(address, self))
         while self.steps < self.last:
-            self.step()
-            link.poll()
-            self.exchange(link, half, half.after_step())
+            driver.step()
             time.sleep(pace_s)
-        self.exchange(link, half, half.finish())
-        link.leave("done")
+        driver.drain()
+        driver.leave("done")
 
-    def catch_up(self, half: MemberHalf, found: CatchUp) -> None:
-        raise AssertionError("the journal did not have the replies")
 
-    def answered(self, round: int) -> None:
-        self.answers.append(round)
-        self.next = round + 1
+class WatchedLink(Link):
+    """A link that tells its trainer of every reply."""
+
+    def __init__(self, address: str, trainer: Trainer) -> None:
+        super().__init__(MemberSocket(address), time.monotonic)
+        self._trainer = trainer
+
+    def wait(self, round: int) -> RoundReply:
+        """See Exchange; a reply that is missed for good fails."""
+        found = super().wait(round)
+        assert isinstance(found, RoundReply), "the journal did not have the replies"
+        self._trainer.answers.append(round)
+        self._trainer.next = round + 1
+        return found
+
+
+class Nudge:
+    """An optimizer that does next to nothing."""
+
+    def __init__(self, params: Vector) -> None:
+        self._params = params
+
+    def step(self) -> None:
+        """Change the parameters a little."""
+        self._params -= np.float32(0.001)
 
 
 def read(folder: Path) -> tuple[int, list[tuple[str, int]]]:
@@ -189,11 +207,11 @@ def price(elements: int, rounds: int, fsync: str | None) -> float:
 def _plain(trainer: Trainer, address: str) -> None:
     """Rounds and nothing else."""
     link = Link(MemberSocket(address), time.monotonic)
-    half = trainer.enter(link)
+    flat, request = FlatVectors(trainer.params), Request(MODEL, trainer.name)
+    driver = Driver.join(link, flat, Nudge(trainer.params), request, time.monotonic)
     for _ in range(trainer.last):
-        trainer.params -= np.float32(0.001)
-        trainer.exchange(link, half, half.after_step())
-    link.leave("done")
+        driver.step()
+    driver.leave("done")
 
 
 def main() -> None:

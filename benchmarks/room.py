@@ -168,7 +168,7 @@ class Trainee:
     def _train(self, room: Room, wire: Wire) -> None:
         link = Link(wire, room.world.clock)
         params: Vector = np.zeros(self.elements, np.float32)
-        _, start = link.join(Request("model", self.name), params, checksum(params))
+        start = link.join(Request("model", self.name), params, checksum(params))
         if self.codec is not None:
             link.outbox.codec = link.inbox.codec = self.codec
         self.applied, known, round = start.applied, start.checksum, start.round

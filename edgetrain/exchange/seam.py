@@ -1,12 +1,23 @@
-"""What a member exchanges through: the seam between a member's driver and its link to a hub."""
+"""What a member exchanges through: the seam between a member's driver and its link to a hub.
+
+`Exchange` is the protocol; the dataclasses are what is said over it. The link to a hub
+(`member/link.py`) implements it. Collectives between members, several hubs with a range of the
+vector each, and gateways can implement it, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from edgetrain.exchange.masks.terms import MaskTerms
+from edgetrain.exchange.transport import Traffic
+from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Vector
+
+if TYPE_CHECKING:
+    from edgetrain.strategies.factored import Factors
 
 
 @dataclass(frozen=True)
@@ -74,3 +85,128 @@ class CatchUp:
     base: Vector | None
     """That base, float32 [elements], where replies that this member missed are gone. None: they
     will still come."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a member learns when it is let in and training starts."""
+
+    name: str
+    index: int
+    """Its place among the members, from 0."""
+    members: int
+    """How many members the job starts with."""
+    strategy: str
+    """As the strategy is spelled in the job."""
+    every: int
+    """Local steps in a round."""
+    auto_delay: bool
+    """Whether the delay follows from what members measure. Each reply says the next one."""
+    delay: int
+    """The delay in force, in local steps."""
+    codec: str
+    is_masked: bool
+    """Whether contributions are masked."""
+    round: int
+    """The next round to contribute to."""
+    applied: int
+    checksum: int
+    """Of the base after `applied` replies, which this member starts from."""
+    resend: int
+    """For a member that was started again: contributions to rounds from this one on are not with
+    the fleet."""
+
+
+class Exchange(Protocol):
+    """What a member needs of whatever it exchanges through: a link to a hub is one.
+
+    For each round in turn, all members submit a vector, and all get the same reply: what the fleet
+    made of them. A round's reply may come long after the member has submitted to later rounds.
+    Which round a member submits to, and when it waits for a reply, is for its strategy to decide;
+    an exchange gives replies out in the order of rounds, each once.
+
+    One thread uses an exchange, `join` first. Only `join` and `wait` wait; they call `interrupt` at
+    least once a second, and what it raises ends the wait. Whatever raises, the exchange may still
+    be left with `leave` or `vanish`.
+
+    Vectors are float32 [elements], as many as the parameters given to `join`.
+    """
+
+    interrupt: Callable[[], None]
+    memory: VectorPool
+    """From `join` on: where the member makes its contributions, so that the memory of one that has
+    been sent can be used for its reply."""
+
+    @property
+    def session(self) -> int:
+        """From `join` on: the number that proves, in a `Past`, that a process is this member."""
+
+    def join(
+        self, request: Request, params: Vector, checksum: int, past: Past | None = None
+    ) -> Entry:
+        """Ask to be let in, and wait until training starts, however long the others take.
+
+        `params`, whose checksum is given, is only borrowed: it is read if the fleet starts from it,
+        and overwritten with the fleet's base otherwise, before this returns. With a `past` that has
+        its base it is left alone.
+
+        Raises Refused (its code is "session" if the past is not known any more), HubUnreachable.
+        """
+
+    def factors(self) -> Factors | None:
+        """What makes contributions, where the codec sends them in two dependent trips; otherwise
+        None. Call it once, after `join`."""
+
+    def unsent(self) -> dict[str, Vector]:
+        """What lossy contributions have left out so far and later ones will carry, for a
+        checkpoint. The exchange owns the arrays: write them before the next `submit`."""
+
+    def restore_unsent(self, unsent: Mapping[str, Vector]) -> None:
+        """Go on with what `unsent` returned before; copied. ConfigError where it does not fit."""
+
+    def submit(
+        self,
+        round: int,
+        contribution: Vector,
+        *,
+        weight: float,
+        applied: int,
+        checksum: int,
+        wanted_delay: int,
+        rest_later: bool = True,
+    ) -> Vector | None:
+        """Hand a contribution over; returns at once.
+
+        `contribution` belongs to the exchange from now on: the caller does not write it again, and
+        its memory is free (`memory` lends it again) once nobody holds it. `weight`: samples behind
+        it. `applied`, `checksum`: the member's base. `wanted_delay`: local steps that would have
+        hidden the last round trip, 0: not known.
+
+        What a lossy codec leaves out goes with a later contribution (`rest_later`), and the result
+        is None. Otherwise the rest is the caller's, and the result is what others will read: a
+        vector of the caller's; None: they will read all of it.
+        """
+
+    def wait(self, round: int) -> RoundReply | CatchUp:
+        """The reply of this round, the oldest that was not given out; waits until it is here.
+
+        The reply's pieces are the caller's to read, and are not written by the exchange as long as
+        the caller holds them. CatchUp instead: there is no such reply for this member; its base
+        belongs to the caller.
+
+        Raises HubUnreachable, Refused, Diverged, BadPayload.
+        """
+
+    def poll(self) -> None:
+        """Take in what has arrived, without waiting, so that replies are timed when they come.
+        Raises what `wait` does."""
+
+    def traffic(self) -> Traffic:
+        """Bytes at the socket so far, headers and acknowledgements included."""
+
+    def leave(self, reason: str) -> None:
+        """Tell the fleet that this member is done (`reason`: at most 256 printable characters), and
+        let go. Works twice, and without a connection."""
+
+    def vanish(self) -> None:
+        """Let go without a word: the fleet keeps this member's place for a while. Works twice."""

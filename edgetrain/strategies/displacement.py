@@ -150,8 +150,8 @@ class Displacement:
             np.subtract(self.params[here], self._expected(here, scratch), out=rest[here])
         return rest
 
-    def take_up(self, rest: Vector, local_steps: int = 0) -> None:
-        """Local progress of a life before this one; it is in the next contribution."""
+    def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
+        """See MemberHalf."""
         self.params += rest
         self._local_steps = local_steps
         self._partial = not local_steps

@@ -94,9 +94,9 @@ class Gradient:
         """The parameters are the base."""
         return None
 
-    def take_up(self, rest: Vector, local_steps: int = 0) -> None:
+    def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
         """Not possible."""
-        raise EdgetrainError("synchronous SGD has no local progress to take up")
+        raise EdgetrainError("synchronous SGD has no local progress to restore")
 
     def due(self) -> int | None:
         """The round just submitted: synchronous SGD always waits."""

@@ -18,7 +18,8 @@ class MemberHalf(Protocol):
         exchange(half.before_step()); optimizer.step(); exchange(half.after_step())
 
     where `exchange` submits the vector if there is one, then applies the reply of every round
-    that is `due`, and after each submits what may `follow_up`. Nothing else may wait.
+    that is `due`, and after each submits what may `follow_up`. Nothing else may wait. If
+    `before_step` returns None, nothing is applied before the step.
 
     `before_step` is called for every strategy, whatever it contributes and when. Only while
     `quiet_steps()` is greater than 0 may a driver leave out calls of `before_step` and `after_step`
@@ -87,6 +88,6 @@ class MemberHalf(Protocol):
     def rest(self) -> Vector | None:
         """What of the parameters has been sent to nobody, for a checkpoint."""
 
-    def take_up(self, rest: Vector, local_steps: int = 0) -> None:
-        """After `start`: the parameters are further than the base by this, unsent. So many of the
-        next round's steps are in it."""
+    def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
+        """After `start`: add to the parameters what `rest` returned, of which `local_steps` steps
+        belong to the next round. It is in the next contribution."""

@@ -15,6 +15,7 @@ import torch
 
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.checkpoint import Keep
+from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.fleet import devices
@@ -27,8 +28,9 @@ from edgetrain.runs.environment import Meter
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
 from edgetrain.tasks.work import optimizer_for
+from edgetrain.training.keeping import keeping_of
 from edgetrain.training.loop import Loop
-from edgetrain.training.member import Member, bind, keeping_of, release_of
+from edgetrain.training.member import Member, bind, release_of
 from edgetrain.training.pacing import Pace
 from edgetrain.training.stopping import Stop
 from edgetrain.vectors.noise import Source, system
@@ -86,13 +88,14 @@ def train(
             Keep(checkpoint, job.checkpoint.sparing()), place.name, model, optimizer
         )
     energy = devices.Energy(devices.load(place.device), clock)
-    socket = MemberSocket(hub, credentials=credentials)
-    with Member(
-        socket,
+    link = Link(
+        MemberSocket(hub, credentials=credentials), time.monotonic, outage_s=job.hub.outage_s
+    )
+    with Member.join(
+        link,
         flat,
         optimizer,
         request_of(agreed, place, task),
-        outage_s=job.hub.outage_s,
         keeping=keeping,
         release=release_of(job.privacy, source),
         stop=stop,

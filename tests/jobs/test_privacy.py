@@ -18,6 +18,7 @@ from edgetrain import strategies
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.jobs import reading as config
 from edgetrain.jobs.building import hub_of
@@ -228,6 +229,18 @@ def job(*overrides):
     return config.parse({}, ["members=2", "steps=20", *overrides])
 
 
+class Watched(Link):
+    """A link that keeps copies of what it was handed."""
+
+    def __init__(self, transport, clock):
+        super().__init__(transport, clock)
+        self.sent = []
+
+    def submit(self, round, contribution, **more):
+        self.sent.append(contribution.copy())
+        return super().submit(round, contribution, **more)
+
+
 def trained(table, strategy="dga", codec="fp32", source=None, members=3):
     """What each member's parameters are at the end, in a fleet in memory; and all that was sent."""
     import threading
@@ -265,18 +278,11 @@ def trained(table, strategy="dga", codec="fp32", source=None, members=3):
 
         release = release_of(table, seeded(index) if source is None else source)
         try:
-            member = Member(
-                wire.connect(), flat, Descent(), Request("", f"m{index}"), release=release
-            )
-            sent[index] = []
-            submit = member._link.submit
-
-            def watch(round, contribution, **more):
-                sent[index].append(contribution.copy())
-                return submit(round, contribution, **more)
-
-            member._link.submit = watch
-            with member:
+            link = Watched(wire.connect(), time.monotonic)
+            sent[index] = link.sent
+            with Member.join(
+                link, flat, Descent(), Request("", f"m{index}"), release=release
+            ) as member:
                 for step in range(13):
                     if row.contributes == "gradient":
                         flat.zero_grad()

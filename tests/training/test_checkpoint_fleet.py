@@ -25,12 +25,14 @@ from edgetrain.errors import ConfigError, HubUnreachable, Refused
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.checkpoint import Keep, Sparing
+from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks import batches_from
 from edgetrain.training import processes
-from edgetrain.training.member import Member, bind, keeping_of
+from edgetrain.training.keeping import keeping_of
+from edgetrain.training.member import Member, bind
 
 
 class Life:
@@ -49,8 +51,8 @@ class Life:
                 keep, f"m{index}", self.model, self.optimizer, lambda: float(self.now)
             )
         self.keeper = keeping and keeping.keeper
-        self.member = Member(
-            wires.connect(),
+        self.member = Member.join(
+            Link(wires.connect(), time.monotonic),
             bind(self.model, self.optimizer),
             self.optimizer,
             Request("", f"m{index}", job=job),
@@ -249,9 +251,9 @@ def test_masks_and_a_checkpoint_do_not_go_together(tmp_path):
     optimizer = children.optimizer("sgd", model)
     keeping = keeping_of(Keep(tmp_path), "m0", model, optimizer)
     with pytest.raises(ConfigError, match="masked keeps no checkpoint"):
-        Member(
-            wires.connect(), bind(model, optimizer), optimizer, Request("", secure=True),
-            keeping=keeping,
+        Member.join(
+            Link(wires.connect(), time.monotonic), bind(model, optimizer), optimizer,
+            Request("", secure=True), keeping=keeping,
         )  # fmt: skip
     assert list(wires.poll(0.0)) == [], "nobody was asked"
 

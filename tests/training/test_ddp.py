@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import children
 import numpy as np
 import pytest
 from torch import nn
 
 from edgetrain.exchange.loopback import Loopback
+from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.training import processes
 from edgetrain.training.member import Member, bind
@@ -45,8 +48,9 @@ def test_two_members_end_where_two_ranks_of_ddp_end(ddp, name):
     def train(index, transport):
         model = children.model(0)
         optimizer = children.optimizer(name, model)
-        with Member(
-            transport, bind(model, optimizer), optimizer, Request("", f"m{index}")
+        link = Link(transport, time.monotonic)
+        with Member.join(
+            link, bind(model, optimizer), optimizer, Request("", f"m{index}")
         ) as member:
             for step in range(STEPS):
                 optimizer.zero_grad()

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 import signal
+import time
 
 import children
 import numpy as np
@@ -61,8 +62,9 @@ def train(transport, index, steps, *, seed=None, request=None, optimizer="sgd", 
     """A member in this process; (parameters, member) after `steps` and close."""
     model = model or children.model(index if seed is None else seed)
     optim = children.optimizer(optimizer, model)
-    with Member(
-        transport, bind(model, optim), optim, request or Request("", f"m{index}")
+    link = Link(transport, time.monotonic)
+    with Member.join(
+        link, bind(model, optim), optim, request or Request("", f"m{index}")
     ) as member:
         for step in range(steps):
             optim.zero_grad()
@@ -181,7 +183,8 @@ def test_alone_a_member_that_sends_little_trains_as_without_a_fleet():
     optim, other = children.optimizer("sgd", model), children.optimizer("sgd", plain)
     codec = {"codec": "topk(0.1) | q2", "reply_codec": "fp32"}
     with children.HubThread(wires, "dga", 1, every=2, delay=3, **codec).serving():
-        with Member(wires.connect(), bind(model, optim), optim, Request("", "m0")) as member:
+        link = Link(wires.connect(), time.monotonic)
+        with Member.join(link, bind(model, optim), optim, Request("", "m0")) as member:
             for step in range(12):
                 for each, steps in ((model, member), (plain, other)):
                     each.zero_grad()
@@ -249,8 +252,9 @@ def test_an_optimizer_over_other_parameters_is_refused_before_anything_is_sent()
     model = children.model()
     for others, lacks in ((children.model().parameters(), 4), ([model[0].weight], 3)):
         optimizer = torch.optim.SGD(others, 0.1)
+        link = Link(wires.connect(), time.monotonic)
         with pytest.raises(ConfigError, match=f"lacks {lacks} of the model's 4 parameters"):
-            Member(wires.connect(), bind(model, optimizer), optimizer, Request(""))
+            Member.join(link, bind(model, optimizer), optimizer, Request(""))
     assert list(wires.poll(0.0)) == []
 
 
@@ -259,11 +263,13 @@ def test_another_model_is_refused_with_both_sizes():
     with children.HubThread(wires, members=1).serving() as hub:
         model = children.model()
         optimizer = children.optimizer("sgd", model)
-        first = Member(wires.connect(), bind(model, optimizer), optimizer, Request("", "a"))
+        link = Link(wires.connect(), time.monotonic)
+        first = Member.join(link, bind(model, optimizer), optimizer, Request("", "a"))
         other = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(other.parameters(), 0.1)
+        link = Link(wires.connect(), time.monotonic)
         with pytest.raises(Refused, match=r"with 83 parameters, the member's .* with 6") as caught:
-            Member(wires.connect(), bind(other, optimizer), optimizer, Request(""))
+            Member.join(link, bind(other, optimizer), optimizer, Request(""))
         assert caught.value.code == "model"
         first.close()
     assert hub.hub.finished
@@ -275,6 +281,15 @@ def test_an_unreachable_hub_is_named():
     address.close()
     with pytest.raises(HubUnreachable, match=f"nothing listens at {address.address}"):
         join(address.address, model, children.optimizer("sgd", model), timeout_s=2.0)
+
+
+def joined(script):
+    """A link over a script, and a member that has joined through it."""
+    model = children.model()
+    optimizer = children.optimizer("sgd", model)
+    link = Link(script, script.clock)
+    flat = bind(model, optimizer)
+    return link, Member.join(link, flat, optimizer, Request(""), script.clock)
 
 
 class Script:
@@ -322,8 +337,9 @@ def scripted(*said, patience_s=30.0):
     model = children.model()
     optimizer = children.optimizer("sgd", model)
     script = Script(*said)
-    return script, lambda: Member(
-        script, bind(model, optimizer), optimizer, Request(""), patience_s, script.clock
+    link = Link(script, script.clock, patience_s)
+    return script, lambda: Member.join(
+        link, bind(model, optimizer), optimizer, Request(""), script.clock
     )
 
 
@@ -379,8 +395,8 @@ def test_a_refusal_in_training_is_raised(refuse, error):
 
 
 def test_whoever_is_not_known_any_more_comes_back_and_sends_again_what_was_not_answered():
-    script, make = scripted(welcome(), start())
-    member = make()
+    script = Script(welcome(), start())
+    link, member = joined(script)
     script.said += [pack(Refuse("unknown", "who?"))] * 2
     with pytest.raises(HubUnreachable):
         member.step()
@@ -393,10 +409,10 @@ def test_whoever_is_not_known_any_more_comes_back_and_sends_again_what_was_not_a
         pack(Start(0, 1, 0, 0, True, 0, attempt=1)),
         pack(Reply(0, 0, 1, 1, 0, 0, True, children.flat(children.model()).tobytes())),
     ]
-    member._link.wait(0)
+    link.wait(0)
     assert isinstance(script.heard[-1], Contribute)
     assert script.heard[-1].round == 0
-    assert member._link.statistics().epoch == 3
+    assert link.statistics().epoch == 3
 
 
 class Cut(Script):
@@ -419,9 +435,7 @@ class Cut(Script):
 def test_patience_follows_the_round_trip(round_trip_s):
     cut = Cut(welcome(beat_s=0.5), start())
     cut.traffic = lambda: Traffic(0, 0, 0, round_trip_s)
-    model = children.model()
-    optimizer = children.optimizer("sgd", model)
-    member = Member(cut, bind(model, optimizer), optimizer, Request(""), 30.0, cut.clock, 600.0)
+    _, member = joined(cut)
     with pytest.raises(HubUnreachable):
         member.step()
     assert cut.reconnected[0] == pytest.approx(4 * (0.5 + round_trip_s), abs=1.1)
@@ -429,9 +443,7 @@ def test_patience_follows_the_round_trip(round_trip_s):
 
 def test_after_silence_the_connection_is_made_anew_with_growing_pauses():
     cut = Cut(welcome(), start())
-    model = children.model()
-    optimizer = children.optimizer("sgd", model)
-    member = Member(cut, bind(model, optimizer), optimizer, Request(""), 30.0, cut.clock, 600.0)
+    _, member = joined(cut)
     with pytest.raises(HubUnreachable, match="silent for 601 s"):
         member.step()
     pauses = np.diff([0.0, *cut.reconnected])
@@ -442,11 +454,9 @@ def test_after_silence_the_connection_is_made_anew_with_growing_pauses():
 
 
 def renewable(*said):
-    """A member that trains over a transport that can connect again."""
+    """A member that trains over a transport that can connect again, and its link."""
     cut = Cut(welcome(), start(), *said)
-    model = children.model()
-    optimizer = children.optimizer("sgd", model)
-    return cut, Member(cut, bind(model, optimizer), optimizer, Request(""), 30.0, cut.clock, 600.0)
+    return cut, *joined(cut)
 
 
 def resumes(cut):
@@ -454,19 +464,19 @@ def resumes(cut):
 
 
 def test_over_another_connection_than_before_it_says_where_it_is():
-    cut, member = renewable()
-    member._link.poll()
+    cut, link, _ = renewable()
+    link.poll()
     assert not resumes(cut)
     cut.connections += 1
     cut.said.append(pack(Beat()))
-    member._link.poll()
-    member._link.poll()
+    link.poll()
+    link.poll()
     assert len(resumes(cut)) == 1
     assert cut.reconnected == []
 
 
 def test_two_connections_between_two_looks_are_not_taken_for_the_first():
-    cut, member = renewable()
+    cut, _, member = renewable()
     anew = cut.reconnect
 
     def broken_at_once():
@@ -493,19 +503,18 @@ REPLY = children.flat(children.model()).tobytes()
     ],
 )
 def test_a_reply_before_one_that_should_have_come_first_is_a_loss(rounds, asks, monkeypatch):
-    cut, member = renewable()
+    cut, link, _ = renewable()
     each = -(-len(REPLY) // 4 // rounds[0][2])
-    monkeypatch.setattr(member._link.inbox.codec, "part_elements", each)
+    monkeypatch.setattr(link.inbox.codec, "part_elements", each)
     for round, part, parts in rounds:
         payload = REPLY[4 * each * part : 4 * each * (part + 1)]
         cut.said.append(pack(Reply(round, part, parts, 1, 0, 0, True, payload)))
-    member._link.poll()
+    link.poll()
     assert bool(resumes(cut)) == asks
 
 
 def test_a_contribution_to_a_round_that_is_not_settled_is_kept_until_it_is_merged():
-    cut, member = renewable()
-    link = member._link
+    cut, link, member = renewable()
     for round in range(2):
         link.submit(round, member.flat.params, weight=1.0, applied=0, checksum=0, wanted_delay=0)
         cut.said.append(pack(Reply(round, 0, 1, 1, 0, 0, round == 1, REPLY)))
@@ -524,7 +533,7 @@ def test_a_join_that_nobody_answers_is_sent_again_over_another_connection():
     model = children.model()
     optimizer = children.optimizer("sgd", model)
     with pytest.raises(HubUnreachable, match="silent for"):
-        Member(cut, bind(model, optimizer), optimizer, Request(""), 30.0, cut.clock)
+        Member.join(Link(cut, cut.clock), bind(model, optimizer), optimizer, Request(""), cut.clock)
     joins = [message for message in cut.heard if isinstance(message, Join)]
     assert len(joins) == 1 + len(cut.reconnected) == 2
     assert len({join.session for join in joins}) == 1
@@ -562,6 +571,6 @@ def test_parameters_that_are_not_finite_stop_the_member_before_they_reach_the_hu
 def test_a_link_needs_no_socket_and_no_model():
     script = Script(welcome(upload=True), start())
     params = np.arange(5, dtype=np.float32)
-    found, _ = Link(script, script.clock).join(Request("model"), params, checksum(params))
+    found = Link(script, script.clock).join(Request("model"), params, checksum(params))
     assert found.name == "m0"
     assert bytes(script.heard[1].payload) == params.tobytes()

@@ -32,8 +32,8 @@ from edgetrain.exchange.messages import (
     pack,
     unpack,
 )
-from edgetrain.exchange.seam import CatchUp, Past, Request, RoundReply
-from edgetrain.exchange.transport import MemberTransport
+from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply
+from edgetrain.exchange.transport import MemberTransport, Traffic
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.parts import base_parts
 from edgetrain.vectors.pool import VectorPool
@@ -60,14 +60,11 @@ class LinkStatistics:
 
 
 class Link:
-    """The link of one member to its hub.
+    """The link of one member to its hub: an `Exchange`, whose docstrings say who owns what.
 
-    `params` (float32 [elements]) is read when the hub asks for a base to start from and overwritten
-    when the hub sends one; the link does not keep it. `interrupt` is called at least once a second
-    wherever the link waits, between two messages; what it raises ends the wait.
-
-    From `join` on, `memory` is where replies are put. Contributions that are made in it need no
-    more memory than that: a contribution that has been sent is free when its reply comes.
+    `interrupt` is called between two messages. Replies are put into vectors of `memory`, so that
+    contributions made in it take no more of it than that: a contribution that has been sent is free
+    when its reply comes.
     """
 
     memory: VectorPool
@@ -82,19 +79,18 @@ class Link:
         clock: Callable[[], float],
         patience_s: float = 30.0,
         outage_s: float = OUTAGE_S,
-        interrupt: Callable[[], None] = lambda: None,
     ) -> None:
         """`patience_s`: how long a hub that does not answer is tried. `outage_s`: how long one that
         has answered is waited for, over a transport that can reconnect."""
         self._transport, self._clock = transport, clock
         self._patience_s, self._outage_s = patience_s, outage_s
-        self._interrupt = interrupt
+        self.interrupt: Callable[[], None] = lambda: None
         self._submitted = -1
         self._catch_up: CatchUp | None = None
 
     @property
     def session(self) -> int:
-        """The number by which the hub knows this member when it comes back."""
+        """See Exchange."""
         return self._session.number
 
     def statistics(self) -> LinkStatistics:
@@ -106,13 +102,8 @@ class Link:
 
     def join(
         self, request: Request, params: Vector, checksum: int, past: Past | None = None
-    ) -> tuple[Welcome, Start]:
-        """Ask to be let in and wait for the start, however long the other members take.
-
-        Afterwards `params` is the base. With a `past` this member goes on where it was; where it
-        still has its base, `params` is not changed. Refused with the code "session" means that the
-        hub does not know it any more. Raises Refused, HubUnreachable.
-        """
+    ) -> Entry:
+        """See Exchange. A hub that does not answer is tried for `patience_s`."""
         self._session = Session(request, params.size, checksum, past)
         self._silence = Silence(self._transport, self._clock, self._patience_s, self._outage_s)
         self._ask(0)
@@ -125,7 +116,7 @@ class Link:
                 case Base() as base:
                     _write_base(base, params)
                 case Start() as start:
-                    return welcome, start
+                    return _entry(welcome, start)
                 case Ask():
                     self._ask(0)
 
@@ -153,16 +144,15 @@ class Link:
     # -- contributions -------------------------------------------------------------------------
 
     def factors(self) -> codecs.PowerSGD | None:
-        """What makes the contributions of a job whose codec sends them in two trips; else None."""
+        """See Exchange."""
         return self.outbox.factors()
 
     def unsent(self) -> dict[str, Vector]:
-        """What lossy contributions have left out and this link still has to send, for a checkpoint:
-        its own arrays, to be written before the next `submit`."""
+        """See Exchange."""
         return self.outbox.unsent()
 
     def restore_unsent(self, unsent: Mapping[str, Vector]) -> None:
-        """Go on with what `unsent` returned. ConfigError where it is another codec's."""
+        """See Exchange."""
         self.outbox.restore_unsent(unsent)
 
     def submit(
@@ -176,12 +166,7 @@ class Link:
         wanted_delay: int,
         rest_later: bool = True,
     ) -> Vector | None:
-        """Encode and send a contribution; returns at once. The vector must not change afterwards.
-
-        What a lossy codec leaves out goes with a later contribution (`rest_later`), and the result
-        is None. Otherwise the result is what the others will read of this one, and the rest is the
-        caller's; None: they will read all of it.
-        """
+        """Encode, or mask, and send a contribution: see Exchange."""
         session, self._submitted = self._session, round
         session.next_round = round + 1
         session.applied, session.checksum = applied, checksum
@@ -208,11 +193,7 @@ class Link:
     # -- replies -------------------------------------------------------------------------------
 
     def wait(self, round: int) -> RoundReply | CatchUp:
-        """The reply of a round, waiting for it if it is not here yet; or what to do instead of
-        applying it. A hub that is away is waited for.
-
-        Raises HubUnreachable when it has been away for too long, Refused, Diverged, BadPayload.
-        """
+        """See Exchange. A hub that is away is waited for, for `outage_s` or a few beats."""
         while not self.inbox.is_whole(round):
             if self._catch_up is not None:
                 found, self._catch_up = self._catch_up, None
@@ -223,10 +204,7 @@ class Link:
         return reply
 
     def poll(self) -> None:
-        """Take in what has arrived, without waiting: replies are timed by when they are taken in.
-
-        Raises what `wait` does, except for silence.
-        """
+        """See Exchange; silence raises nothing."""
         while (frames := self._transport.receive(0.0)) is not None:
             self._check_connection()
             self._act(self._read(frames))
@@ -300,14 +278,17 @@ class Link:
 
     # -- leaving -------------------------------------------------------------------------------
 
+    def traffic(self) -> Traffic:
+        """See Exchange."""
+        return self._transport.traffic()
+
     def leave(self, reason: str) -> None:
-        """Tell the hub that this member is done, and close the transport. Works twice, and without
-        a hub."""
+        """See Exchange."""
         self._send(Leave(reason))
         self._transport.close()
 
     def vanish(self) -> None:
-        """Close the transport without a word: the hub keeps this member's place for a while."""
+        """See Exchange."""
         self._transport.close()
 
     # -- messages ------------------------------------------------------------------------------
@@ -318,9 +299,9 @@ class Link:
     def _next(self) -> Message:
         """The next message. After a while of silence the connection is made again, and the hub is
         asked again. Raises HubUnreachable after a long one."""
-        self._interrupt()
+        self.interrupt()
         while (frames := self._transport.receive(self._silence.pause_s)) is None:
-            self._interrupt()
+            self.interrupt()
             self._check_connection()
             self._check_silence()
             self._silence.check()
@@ -339,6 +320,24 @@ class Link:
     def _read(self, frames: Sequence[Buffer]) -> Message:
         self._silence.note_message()
         return unpack(frames)
+
+
+def _entry(welcome: Welcome, start: Start) -> Entry:
+    return Entry(
+        name=welcome.name,
+        index=welcome.index,
+        members=welcome.members,
+        strategy=welcome.strategy,
+        every=welcome.every,
+        auto_delay=welcome.delay < 0,
+        delay=start.delay,
+        codec=welcome.codec,
+        is_masked=welcome.threshold > 0,
+        round=start.round,
+        applied=start.applied,
+        checksum=start.checksum,
+        resend=start.resend,
+    )
 
 
 def _write_base(base: Base, params: Vector) -> None:

@@ -21,7 +21,7 @@ from edgetrain.jobs.job import Job
 from edgetrain.training.chaos.clock import Clock
 from edgetrain.training.chaos.ledger import End, Ledger
 from edgetrain.training.chaos.standin import StandIn
-from edgetrain.vectors.vector import Buffer
+from edgetrain.vectors.vector import Buffer, Vector
 
 ELEMENTS = 2000
 """Of the stand-in's vector."""
@@ -79,6 +79,39 @@ class NotedSocket(MemberSocket):
         super().send(frames)
 
 
+class PromisingLink(Link):
+    """Writes down each contribution that it is handed, before it is encoded and sent."""
+
+    def __init__(
+        self, socket: NotedSocket, clock: Callable[[], float], outage_s: float, ledger: Ledger
+    ) -> None:
+        super().__init__(socket, clock, outage_s=outage_s)
+        self._ledger = ledger
+
+    def submit(
+        self,
+        round: int,
+        contribution: Vector,
+        *,
+        weight: float,
+        applied: int,
+        checksum: int,
+        wanted_delay: int,
+        rest_later: bool = True,
+    ) -> Vector | None:
+        """See Exchange."""
+        self._ledger.promise(round)
+        return super().submit(
+            round,
+            contribution,
+            weight=weight,
+            applied=applied,
+            checksum=checksum,
+            wanted_delay=wanted_delay,
+            rest_later=rest_later,
+        )
+
+
 class _Entered:
     """Whether training has begun in this process."""
 
@@ -113,18 +146,15 @@ def run(post: Post) -> None:
 def _stand_in(
     post: Post, socket: NotedSocket, clock: Callable[[], float], ledger: Ledger, entered: _Entered
 ) -> End:
-    member = StandIn(post.index, ELEMENTS)
-    member.submitting = ledger.promise  # type: ignore[method-assign]
-    link = Link(socket, clock, outage_s=post.job.hub.outage_s)
-    half = member.enter(link)
+    link = PromisingLink(socket, clock, post.job.hub.outage_s, ledger)
+    driver = StandIn(post.index, ELEMENTS).join(link, clock)
     entered.yet = True
+    half = driver.half
     while half.round * half.every < post.job.train.steps:
-        member.step()
-        link.poll()
-        member.exchange(link, half, half.after_step())
+        driver.step()
         time.sleep(post.job.fleet.pace_s)
-    member.exchange(link, half, half.finish())
-    link.leave("done")
+    driver.drain()
+    driver.leave("done")
     return End(half.applied, f"{half.checksum:016x}")
 
 
@@ -152,13 +182,12 @@ def _task(
     optimizer = optimizer_for(model, job.train.optimizer)
     flat = bind(model, optimizer)
     request = train.request_of(job, place, task)
-    with Member(
-        socket,
+    with Member.join(
+        Link(socket, clock, outage_s=job.hub.outage_s),
         flat,
         optimizer,
         request,
         clock=clock,
-        outage_s=job.hub.outage_s,
         release=release_of(job.privacy, system),
     ) as member:
         entered.yet = True

@@ -31,12 +31,12 @@ import torch
 from torch import Tensor, nn
 
 from edgetrain import strategies
+from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.jobs.job import Job
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
 from edgetrain.tasks.work import Local, optimizer_for
-from edgetrain.training.member import Flat, Stepper
 from edgetrain.vectors.vector import Vector
 
 BLOCK = 512

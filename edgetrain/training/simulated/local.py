@@ -12,12 +12,12 @@ from typing import Protocol
 import torch
 
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import work_of
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import Local, optimizer_for
-from edgetrain.training.member import Flat, Stepper
 from edgetrain.training.simulated.batched import Rows, why_not_batched
 from edgetrain.vectors.noise import Source, seeded
 

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgetrain.errors import Refused
+from edgetrain.exchange.member.driver import Flat, Stepper
+from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.fleet import devices
 from edgetrain.jobs.plan import Plan
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
 from edgetrain.training.loop import Loop
-from edgetrain.training.member import Flat, Member, Stepper, release_of
+from edgetrain.training.member import Member, release_of
 from edgetrain.training.pacing import Pace
 from edgetrain.training.simulated.local import Gradients, noise_of
 from edgetrain.training.simulated.machines import ComputedUsage, MachineClock
@@ -152,7 +154,10 @@ class SimulatedMember:
             wire = self._wire = self._around.network.connect(self._index)
             try:
                 release = release_of(job.privacy, noise_of(job, self._index))
-                return Member(wire, flat, optimizer, request, clock=self.clock, release=release)
+                link = Link(wire, self.clock)
+                return Member.join(
+                    link, flat, optimizer, request, clock=self.clock, release=release
+                )
             except Refused as refused:
                 if refused.code != "name":
                     raise

@@ -1,0 +1,314 @@
+"""A member's half of a strategy, driven over an exchange: the loop of every member. No torch.
+
+The driver moves vectors between a model, the half and the exchange, and measures. It decides
+nothing that a strategy or the hub decides.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, Self
+
+from edgetrain import strategies
+from edgetrain.errors import Diverged
+from edgetrain.exchange.seam import CatchUp, Entry, Exchange, Request
+from edgetrain.exchange.transport import Traffic
+from edgetrain.strategies.half import MemberHalf
+from edgetrain.vectors.vector import Vector, checksum, zeros
+
+MARGIN = 1.1
+"""An automatic delay is longer than the measured round trip by this factor."""
+
+
+class Stepper(Protocol):
+    """What a member needs of an optimizer."""
+
+    def step(self) -> Any:
+        """Change the parameters in place."""
+
+
+class Flat(Protocol):
+    """What a member needs of a model, as flat float32 vectors. `tasks.flat.FlatModel` is the one
+    that people have; `FlatVectors` is the one without a model.
+
+    `params` and `gradient`, [elements], belong to the model; the member reads and writes them
+    between pulling and pushing. `description` says which tensors they are (vectors.layout).
+    `is_storage`: they are the model's own memory, so that pulling and pushing cost nothing.
+    """
+
+    params: Vector
+    gradient: Vector
+    elements: int
+    description: bytes
+    is_storage: bool
+
+    def pull_params(self) -> None:
+        """Bring `params` up to what the optimizer did."""
+
+    def push_params(self) -> None:
+        """Write `params` back into the model."""
+
+    def pull_gradient(self) -> None:
+        """Collect the gradient into `gradient`."""
+
+    def push_gradient(self) -> None:
+        """Write `gradient` back, for the optimizer to step with."""
+
+
+class FlatVectors:
+    """Parameters and a gradient that are no model's, for members without torch: see Flat.
+
+    `params`, float32 [elements], is shared with the caller.
+    """
+
+    is_storage = True
+
+    def __init__(self, params: Vector, description: bytes = b"") -> None:
+        self.params = params
+        self.gradient: Vector = zeros(params.size)
+        self.elements = params.size
+        self.description = description
+
+    def pull_params(self) -> None:
+        """See Flat: nothing to do."""
+
+    push_params = pull_gradient = push_gradient = pull_params
+
+
+Release = Callable[[Vector, Vector], None]
+"""Writes what others may see of the first vector into the second."""
+
+
+class DelayMeter:
+    """Measures how many local steps would have hidden the last round trip."""
+
+    def __init__(self) -> None:
+        self.wanted = 0
+        """Local steps; 0: not known yet."""
+        self._step_s: deque[float] = deque(maxlen=32)
+
+    def add_step(self, computed_s: float) -> None:
+        """A step took this many seconds, not counting exchanges and waits."""
+        self._step_s.append(computed_s)
+
+    def add_round_trip(self, seconds: float) -> None:
+        """The reply to a contribution came this long after it was submitted."""
+        if self._step_s and seconds > 0:
+            step_s = max(statistics.median(self._step_s), 1e-6)
+            self.wanted = max(1, math.ceil(MARGIN * seconds / step_s))
+
+
+class Driver:
+    """One member in training: `join`, then `step` in place of the optimizer's step, then `drain`
+    and `leave`.
+
+    `steps` is the number of local steps taken. `wait_s` and `exchange_s` are the seconds that all
+    steps so far waited for replies, and spent on handing over and applying. `is_mid_step` is True
+    from before a step's exchange to after the optimizer's step. `half` is the strategy's half;
+    `entry` is what the exchange said on joining.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        flat: Flat,
+        optimizer: Stepper,
+        entry: Entry,
+        weight: float,
+        clock: Callable[[], float],
+        release: Release | None = None,
+    ) -> None:
+        """Over an exchange that was joined with this `entry`; it is not used here. Call `begin` (or
+        `half.start`, where the base is older) before the first step.
+
+        `weight` is the number of samples the member holds. `release` makes from each contribution
+        what others may see of it; None: all of it.
+        """
+        self.exchange, self.flat, self.entry = exchange, flat, entry
+        self.strategy = strategies.find(entry.strategy)
+        self.half: MemberHalf = self.strategy.member_half(
+            flat.params, flat.gradient, entry.every, entry.delay, exchange.memory,
+            exchange.factors(),
+        )  # fmt: skip
+        self.steps = 0
+        self.wait_s = 0.0
+        self.exchange_s = 0.0
+        self.is_mid_step = self.is_drained = False
+        self._optimizer, self._clock, self._release = optimizer, clock, release
+        self._weight = float(weight) if self.strategy.weighted else 1.0
+        self._meter = DelayMeter() if entry.auto_delay else None
+        self._submitted: dict[int, float] = {}
+        self._step_began = clock()
+
+    @classmethod
+    def join(
+        cls,
+        exchange: Exchange,
+        flat: Flat,
+        optimizer: Stepper,
+        request: Request,
+        clock: Callable[[], float],
+        release: Release | None = None,
+    ) -> Self:
+        """Join through an exchange as a newcomer, and begin from the fleet's base, which is pushed
+        into the model. Raises Refused, HubUnreachable, Diverged."""
+        entry = exchange.join(request, flat.params, checksum(flat.params))
+        flat.push_params()
+        driver = cls(exchange, flat, optimizer, entry, request.weight, clock, release)
+        driver.begin()
+        return driver
+
+    def begin(self) -> None:
+        """Begin from the base that the exchange has put into the parameters."""
+        self.half.start(self.entry.applied, self.entry.round)
+        self._compare(self.entry.checksum)
+        self.restart_clock()
+
+    @property
+    def progress(self) -> int:
+        """Steps of the job that the fleet has behind it, as far as this member takes part."""
+        if self.strategy.has_local_steps:
+            return self.half.round * self.half.every + self.half.local_steps
+        return self.steps
+
+    # -- training ------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Step the optimizer, and exchange what the strategy asks for; may wait for a reply."""
+        computed_s = self._clock() - self._step_began
+        half, flat = self.half, self.flat
+        self.is_mid_step = True
+        if half.adjusts_gradient:
+            flat.pull_gradient()
+        self._exchange(half.before_step, apply_anyway=False)
+        if half.adjusts_gradient:
+            flat.push_gradient()
+        began = self._clock()
+        self._optimizer.step()
+        self.is_mid_step = False
+        self.steps += 1
+        if self._meter is not None:
+            self._meter.add_step(computed_s + self._clock() - began)
+        self.exchange.poll()
+        if flat.is_storage or not half.quiet_steps():
+            flat.pull_params()
+        self._exchange(half.after_step)
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Count the seconds of the next step from now: those before were not spent on it."""
+        self._step_began = self._clock()
+
+    def skip(self, steps: int) -> None:
+        """This many steps have been taken elsewhere (a simulation takes them for many members at
+        once), between which the strategy has nothing to do: at most `half.quiet_steps()`."""
+        for _ in range(steps):
+            self.half.after_step()
+        self.steps += steps
+
+    def drain(self) -> None:
+        """Submit what is left, and wait for every reply: the parameters then are the base. No step
+        may follow. Works twice."""
+        if not self.is_drained:
+            self.is_drained = True
+            self.flat.pull_params()
+            self._exchange(self.half.finish)
+
+    def submit_rest(self) -> None:
+        """Submit what is left, without waiting for its reply. Nothing but `leave` may follow."""
+        self._submit(self.half.finish())
+
+    def leave(self, reason: str) -> None:
+        """Leave the fleet at once. Works twice."""
+        self.exchange.leave(reason)
+
+    def vanish(self) -> None:
+        """Let go without a word: the fleet keeps this member's place for a while. Works twice."""
+        self.exchange.vanish()
+
+    def traffic(self) -> Traffic:
+        """See Exchange."""
+        return self.exchange.traffic()
+
+    # -- exchanging ----------------------------------------------------------------------------
+
+    def _exchange(
+        self, contribution_of: Callable[[], Vector | None], *, apply_anyway: bool = True
+    ) -> None:
+        """Submit the contribution, if there is one, and apply every reply that is due; without a
+        contribution only if `apply_anyway`."""
+        began, waited = self._clock(), self.wait_s
+        changed = self._submit(contribution_of())
+        while (changed or apply_anyway) and (due := self.half.due()) is not None:
+            self._apply(due)
+            self._submit(self.half.follow_up())
+            changed = True
+        if changed and self.half.moves_params:
+            self.flat.push_params()
+        self.exchange_s += self._clock() - began - (self.wait_s - waited)
+
+    def _submit(self, contribution: Vector | None) -> bool:
+        # A separate method, so that no local variable keeps the vector alive: once it has been
+        # sent, its memory is used for the reply.
+        if contribution is None:
+            return False
+        round = self.half.round - 1
+        self._submitted[round] = self._clock()
+        # The half takes the whole contribution as in flight, not what was released: the reply
+        # replaces all of it, what was cut off and without the noise. Neither may be in a later one.
+        read = self.exchange.submit(
+            round,
+            contribution if self._release is None else self._released(contribution),
+            weight=self._weight,
+            applied=self.half.applied,
+            checksum=self.half.checksum,
+            wanted_delay=0 if self._meter is None else self._meter.wanted,
+            rest_later=self._release is not None or not self.half.keeps_rest,
+        )
+        if read is not None:
+            self.half.sent(read)
+        return True
+
+    def _released(self, contribution: Vector) -> Vector:
+        assert self._release is not None
+        shown = self.exchange.memory.borrow_vector()
+        self._release(contribution, shown)
+        return shown
+
+    def _apply(self, round: int) -> None:
+        began = self._clock()
+        reply = self.exchange.wait(round)
+        self.wait_s += self._clock() - began
+        if isinstance(reply, CatchUp):
+            self._catch_up(reply)
+            return
+        if self._meter is not None:
+            self._meter.add_round_trip(reply.arrived - self._submitted.get(round, reply.arrived))
+        self._submitted.pop(round, None)
+        self.half.apply(reply.pieces)
+        if reply.checksum and reply.checksum != self.half.checksum:
+            raise Diverged(
+                f"after round {round} the base has checksum {self.half.checksum:016x} here and "
+                f"{reply.checksum:016x} at the hub"
+            )
+        self._take_delay(reply.delay)
+
+    def _catch_up(self, found: CatchUp) -> None:
+        """The fleet went on without this member: take part again where it is now."""
+        if found.base is not None:
+            self.half.rebase(found.base, found.applied)
+            self._compare(found.checksum)
+        self.half.skip_to(found.round)
+        self._submitted = {r: at for r, at in self._submitted.items() if r >= self.half.applied}
+        self._take_delay(found.delay)
+
+    def _take_delay(self, delay: int) -> None:
+        if self.entry.auto_delay and not self.is_drained:
+            self.half.delay = delay
+
+    def _compare(self, wanted: int) -> None:
+        if self.half.checksum != wanted:
+            raise Diverged("the base arrived damaged: its checksum differs from the hub's")

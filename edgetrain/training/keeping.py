@@ -1,0 +1,181 @@
+"""A member's checkpoint: what of the process it holds, and how another process goes on from it.
+
+The file and its folder are `exchange/member/checkpoint.py`; here is what its values mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from edgetrain.errors import BadMessage, ConfigError
+from edgetrain.exchange.member.checkpoint import Folder, Keep, Keeper, Saved
+from edgetrain.exchange.member.driver import Driver
+from edgetrain.exchange.seam import Entry, Past, Request
+from edgetrain.training.state import Stateful, TrainingState, pack, unpack
+from edgetrain.vectors.vector import checksum
+
+log = logging.getLogger("edgetrain")
+
+
+class Keeping:
+    """One member's checkpoint: when it is written, and what of the process is in it."""
+
+    def __init__(self, keeper: Keeper, state: TrainingState) -> None:
+        self.keeper = keeper
+        self._state = state
+
+    # -- going on ------------------------------------------------------------------------------
+
+    def find(self, request: Request) -> Saved | None:
+        """The newest checkpoint; None: there is none. ConfigError where it is of another job, model
+        or optimizer than this member's."""
+        folder = self.keeper.folder
+        saved = folder.load()
+        for note in folder.notes:
+            log.warning("%s; the one before it is taken", note)
+        if saved is None:
+            return None
+        mine = [
+            ("model", request.model, saved.model),
+            ("job", request.job, saved.job),
+            ("optimizer", self._state.optimizer, saved.optimizer),
+        ]
+        for what, here, there in mine:
+            if here != there:
+                raise ConfigError(
+                    f"the checkpoint in {folder.path} is of the {what} {there[:12] or 'none'}, "
+                    f"this member has {here[:12] or 'none'}",
+                    "keep the checkpoints of each job in a folder of their own",
+                )
+        return saved
+
+    def set_aside(self) -> str:
+        """Rename the checkpoints, so that they are not found again; their new names."""
+        return ", ".join(path.name for path in self.keeper.folder.set_aside())
+
+    def restore(self, saved: Saved, driver: Driver) -> None:
+        """Go on where this member was, with a driver that has joined again and has not begun.
+
+        Where the checkpoint holds the parameters, all replies since are on their way, and the same
+        steps are taken again. Otherwise the parameters are the hub's base, and what was not sent of
+        this member's own steps is added. Raises ConfigError, BadMessage, Diverged.
+        """
+        if saved.agreed != agreed_of(driver.entry):
+            raise ConfigError(
+                f"the checkpoint is of {saved.agreed}, the hub runs {agreed_of(driver.entry)}"
+            )
+        flat, half = driver.flat, driver.half
+        tree = tree_of(saved, flat.elements)
+        unsent = {name: tensor.numpy() for name, tensor in tree["unsent"].items()}
+        driver.steps = saved.steps
+        if "params" in tree:
+            flat.params[:] = tree["params"].numpy()
+            half.start(saved.applied, saved.round)
+            driver.exchange.restore_unsent(unsent)
+        else:
+            driver.begin()
+            rounds_since, local_steps = driver.entry.resend - saved.round, tree["local_steps"]
+            if not rounds_since:  # otherwise it was contributed since, and must not count twice
+                driver.exchange.restore_unsent(unsent)
+                if "rest" in tree:
+                    half.restore_rest(tree["rest"].numpy(), local_steps)
+            else:
+                driver.steps += rounds_since * half.every - local_steps
+        self._state.put_back(tree["state"])
+        self.keeper.wait()
+        flat.push_params()
+        log.info("%s goes on after %d steps of its own", driver.entry.name, driver.steps)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def save(self, driver: Driver, request: Request) -> None:
+        """Write a checkpoint now, between two steps."""
+        self.keeper.save(lambda: self._saved(driver, request))
+
+    def _saved(self, driver: Driver, request: Request) -> Saved:
+        """All that only this member knows."""
+        half, entry = driver.half, driver.entry
+        tree: dict[str, Any] = {
+            "state": self._state.collect(), "unsent": driver.exchange.unsent(),
+        }  # fmt: skip
+        base_checksum = half.checksum
+        if not driver.strategy.hub_keeps_base:
+            tree["params"] = driver.flat.params
+            base_checksum = checksum(driver.flat.params)
+        elif (rest := half.rest()) is not None:
+            tree |= {"rest": rest, "local_steps": half.local_steps}
+        values, buffers = pack(tree)
+        return Saved(
+            model=request.model,
+            job=request.job,
+            name=entry.name,
+            session=driver.exchange.session,
+            agreed=agreed_of(entry),
+            optimizer=self._state.optimizer,
+            steps=driver.steps,
+            round=half.round,
+            applied=half.applied,
+            checksum=base_checksum,
+            values=values,
+            buffers=tuple(buffers),
+        )
+
+    def clear(self) -> None:
+        """Training is over: delete the checkpoints, so that no process goes on from them."""
+        self.keeper.folder.clear()
+
+    def close(self) -> None:
+        """Let go of the folder. Works twice."""
+        self.keeper.folder.close()
+
+
+def keeping_of(
+    keep: Keep,
+    name: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    clock: Callable[[], float] = time.monotonic,
+    others: Mapping[str, Stateful] | None = None,
+) -> Keeping:
+    """The checkpoint of the member `name` in its folder; raises ConfigError, as Folder."""
+    state = TrainingState(model, optimizer, others)
+    return Keeping(Keeper(Folder(keep.folder, name or "member"), keep.sparing, clock), state)
+
+
+def past_of(saved: Saved, elements: int) -> Past:
+    """Where a member stood, for its exchange. Raises BadMessage."""
+    has_base = "params" in tree_of(saved, elements)
+    return Past(saved.session, saved.name, saved.round, saved.applied, saved.checksum, has_base)
+
+
+def tree_of(saved: Saved, elements: int) -> dict[str, Any]:
+    """The values of a checkpoint of [elements] parameters. Raises BadMessage for values that no
+    checkpoint can have."""
+    tree = unpack(saved.values, saved.buffers)
+    if not isinstance(tree, dict):
+        raise BadMessage("the checkpoint holds no table")
+    vectors = {name: tree[name] for name in ("params", "rest") if name in tree}
+    for name, vector in vectors.items():
+        if not _is_vector(vector) or vector.numel() != elements:
+            raise BadMessage(f"the checkpoint's {name} are not {elements} float32")
+    local_steps = tree.setdefault("local_steps", 0)
+    if type(local_steps) is not int or not 0 <= local_steps <= saved.steps:
+        raise BadMessage(f"the checkpoint's local_steps are no {local_steps!r}")
+    unsent = tree.get("unsent")
+    if not isinstance(unsent, dict) or not all(map(_is_vector, unsent.values())):
+        raise BadMessage("the checkpoint's unsent rest is no table of float32")
+    return tree
+
+
+def agreed_of(entry: Entry) -> str:
+    """What the hub and a checkpoint must have in common: strategy, every, and codec."""
+    return f"{entry.strategy}, every {entry.every}, {entry.codec}"
+
+
+def _is_vector(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float32
