@@ -11,13 +11,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from edgetrain.cli.parser import parser
-from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.capacity import estimate
-from edgetrain.jobs.capacity.question import question_of
+from edgetrain.jobs.capacity.question import Options, question_of
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.resolved import look_up
 
 BASIS = ("members=8", "pace_s=0.05", "steps=100", "optimizer={ name = 'sgd', lr = 0.2 }")
 JOBS = {
@@ -32,15 +31,16 @@ JOBS = {
     "dga, D = 5, wifi, loss": ("strategy=dga", "delay=5", "network=wifi"),
     "fedavg, int8, 3g": ("strategy=fedavg", "delay=0", "network=3g", "codec=int8"),
 }  # fmt: skip
-FREE = ("--hub-rate", "0", "--merge-rate", "0")
-"""The simulator's hub has no port and merges in no time: only its messages cost."""
 
 
 def planned(job: Job, beside: Path | None = None) -> estimate.Answer:
-    """The plan of a job, over as many rounds as it has."""
-    every = hub_of(job).terms.every
-    words = ["capacity", "--rounds", str(job.train.steps // every), *FREE]
-    return estimate.answer(question_of(job, parser().parse_args(words), beside))
+    """The plan of a job, over as many rounds as it has.
+
+    The simulator's hub has no port and merges in no time: only its messages cost.
+    """
+    rounds = job.train.steps // look_up(job).every
+    options = Options(rounds=rounds, hub_rate_mbit=0, merge_bytes_per_s=0)
+    return estimate.answer(question_of(job, options, beside))
 
 
 def simulated(job: Job, beside: Path | None = None) -> float:
@@ -66,9 +66,9 @@ def compare() -> None:
 def scaling() -> None:
     """Print how long a plan takes."""
     job = load(None, ["device=raspberry-pi-4b", "network=wan-200ms", "delay=20"])
-    words = ["capacity", "--parameters", "11e6", "--step-seconds", "0.4", "--shards", "4"]
-    for gateways in ("0", "100"):
-        question = question_of(job, parser().parse_args([*words, "--gateways", gateways]), None)
+    for gateways in (0, 100):
+        options = Options(parameters=11_000_000, step_s=0.4, shards=4, gateways=gateways)
+        question = question_of(job, options)
         for members in estimate.COUNTS:
             began = time.perf_counter()
             estimate.answers(question, [members])

@@ -102,7 +102,10 @@ def test_the_hub_and_stand_ins_of_chaos_need_no_torch():
 
 
 def test_cryptography_is_loaded_for_secure_jobs_only():
-    plain = "from edgetrain.jobs import plan, reading\nplan.hub_of(reading.parse({}, {}))"
+    plain = (
+        "from edgetrain.jobs import building, plan, reading, rules\n"
+        "building.hub_of(rules.resolve(reading.parse({}, {})))"
+    )
     assert not set(CRYPTOGRAPHY) & set(loaded_by(plain, "import edgetrain.exchange.member.link"))
     secure = plain.replace("{}, {}", "{}, ['secure=true']")
     assert set(loaded_by(secure)) >= set(CRYPTOGRAPHY)

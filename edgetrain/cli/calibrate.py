@@ -133,7 +133,5 @@ def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]
 
 def _loses(planned: Any) -> bool:
     """Whether packets are lost on any link of the job."""
-    from edgetrain.fleet import networks
-
-    profiles = [networks.load(name) for name in set(planned.networks)]
-    return any(p.has_loss for p in (*profiles, *(site.uplink for site in planned.sites)))
+    uplinks = [site.uplink for site in planned.sites]
+    return any(profile.has_loss for profile in (*planned.network_profiles.values(), *uplinks))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
 from edgetrain.cli.run import SIMULATED
-from edgetrain.jobs.capacity.question import question_of
+from edgetrain.jobs.capacity.question import Options, question_of
 from edgetrain.jobs.job import Job
 
 if TYPE_CHECKING:
@@ -74,6 +74,24 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _options(arguments: argparse.Namespace) -> Options:
+    return Options(
+        members=arguments.members,
+        rounds=arguments.rounds,
+        parameters=arguments.parameters,
+        step_s=arguments.step_seconds,
+        gateways=arguments.gateways,
+        sites=arguments.sites,
+        uplink=arguments.uplink,
+        shards=arguments.shards,
+        hub_rate_mbit=arguments.hub_rate,
+        gateway_rate_mbit=arguments.gateway_rate,
+        merge_bytes_per_s=arguments.merge_rate * 1e9,
+        ratio=arguments.ratio,
+        reply_ratio=arguments.reply_ratio,
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Work the fleet out, print and draw the answer."""
     job, beside = common.job_of(arguments, SIMULATED)
@@ -82,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.runs.reports.capacity_table import text
     from edgetrain.runs.reports.plot import capacity_figure
 
-    question = question_of(job, arguments, beside)
+    question = question_of(job, _options(arguments), beside)
     found = estimate.answer(question)
     table = [
         found if each == question.members else estimate.answers(question, [each])[0]

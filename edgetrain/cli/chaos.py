@@ -296,8 +296,8 @@ def _seen(trial: Trial, arguments: argparse.Namespace, report: _Report) -> Outco
 def _setting(arguments: argparse.Namespace) -> Setting:
     """The job's own task where a job says so, else members that stand in for it."""
     from edgetrain.fleet.assignment import networks_of
-    from edgetrain.jobs.building import hub_of
     from edgetrain.jobs.plan import plan
+    from edgetrain.jobs.rules import resolve
     from edgetrain.training.chaos.fleet import Setting, fit
 
     words = arguments.job
@@ -311,6 +311,6 @@ def _setting(arguments: argparse.Namespace) -> Setting:
                 "leave them out, or simulate",
             )
         return Setting(fit(planned.job), True, beside, planned.devices, planned.networks)
-    hub_of(job)
+    resolve(job)
     links = networks_of(job.fleet.network, job.fleet.members)
     return Setting(fit(job), networks=tuple(links))

@@ -136,11 +136,12 @@ def _promise(job: Job, place: Place) -> dict[str, Any]:
         return {}
     from edgetrain.errors import ConfigError
     from edgetrain.jobs.lookup import samples_of, task_of
-    from edgetrain.jobs.privacy.promise import promise, settle
+    from edgetrain.jobs.privacy.promise import fix_noise, promise
+    from edgetrain.jobs.resolved import look_up
 
     try:
         samples = samples_of(job, task_of(job, place.beside, place.keys))
-        found = promise(settle(job, samples), samples)
+        found = promise(fix_noise(look_up(job), samples), samples)
     except ConfigError as error:
         common.warn(f"epsilon is not in the summary: {error}")
         return {}

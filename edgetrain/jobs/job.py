@@ -9,11 +9,14 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     from edgetrain.exchange.member.checkpoint import Sparing
 
+
+AUTO: Final = "auto"
+"""A delay that is measured, as job files spell it."""
 
 Plain = bool | int | float | str | list[Any] | dict[str, Any]
 
@@ -69,7 +72,7 @@ class StrategyTable:
     name: str = _said("dga", "see `edgetrain strategies`")
     every: int = _ranged(0, 0, 10**9, "local steps in a round (K); 0: the strategy's default")
     delay: int | Literal["auto"] = field(
-        default="auto",
+        default=AUTO,
         metadata={"low": 0, "high": 10**9, "doc": "local steps a reply may take (D), or 'auto'"},
     )
     codec: str = _said("fp32", "how contributions are encoded")
@@ -78,6 +81,11 @@ class StrategyTable:
     secure: bool = _switch(False, "mask contributions, so that the hub learns only their sum")
     threshold: int = _ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
     span: float = _ranged(8.0, 2**-20, 2**20, "secure: elements are sent within [-span, span]")
+
+    @property
+    def fixed_delay(self) -> int | None:
+        """The delay in local steps; None: it is measured."""
+        return None if self.delay == AUTO else int(self.delay)
 
 
 @dataclass(frozen=True)

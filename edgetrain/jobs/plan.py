@@ -1,38 +1,36 @@
 """A job with every name in it looked up: what cannot work fails before anything starts.
 
-From a job to the objects and profiles it names. Nothing is started here.
+Nothing is started here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from edgetrain import strategies
-from edgetrain.errors import ConfigError
 from edgetrain.fleet import devices, networks
 from edgetrain.fleet.assignment import devices_of, networks_of, parse_sites, spread
-from edgetrain.fleet.networks import Fault, Site
+from edgetrain.fleet.devices import Device
+from edgetrain.fleet.networks import Fault, Profile, Site
 from edgetrain.fleet.presence import Presence, parse_absences
-from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.privacy.promise import Promise, promise, settle
-from edgetrain.jobs.rules import check
-
-if TYPE_CHECKING:
-    pass
+from edgetrain.jobs.privacy.promise import Promise, fix_noise, promise
+from edgetrain.jobs.resolved import Resolved
+from edgetrain.jobs.rules import check_on_member, refuse_absences, resolve
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A job with every name in it looked up: what cannot work fails before anything starts."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(Resolved):
+    """A job, and the objects that it names. Its noise is known, and its name is not empty."""
 
-    job: Job
     devices: tuple[str, ...]
     """The device profile of each member."""
+    device_profiles: dict[str, Device]
+    """Those profiles, by name."""
     networks: tuple[str, ...]
     """The network profile of each member."""
+    network_profiles: dict[str, Profile]
+    """Those profiles, by name."""
     sites: tuple[Site, ...]
     """Members that share an uplink."""
     faults: tuple[Fault, ...]
@@ -42,6 +40,7 @@ class Plan:
     presence: Presence
     """Which devices come and go."""
     name: str
+    """The task's."""
     metric: str
     better: str
     target: float | None
@@ -52,47 +51,62 @@ class Plan:
     samples: tuple[int, ...]
     """How many each member holds, where the job's privacy depends on it; else ()."""
 
+    @property
+    def links(self) -> list[Profile]:
+        """The network profile of each member."""
+        return [self.network_profiles[name] for name in self.networks]
+
 
 def plan(job: Job, beside: Path | None = None) -> Plan:
-    """Look up task, devices, network, strategy, codec and optimizer. Loads torch and the data."""
+    """Look up task, devices, network, strategy, codec and optimizer. Loads torch and the data.
+
+    `beside` is the folder of the job file. ConfigError, NetworkError, TaskError.
+    """
     from edgetrain.jobs.lookup import rehearse, samples_of, task_of
     from edgetrain.tasks.work import optimizer_for
 
-    check(job)
-    hub_of(job)
-    members, job = _members(job)
+    boards, job = _members(job)
+    found = resolve(job)
     task = task_of(job, beside)
     optimizer_for(task.model(), job.train.optimizer)
-    for device in set(members):
-        devices.load(device)
-    links = spread(networks_of(job.fleet.network), len(members), "network")
-    loaded = {name: networks.load(name) for name in set(links)}
-    profiles = [loaded[name] for name in links]
-    sites = parse_sites(job.fleet.sites, len(members))
-    faults = networks.parse_faults(job.faults, len(members))
-    networks.refuse_idle(faults, profiles)
+    device_profiles = {name: devices.load(name) for name in set(boards)}
+    links = spread(networks_of(job.fleet.network), len(boards), "network")
+    network_profiles = {name: networks.load(name) for name in set(links)}
+    sites = parse_sites(job.fleet.sites, len(boards))
+    faults = networks.parse_faults(job.faults, len(boards))
+    networks.refuse_idle(faults, [network_profiles[name] for name in links])
     congestion = networks.parse_congestion(job.fleet.congestion)
-    presence = _presence(job, len(members))
+    presence = _presence(found, len(boards))
     samples = samples_of(job, task)
-    job = settle(replace(job, name=job.name or task.name), samples)
-    rehearse(job, task)
+    found = fix_noise(replace(found, job=replace(job, name=job.name or task.name)), samples)
+    check_on_member(found)
+    rehearse(found.job, task)
     return Plan(
-        job, members, links, sites, faults, congestion, presence,
-        task.name, task.metric, task.better, task.target, beside, promise(job, samples), samples,
-    )  # fmt: skip
-
-
-def _presence(job: Job, members: int) -> Presence:
-    found = Presence(
-        parse_absences(job.absences, members), job.fleet.stays_s, job.fleet.away_s, job.seed
+        **vars(found),
+        devices=boards,
+        device_profiles=device_profiles,
+        networks=links,
+        network_profiles=network_profiles,
+        sites=sites,
+        faults=faults,
+        congestion=congestion,
+        presence=presence,
+        name=task.name,
+        metric=task.metric,
+        better=task.better,
+        target=task.target,
+        beside=beside,
+        promise=promise(found, samples),
+        samples=samples,
     )
-    if not found.is_steady and not strategies.find(job.strategy.name).allows_late_join:
-        raise ConfigError(
-            f"{job.strategy.name}: a device that comes back cannot join, the optimizer's state is "
-            "only in the members",
-            "leave absences and stays_s out, or choose dga or fedavg",
-        )
-    return found
+
+
+def _presence(found: Resolved, members: int) -> Presence:
+    job = found.job
+    absences = parse_absences(job.absences, members)
+    presence = Presence(absences, job.fleet.stays_s, job.fleet.away_s, job.seed)
+    refuse_absences(found.strategy, presence)
+    return presence
 
 
 def _members(job: Job) -> tuple[tuple[str, ...], Job]:

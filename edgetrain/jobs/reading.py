@@ -13,10 +13,11 @@ import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.jobs.job import (
+    AUTO,
     CheckpointTable,
     Fleet,
     HubTable,
@@ -26,9 +27,6 @@ from edgetrain.jobs.job import (
     Train,
     _sgd,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Job:
@@ -151,7 +149,7 @@ def _checked(key: str, value: Any, hint: Any, spec: dataclasses.Field[Any], sour
     if hint is float and type(value) is int:
         value = float(value)
     if spec.name == "delay":
-        fits = type(value) is int or value == "auto"
+        fits = type(value) is int or value == AUTO
     else:
         fits = type(value) is (typing.get_origin(hint) or hint)
     if fits and type(value) in (int, float) and "low" in spec.metadata:

@@ -1,30 +1,114 @@
-"""What does not go together in a job, and why: every such rule stands here."""
+"""What does not go together in a job, and why: every such rule stands here.
+
+A rule asks codecs, strategies and merge rules for their properties, and refuses with a way out.
+Nothing is built: a job can be checked without a hub.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgetrain import codecs, strategies
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.exchange.masks import terms as masks
+from edgetrain.fleet.presence import Presence
 from edgetrain.jobs.job import Job, Privacy
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS
+from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.strategies import Strategy, merging
 
+Refusal = tuple[str, str]
+"""What does not go together, and the way out."""
 
-def _codecs(job: Job, strategy: Strategy) -> tuple[Codec, Codec]:
-    """Of contributions and of replies. Momentum belongs to the gradients of the members."""
-    codec = codecs.parse(job.strategy.codec)
-    if codec.gradients_only and not codec.two_trips and strategy.moves_params:
+
+def resolve(job: Job) -> Resolved:
+    """Look up what a job names, and check that it goes together. ConfigError.
+
+    Profiles, data and model are looked up by `plan.plan`.
+    """
+    found = look_up(job)
+    check(found)
+    return found
+
+
+def check(found: Resolved) -> None:
+    """ConfigError for what does not go together."""
+    _check_pace(found)
+    _check_codecs(found)
+    _check_masked(found)
+    journal_settings(found.job)
+    check_on_member(found)
+    _check_merged(found)
+
+
+def check_on_member(found: Resolved) -> None:
+    """ConfigError for what a member has to refuse by itself, whatever its hub says: contributions
+    that would not be masked, or not be private, as the job says."""
+    _check_mask_terms(found)
+    _check_privacy(found.job.privacy)
+    if found.job.privacy.unit == "none":
+        return
+    refused = _why_not_example(found) if found.job.privacy.unit == "example" else _why_not(found)
+    if refused:
+        raise ConfigError(*refused)
+
+
+def refuse_absences(strategy: Strategy, presence: Presence) -> None:
+    """ConfigError for devices that come and go where no member can come back."""
+    if not presence.is_steady and not strategy.allows_late_join:
+        raise ConfigError(
+            f"{strategy.name}: a device that comes back cannot join, the optimizer's state is "
+            "only in the members",
+            "leave absences and stays_s out, or choose dga or fedavg",
+        )
+
+
+def refuse_checkpoint(unit: str) -> None:
+    """ConfigError for a private member that would keep a checkpoint."""
+    if unit != "none":
+        raise ConfigError(
+            "a private member keeps no checkpoint: going on from one it would release steps again, "
+            "and epsilon does not count them twice",
+            "leave out the checkpoint, or privacy",
+        )
+
+
+# -- strategy, codecs, masks, merge rule ----------------------------------------------------------
+
+
+def _check_pace(found: Resolved) -> None:
+    """The round's length, the delay and the quorum."""
+    strategy, job = found.strategy, found.job
+    if not strategy.has_local_steps and found.every != 1:
+        raise ConfigError(
+            f"strategy.every = {found.every}: {strategy.name} exchanges gradients at every step",
+            "leave it out, or choose local-sgd",
+        )
+    if job.hub.quorum > job.fleet.members:
+        raise ConfigError(
+            f"hub.quorum = {job.hub.quorum}: the job has only {job.fleet.members} members"
+        )
+    if not strategy.delays and job.strategy.fixed_delay:
+        raise ConfigError(
+            f"strategy.delay = {job.strategy.fixed_delay}: {strategy.name} waits for every reply",
+            "leave it out, or choose dga",
+        )
+
+
+def _check_codecs(found: Resolved) -> None:
+    """Codecs made for gradients. Momentum belongs to the gradients of the members."""
+    strategy, codec, reply_codec = found.strategy, found.codec, found.reply_codec
+    momentum = found.job.train.optimizer.get("momentum")
+    if codec.gradients_only and strategy.moves_params and not codec.two_trips:
         raise ConfigError(
             f"strategy.codec = '{codec.name}': {strategy.name} sends displacements, which have the "
             "optimizer's momentum in them",
             f"take '{codec.for_displacements().name}', or sync-sgd",
         )
-    if codec.momentum and job.train.optimizer.get("momentum"):
+    if codec.momentum and momentum:
         raise ConfigError(
-            f"train.optimizer.momentum = {job.train.optimizer['momentum']} and the codec "
-            f"'{codec.name}' would count momentum twice",
+            f"train.optimizer.momentum = {momentum} and the codec '{codec.name}' would count "
+            "momentum twice",
             "say optimizer.momentum=0: the codec has it, where it can be corrected",
         )
     if codec.two_trips and strategy.moves_params:
@@ -32,9 +116,6 @@ def _codecs(job: Job, strategy: Strategy) -> tuple[Codec, Codec]:
             f"strategy.codec = '{codec.name}': two trips a step are for gradients",
             f"take '{codec.for_displacements().name}', or sync-sgd",
         )
-    if not job.strategy.reply_codec:
-        return codec, codec.for_replies()
-    reply_codec = codecs.parse(job.strategy.reply_codec)
     if codec.two_trips != reply_codec.two_trips:
         raise ConfigError(
             f"strategy.reply_codec = '{reply_codec.name}', strategy.codec = '{codec.name}'",
@@ -45,7 +126,49 @@ def _codecs(job: Job, strategy: Strategy) -> tuple[Codec, Codec]:
             f"strategy.reply_codec = '{reply_codec.name}': members have their momentum already",
             f"take '{reply_codec.for_replies().name}'",
         )
-    return codec, reply_codec
+
+
+def _check_mask_terms(found: Resolved) -> None:
+    table, terms = found.job.strategy, found.mask_terms
+    if terms is None:
+        if table.threshold:
+            raise ConfigError(
+                f"strategy.threshold = {table.threshold} is for masked contributions",
+                "say strategy.secure=true, or leave it out",
+            )
+        return
+    refused = masks.why_not(terms.members, terms.threshold)
+    if refused:
+        raise ConfigError(f"strategy.secure = true: {refused}")
+
+
+def _check_masked(found: Resolved) -> None:
+    """What would have to read masked contributions, and the packages that mask them."""
+    _check_mask_terms(found)
+    if found.mask_terms is None:
+        return
+    table = found.job.strategy
+    if not found.codec.verbatim:
+        raise ConfigError(
+            f"strategy.codec = '{table.codec}' and strategy.secure: masked numbers are as "
+            "random as noise, and only whole vectors of fixed point numbers can be added under "
+            "masks",
+            "leave codec out (32 bits an element are sent), and compress replies with reply_codec",
+        )
+    if not found.merge.sum_only:
+        raise ConfigError(
+            f"strategy.merge = '{table.merge}' and strategy.secure: the rule compares the "
+            "contributions of single members, and the hub sees only their sum",
+            "choose merge = 'mean', or do without secure",
+        )
+    masks.require()
+
+
+def _check_merged(found: Resolved) -> None:
+    text = found.job.strategy.merge
+    refused = why_not_merged(text, found.strategy, found.job.fleet.members, found.codec)
+    if refused:
+        raise ConfigError(f"strategy.merge = '{text}': {refused}")
 
 
 def why_not_merged(text: str, strategy: Strategy, members: int, codec: Codec) -> str:
@@ -72,24 +195,22 @@ def why_not_merged(text: str, strategy: Strategy, members: int, codec: Codec) ->
     return ""
 
 
-def check(job: Job) -> None:
-    """ConfigError for a [privacy] table that cannot be, or cannot be in this job."""
-    table = job.privacy
+# -- privacy --------------------------------------------------------------------------------------
+
+
+def _check_privacy(table: Privacy) -> None:
+    """ConfigError for a [privacy] table that contradicts itself."""
     _one_of("unit", table.unit, UNITS)
     _one_of("where", table.where, PLACES)
     _one_of("sampling", table.sampling, SAMPLINGS)
     if table.unit == "none":
         _refuse_idle(table)
-        return
-    if table.noise and table.epsilon:
+    elif table.noise and table.epsilon:
         raise ConfigError(
             f"privacy.noise = {table.noise:g} and privacy.epsilon = {table.epsilon:g}: one follows "
             "from the other",
             "leave one of them out",
         )
-    refused = _why_not_example(job) if table.unit == "example" else _why_not_member(job)
-    if refused:
-        raise ConfigError(*refused)
 
 
 def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
@@ -106,66 +227,53 @@ def _refuse_idle(table: Privacy) -> None:
             )
 
 
-def refuse_checkpoint(unit: str) -> None:
-    """ConfigError for a private member that would keep a checkpoint."""
-    if unit != "none":
-        raise ConfigError(
-            "a private member keeps no checkpoint: going on from one it would release steps again, "
-            "and epsilon does not count them twice",
-            "leave out the checkpoint, or privacy",
-        )
-
-
-Refusal = tuple[str, str]
-"""What does not go together, and the way out."""
-
-
-def _why_not_example(job: Job) -> Refusal | None:
-    """Everything after the noised gradient only works on it; so all strategies, codecs and merge
-    rules may follow."""
-    if job.privacy.where != "member":
+def _why_not_example(found: Resolved) -> Refusal | None:
+    """Everything after the noised gradient only works on that gradient, so every strategy, codec
+    and merge rule may follow."""
+    where = found.job.privacy.where
+    if where != "member":
         return (
-            f"privacy.where = '{job.privacy.where}': examples are seen by their member only",
+            f"privacy.where = '{where}': examples are seen by their member only",
             "leave it out, or protect members: unit = 'member'",
         )
     return None
 
 
-def _why_not_member(job: Job) -> Refusal | None:
-    table = job.privacy
-    strategy = strategies.find(job.strategy.name)
-    if strategy.weighted:
+def _why_not(found: Resolved) -> Refusal | None:
+    """Privacy of members."""
+    table, strategy = found.job.privacy, found.job.strategy
+    if found.strategy.weighted:
         return (
-            f"privacy with {strategy.name}: weights are what members hold, which is private, and "
-            "one of a large weight moves the sum further than clip",
+            f"privacy with {found.strategy.name}: weights are what members hold, which is private, "
+            "and one of a large weight moves the sum further than clip",
             "take local-sgd or dga, which count all members the same",
         )
-    if codecs.parse(job.strategy.codec).two_trips:
+    if found.codec.two_trips:
         return (
-            f"strategy.codec = '{job.strategy.codec}': its second trip depends on the gradient "
+            f"strategy.codec = '{strategy.codec}': its second trip depends on the gradient "
             "that was to be noised",
             "take low-rank, or a codec of one trip",
         )
     if table.where == "member":
-        return _why_not_masked(job) if job.strategy.secure else None
-    if job.strategy.secure:
+        return _why_not_span(found) if strategy.secure else None
+    if strategy.secure:
         return (
             f"strategy.secure with privacy.where = '{table.where}': the hub sees no contribution, "
             "and cannot clip any",
             "where = 'member'",
         )
-    if not merging.find(job.strategy.merge).sum_only:
+    if not found.merge.sum_only:
         return (
-            f"strategy.merge = '{job.strategy.merge}' with privacy.where = '{table.where}': nobody "
-            "knows how far one member can move that rule's result",
+            f"strategy.merge = '{strategy.merge}' with privacy.where = '{table.where}': it is not "
+            "known how far one member can move that rule's result",
             "merge = 'mean', or noise what members send: where = 'member'",
         )
-    return _why_not_hub(job) if table.where == "hub" else _why_not_sum(job)
+    return _why_not_hub(found) if table.where == "hub" else _why_not_sum()
 
 
-def _why_not_masked(job: Job) -> Refusal | None:
+def _why_not_span(found: Resolved) -> Refusal | None:
     """Masked elements beyond the span are cut. That spares the promise, and not the learning."""
-    table, span = job.privacy, job.strategy.span
+    table, span = found.job.privacy, found.job.strategy.span
     deviation = table.noise * table.clip
     needed = table.clip + ROOM * deviation
     if not table.noise or span >= needed:
@@ -177,18 +285,18 @@ def _why_not_masked(job: Job) -> Refusal | None:
     )
 
 
-def _why_not_hub(job: Job) -> Refusal | None:
-    spelled = job.strategy.reply_codec or job.strategy.codec
-    if not codecs.parse(spelled).lossless:
+def _why_not_hub(found: Resolved) -> Refusal | None:
+    if not found.reply_codec.lossless:
+        table = found.job.strategy
         return (
-            f"replies as '{spelled}' with privacy.where = 'hub': a hub that is restored merges "
-            "again, with other noise, and both would get out",
+            f"replies as '{table.reply_codec or table.codec}' with privacy.where = 'hub': a hub "
+            "that is restored merges again, with other noise, and both would get out",
             "say reply_codec = 'fp32'",
         )
     return None
 
 
-def _why_not_sum(job: Job) -> Refusal | None:
+def _why_not_sum() -> Refusal:
     return (
         "privacy.where = 'sum': shares of noise that only add up under masks would have to be "
         "discrete noise, which is not built",

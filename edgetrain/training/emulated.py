@@ -19,6 +19,7 @@ from edgetrain.fleet.networks import Attachment
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.plan import Plan
+from edgetrain.jobs.rules import resolve
 from edgetrain.runs.folder import metrics_path, write_environment, write_job, write_summary
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.summary import summarise
@@ -61,9 +62,8 @@ def run(
     write_environment(folder)
     status, report = "failed", {}
     try:
-        profiles = [networks.load(name) for name in planned.networks]
         with networks.emulate(
-            profiles,
+            planned.links,
             ("127.0.0.1", 0),
             backend=job.fleet.backend,
             seed=job.seed,
@@ -177,7 +177,7 @@ def hub_process(job: Job, folder: Path, attachment: Attachment, began: Synchroni
 
     recorder = HubRecorder(folder, time.monotonic, socket.traffic, on_start=on_start)
     try:
-        serve(hub_of(job), socket, time.monotonic, recorder)
+        serve(hub_of(resolve(job)), socket, time.monotonic, recorder)
     finally:
         recorder.close()
         socket.close()

@@ -24,9 +24,11 @@ from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring, keys_folder
 from edgetrain.exchange.keys.pairs import spell
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
-from edgetrain.jobs.building import hub_of, journal_settings, message_limit
+from edgetrain.jobs.building import hub_of, message_limit
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.resolved import Resolved, journal_settings
+from edgetrain.jobs.rules import resolve
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.summary import summarise
 from edgetrain.training.recorder import HubRecorder
@@ -80,13 +82,14 @@ def serve_job(
     job = request.job
     listening = listen_on(*split_address(request.bind))
     gate = _gate(request, listening)
-    hub, journal = hub_of(job, any_job=request.any_job), None
-    socket = HubSocket(listening.bind, message_limit(job), gate)
+    found, journal = resolve(job), None
+    hub = hub_of(found, any_job=request.any_job)
+    socket = HubSocket(listening.bind, message_limit(found.codec), gate)
     folder, earlier_s = _run_folder(request)
     if request.journal is not False:
         where = folder / "journal" if request.journal is True else request.journal
         journal = Journal(where, journal_settings(job), warn)
-        hub = _restored(hub, journal, request, clock, say)
+        hub = _restored(hub, found, journal, request, clock, say)
     _announce(listening.reachable, socket.port, gate, say)
     say(f"waiting for {job.fleet.members} members; run folder: {folder}")
     recorder = HubRecorder(folder, clock, socket.traffic, say=say, earlier_s=earlier_s)
@@ -134,7 +137,12 @@ def _run_folder(request: HubRequest) -> tuple[Path, float]:
 
 
 def _restored(
-    hub: Hub, journal: Journal, request: HubRequest, clock: Callable[[], float], say: Say
+    hub: Hub,
+    found: Resolved,
+    journal: Journal,
+    request: HubRequest,
+    clock: Callable[[], float],
+    say: Say,
 ) -> Hub:
     """The hub to serve: as the journal has it, where that holds training that has begun."""
     for line in journal.mended:
@@ -149,7 +157,7 @@ def _restored(
             "go on with --resume RUN, or name another folder",
         )
     if journal.state.agreed.endswith(ANY_JOB):
-        hub = hub_of(request.job, any_job=True)
+        hub = hub_of(found, any_job=True)
     hub.restore(journal.state, journal.records(), clock())
     say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or 'nobody'}")
     return hub

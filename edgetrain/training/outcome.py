@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgetrain import strategies
 from edgetrain.fleet import devices
 from edgetrain.jobs.plan import Plan
 from edgetrain.jobs.privacy.promise import Promise, promise
@@ -14,19 +13,18 @@ from edgetrain.runs.folder import read_metrics
 
 def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str) -> dict[str, Any]:
     """What only the driver of a run knows of it; `report` is the network's."""
-    strategy = strategies.find(planned.job.strategy.name)
     delay = 0
     for record in read_metrics(folder, "round"):
         delay = record.get("delay", 0)
     kept = _promise_of(planned, folder, seeded=report.get("backend") == "simulated")
-    sources = {devices.joules_source(device) for device in set(planned.devices)}
+    sources = {devices.Energy(device).source for device in planned.device_profiles.values()}
     return {
         "name": planned.job.name,
         "task": planned.name,
         "metric": planned.metric,
         "better": planned.better,
         "target": planned.target,
-        "every": planned.job.strategy.every or strategy.every,
+        "every": planned.every,
         "emulation": report,
         "delay": delay,
         "privacy": kept.to_dict() if kept else None,
@@ -41,4 +39,4 @@ def _promise_of(planned: Plan, folder: Path, *, seeded: bool) -> Promise | None:
         return None
     steps = max((record["step"] for record in read_metrics(folder, "step")), default=0)
     rounds = sum(1 for _ in read_metrics(folder, "round"))
-    return promise(planned.job, planned.samples, steps, rounds, seeded=seeded)
+    return promise(planned, planned.samples, steps, rounds, seeded=seeded)

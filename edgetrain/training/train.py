@@ -19,11 +19,11 @@ from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.fleet import devices
-from edgetrain.jobs.building import mask_terms_of
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import pace_of, samples_of, task_of, work_of
-from edgetrain.jobs.privacy.promise import settle
-from edgetrain.jobs.rules import check, refuse_checkpoint
+from edgetrain.jobs.privacy.promise import fix_noise
+from edgetrain.jobs.resolved import look_up, mask_terms_of
+from edgetrain.jobs.rules import check_on_member, refuse_checkpoint
 from edgetrain.runs.environment import Meter
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
@@ -73,9 +73,11 @@ def train(
     """
     torch.set_num_threads(job.train.threads)
     task = task_of(job, place.beside, place.keys)
-    check(job)
-    job, agreed = settle(job, samples_of(job, task)), job
-    check(job)
+    found = look_up(job)
+    check_on_member(found)
+    found = fix_noise(found, samples_of(job, task))
+    check_on_member(found)
+    job, agreed = found.job, job
     torch.manual_seed(job.seed)
     model = task.model()
     pace = Pace(step_times(job, place, pace_of(job, place.device, model, task)))

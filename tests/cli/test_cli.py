@@ -109,8 +109,8 @@ def test_a_hub_loads_no_torch():
     code = (
         "import sys, edgetrain.exchange.hub.serve, edgetrain.exchange.zeromq.frames\n"
         "import edgetrain.training.recorder, edgetrain.jobs.plan\n"
-        "from edgetrain.jobs import reading\n"
-        "edgetrain.jobs.plan.hub_of(reading.load(None))\n"
+        "from edgetrain.jobs import building, reading, rules\n"
+        "building.hub_of(rules.resolve(reading.load(None)))\n"
         "print('torch' in sys.modules)"
     )
     said = subprocess.run(

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from merging_room import ELEMENTS, Room, closed, filled, is_reply_to
 
+from edgetrain import codecs
 from edgetrain.codecs import Dense
 from edgetrain.exchange import limits
 from edgetrain.exchange.hub import rounds as exchange
@@ -20,7 +21,6 @@ from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.messages import Beat, Refuse, pack, unpack
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.building import LARGEST_PART_BYTES, message_limit
-from edgetrain.jobs.reading import parse
 from edgetrain.runs import folder as runs
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.recorder import FIRST, NEWEST, HubRecorder
@@ -78,7 +78,7 @@ def test_a_flood_is_dropped_and_told_and_others_are_heard(monkeypatch):
     ],
 )
 def test_no_frame_is_larger_than_the_job_has_use_for(codec, limit):
-    assert message_limit(parse({}, [f"codec={codec}"])) == limit
+    assert message_limit(codecs.parse(codec)) == limit
 
 
 def test_refusals_do_not_fill_a_run_folder(tmp_path):

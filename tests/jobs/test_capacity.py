@@ -27,6 +27,9 @@ from edgetrain.jobs.capacity.estimate import (
     reply,
 )
 from edgetrain.jobs.capacity.flows import Ports, Steps, Streams
+from edgetrain.jobs.capacity.question import Options, question_of
+from edgetrain.jobs.plan import plan
+from edgetrain.jobs.reading import load
 
 BOARD = devices.load("raspberry-pi-4b")
 CALM = dataclasses.replace(
@@ -469,22 +472,17 @@ SIMULATED = {
 def test_a_plan_agrees_with_the_event_driven_simulation(name, tmp_path):
     """Seconds per step, within 7 % (20 % with loss, in the mean of many draws); the bytes too."""
     pytest.importorskip("greenlet")
-    from edgetrain.cli.parser import parser
-    from edgetrain.jobs import plan as plans
-    from edgetrain.jobs import reading as config
-    from edgetrain.jobs.capacity.question import question_of
-    from edgetrain.training.simulated import simulation as simulate
+    from edgetrain.training.simulated import simulation
 
     words = ("members=8", "pace_s=0.05", "steps=100", "optimizer={ name = 'sgd', lr = 0.2 }")
-    job = config.load(None, [*words, *SIMULATED[name]])
+    job = load(None, [*words, *SIMULATED[name]])
     folder = tmp_path / "run"
     folder.mkdir()
-    summary = simulate.run(plans.plan(job), folder)
+    summary = simulation.run(plan(job), folder)
     rounds = 100 // summary["every"]
-    words = ["capacity", "--rounds", str(rounds), "--hub-rate", "0", "--merge-rate", "0"]
-    found = answer(question_of(job, parser().parse_args(words), None))
+    question = question_of(job, Options(rounds=rounds, hub_rate_mbit=0, merge_bytes_per_s=0))
+    found = answer(question)
     tolerance, draws = (0.20, 20) if "loss" in name else (0.07, 1)
-    question = question_of(job, parser().parse_args(words), None)
     planned = [
         answer(dataclasses.replace(question, seed=seed)).seconds_per_step for seed in range(draws)
     ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs import reading as config
-from edgetrain.jobs.building import hub_of, mask_terms_of
+from edgetrain.jobs.reading import load
+from edgetrain.jobs.resolved import mask_terms_of
+from edgetrain.jobs.rules import resolve
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from edgetrain.jobs.building import hub_of, mask_terms_of
 )
 def test_codecs_that_do_not_go_with_the_job_are_refused_with_the_way_out(overrides, said):
     with pytest.raises(ConfigError) as caught:
-        hub_of(config.load(None, overrides))
+        resolve(load(None, overrides))
     assert all(words in str(caught.value) for words in said), str(caught.value)
 
 
@@ -43,7 +44,7 @@ def test_codecs_that_do_not_go_with_the_job_are_refused_with_the_way_out(overrid
 )
 def test_what_masks_do_not_go_with_is_refused_with_the_way_out(overrides, said):
     with pytest.raises(ConfigError) as caught:
-        hub_of(config.load(None, ["secure=true", *overrides]))
+        resolve(load(None, ["secure=true", *overrides]))
     assert all(words in str(caught.value) for words in said), str(caught.value)
 
 
@@ -53,20 +54,20 @@ def test_masks_without_their_packages_name_what_to_install(monkeypatch):
     real = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name: (name != "Crypto" and real(name)) or None)
     with pytest.raises(ConfigError, match=r"edgetrain\[private\]"):
-        hub_of(config.load(None, ["secure=true"]))
+        resolve(load(None, ["secure=true"]))
 
 
 def test_a_verdict_over_masked_contributions_is_refused():
     from edgetrain.training.chaos.laws import Merging
 
     with pytest.raises(ConfigError, match="leave secure out"):
-        Merging.of(config.load(None, ["secure=true"]))
+        Merging.of(load(None, ["secure=true"]))
 
 
 def test_what_a_secure_job_agrees_on():
-    agreed = mask_terms_of(config.load(None, ["secure=true", "members=10", "span=2"]))
+    agreed = mask_terms_of(load(None, ["secure=true", "members=10", "span=2"]))
     assert (agreed.members, agreed.threshold, agreed.span) == (10, 7, 2.0)
-    assert mask_terms_of(config.load(None)) is None
+    assert mask_terms_of(load(None)) is None
 
 
 @pytest.mark.parametrize(
@@ -86,5 +87,5 @@ def test_what_a_secure_job_agrees_on():
     ids=str,
 )
 def test_replies_go_like_contributions_unless_it_is_said(overrides, codec, reply_codec):
-    hub = hub_of(config.load(None, overrides))
-    assert [named.name for named in hub.rounds.merger.codecs] == [codec, reply_codec]
+    found = resolve(load(None, overrides))
+    assert [found.codec.name, found.reply_codec.name] == [codec, reply_codec]

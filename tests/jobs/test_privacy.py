@@ -20,12 +20,12 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
-from edgetrain.jobs import reading as config
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.lookup import task_of, work_of
-from edgetrain.jobs.privacy import promise as privacy
-from edgetrain.jobs.rules import refuse_checkpoint
+from edgetrain.jobs.privacy.promise import Promise, said
+from edgetrain.jobs.reading import parse
+from edgetrain.jobs.rules import refuse_checkpoint, resolve
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.private import PrivateMean
 from edgetrain.strategies.merging.rule import Mean
@@ -174,9 +174,8 @@ def test_members_take_their_noise_from_the_operating_system():
     assert system is os.urandom
     assert inspect.signature(train.train).parameters["source"].default is system
     assert inspect.signature(release_of).parameters["source"].default is system
-    assert (
-        hub_of(job("privacy=member", "noise=1", "where=hub")).rounds.merger.rule._source is system
-    )
+    hub = hub_of(resolve(job("privacy=member", "noise=1", "where=hub")))
+    assert hub.rounds.merger.rule._source is system
 
 
 @pytest.mark.parametrize(
@@ -226,7 +225,7 @@ def test_the_hub_s_noise_is_on_the_sum():
 
 
 def job(*overrides):
-    return config.parse({}, ["members=2", "steps=20", *overrides])
+    return parse({}, ["members=2", "steps=20", *overrides])
 
 
 class Watched(Link):
@@ -366,7 +365,7 @@ def test_what_a_lossy_codec_keeps_is_of_what_was_released():
 )
 def test_what_does_not_go_together_is_refused_with_a_way_out(overrides, why):
     with pytest.raises(ConfigError) as refused:
-        hub_of(job(*overrides))
+        resolve(job(*overrides))
     assert why in str(refused.value)
 
 
@@ -383,7 +382,7 @@ def test_what_does_not_go_together_is_refused_with_a_way_out(overrides, why):
     ids=" ".join,
 )
 def test_what_only_works_on_noised_vectors_may_follow(overrides):
-    hub_of(job("privacy=member", "noise=1", *overrides))
+    resolve(job("privacy=member", "noise=1", *overrides))
 
 
 def test_members_of_one_job_agree_on_its_privacy():
@@ -392,9 +391,9 @@ def test_members_of_one_job_agree_on_its_privacy():
 
 
 def test_a_hub_that_is_trusted_merges_privately():
-    hub = hub_of(job("privacy=member", "noise=1", "where=hub"))
+    hub = hub_of(resolve(job("privacy=member", "noise=1", "where=hub")))
     assert isinstance(hub.rounds.merger.rule, PrivateMean)
-    assert isinstance(hub_of(job("privacy=member", "noise=1")).rounds.merger.rule, Mean)
+    assert isinstance(hub_of(resolve(job("privacy=member", "noise=1"))).rounds.merger.rule, Mean)
     assert "private" not in merging.TABLE  # noise is no merge rule that one might forget to name
 
 
@@ -590,7 +589,7 @@ def test_a_simulated_run_says_what_it_promised_and_gives_the_same_bits_again(tab
     told = summary["privacy"]
     assert told["epsilon"] == pytest.approx(planned.promise.epsilon)
     assert told["count"] == (20 if unit == "privacy=example" else 4)
-    assert "protects nobody" in privacy.said(told)
+    assert "protects nobody" in said(told)
     assert runs.read_summary(folder)["privacy"] == told
 
 
@@ -605,10 +604,10 @@ def test_a_run_on_this_machine_prints_its_epsilon(tmp_path, capsys):
 
 
 def test_promises_are_told_with_what_they_do_not_cover():
-    found = privacy.Promise("member", "hub", 1.0, 1.1, 1e-5, 1000, 1.0, 534.9, "pld")
-    told = privacy.said(found.to_dict())
+    found = Promise("member", "hub", 1.0, 1.1, 1e-5, 1000, 1.0, 534.9, "pld")
+    told = said(found.to_dict())
     assert "one member's whole data" in told
     assert "the hub is trusted" in told
     assert "next to no promise" in told
     nothing = replace(found, epsilon=None)
-    assert "privacy: none" in privacy.said(nothing.to_dict())
+    assert "privacy: none" in said(nothing.to_dict())

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
-from edgetrain.jobs import reading as config
 from edgetrain.jobs.privacy.accounting import Releases, epsilon, noise_for
-from edgetrain.jobs.privacy.promise import promise, releases_of, settle
+from edgetrain.jobs.privacy.promise import fix_noise, promise, releases_of
+from edgetrain.jobs.reading import parse
+from edgetrain.jobs.resolved import look_up
 
 # TensorFlow Privacy, privacy/analysis/compute_dp_sgd_privacy_test.py, values of its authors:
 # (accountant, noise, steps, rate, delta, epsilon). Half the noise: that of "microbatching", which
@@ -158,7 +159,7 @@ def test_targets_that_cannot_be_are_refused(target):
 
 
 def job(*overrides):
-    return config.parse({}, ["members=3", "steps=101", "batch=10", "noise=2", *overrides])
+    return look_up(parse({}, ["members=3", "steps=101", "batch=10", "noise=2", *overrides]))
 
 
 @pytest.mark.parametrize(
@@ -187,12 +188,12 @@ def test_of_a_run_that_was_interrupted_only_what_was_done_counts():
 @pytest.mark.parametrize("more", [[], ["sampling=shuffle"], ["sampling=shuffle", "batch=7"]])
 def test_a_target_becomes_the_noise_that_keeps_it(more):
     named = job("privacy=example", "noise=0", "privacy.epsilon=60", *more)
-    settled = settle(named, (40, 50))
-    assert settled.privacy.noise > 0
-    found = promise(settled, (40, 50))
+    fixed = fix_noise(named, (40, 50))
+    assert fixed.job.privacy.noise > 0
+    found = promise(fixed, (40, 50))
     assert 59 < found.epsilon <= 60
-    assert settle(settled, (40, 50)) is settled
-    assert settle(job("noise=0"), ()).privacy.noise == 0
+    assert fix_noise(fixed, (40, 50)) is fixed
+    assert fix_noise(job("noise=0"), ()).job.privacy.noise == 0
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -241,11 +242,12 @@ import sys
 sys.modules["dp_accounting"] = None
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.privacy.accounting import Releases, epsilon
-from edgetrain.jobs.privacy.promise import settle
+from edgetrain.jobs.privacy.promise import fix_noise
 from edgetrain.jobs.reading import parse
+from edgetrain.jobs.rules import resolve
 from edgetrain.training.member import release_of
 job = parse({}, ["privacy=member", "noise=1", "where=hub"])
-hub_of(settle(job)), release_of(job.privacy)
+hub_of(fix_noise(resolve(job))), release_of(job.privacy)
 try:
     epsilon(Releases(1.0, 1), 1e-5)
 except Exception as error:

@@ -16,6 +16,7 @@ from edgetrain.cli.compare import variants
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.reading import parse
+from edgetrain.jobs.rules import resolve
 from edgetrain.strategies import Parameter, Strategy
 from edgetrain.strategies.displacement import Displacement
 from edgetrain.strategies.spelling import number, spell, split, split_list
@@ -115,7 +116,7 @@ def test_a_list_of_strategies_has_commas_inside_and_between():
 
 
 def test_members_get_the_arguments_from_the_hub(shrunk):
-    hub = hub_of(parse({}, ["strategy=shrunk(0.50)"]))
+    hub = hub_of(resolve(parse({}, ["strategy=shrunk(0.50)"])))
     assert hub.terms.strategy == "shrunk(0.5)"
     fleets = {
         text: Fleet(text, members=3, every=2, delay=0, steps=6).run()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,63 +14,88 @@ if TYPE_CHECKING:
     from edgetrain.jobs.capacity.estimate import Kind, Question
 
 
-def question_of(job: Job, arguments: argparse.Namespace, beside: Path | None) -> Question:
-    """What is to be worked out. ConfigError for names and numbers that cannot be."""
-    from edgetrain import codecs, strategies
+@dataclass(frozen=True)
+class Options:
+    """What a question asks beyond its job. Rates are in Mbit/s, each way; 0: no limit."""
+
+    members: int | None = None
+    """None: the job's."""
+    rounds: int = 100
+    parameters: int | None = None
+    """Of the model; None: the task's, which is loaded."""
+    step_s: float | None = None
+    """Seconds of a step; None: the job's pace_s, else measured from the task for each device."""
+    gateways: int = 0
+    sites: int = 0
+    """Sites without a gateway; 0: the job's."""
+    uplink: str | None = None
+    """The network profile between a site or gateway and the hub; None: that of the job's site, or
+    of its first member."""
+    shards: int = 1
+    hub_rate_mbit: float = 1000.0
+    gateway_rate_mbit: float = 1000.0
+    merge_bytes_per_s: float = 2e9
+    """float32 bytes that a hub merges in a second; 0: no limit."""
+    ratio: float = 0.0
+    """Of contributions to float32, as measured; 0: as many bytes as the codec may take."""
+    reply_ratio: float = 0.0
+    """Of replies; 0: as of contributions."""
+
+
+def question_of(job: Job, options: Options = Options(), beside: Path | None = None) -> Question:
+    """The question about a job's fleet. `beside` is the folder of the job file.
+
+    ConfigError for names and numbers that cannot be. Loads the task if the options leave open what
+    it decides.
+    """
     from edgetrain.fleet import networks
     from edgetrain.fleet.assignment import parse_sites
-    from edgetrain.jobs.building import hub_of
     from edgetrain.jobs.capacity.estimate import Exchange, Hubs, Question
+    from edgetrain.jobs.rules import resolve
 
-    hub_of(job)  # refuses what no hub would take
-    strategy = strategies.find(job.strategy.name)
-    delay = 0 if not strategy.delays else job.strategy.delay
-    kinds, elements = _kinds(job, arguments, beside)
-    codec = codecs.parse(job.strategy.codec)
-    reply_codec = codecs.parse(job.strategy.reply_codec) if job.strategy.reply_codec else codec
-    members = arguments.members or max(job.fleet.members, len(kinds))
+    found = resolve(job)
+    kinds, elements = _kinds(job, options, beside)
+    members = options.members or max(job.fleet.members, len(kinds))
     sites = parse_sites(job.fleet.sites, job.fleet.members)
-    uplink = networks.load(arguments.uplink) if arguments.uplink else kinds[0].network
+    uplink = networks.load(options.uplink) if options.uplink else kinds[0].network
     return Question(
         members=members,
         kinds=kinds,
         exchange=Exchange(
-            every=job.strategy.every or strategy.every,
-            delay=None if delay == "auto" else int(delay),
+            every=found.every,
+            delay=found.delay,
             elements=elements,
-            codec=codec,
-            reply_codec=reply_codec,
-            ratio=arguments.ratio,
-            reply_ratio=arguments.reply_ratio or arguments.ratio,
+            codec=found.codec,
+            reply_codec=found.reply_codec,
+            ratio=options.ratio,
+            reply_ratio=options.reply_ratio or options.ratio,
         ),
         hubs=Hubs(
-            shards=arguments.shards,
-            gateways=arguments.gateways,
-            uplinks=0 if arguments.gateways else arguments.sites or len(sites),
-            uplink=sites[0].uplink if sites and not arguments.uplink else uplink,
-            rate_mbit=arguments.hub_rate,
-            gateway_rate_mbit=arguments.gateway_rate,
+            shards=options.shards,
+            gateways=options.gateways,
+            uplinks=0 if options.gateways else options.sites or len(sites),
+            uplink=sites[0].uplink if sites and not options.uplink else uplink,
+            rate_mbit=options.hub_rate_mbit,
+            gateway_rate_mbit=options.gateway_rate_mbit,
             message_s=job.hub.message_s,
-            merge_bytes_per_s=arguments.merge_rate * 1e9,
+            merge_bytes_per_s=options.merge_bytes_per_s,
         ),
-        rounds=arguments.rounds,
+        rounds=options.rounds,
         seed=job.seed,
         quorum=min(job.hub.quorum, members),
         deadline_s=job.hub.deadline_s,
     )
 
 
-def _kinds(
-    job: Job, arguments: argparse.Namespace, beside: Path | None
-) -> tuple[tuple[Kind, ...], int]:
-    """The kinds of members, in turn, and the model's parameters; measured where nobody said."""
+def _kinds(job: Job, options: Options, beside: Path | None) -> tuple[tuple[Kind, ...], int]:
+    """The kinds of members, in turn, and the model's parameters; measured where they are open."""
     from edgetrain.fleet import devices, networks
     from edgetrain.fleet.assignment import devices_of, networks_of
     from edgetrain.jobs.capacity.estimate import Kind
 
     boards = devices_of(job.fleet.device)
     links = networks_of(job.fleet.network)
-    step_s, elements = arguments.step_seconds or job.fleet.pace_s, arguments.parameters
+    step_s, elements = options.step_s or job.fleet.pace_s, options.parameters
     paces = dict.fromkeys(boards, step_s)
     if not step_s or not elements:
         measured, paces_of_task = _measure(job, sorted(set(boards)), beside)

@@ -1,7 +1,7 @@
-"""How much of a privacy budget a job spends: from noise and rounds to epsilon, and back.
+"""What noise and rounds spend of a privacy budget: from releases to epsilon, and back.
 
-The accountant is Google's `dp-accounting`; nothing is accounted here by other means than its own.
-It is imported when it is used: who is told the noise need not have it.
+The accountant is Google's `dp-accounting`, and nothing is accounted by other means. It is imported
+when it is used: a machine that is told the noise need not have it.
 """
 
 from __future__ import annotations
@@ -11,27 +11,35 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgetrain.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 ACCOUNTANTS = ("pld", "rdp")
 
 TIGHT_UP_TO = 50.0
-"""An epsilon above which the loose accountant's is told: nobody can use the difference, and the
-privacy loss distribution of such a job fills the memory."""
+"""An epsilon above which the loose accountant's is reported: the difference is of no use, and the
+privacy loss distribution of such releases fills the memory."""
 
 CLOSE = 2e-3
-"""How much less than its target an epsilon may be, as a share, when noise is looked for."""
+"""How much less than its target an epsilon may be, as a share, when noise is searched."""
 
 LEAST = 1e-3
-"""The smallest epsilon that noise is looked for."""
+"""The smallest target epsilon."""
 
 NOISES = (1e-3, 1e6)
-"""What is looked between for a noise multiplier."""
+"""Noise multipliers are searched between these."""
+
+
+@dataclass(frozen=True)
+class Releases:
+    """What is released about one unit (a member, or an example of one), as an accountant counts it:
+    `count` Gaussian mechanisms of sensitivity 1 and standard deviation `noise`, each on a unit that
+    takes part with probability `rate`."""
+
+    noise: float
+    count: int
+    rate: float = 1.0
 
 
 def epsilon(releases: Releases, delta: float, accountant: str = "pld") -> float | None:
@@ -161,17 +169,3 @@ def _quietly() -> Iterator[None]:
             yield
     finally:
         log.setLevel(before)
-
-
-# -- of a job -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Releases:
-    """What a job says about one unit (a member, or an example of one), as far as an accountant is
-    concerned: `count` Gaussian mechanisms of sensitivity 1 and standard deviation `noise`, each on
-    a unit that takes part with probability `rate`."""
-
-    noise: float
-    count: int
-    rate: float = 1.0

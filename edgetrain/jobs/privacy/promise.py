@@ -1,7 +1,8 @@
-"""Differential privacy of a job: whose data is protected, from whom, and what cannot go with it.
+"""Differential privacy of a job: whose data is protected, from whom, and how well.
 
-What the [privacy] table means, and nothing that is heavy: the accountant is in `accounting`,
-vectors are clipped and noised in `gaussian`, gradients of examples are taken in `examples`.
+What the [privacy] table means, without anything heavy: the accountant is in `accounting`, vectors
+are clipped and noised in `vectors.noise`, gradients of examples are taken in `tasks.private_work`.
+What privacy does not go together with is in `jobs.rules`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.jobs.job import Job
-from edgetrain.jobs.privacy import promise as privacy
-
-if TYPE_CHECKING:
-    from edgetrain.jobs.job import Job
 from edgetrain.jobs.privacy.accounting import Releases, epsilon, noise_for
 
 if TYPE_CHECKING:
-    from edgetrain.jobs.job import Job
+    from edgetrain.jobs.resolved import Resolved
 
 UNITS = ("none", "example", "member")
 PLACES = ("member", "hub", "sum")
@@ -76,26 +72,19 @@ def said(promise: dict[str, Any]) -> str:
     return told + (f" ({'; '.join(more)})" if more else "")
 
 
-def rounds_of(job: Job) -> int:
-    """Contributions that a member of this job makes, at most."""
-    from edgetrain import strategies
-
-    every = job.strategy.every or strategies.find(job.strategy.name).every
-    return -(-job.train.steps // every)
-
-
 def releases_of(
-    job: Job, samples: Sequence[int], steps: int | None = None, rounds: int | None = None
+    found: Resolved, samples: Sequence[int], steps: int | None = None, rounds: int | None = None
 ) -> Releases:
     """What the job releases about one unit: of all members' units the one that is released most.
 
     `samples`: how many each member's shard holds. `steps` and `rounds` are those of a run that has
     ended; None: the job's. `noise` is the job's own, 0 if it has to be found yet.
     """
+    job = found.job
     table = job.privacy
     steps = job.train.steps if steps is None else steps
     if table.unit == "member":
-        return Releases(table.noise, privacy.rounds_of(job) if rounds is None else rounds)
+        return Releases(table.noise, found.rounds if rounds is None else rounds)
     fewest = min(samples)
     batch = job.train.batch
     if table.sampling == "poisson":
@@ -107,34 +96,40 @@ def releases_of(
     return Releases(table.noise / math.sqrt(2) if spanning else table.noise, passes)
 
 
-def settle(job: Job, samples: Sequence[int] = ()) -> Job:
+def fix_noise(found: Resolved, samples: Sequence[int] = ()) -> Resolved:
     """The job with the noise that its target epsilon asks for; as it is where it has none.
 
     Deterministic: hub and members find the same. Raises ConfigError.
     """
-    table = job.privacy
+    table = found.job.privacy
     if table.unit == "none" or not table.epsilon:
-        return job
-    wanted = releases_of(replace(job, privacy=replace(table, noise=1.0)), samples)
-    found = noise_for(table.epsilon, wanted.count, table.delta, wanted.rate) / wanted.noise
-    return replace(job, privacy=replace(table, noise=found, epsilon=0.0))
+        return found
+    wanted = releases_of(_with_noise(found, 1.0), samples)
+    noise = noise_for(table.epsilon, wanted.count, table.delta, wanted.rate) / wanted.noise
+    return _with_noise(found, noise)
+
+
+def _with_noise(found: Resolved, noise: float) -> Resolved:
+    table = replace(found.job.privacy, noise=noise, epsilon=0.0)
+    return replace(found, job=replace(found.job, privacy=table))
 
 
 def promise(
-    job: Job,
+    found: Resolved,
     samples: Sequence[int] = (),
     steps: int | None = None,
     rounds: int | None = None,
     *,
     seeded: bool = False,
 ) -> Promise | None:
-    """What a job (or so much of it) promises; None where it has no privacy. See `releases_of`."""
-    table = job.privacy
+    """What a job promises, or `steps` and `rounds` of it; None: it has no privacy. See
+    `releases_of`."""
+    table = found.job.privacy
     if table.unit == "none":
         return None
-    found = releases_of(job, samples, steps, rounds)
+    releases = releases_of(found, samples, steps, rounds)
     source = "seeded, as all of a simulation" if seeded else "the operating system's generator"
     return Promise(
-        table.unit, table.where, table.clip, table.noise, table.delta, found.count, found.rate,
-        epsilon(found, table.delta), "pld", source,
+        table.unit, table.where, table.clip, table.noise, table.delta, releases.count,
+        releases.rate, epsilon(releases, table.delta), "pld", source,
     )  # fmt: skip

@@ -30,8 +30,8 @@ from edgetrain.exchange.hub.journal import Disk, Journal, Settings
 from edgetrain.exchange.hub.records import Record, Round
 from edgetrain.exchange.messages import Contribute, unpack
 from edgetrain.fleet.networks import Fault
-from edgetrain.jobs.building import journal_settings
 from edgetrain.jobs.plan import Plan
+from edgetrain.jobs.resolved import journal_settings
 from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.chaos import laws

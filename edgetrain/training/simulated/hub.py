@@ -19,7 +19,7 @@ from edgetrain.exchange.hub.effects import Closed, Note
 from edgetrain.exchange.hub.journal import Disk, Journal
 from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.jobs.building import hub_of
-from edgetrain.jobs.job import Job
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.training.simulated.local import noise_of
 from edgetrain.training.simulated.machines import FillingDisk, MachineClock
 from edgetrain.training.simulated.virtual import Process, World
@@ -38,7 +38,7 @@ class SimulatedHub:
 
     def __init__(
         self,
-        job: Job,
+        found: Resolved,
         world: World,
         network: SimulatedNetwork,
         observe: Observer,
@@ -48,7 +48,7 @@ class SimulatedHub:
         and its disk does not matter."""
         self.clock = MachineClock(world)
         self.given_up: set[str] = set()
-        self._job, self._world, self._network = job, world, network
+        self._found, self._world, self._network = found, world, network
         self._observer = observe
         self._open_journal = open_journal
         self._disk = FillingDisk(world)
@@ -88,7 +88,7 @@ class SimulatedHub:
         self._observer(effect)
 
     def _serve(self) -> None:
-        hub = hub_of(self._job, source=noise_of(self._job, "hub"))
+        hub = hub_of(self._found, source=noise_of(self._found.job, "hub"))
         if self._open_journal is None:
             serve(hub, self._network.hub, self.clock, self._observe)
             return

@@ -57,11 +57,6 @@ class Surroundings:
         """The job's."""
         return self.planned.job.digest()
 
-    @functools.cached_property
-    def devices(self) -> dict[str, devices.Device]:
-        """The profile of each kind of device."""
-        return {name: devices.load(name) for name in set(self.planned.devices)}
-
 
 class SimulatedMember:
     """The device of member `index`. `process` is the one that runs, or ran last; `clock` can jump.
@@ -130,7 +125,7 @@ class SimulatedMember:
         around, world, index, clock = self._around, self._around.world, self._index, self.clock
         job = around.planned.job
         place = Place(index, around.planned.devices[index], around.planned.beside)
-        device = around.devices[place.device]
+        device = around.planned.device_profiles[place.device]
         flat, optimizer, work = around.gradients.member(index)
         seconds = around.step_seconds[place.device]
         pace = Pace(devices.StepTimes(device, seconds, job.seed, index), clock, world.sleep)

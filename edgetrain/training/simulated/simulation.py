@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.fleet import networks
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.plan import Plan
 from edgetrain.runs.folder import metrics_path, write_environment, write_job, write_summary
@@ -113,10 +112,9 @@ class Simulation:
         self._planned, self._folder = planned, folder
         self._on_start = on_start
         self.world = World()
-        profiles = {name: networks.load(name) for name in set(planned.networks)}
         self.network = SimulatedNetwork(
             self.world,
-            [profiles[name] for name in planned.networks],
+            planned.links,
             message_s=planned.job.hub.message_s,
             seed=planned.job.seed + luck,
             congestion=planned.congestion,
@@ -136,7 +134,7 @@ class Simulation:
             usage=ComputedUsage(lambda: self.network.hub.busy_s),
             on_start=self._start,
         )
-        self.hub = SimulatedHub(planned.job, self.world, self.network, self._recorder, open_journal)
+        self.hub = SimulatedHub(planned, self.world, self.network, self._recorder, open_journal)
         around = Surroundings(
             planned,
             self.world,

@@ -13,8 +13,9 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.effects import Closed, Note, Send
 from edgetrain.exchange.messages import Refuse
 from edgetrain.exchange.transport import Traffic
-from edgetrain.jobs import reading as config
 from edgetrain.jobs.building import hub_of
+from edgetrain.jobs.reading import parse
+from edgetrain.jobs.rules import resolve
 from edgetrain.runs import folder as runs
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports import comparison
@@ -90,12 +91,12 @@ def test_one_member_has_one_voice_however_many_rounds_it_is_late():
 
 @pytest.mark.parametrize("strategy", ["sync-sgd", "local-sgd", "dga"])
 def test_a_job_names_its_rule_for_gradients_and_displacements(strategy):
-    job = config.parse({}, [f"strategy={strategy}", "merge=trimmed-mean(0.25)"])
+    job = parse({}, [f"strategy={strategy}", "merge=trimmed-mean(0.25)"])
     assert job.strategy.merge == "trimmed-mean(0.25)"
-    rule = hub_of(job).rounds.merger.rule
+    rule = hub_of(resolve(job)).rounds.merger.rule
     assert rule.share == 0.25
     assert rule.keeps_late == (strategy != "sync-sgd")
-    assert job.digest() != config.parse({}, [f"strategy={strategy}"]).digest()
+    assert job.digest() != parse({}, [f"strategy={strategy}"]).digest()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_a_job_names_its_rule_for_gradients_and_displacements(strategy):
 )
 def test_what_cannot_be_merged_is_said_before_anything_starts(overrides, said):
     with pytest.raises(ConfigError) as caught:
-        hub_of(config.parse({}, overrides))
+        resolve(parse({}, overrides))
     assert said in str(caught.value)
 
 

@@ -26,7 +26,7 @@ from edgetrain.exchange.messages import KINDS, Start
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs import reading as config
-from edgetrain.jobs.building import mask_terms_of
+from edgetrain.jobs.resolved import mask_terms_of
 from edgetrain.vectors.vector import Buffer, checksum
 
 MEMBERS, ELEMENTS, ROUNDS = 3, 5000, 3

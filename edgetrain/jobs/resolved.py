@@ -1,0 +1,73 @@
+"""What a job's [strategy] table names, looked up once: the strategy, codecs, merge rule and masks.
+
+Whether they go together is checked in `rules`. Needs neither torch nor data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgetrain import codecs, strategies
+from edgetrain.codecs import Codec
+from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.journal import Fsync, Settings
+from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
+from edgetrain.jobs.job import Job
+from edgetrain.strategies import Strategy, merging
+from edgetrain.strategies.merging import RuleRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A job, and the objects that its [strategy] table names. `rules.resolve` makes it."""
+
+    job: Job
+    strategy: Strategy
+    every: int
+    """Local steps in a round: the job's, or the strategy's default."""
+    delay: int | None
+    """Local steps that a reply may take; None: measured. 0 where the strategy has no delay."""
+    codec: Codec
+    """Of contributions; not bound to tensors yet."""
+    reply_codec: Codec
+    merge: RuleRow
+    mask_terms: MaskTerms | None
+    """How contributions are masked; None: they are not."""
+
+    @property
+    def rounds(self) -> int:
+        """Contributions that each member makes, at most."""
+        return -(-self.job.train.steps // self.every)
+
+
+def look_up(job: Job) -> Resolved:
+    """The objects that a job names. ConfigError for a name or an argument that does not exist."""
+    table = job.strategy
+    strategy = strategies.find(table.name)
+    codec = codecs.parse(table.codec)
+    return Resolved(
+        job=job,
+        strategy=strategy,
+        every=table.every or strategy.every,
+        delay=table.fixed_delay if strategy.delays else 0,
+        codec=codec,
+        reply_codec=codecs.parse(table.reply_codec) if table.reply_codec else codec.for_replies(),
+        merge=merging.find(table.merge),
+        mask_terms=mask_terms_of(job),
+    )
+
+
+def journal_settings(job: Job) -> Settings:
+    """How the job's journal is kept; ConfigError."""
+    if job.hub.when_full not in ("stop", "go on"):
+        raise ConfigError(f"hub.when_full = '{job.hub.when_full}'", "allowed are 'stop', 'go on'")
+    stop = job.hub.when_full == "stop"
+    return Settings(Fsync.parse(job.hub.fsync), stop, job.hub.snapshot_every)
+
+
+def mask_terms_of(job: Job) -> MaskTerms | None:
+    """How the job's contributions are masked; None: they are not."""
+    table, members = job.strategy, job.fleet.members
+    if not table.secure:
+        return None
+    return MaskTerms(members, table.threshold or default_threshold(members), table.span)
