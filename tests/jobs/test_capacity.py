@@ -17,7 +17,7 @@ from edgetrain.exchange.messages import Contribute, pack
 from edgetrain.fleet import devices, networks
 from edgetrain.fleet.networks import Burst, Direction, Profile
 from edgetrain.jobs.capacity.estimate import (
-    Exchange,
+    ExchangeSizes,
     Hubs,
     Kind,
     Question,
@@ -26,7 +26,7 @@ from edgetrain.jobs.capacity.estimate import (
     contribution,
     reply,
 )
-from edgetrain.jobs.capacity.flows import Ports, Steps, Streams
+from edgetrain.jobs.capacity.flows import Ports, StepTimesOfMany, Streams
 from edgetrain.jobs.capacity.question import Options, question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
@@ -54,7 +54,7 @@ def question(
     network = networks.load(network) if isinstance(network, str) else network
     kind = Kind(device, step_s, network)
     coder = codecs.parse(codec)
-    exchange = Exchange(every, delay, elements, coder, coder)
+    exchange = ExchangeSizes(every, delay, elements, coder, coder)
     return Question(members, (kind,), exchange, hubs or Hubs(), **{"rounds": 40, **more})
 
 
@@ -416,7 +416,7 @@ def test_steps_have_the_moments_of_a_device_that_is_emulated():
     device = dataclasses.replace(CALM, step_jitter=0.3, slow_chance=0.1, slow_factor=3.0)
     one = [devices.StepTimes(device, 0.1, 0, member) for member in range(3000)]
     for count in (1, 5):
-        drawn = Steps([device] * 3000, [0.1] * 3000, np.random.default_rng(0)).take(count)
+        drawn = StepTimesOfMany([device] * 3000, [0.1] * 3000, np.random.default_rng(0)).take(count)
         wanted = np.array([sum(times(s) for s in range(count)) for times in one])
         assert drawn.mean() == pytest.approx(wanted.mean(), rel=0.02)
         assert drawn.std() == pytest.approx(wanted.std(), rel=0.1)

@@ -22,7 +22,7 @@ from edgetrain.exchange.hub.delay import AUTO_ROUNDS
 from edgetrain.exchange.messages import Contribute, Message, Reply, pack
 from edgetrain.fleet.devices import Device
 from edgetrain.fleet.networks import Profile
-from edgetrain.jobs.capacity.flows import Array, Ports, Steps, Streams, wire_bytes
+from edgetrain.jobs.capacity.flows import Array, Ports, StepTimesOfMany, Streams, wire_bytes
 
 MARGIN = 1.1
 """An automatic delay is so much longer than the round trip, as on a member."""
@@ -46,7 +46,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeSizes:
     """What members exchange, and when. A vector has `elements` float32 numbers.
 
     `codec` and `reply_codec` say how many bytes it takes at most; a `ratio` above 0, measured
@@ -91,7 +91,7 @@ class Question:
 
     members: int
     kinds: tuple[Kind, ...]
-    exchange: Exchange
+    exchange: ExchangeSizes
     hubs: Hubs = Hubs()
     rounds: int = 100
     seed: int = 0
@@ -328,7 +328,7 @@ class _Run:
         hubs, exchange, members = question.hubs, question.exchange, question.members
         kinds = [question.kinds[i % len(question.kinds)] for i in range(members)]
         rng, *rngs = np.random.default_rng(question.seed).spawn(5)
-        self.steps = Steps([k.device for k in kinds], [k.step_s for k in kinds], rng)
+        self.steps = StepTimesOfMany([k.device for k in kinds], [k.step_s for k in kinds], rng)
         self.whole = _parcels(exchange, 1)
         self.share = _parcels(exchange, hubs.shards)
         connections = 1 if hubs.gateways else hubs.shards
@@ -540,7 +540,7 @@ class _Run:
         return f"the round trip of {trip:.3g} s, of which the delay covers {covers:.3g} s"
 
 
-def _parcels(exchange: Exchange, shards: int) -> tuple[Parcel, Parcel]:
+def _parcels(exchange: ExchangeSizes, shards: int) -> tuple[Parcel, Parcel]:
     """A contribution to one of so many hubs, and its reply."""
     elements = -(-exchange.elements // shards)
     return (

@@ -42,7 +42,7 @@ _FLIGHTS = 24
 _FRIENDLY = 3 * (1 - _CUBIC_BETA) / (1 + _CUBIC_BETA)
 
 
-class Steps:
+class StepTimesOfMany:
     """How long the steps of all members take: devices.StepTimes, many steps and members at once.
 
     A single step has the same distribution (a lognormal jitter of mean 1, slow steps, heat); the

@@ -50,7 +50,7 @@ def question_of(job: Job, options: Options = Options(), beside: Path | None = No
     """
     from edgetrain.fleet import networks
     from edgetrain.fleet.assignment import parse_sites
-    from edgetrain.jobs.capacity.estimate import Exchange, Hubs, Question
+    from edgetrain.jobs.capacity.estimate import ExchangeSizes, Hubs, Question
     from edgetrain.jobs.rules import resolve
 
     found = resolve(job)
@@ -61,7 +61,7 @@ def question_of(job: Job, options: Options = Options(), beside: Path | None = No
     return Question(
         members=members,
         kinds=kinds,
-        exchange=Exchange(
+        exchange=ExchangeSizes(
             every=found.every,
             delay=found.delay,
             elements=elements,
