@@ -68,45 +68,29 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan all, run each both ways, report."""
+    """Plan all jobs, run each both ways, print and draw the errors."""
     if not 1 <= arguments.draws <= 1000:
         raise ConfigError(f"--draws {arguments.draws}", "allowed are 1 to 1000")
     jobs, beside = jobs_of(arguments)
     common.simulator()
     from edgetrain.jobs.plan import plan
-    from edgetrain.runs.folder import create, create_inside, read_metrics, write_summary
+    from edgetrain.runs.folder import create, write_summary
     from edgetrain.runs.reports import calibration
     from edgetrain.runs.reports.plot import calibration_figure
-    from edgetrain.training import emulated
-    from edgetrain.training.simulated import simulation
+    from edgetrain.training import both_ways, emulated
 
     emulated.warm_up()
     planned = {name: plan(job, beside) for name, job in jobs.items()}
     folder = create(arguments.runs, "calibrate")
     pairs = []
     for number, (name, each) in enumerate(planned.items(), 1):
-        found, real, bases = [], [], []
-        for how, start in (("emulated", emulated.run), ("simulated", simulation.run)):
-            common.warn(f"{number} of {len(planned)}: {name}, {how} …")
-            inside = create_inside(folder, f"{name} {how}")
-            began = time.monotonic()
-            found.append(start(each, inside))
-            real.append(time.monotonic() - began)
-            bases.append(calibration.bases_of(read_metrics(inside, "event")))
-        drawn = [
-            simulation.run(each, create_inside(folder, f"{name} simulated {luck}"), luck=luck)
-            for luck in range(1, arguments.draws if _loses(each) else 1)
-        ]
-        pairs.append(
-            calibration.pair(
-                name, found[0], found[1], (bases[0], bases[1]), (real[0], real[1]), drawn
-            )
-        )
+        report = partial(_report, f"{number} of {len(planned)}: {name}")
+        pairs.append(both_ways.run(name, each, folder, arguments.draws, report, time.monotonic))
     picture = common.picture(partial(calibration_figure, pairs, folder / "calibration.png"))
-    report = calibration.as_json(pairs, picture)
-    write_summary(folder, {"name": folder.name, "calibration": report})
+    answer = calibration.as_json(pairs, picture)
+    write_summary(folder, {"name": folder.name, "calibration": answer})
     if arguments.json:
-        common.say(json.dumps(report | {"folder": str(folder)}))
+        common.say(json.dumps(answer | {"folder": str(folder)}))
     else:
         common.say(calibration.text(pairs, picture))
     return 0
@@ -116,7 +100,7 @@ def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]
     """The named job under each strategy and network, or the built-in cases."""
     from dataclasses import replace
 
-    from edgetrain.cli.compare import variants
+    from edgetrain.jobs.grid import variants
 
     if not arguments.job and not arguments.strategies and not arguments.networks:
         from edgetrain.jobs.reading import load
@@ -124,14 +108,12 @@ def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]
         return {name: load(None, [*_BASIS, *case]) for name, case in CASES.items()}, None
     job, beside = common.job_of(arguments, _BASIS)
     found = {}
-    for variant in variants(job, arguments.strategies or job.strategy.name):
+    for variant in variants(job, (arguments.strategies or job.strategy.name).split(",")):
         for network in (arguments.networks or job.fleet.network).split(","):
             name = f"{variant.strategy.name}, {network.strip()}"
             found[name] = replace(variant, fleet=replace(variant.fleet, network=network.strip()))
     return found, beside
 
 
-def _loses(planned: Any) -> bool:
-    """Whether packets are lost on any link of the job."""
-    uplinks = [site.uplink for site in planned.sites]
-    return any(profile.has_loss for profile in (*planned.network_profiles.values(), *uplinks))
+def _report(job: str, how: str) -> None:
+    common.warn(f"{job}, {how} …")

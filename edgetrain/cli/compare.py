@@ -6,12 +6,10 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from edgetrain.cli import common
-from edgetrain.jobs.job import Job
 
 DEMO = (
     "members=8",
@@ -56,8 +54,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan all, run one after the other, compare."""
+    """Plan all runs, run one after the other, print and draw the comparison."""
     job, beside = common.job_of(arguments, DEMO)
+    from edgetrain.jobs.grid import variants
     from edgetrain.jobs.plan import plan
     from edgetrain.runs.folder import create, create_inside, write_job, write_summary
     from edgetrain.runs.reports import comparison
@@ -69,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     run_planned = common.runner(arguments)
     if not arguments.simulate:
         emulated.warm_up()
-    planned = [plan(j, beside) for j in variants(job, arguments.strategies)]
+    planned = [plan(j, beside) for j in variants(job, arguments.strategies.split(","))]
     first = planned[0]
     folder = create(arguments.runs, f"compare-{first.job.name}")
     write_job(folder, job.to_dict())
@@ -106,21 +105,3 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         common.say(text(compared, picture))
     return 0
-
-
-def variants(job: Job, names: str) -> list[Job]:
-    """The job under each of the named strategies. ConfigError for a name that is not one."""
-    from edgetrain import strategies
-    from edgetrain.strategies.spelling import split_list
-
-    found = []
-    for name in split_list(names):
-        strategy = strategies.find(name)
-        table = replace(
-            job.strategy,
-            name=strategy.spelled,
-            every=job.strategy.every if strategy.has_local_steps else 0,
-            delay=job.strategy.delay if strategy.delays else 0,
-        )
-        found.append(replace(job, strategy=table))
-    return found

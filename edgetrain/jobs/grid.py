@@ -214,14 +214,20 @@ class Sweep:
 
 
 def fitting(job: Job) -> Job:
-    """The job without what its strategy does not have: a delay, a round of several steps."""
+    """The job with `every` and `delay` set to 0 if its strategy has no local steps or no delay."""
     strategy = strategies.find(job.strategy.name)
     table = replace(
         job.strategy,
-        every=job.strategy.every if strategy.contributes == "displacement" else 0,
+        every=job.strategy.every if strategy.has_local_steps else 0,
         delay=job.strategy.delay if strategy.delays else 0,
     )
     return replace(job, strategy=table)
+
+
+def variants(job: Job, names: Sequence[str]) -> list[Job]:
+    """The job under each of these strategies. Raises ConfigError for a name that is not one."""
+    found = [strategies.find(name.strip()).name for name in names]
+    return [fitting(replace(job, strategy=replace(job.strategy, name=name))) for name in found]
 
 
 def is_sweep(path: Path) -> bool:
