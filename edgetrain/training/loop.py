@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import Job
@@ -16,13 +17,30 @@ EVALUATIONS = 50
 """Evaluations in a run unless the job says how often."""
 
 
+@dataclass(frozen=True)
+class Steps:
+    """How many steps a member takes, and what is recorded of them."""
+
+    steps: int
+    evaluate_every: int = 0
+    """Steps between two evaluations; 0: this member evaluates nothing."""
+    record_every: int = 1
+    """Steps that share a line of metrics."""
+
+    @classmethod
+    def of(cls, job: Job, index: int, record_every: int = 1) -> Steps:
+        """Those of the member `index` of a job: the first member evaluates."""
+        steps = job.train.steps
+        every = job.train.evaluate_every or max(1, steps // EVALUATIONS)
+        return cls(steps, every if index == 0 else 0, record_every)
+
+
 class Loop:
-    """The steps of one member, and their record. `record_every` steps share a line of metrics."""
+    """The steps of one member, and their record."""
 
     def __init__(
         self,
-        job: Job,
-        index: int,
+        steps: Steps,
         local: Local,
         member: Member,
         log: MetricsLog,
@@ -30,7 +48,6 @@ class Loop:
         usage: Usage,
         energy: devices.Energy,
         clock: Callable[[], float],
-        record_every: int = 1,
     ) -> None:
         self._local = local
         self._member = member
@@ -39,11 +56,9 @@ class Loop:
         self._usage = usage
         self._energy = energy
         self._clock = clock
-        self._steps = job.train.steps
-        self._evaluate_every = (
-            (job.train.evaluate_every or max(1, self._steps // EVALUATIONS)) if index == 0 else 0
-        )
-        self._record_every = record_every
+        self._steps = steps.steps
+        self._evaluate_every = steps.evaluate_every
+        self._record_every = steps.record_every
         self._unrecorded = 0
         self._seconds = [0.0, 0.0, 0.0]
         self._before = member.traffic()

@@ -29,7 +29,7 @@ from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
 from edgetrain.tasks.work import optimizer_for
 from edgetrain.training.keeping import keeping_of
-from edgetrain.training.loop import Loop
+from edgetrain.training.loop import Loop, Steps
 from edgetrain.training.member import Member, bind, release_of
 from edgetrain.training.pacing import Pace
 from edgetrain.training.stopping import Stop
@@ -105,7 +105,8 @@ def train(
         local = work_of(job, task, model, flat, place.index, source, member.steps)
         log = open_log(member.name)
         with log:
-            Loop(job, place.index, local, member, log, pace, Meter(), energy, clock).run()
+            steps = Steps.of(job, place.index)
+            Loop(steps, local, member, log, pace, Meter(), energy, clock).run()
 
 
 def request_of(job: Job, place: Place, task: Task, digest: str | None = None) -> Request:

@@ -22,7 +22,7 @@ from edgetrain.fleet import devices
 from edgetrain.jobs.plan import Plan
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
-from edgetrain.training.loop import Loop
+from edgetrain.training.loop import Loop, Steps
 from edgetrain.training.member import Member, release_of
 from edgetrain.training.pacing import Pace
 from edgetrain.training.simulated.local import Gradients, noise_of
@@ -136,10 +136,8 @@ class SimulatedMember:
             began = world.clock()
             usage = ComputedUsage(lambda: world.clock() - began - member.wait_s)
             with around.open_log(member.name) as log:
-                Loop(
-                    job, index, work, member, log, pace, usage, energy, clock,
-                    max(1, job.fleet.members // LINES),
-                ).run()  # fmt: skip
+                steps = Steps.of(job, index, max(1, job.fleet.members // LINES))
+                Loop(steps, work, member, log, pace, usage, energy, clock).run()
 
     def _joined(self, flat: Flat, optimizer: Stepper, request: Request) -> Member:
         """A member that has joined. If the hub has not noticed yet that the device lost its power,
