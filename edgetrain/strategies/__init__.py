@@ -156,6 +156,12 @@ def _uncorrected(setting: Setting) -> MemberHalf:
     return Uncorrected(setting.params, setting.every, setting.delay, setting.memory)
 
 
+def _fedprox(setting: Setting, mu: float) -> MemberHalf:
+    from edgetrain.strategies.fedprox import FedProx
+
+    return FedProx(setting.params, setting.gradient, mu, setting.every, setting.memory)
+
+
 _ROWS = (
     Strategy(
         name="sync-sgd",
@@ -183,6 +189,15 @@ _ROWS = (
         summary="local-sgd with members weighted by the samples they hold",
         source="McMahan et al., AISTATS 2017",
         weighted=True,
+    ),
+    Strategy(
+        name="fedprox",
+        build=_fedprox,
+        parameters=(Parameter("mu", 0.0, 1000.0),),
+        summary="fedavg whose local steps are held near the round's start, for unequal data",
+        source="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
+        weighted=True,
+        adjusts_gradient=True,
     ),
     Strategy(
         name="dga",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ ROWS = list(strategies.TABLE.values())
 
 def half_of(row):
     params = np.zeros(4, np.float32)
+    row = replace(row, arguments=(0.5,) * len(row.parameters))
     return row.member_half(params, np.ones(4, np.float32), row.every, 2 if row.delays else 0)
 
 

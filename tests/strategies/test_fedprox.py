@@ -1,0 +1,135 @@
+"""FedProx: its law, and the same strategy simulated, batched, emulated and over chaos."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from command_line import edgetrain, write_tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgetrain import strategies
+from edgetrain.__main__ import main
+from edgetrain.errors import ConfigError
+from edgetrain.jobs import reading
+from edgetrain.jobs.plan import plan
+from edgetrain.runs.folder import create, read_metrics
+from edgetrain.strategies.displacement import Displacement
+from edgetrain.strategies.fedprox import FedProx
+from edgetrain.training.simulated import simulation
+
+ELEMENTS = 5
+JOB = (
+    "strategy=fedprox(0.5)",
+    "device=raspberry-pi-4b",
+    "members=4",
+    "steps=20",
+    "batch=8",
+    "every=5",
+)
+
+
+def quadratic(rng):
+    """The gradient of 1/2 (w - c)^T A (w - c), and A and c in float64."""
+    root = rng.normal(size=(ELEMENTS, ELEMENTS))
+    hessian, centre = root @ root.T / ELEMENTS, rng.normal(size=ELEMENTS)
+    return lambda w: hessian @ (w - centre)
+
+
+@given(st.integers(0, 2**32), st.floats(0, 2), st.integers(1, 7), st.integers(1, 4))
+def test_it_is_sgd_on_the_loss_and_the_proximal_term(seed, mu, every, rounds):
+    """Against a reference in float64 that knows no strategy: rounds of one member alone."""
+    rng = np.random.default_rng(seed)
+    gradient_of, rate = quadratic(rng), 0.05
+    start = rng.normal(size=ELEMENTS).astype(np.float32)
+    params, gradient = start.copy(), np.zeros(ELEMENTS, np.float32)
+    half = strategies.find(f"fedprox({mu!r})").member_half(params, gradient, every, 0)
+    w = start.astype(np.float64)
+    for round in range(rounds):
+        base = w.copy()
+        for _ in range(every):
+            assert half.quiet_steps() == 0
+            gradient[:] = gradient_of(params)
+            assert half.before_step() is None
+            params -= np.float32(rate) * gradient
+            w -= rate * (gradient_of(w) + mu * (w - base))
+            given_up = half.after_step()
+        assert half.due() == round
+        half.apply([given_up.copy()])  # the mean of one member's contribution is that contribution
+        np.testing.assert_allclose(params, w, rtol=0, atol=2e-5)
+    np.testing.assert_array_equal(params, half.base)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5))
+def test_without_the_term_it_is_fedavg_bit_for_bit(seed, every):
+    rng = np.random.default_rng(seed)
+    start = rng.normal(size=ELEMENTS).astype(np.float32)
+    steps = rng.normal(size=(every, ELEMENTS)).astype(np.float32)
+    ours, theirs, gradient = start.copy(), start.copy(), np.empty_like(start)
+    halves = FedProx(ours, gradient, 0.0, every), Displacement(theirs, every, 0)
+    for step in steps:
+        for half, params in zip(halves, (ours, theirs), strict=True):
+            gradient[:] = step
+            half.before_step()
+            params -= gradient
+            found = half.after_step()
+        assert ours.tobytes() == theirs.tobytes()
+    assert found is not None
+
+
+def test_a_wrong_mu_is_one_clear_line():
+    with pytest.raises(ConfigError, match=r"fedprox: mu = -1.*allowed are 0 to less than 1000"):
+        strategies.find("fedprox(-1)")
+    with pytest.raises(ConfigError, match=r"it reads fedprox\(mu\)"):
+        strategies.find("fedprox")
+    with pytest.raises(ConfigError, match=r"delay = 3"):
+        plan(reading.load(None, ["strategy=fedprox(0.1)", "delay=3"]))
+
+
+def simulated(folder, name, *words, batched):
+    inside = create(folder, name)
+    summary = simulation.run(plan(reading.load(None, [*JOB, *words])), inside, batched=batched)
+    ends = {r["reason"] for r in read_metrics(inside, "event") if r["event"] == "finished"}
+    assert len(ends) == 1, "all replicas have one base"
+    return summary
+
+
+def test_simulated_members_batched_learn_what_they_learn_one_by_one(tmp_path):
+    one = simulated(tmp_path, "one", batched=False)
+    many = simulated(tmp_path, "many", batched=True)
+    assert "vmap" in many["emulation"]["reason"]
+    assert many["final"]["loss"] == pytest.approx(one["final"]["loss"], rel=1e-3)
+    free = simulated(tmp_path, "free", "strategy=fedprox(0)", batched=True)
+    assert abs(free["final"]["loss"] / many["final"]["loss"] - 1) > 1e-3, "the term is felt"
+
+
+def test_processes_train_to_the_base_that_is_simulated(tmp_path):
+    job = write_tiny(
+        tmp_path,
+        fleet={"members": 2},
+        train={"steps": 12},
+        strategy={"name": "fedprox(0.1)", "every": 3},
+    )
+    bases = set()
+    for more in ((), ("--simulate", "device=raspberry-pi-4b", "pace_s=0.01")):
+        done = edgetrain("run", job, "--json", *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        folder = tmp_path / json.loads(done.stdout.splitlines()[-1])["folder"]
+        events = read_metrics(folder, "event")
+        bases |= {event["reason"] for event in events if event["event"] == "finished"}
+    assert len(bases) == 1, bases
+
+
+def test_nothing_is_lost_in_chaos(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    job = write_tiny(
+        tmp_path,
+        fleet={"members": 3, "pace_s": 0.05, "device": "raspberry-pi-4b", "network": "rtt-50ms"},
+        train={"steps": 60},
+        strategy={"name": "fedprox(0.1)", "every": 3},
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["chaos", job, "--schedules", "4"]) == 0
+    assert "every law held" in capsys.readouterr().out
