@@ -1,7 +1,7 @@
 """A whole job on one machine: a hub process, member processes, an emulated network between them.
 
-What each process does is in `serve` and `train`; how it is started is in `processes`; the links are
-`networks`' business. Here they are put together, watched and taken down again.
+`serve` and `train` say what each process does, `processes` how it is started, `fleet.networks` how
+links are emulated. Here they are put together, watched and taken down again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.plan import Plan
 from edgetrain.jobs.rules import resolve
-from edgetrain.runs.folder import metrics_path, write_environment, write_job, write_summary
+from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.runs.summary import summarise
 from edgetrain.training import processes
-from edgetrain.training.outcome import summary_of
+from edgetrain.training.outcome import recorded, write_errors
 from edgetrain.training.processes import Child
 
 PRELOAD = (
@@ -35,7 +34,7 @@ PRELOAD = (
 
 
 def warm_up() -> None:
-    """Let the fork server import torch in the background, while this process plans the job."""
+    """Start the fork server, which imports torch in the background while this process plans."""
     processes.fork_server(PRELOAD)
     forkserver.ensure_running()
 
@@ -48,9 +47,9 @@ def run(
 ) -> dict[str, Any]:
     """Run a planned job in `folder` (made by `runs`); returns its summary, which is also written.
 
-    `watch` is called every `poll_s` seconds. On KeyboardInterrupt everything is ended, the summary
-    of what happened is written, and the interrupt is raised again. Raises the hub's or, if all
-    members failed, the first member's error. No process is left behind in any case.
+    `watch` is called every `poll_s` seconds. On KeyboardInterrupt all processes are ended, the
+    summary of what happened is written, and the interrupt is raised again. Raises the error of the
+    hub or, if all members failed, of the first member. No process is left behind in any case.
     """
     job = planned.job
     if not planned.presence.is_steady:
@@ -58,11 +57,9 @@ def run(
             "absences and stays_s: devices that come and go are simulated only",
             "add --simulate, or leave them out",
         )
-    write_job(folder, job.to_dict())
-    write_environment(folder)
-    status, report = "failed", {}
-    try:
-        with networks.emulate(
+    with (
+        recorded(planned, folder) as outcome,
+        networks.emulate(
             planned.links,
             ("127.0.0.1", 0),
             backend=job.fleet.backend,
@@ -70,18 +67,13 @@ def run(
             congestion=planned.congestion,
             sites=planned.sites,
             faults=planned.faults,
-        ) as emulation:
-            try:
-                status = _Emulated(planned, folder, emulation, watch, poll_s).run()
-            finally:
-                report = emulation.report()
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    finally:
-        summary = summarise(folder, summary_of(planned, folder, report, status))
-        write_summary(folder, summary)
-    return summary
+        ) as emulation,
+    ):
+        try:
+            outcome.status = _Emulated(planned, folder, emulation, watch, poll_s).run()
+        finally:
+            outcome.network = emulation.report()
+    return outcome.summary
 
 
 class _Emulated:
@@ -104,7 +96,7 @@ class _Emulated:
         self._began: Synchronized[float] = self._context.Value("d", 0.0)
 
     def run(self) -> str:
-        """The status of the run; no process is left, whatever happens."""
+        """Run to the end; returns the status. No process is left, whatever happens."""
         children: list[Child] = []
         try:
             hub = self._start("hub", hub_process, self._emulation.hub_attachment(), self._began)
@@ -127,7 +119,7 @@ class _Emulated:
         )
 
     def _follow(self, hub: Child, members: list[Child]) -> None:
-        """Until all members ended, or the hub failed and nothing can come of it any more."""
+        """Wait until all members have ended, or the hub has failed and they cannot go on."""
         faults_wait = True
         while running := [member for member in members if member.running]:
             if faults_wait and self._began.value:
@@ -137,25 +129,26 @@ class _Emulated:
             if not hub.running and hub.exit_code != 0:
                 return
             if not self._began.value and any(member.exit_code for member in members):
-                return  # without it the others would wait for ever
+                return  # training cannot begin without it: the others would wait for ever
             running[0].process.join(self._poll_s)
         hub.process.join(10.0)
         self._watch()
 
     def _verdict(self, hub: Child, members: list[Child]) -> str:
         began = self._began.value or time.monotonic()
-        path = metrics_path(self._folder)
-        with MetricsLog(path, "hub", time.monotonic, began) as log:
-            for child in (hub, *members):
-                if child.error:
-                    log.event("error", child.error.strip().splitlines()[-1], about=child.name)
+        errors = [
+            (child.name, child.error.strip().splitlines()[-1])
+            for child in (hub, *members)
+            if child.error
+        ]
+        write_errors(self._folder, time.monotonic, began, errors)
         if hub.error:
             raise EdgetrainError(f"the hub failed: {hub.error}")
         failed = [member for member in members if member.exit_code != 0]
         if len(failed) == len(members) or not self._began.value:
             told = [m for m in failed if m.error]
             if not told:
-                raise EdgetrainError("no member got to its end, and none said why")
+                raise EdgetrainError("no member came to its end, and none reported why")
             raise EdgetrainError(f"member {told[0].name}: {told[0].error}")
         return "finished"
 

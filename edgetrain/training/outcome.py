@@ -1,18 +1,70 @@
-"""What a job came to: its summary, with the promise of its privacy."""
+"""What a job came to: its run folder opened and closed, its summary, the promise of its privacy."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgetrain.fleet import devices
 from edgetrain.jobs.plan import Plan
 from edgetrain.jobs.privacy.promise import Promise, promise
-from edgetrain.runs.folder import read_metrics
+from edgetrain.runs.folder import (
+    metrics_path,
+    read_metrics,
+    write_environment,
+    write_job,
+    write_summary,
+)
+from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.runs.summary import summarise
+
+
+@dataclass
+class RunOutcome:
+    """What came of a run. Its driver sets `status` and `network`; `summary` is set at the end."""
+
+    status: str = "failed"
+    """"finished", "interrupted" or "failed"."""
+    network: dict[str, Any] = field(default_factory=dict)
+    """The report of the emulation, or of what the simulation has in its place."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    """As in summary.json."""
+
+
+@contextlib.contextmanager
+def recorded(planned: Plan, folder: Path) -> Iterator[RunOutcome]:
+    """Within: a run in `folder`, which exists and gets the job and the environment.
+
+    At the end, however that comes about, the summary is written and set in what this yields.
+    """
+    write_job(folder, planned.job.to_dict())
+    write_environment(folder)
+    outcome = RunOutcome()
+    try:
+        yield outcome
+    except KeyboardInterrupt:
+        outcome.status = "interrupted"
+        raise
+    finally:
+        found = summary_of(planned, folder, outcome.network, outcome.status)
+        outcome.summary = summarise(folder, found)
+        write_summary(folder, outcome.summary)
+
+
+def write_errors(
+    folder: Path, clock: Callable[[], float], began: float, errors: Iterable[tuple[str, str]]
+) -> None:
+    """Write an event for each (name of a process, error) to the metrics in `folder`."""
+    with MetricsLog(metrics_path(folder), "hub", clock, began) as log:
+        for name, error in errors:
+            log.event("error", error, about=name)
 
 
 def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str) -> dict[str, Any]:
-    """What only the driver of a run knows of it; `report` is the network's."""
+    """The part of the summary that only the driver of a run knows; `report` is the network's."""
     delay = 0
     for record in read_metrics(folder, "round"):
         delay = record.get("delay", 0)
@@ -34,7 +86,7 @@ def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str)
 
 
 def _promise_of(planned: Plan, folder: Path, *, seeded: bool) -> Promise | None:
-    """Of what has been trained: a run that was interrupted has released less than was planned."""
+    """The promise for what was trained: an interrupted run has released less than planned."""
     if planned.promise is None:
         return None
     steps = max((record["step"] for record in read_metrics(folder, "step")), default=0)

@@ -25,11 +25,10 @@ import torch
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.plan import Plan
-from edgetrain.runs.folder import metrics_path, write_environment, write_job, write_summary
+from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.runs.summary import summarise
 from edgetrain.tasks import Task
-from edgetrain.training.outcome import summary_of
+from edgetrain.training.outcome import recorded, write_errors
 from edgetrain.training.recorder import HubRecorder
 from edgetrain.training.simulated import local
 from edgetrain.training.simulated.hub import OpenJournal, SimulatedHub
@@ -39,15 +38,15 @@ from edgetrain.training.simulated.virtual import SECOND, Process, World
 from edgetrain.training.simulated.wires import SimulatedNetwork
 
 LOOK_S = 1e-4
-"""Between two looks at what members have logged there is so much time for each of them."""
+"""Seconds for each member between two flushes of their logs, at least."""
 
 SWITCH_S = 0.0005
-"""Python's lock changes hands this often between the event loop and the workers that take
-gradients: at the usual 5 ms these stand still between two operations of a moment each."""
+"""How often Python's lock changes hands between the event loop and the workers that compute
+gradients. At the usual 5 ms the workers stand still between two short operations."""
 
 COLLECT = 50_000, 50, 1000
-"""Python's thresholds for garbage collection while members live: they are hundreds of thousands of
-objects that stay, and looking through them again and again took a third of the loop's time."""
+"""Python's thresholds for garbage collection while members live. They are hundreds of thousands of
+objects that stay; with the usual thresholds searching them took a third of the loop's time."""
 
 
 def run(
@@ -61,32 +60,21 @@ def run(
 ) -> dict[str, Any]:
     """Simulate a planned job in `folder` (made by `runs`); returns its summary, also written.
 
-    Deterministic: the same job gives the same bits and the same virtual times. `batched` steps
-    members together with torch.func.vmap (None: where there are many), which is faster and rounds
+    Deterministic: the same job gives the same bits and the same virtual times. `batched` members
+    step together with torch.func.vmap (None: if they are many), which is faster and rounds
     differently; one by one, the parameters are those of the emulated run. `watch` is called every
-    `poll_s` real seconds. Another `luck` draws other losses and jitter on the links, and nothing
-    else. Raises what a hub or all members failed with, ConfigError.
+    `poll_s` real seconds. Another `luck` draws other losses and jitter on the links, and changes
+    nothing else. Raises the error of the hub or, if all members failed, of one; ConfigError.
     """
-    job = planned.job
-    write_job(folder, job.to_dict())
-    write_environment(folder)
-    status, report = "failed", {}
-    try:
-        with _python_for_many():
-            simulation = Simulation(planned, folder, batched, luck=luck)
-            try:
-                simulation.run(watch, poll_s, clock)
-                status = simulation.verdict()
-            finally:
-                report = simulation.report()
-                simulation.close()
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    finally:
-        summary = summarise(folder, summary_of(planned, folder, report, status))
-        write_summary(folder, summary)
-    return summary
+    with recorded(planned, folder) as outcome, _python_for_many():
+        simulation = Simulation(planned, folder, batched, luck=luck)
+        try:
+            simulation.run(watch, poll_s, clock)
+            outcome.status = simulation.verdict()
+        finally:
+            outcome.network = simulation.report()
+            simulation.close()
+    return outcome.summary
 
 
 class Simulation:
@@ -226,11 +214,8 @@ class Simulation:
     def verdict(self) -> str:
         """The status of the run, its errors written to the metrics. Raises what it failed with."""
         hub, *members = self._processes()
-        path = metrics_path(self._folder)
-        with MetricsLog(path, "hub", self.world.clock, self._began) as log:
-            for process in (hub, *members):
-                if process.error:
-                    log.event("error", _last_line(process), about=process.name)
+        errors = [(each.name, _last_line(each)) for each in (hub, *members) if each.error]
+        write_errors(self._folder, self.world.clock, self._began, errors)
         if hub.error:
             raise hub.error
         failed = [member for member in members if member.error]
@@ -290,7 +275,7 @@ def _step_seconds(planned: Plan, task: Task) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _python_for_many() -> Iterator[None]:
-    """Settings of the whole process, for as long as members live."""
+    """Within: Python's settings for a process with many long-lived objects and worker threads."""
     thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
     gc.set_threshold(*COLLECT)
     sys.setswitchinterval(SWITCH_S)
