@@ -1,4 +1,4 @@
-"""Run folders: written and read, and everything that displays them.
+"""Write and read run folders, and display them.
 
-What produced a run is not known here: no strategies, hubs, members or processes.
+Nothing here knows what produced a run: strategies, hubs, members or processes.
 """

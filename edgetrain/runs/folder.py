@@ -3,13 +3,13 @@
     runs/20260131-142501-digits/
         job.toml           the job as run, every key
         environment.json   software and machine
-        metrics.jsonl      what happened, line by line (see metrics)
-        summary.json       what came of it
+        metrics.jsonl      what happened, line by line (see metrics/)
+        summary.json       the result
         *.png              pictures
 
-`compare` makes a folder of run folders, with a job, a summary and a picture of its own. Here a
-folder is made, its files are written and read, and a run is summed up; nothing is shown and nothing
-is trained. Keys and units: docs/run-folder.md. Only the standard library at import.
+`compare` makes a folder of run folders, with a job, a summary and a picture of its own. This module
+makes folders and writes and reads their files. Keys and units: docs/run-folder.md. Importing it
+loads only the standard library.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _ROOM_BYTES = 1 << 20
 
 
 def create(root: Path | str, name: str, *, now: time.struct_time | None = None) -> Path:
-    """A new folder root/<YYYYmmdd-HHMMSS>-<name>, its parents made too.
+    """Make a new folder root/<YYYYmmdd-HHMMSS>-<name>, and its parents, and return it.
 
-    Whoever else starts in the same second gets another one (-2, -3, …). Raises ConfigError if the
-    folder cannot be made or its disk is full.
+    If the name is taken, by a run that started in the same second, it ends in -2, -3, and so on.
+    Raises ConfigError if the folder cannot be made or its disk is full.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S", now or time.localtime())
     base = f"{stamp}-{_file_name(name)}"
@@ -54,7 +54,7 @@ def create(root: Path | str, name: str, *, now: time.struct_time | None = None) 
 
 
 def create_inside(folder: Path, name: str) -> Path:
-    """The folder of one run of a comparison: folder/<name>. Raises ConfigError if it is there."""
+    """Make the folder of one run of several, folder/<name>. Raises ConfigError if it exists."""
     try:
         return _make(folder / _file_name(name))
     except FileExistsError:
@@ -89,7 +89,7 @@ def _cannot_write(path: Path, error: OSError) -> ConfigError:
 
 
 def _file_name(name: str) -> str:
-    """Letters, digits, '.', '_' and '-' of the name; never hidden, never empty, never too long."""
+    """The name with letters, digits, '.', '_' and '-' only; not hidden, empty or too long."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "run"
 
 
@@ -97,27 +97,27 @@ def _file_name(name: str) -> str:
 
 
 def metrics_path(folder: Path) -> Path:
-    """Where the run's MetricsLog writes."""
+    """The file that the run's MetricsLogs write."""
     return folder / METRICS
 
 
 def write_job(folder: Path, job: Mapping[str, Any]) -> None:
-    """job.toml: the job as run, all keys and defaults in it."""
+    """Write job.toml: the job as run, with all keys and defaults. Raises ConfigError."""
     _write(folder / JOB, to_toml(job))
 
 
 def write_environment(folder: Path) -> None:
-    """environment.json, as `environment.capture` finds it now."""
+    """Write environment.json: what `environment.capture` finds now. Raises ConfigError."""
     _write(folder / ENVIRONMENT, json.dumps(capture(), indent=2) + "\n")
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """summary.json, all of it or none: a reader never sees half. NaN and infinity become null."""
+    """Write summary.json, whole or not at all; NaN and infinity become null. Raises ConfigError."""
     _write(folder / SUMMARY, json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n")
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    """job.toml, or {} where there is none. Raises ConfigError if it is damaged."""
+    """Read job.toml, or {} if there is none. Raises ConfigError if it is damaged."""
     try:
         return tomllib.loads((folder / JOB).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -127,7 +127,7 @@ def read_job(folder: Path) -> dict[str, Any]:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """summary.json, or None where a run is not over. Raises ConfigError if it is damaged."""
+    """Read summary.json, or None if the run is not over. Raises ConfigError if it is damaged."""
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -140,15 +140,15 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def read_metrics(folder: Path, kind: str | None = None) -> Iterable[Record]:
-    """The run's records, or those of one kind, in file order; unreadable lines are left out."""
+    """The run's records, or those of one kind, in file order, without lines that are damaged."""
     return read(metrics_path(folder), kind)
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The run folders of a comparison in its order, or [folder] if it is a run itself.
+    """The run folders in a folder, in order, or [folder] if it is a run itself.
 
-    The order is that of `runs` in the comparison's summary, else of creation. Raises ConfigError
-    if there is no run at all.
+    The order is that of `runs` in the folder's summary, or else of creation. Raises ConfigError if
+    there is no run.
     """
     if (folder / METRICS).exists():
         return [folder]

@@ -1,4 +1,4 @@
-"""What a run came to: its summary, added up from its metrics."""
+"""Sum a run up from its job and its metrics: the summary."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from edgetrain.runs.metrics.tally import MemberTally, Tally
 
 
 def summarise(folder: Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The summary of a run out of its job and its metrics; docs/run-folder.md explains each key.
+    """The summary of a run, from its job and its metrics; docs/run-folder.md explains each key.
 
-    `extra` is what only the driver knows (name, metric, better, target, delay, emulation, status,
-    joules_source …); what it holds stands, whatever the metrics say. Writes nothing.
+    `extra` has what only the driver of the run knows (name, metric, better, target, delay,
+    emulation, status, joules_source, …); its keys override those found here. Writes no file. Raises
+    ConfigError if the job is damaged.
     """
     extra = dict(extra or {})
     summary = _from_job(folder, read_job(folder)) | extra
@@ -26,7 +27,7 @@ def summarise(folder: Path, extra: Mapping[str, Any] | None = None) -> dict[str,
 
 
 def reached(value: Any, target: float, better: str) -> bool:
-    """Whether a figure is at the target or beyond it, in the direction that is better."""
+    """Whether a figure is at the target or better; `better` is "higher" or "lower"."""
     if not isinstance(value, int | float):
         return False
     return value >= target if better == "higher" else value <= target
@@ -87,7 +88,7 @@ def _cost(tally: Tally) -> dict[str, Any]:
     return {
         "sent_bytes": int(sum(member.sent_bytes.total for member in members)),
         "received_bytes": int(sum(member.received_bytes.total for member in members)),
-        # A sum over some of the members would look like a saving.
+        # A sum over some of the members would look as if energy had been saved.
         "joules": sum(joules) if members and len(joules) == len(members) else None,
         "cpu_s": sum(member.cpu_s.total for member in members),
         "peak_bytes": max((member.peak_bytes for member in members), default=0),
@@ -111,7 +112,7 @@ def _ending(tally: Tally, status: str | None) -> dict[str, Any]:
         status = "finished" if over else "failed" if tally.errors else "interrupted"
     return {
         "status": status,
-        # In a run that came to its end, who did not is lost, whether the hub noticed or not.
+        # In a finished run a member that did not finish is lost, even if the hub did not notice.
         "members_lost": unfinished if status == "finished" else lost,
         "contributions_missed": tally.missed,
         "contributions_late": sum(member.late for member in tally.members.values()),

@@ -1,4 +1,4 @@
-"""Tables of plain values as TOML text, which tomllib reads back."""
+"""Write tables of plain values as TOML, which tomllib reads back."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from typing import Any
 from edgetrain.errors import ConfigError
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
-
-
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """TOML of nested tables of text, numbers, booleans, lists and tables; tomllib reads it back.
+    """TOML of nested tables of text, numbers, booleans and lists.
 
-    A key whose value is None is left out, since TOML has no null. Raises ConfigError for values
-    that TOML cannot hold.
+    A key whose value is None is left out: TOML has no null. Raises ConfigError for any other value.
     """
     return "\n".join(_toml_table(table, ())).strip("\n") + "\n"
 
@@ -52,7 +49,7 @@ def _toml_table(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
 
 
 def _is_tables(value: Any) -> bool:
-    """Whether this is written [[key]], a table for each item."""
+    """Whether this is written as [[key]], a table for each item."""
     return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
 
 
@@ -69,7 +66,7 @@ def _toml_text(text: str) -> str:
 
 
 def _toml_value(value: Any, path: tuple[str, ...]) -> str:
-    # The base classes' own spelling: NumPy's float64 and an enum of ints spell themselves else.
+    # Format with the base class: NumPy's float64 and enums of ints have another repr.
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

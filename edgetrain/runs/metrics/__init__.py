@@ -1,1 +1,1 @@
-"""The lines of a run: written, read, and added up."""
+"""Write the lines of a run, read them back, add them up."""

@@ -1,6 +1,6 @@
-"""How far a simulation is from an emulated run of the same job: figures beside each other. Pure.
+"""Compare a simulated run with an emulated run of the same job.
 
-Works on summaries and on the bases that members ended with; nothing is run, nothing is read.
+Pure functions of summaries and of the bases that members finished with.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import as_text, column
 
 GOOD = 0.05
-"""Relative error of a predicted time up to which a simulation is called good."""
+"""A simulation is good if its time is at most this relative error off."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One job, run both ways. Seconds, bytes, fractions; `trusted` is the emulation's own word."""
+    """One job, run both ways; each pair of values is (emulated, simulated).
+
+    Seconds, bytes, fractions. `trusted` is the emulation's own verdict.
+    """
 
     name: str
     metric: str
     step_s: tuple[float, float]
-    """(emulated, simulated), and so on."""
+    """Seconds per step."""
     wait_s: tuple[float, float]
     sent_bytes: tuple[float, float]
     received_bytes: tuple[float, float]
     final: tuple[float | None, float | None]
     target_seconds: tuple[float | None, float | None]
     real_seconds: tuple[float, float]
-    """What each took on this machine."""
+    """Seconds that each run took on this machine."""
     same_base: bool | None
     """Whether all members of both ended with the same parameters, bit for bit; None: not known."""
     trusted: bool | None
     drawn_s: tuple[float, ...] = ()
-    """Seconds per step of each simulated run, where several drew their losses apart; `step_s` has
+    """Seconds per step of each simulated run, if several lost different packets; `step_s` has
     their mean."""
 
     @property
@@ -49,8 +52,10 @@ class Pair:
 
     @property
     def chance(self) -> float | None:
-        """By how much an emulated run may be off by its losses alone: two standard deviations of
-        one run less the mean of those simulated, relative. None: nothing was drawn apart."""
+        """How far off one emulated run may be by chance, relative; None: not simulated.
+
+        Two standard deviations of the difference between one run and the mean of those simulated.
+        """
         if len(self.drawn_s) < 2:
             return None
         spread = statistics.stdev(self.drawn_s) * math.sqrt(1 + 1 / len(self.drawn_s))
@@ -108,7 +113,7 @@ def _step_s(summary: Mapping[str, Any]) -> float:
 
 
 def bases_of(events: Iterable[Record]) -> set[str]:
-    """The checksums of the bases that members finished with."""
+    """The checksums of the bases that members finished with, from "finished" events."""
     reasons = (str(event.get("reason")) for event in events if event.get("event") == "finished")
     return {reason.rpartition("base ")[2] for reason in reasons if "base " in reason}
 
@@ -125,7 +130,7 @@ def as_json(pairs: Sequence[Pair], picture: Path | None = None) -> dict[str, Any
 
 
 def text(pairs: Sequence[Pair], picture: Path | None = None) -> str:
-    """The report: one line a job, and a verdict."""
+    """The report as plain text: a line for each job, and a verdict."""
     columns = [
         column("job", (each.name for each in pairs)),
         column("emulated", (units.duration(each.step_s[0]) for each in pairs), below="per step"),
@@ -176,7 +181,7 @@ def _chance(each: Pair) -> str:
 
 
 def _wait_error(each: Pair) -> str:
-    """Of the waiting, in parts of a step: a relative error of next to nothing says nothing."""
+    """The error of waiting in parts of a step: relative to waiting of nearly 0 it means nothing."""
     return _percent((each.wait_s[1] - each.wait_s[0]) / each.step_s[0]) if each.step_s[0] else "-"
 
 

@@ -1,6 +1,6 @@
-"""Columns of short cells side by side, as plain or as rich text, in the width there is.
+"""Lay out columns of short cells within a width, as plain or rich text.
 
-Knows nothing of runs. rich is imported where styles are wanted.
+Knows nothing of runs. rich is imported only for rich text.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `rank` 0 is always shown; of the others the highest rank is left out first.
+    """One column. Rank 0 is always shown; of the others, the highest rank is left out first.
 
-    styles: none, or one rich style a cell. The first column shown is aligned left, others right.
+    styles: empty, or a rich style for each cell. The first column is aligned left, others right.
     """
 
     heading: str
@@ -28,7 +28,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Of the widest cell or heading, in characters."""
+        """Characters of the widest cell or heading."""
         return max(map(len, (self.heading, self.heading_below, *self.cells)))
 
 
@@ -40,17 +40,17 @@ def column(
     rank: int = 0,
     styles: Iterable[str] = (),
 ) -> Column:
-    """A column with its cells drawn from any iterable; `below` is a second line of heading."""
+    """A column with cells from any iterable; `below` is a second line of heading."""
     return Column(heading, tuple(cells), rank, tuple(styles), below)
 
 
 def total_width(columns: Sequence[Column], gap: int) -> int:
-    """Characters that the columns take, `gap` blanks between each two."""
+    """Characters of all columns, with `gap` blanks between them."""
     return sum(column.width for column in columns) + gap * max(0, len(columns) - 1)
 
 
 def fit(columns: Sequence[Column], width: int | None, gap: int) -> list[Column]:
-    """Without the columns that do not fit, the most dispensable left out first."""
+    """The columns that fit `width` characters (None: all), leaving out the highest rank first."""
     kept = list(columns)
     while width is not None and total_width(kept, gap) > width:
         last = max(kept, key=lambda column: column.rank)
@@ -61,14 +61,15 @@ def fit(columns: Sequence[Column], width: int | None, gap: int) -> list[Column]:
 
 
 def as_text(columns: Sequence[Column], gap: int = 2) -> list[str]:
-    """Lines of plain text: one or two of heading, then the cells."""
+    """Lines of plain text: one or two of heading, then a line for each row of cells."""
     return ["".join(text for text, _ in line).rstrip() for line in _lines(columns, gap)]
 
 
 def as_rich(columns: Sequence[Column], gap: int = 2, heading_style: str = "bold") -> Text:
-    """The same for a terminal, cells in their styles.
+    """The same for a terminal, with cells in their styles.
 
-    A rich Table would measure and wrap everything again at each frame, for five times the cost.
+    Not a rich Table: that measures and wraps everything again for each frame, at five times the
+    cost.
     """
     from rich.text import Text
 
@@ -83,7 +84,7 @@ def _lines(
 ) -> list[list[tuple[str, str]]]:
     """Lines of (padded cell, style)."""
     two = any(column.heading_below for column in columns)
-    # A heading of one line stands just above its cells when its neighbours have two.
+    # A heading of one line is just above its cells, also beside headings of two lines.
     raised = [column.heading if column.heading_below else "" for column in columns]
     lowest = [column.heading_below or column.heading for column in columns]
     headings = [raised, lowest] if two else [lowest]

@@ -1,4 +1,4 @@
-"""The rows of a sweep: as CSV, as the points of a picture, one against another."""
+"""The rows of a sweep: as CSV, as points (medians over seeds), as lines of a picture."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, Any]
-"""One cell: its axes' values, its seed, and figures of its summary. Seconds and bytes."""
+"""One run: the labels of its axes, its seed, and figures of its summary. Seconds and bytes."""
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """All rows, a column for every key that one of them has."""
+    """All rows as CSV, with a column for each key of any of them."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, keys, lineterminator="\n")
@@ -26,11 +26,14 @@ MEANT = (
     "fleet_steps_per_second", "final", "target_seconds", "sent_bytes", "received_bytes",
     "steps_per_second", "compute_s", "wait_s", "overhead_s",
 )  # fmt: skip
-"""Figures of which the median over the seeds is taken."""
+"""Figures whose median over the seeds is taken."""
 
 
 def points(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
-    """One row for the seeds of each cell: medians of what finished, `low` and `high` of `final`."""
+    """One row for all seeds of a cell: medians over finished runs, `low` and `high` of `final`.
+
+    `axes` are the names of the axes.
+    """
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in axes), []).append(row)
@@ -44,7 +47,7 @@ def _medians(group: Sequence[Row]) -> Row:
     found: Row = {"runs": len(good), "failed": len(group) - len(good)}
     for key in MEANT:
         values = [row[key] for row in good if row.get(key) is not None]
-        # A target that some seeds never reached was not reached by the typical one in that time.
+        # If some seeds never reached the target, a median over the others would be too early.
         known = len(values) == len(good) if key == "target_seconds" else bool(values)
         found[key] = statistics.median(values) if values and known else None
     finals = [row["final"] for row in good if row.get("final") is not None]
@@ -56,9 +59,9 @@ def _medians(group: Sequence[Row]) -> Row:
 def series(
     axis: str, axes: Sequence[str], found: Sequence[Row], most: int = 8
 ) -> dict[str, dict[str, Row]]:
-    """For each combination of the other axes its points along this one: label -> value -> point.
+    """For each combination of the other axes, the points along `axis`: label -> value -> point.
 
-    Where that were more than `most` lines, the last other axes are left at their first value.
+    If there are more than `most` lines, the last of the other axes stay at their first value.
     """
     others = [name for name in axes if name != axis]
     varies = [name for name in others if len({point[name] for point in found}) > 1]
@@ -82,12 +85,12 @@ def numbers_of(labels: Sequence[str]) -> list[float] | None:
 
 
 def _named(name: str, value: str) -> str:
-    """A name says what it is; a number needs its axis beside it."""
+    """A value as part of a line's label: a number is shown with its axis, a name without."""
     return f"{name} {value}" if value.replace(".", "", 1).lstrip("-").isdigit() else value
 
 
 def relative(line: Mapping[str, Row]) -> Iterator[tuple[str, float]]:
-    """(value, the fleet's steps a second against those of the first value) along a line."""
+    """Along a line: (value, the fleet's steps a second relative to those at the first value)."""
     first: float | None = None
     for value, point in line.items():
         rate = point["fleet_steps_per_second"]

@@ -1,7 +1,7 @@
-"""How quantities are written for people: short, with their unit, in ASCII.
+"""Format quantities for people: short, with their unit, in ASCII.
 
-Tables, plain lines and pictures all use these, so that a number looks the same everywhere. Data
-(--json, summary.json) is never written this way: it stays in seconds, bytes and fractions.
+Tables, plain lines and pictures all use these functions, so that a number looks the same
+everywhere. Data (--json, summary.json) stays in seconds, bytes and fractions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ ABSENT = "-"
 
 
 def size(count: float | None) -> str:
-    """Bytes in decimal multiples, as links are sold. 1_234_567 is "1.23 MB"."""
+    """Bytes in decimal units, as links are sold. 1_234_567 is "1.23 MB"."""
     if count is None:
         return ABSENT
     for unit in ("B", "kB", "MB", "GB"):
@@ -23,7 +23,7 @@ def size(count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A span of time from milliseconds to days. 75 is "1m15s", 0.0123 is "12.3 ms"."""
+    """Seconds as a duration, from milliseconds to days. 75 is "1m15s", 0.0123 is "12.3 ms"."""
     if seconds is None or not math.isfinite(seconds):
         return ABSENT
     if seconds < 0.9995:
@@ -39,12 +39,12 @@ def duration(seconds: float | None) -> str:
 
 
 def share(fraction: float | None) -> str:
-    """0.664 is "66 %"."""
+    """A fraction in percent. 0.664 is "66 %"."""
     return ABSENT if fraction is None else f"{fraction * 100:.0f} %"
 
 
 def figure(metric: str, value: float | None) -> str:
-    """An evaluation's figure: an accuracy in percent, anything else with three decimals."""
+    """The value of a metric: an accuracy in percent, any other with three decimals."""
     if not isinstance(value, int | float):
         return ABSENT
     return f"{value * 100:.1f} %" if is_fraction(metric) else f"{value:.3f}"
@@ -56,17 +56,17 @@ def goal(metric: str, target: float) -> str:
 
 
 def is_fraction(metric: str) -> bool:
-    """Whether a metric is read in percent: accuracies are."""
+    """Whether a metric is shown in percent, as accuracies are."""
     return metric.endswith("accuracy")
 
 
 def times(factor: float | None) -> str:
-    """A speed-up: "7.8x"."""
+    """A speed-up. 7.84 is "7.8x"."""
     return ABSENT if factor is None else f"{_two_digits(factor)}x"
 
 
 def energy(joules: float | None) -> str:
-    """Joules, kilojoules, megajoules."""
+    """Joules, in J, kJ or MJ."""
     if joules is None:
         return ABSENT
     for unit in ("J", "kJ", "MJ"):
@@ -77,7 +77,7 @@ def energy(joules: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without anything that could steer a terminal: names and reasons come from afar."""
+    """The text without control characters: other machines send names and reasons."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
