@@ -1,4 +1,4 @@
-"""A grid of jobs on paper: axes, values, cells, and the file that says them."""
+"""A grid of jobs on paper: axes, values, cells, and the file that describes them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,17 @@ from edgetrain.runs.toml import to_toml
 
 FILE = "sweep.toml"
 
-
 SHORT = {"rtt": "fleet.network", "partition": "data.partition"}
-"""Axes that are not keys of a job: `rtt` 50 is the network rtt-50ms."""
-
+"""Short names of axes, and the keys of the job they set; `rtt` 50 is the network rtt-50ms."""
 
 LABEL = "label"
-
-
 HOW = ("simulated", "emulated")
-
-
 MOST_CELLS = 100_000
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value of an axis: how it is called, and the overrides of the job that it stands for."""
+    """One value of an axis: its label, and the overrides of the job that it stands for."""
 
     label: str
     overrides: tuple[str, ...]
@@ -44,26 +38,26 @@ class Value:
 
 @dataclass(frozen=True)
 class Axis:
-    """What varies, and over which values, in order; the first is the one to compare with."""
+    """A setting that varies, and its values in order; others are compared with the first."""
 
     name: str
     values: tuple[Value, ...]
 
     @property
     def labels(self) -> list[str]:
-        """What each value is called."""
+        """The label of each value."""
         return [value.label for value in self.values]
 
 
 def axis(name: str, values: Sequence[Any]) -> Axis:
-    """An axis over a key of the job, or `rtt`; a value that is a table sets several keys at once.
+    """An axis over a key of the job, or `rtt`. A value that is a table sets several keys at once.
 
     >>> axis("rtt", [0, 50]).values[1]
     Value(label='50', overrides=('fleet.network=rtt-50ms',))
     >>> axis("case", [{"label": "K=10", "strategy": "fedavg", "every": 10}]).values[0].overrides
     ('strategy=fedavg', 'every=10')
 
-    Raises ConfigError for a key that no job has, and for no value or one twice.
+    Raises ConfigError for a key that no job has, for no values, and for a repeated value.
     """
     found = tuple(_value(name, value) for value in values)
     labels = [value.label for value in found]
@@ -102,7 +96,7 @@ def _key(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """As it stands behind KEY= on the command line."""
+    """A value as written after KEY= on the command line."""
     if isinstance(value, str):
         return value.strip()
     return to_toml({"v": value}).partition("=")[2].strip()
@@ -134,39 +128,39 @@ class Cell:
     """One run of a sweep."""
 
     labels: tuple[str, ...]
-    """A value of each axis."""
+    """The label of its value on each axis."""
     job: Job
     digest: str
-    """Of its settings: the name of its run folder."""
+    """Digest of its settings: the name of its run folder."""
 
     @property
     def weight(self) -> float:
-        """About how long it takes, in no unit."""
+        """Roughly proportional to the time it takes."""
         return float(self.job.fleet.members * self.job.train.steps)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A job, what varies in it, and how its cells are run."""
+    """A job, the axes along which it varies, and how its cells are run."""
 
     job: Mapping[str, Any]
     """As in a job file."""
     axes: tuple[Axis, ...]
     seeds: int = 1
-    """Each cell is run so often, with the job's seed and those that follow."""
+    """Runs of each cell, with the job's seed and the seeds after it."""
     how: str = "simulated"
     name: str = ""
-    """Of its folder."""
+    """Part of the name of its folder."""
     title: str = ""
-    """Of its pictures."""
+    """Heading of its pictures."""
     beside: Path | None = None
-    """The folder of the job file, where a task of the user's own may lie."""
+    """The folder of the job file, where the user's own task may be."""
 
     def cells(self) -> list[Cell]:
-        """All of them, seeds of a cell in a row, the first axis slowest.
+        """All cells; seeds vary fastest, the first axis slowest. Raises ConfigError.
 
-        ConfigError for settings that cannot be. `delay` and `every` are left out where a strategy
-        has none, so that cells can be equal: they share their digest.
+        `delay` and `every` are left out if a strategy has none, so that cells can be equal: they
+        then have the same digest.
         """
         count = self.seeds
         for each in self.axes:
@@ -192,7 +186,7 @@ class Sweep:
         return Cell(tuple(value.label for value in chosen), job, digest)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is written into its folder."""
+        """The table that `write` puts into its folder."""
         return {
             "name": self.name,
             "title": self.title,
@@ -236,9 +230,9 @@ def is_sweep(path: Path) -> bool:
 
 
 def load(path: Path) -> Sweep:
-    """A sweep from a file: `job = {…}` or a job file's name, [axes], and perhaps title, seeds, how.
+    """Read a sweep: `job = {…}` or a job file's name, [axes], and optionally title, seeds, how.
 
-    Raises ConfigError naming what is wrong.
+    Raises ConfigError that names what is wrong.
     """
     table = _read(path)
     known = ("title", "job", "axes", "seeds", "how")
@@ -262,7 +256,7 @@ def load(path: Path) -> Sweep:
 
 
 def resume(folder: Path) -> Sweep:
-    """The sweep that a folder was made for. Raises ConfigError if there is none."""
+    """Read the sweep that a folder was made for. Raises ConfigError if it was made for none."""
     if not (folder / FILE).exists():
         raise ConfigError(f"{folder} is no sweep: no {FILE} in it", "give one that sweep made")
     table = _read(folder / FILE)

@@ -1,9 +1,8 @@
-"""Sweeps: one job over a grid of settings, cell by cell, and what came of it.
+"""Run a sweep, one job over a grid of settings, cell by cell, and collect its rows.
 
-A sweep is a folder of run folders, each named by the digest of its settings, so that it can be
-taken up again after an interruption and a cell that two grids share is run once. How a cell is run
-(emulated, simulated, made up in a test) is passed in. Nothing is printed or drawn here, and neither
-torch nor numpy is imported.
+A sweep is a folder of run folders, each named by the digest of its settings: an interrupted sweep
+can be resumed, and equal cells are run once. The function that runs a cell (emulated, simulated, or
+made up in a test) is passed in. This module imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -20,15 +19,10 @@ from edgetrain.jobs.job import Job
 from edgetrain.runs.folder import create_inside, read_summary, write_summary
 from edgetrain.runs.reports.sweep_rows import Row
 
-# -- the grid -------------------------------------------------------------------------------------
-
-
-# -- running it -----------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Progress:
-    """After a cell: how far the sweep is. `left_s` is None until a cell has been run."""
+    """How far the sweep is, after a cell. `left_s`: seconds left, None if not known."""
 
     done: int
     total: int
@@ -49,10 +43,11 @@ def run(
     tell: Callable[[Progress], None],
     clock: Callable[[], float],
 ) -> list[Row]:
-    """Run what is not finished yet, cell by cell; the rows of all cells, in order.
+    """Run the cells that are not finished yet; return the rows of all cells, in order.
 
-    A cell is planned and run as `plans.plan` and `emulate.run` do. One that fails is told and the
-    others go on; an interrupted or failed one is run again next time, in an empty folder.
+    `plan` and `run_cell` are `jobs.plan.plan` and `training.emulated.run`, or functions like them.
+    `tell` is called after each cell. If a cell fails the others are still run; a failed or
+    interrupted cell is run again next time, in an empty folder.
     """
     cells = sweep.cells()
     unique = {cell.digest: cell for cell in cells}
@@ -71,10 +66,10 @@ def run(
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
-    """The summary of a cell that needs no more work."""
+    """The summary of a cell that is finished, or None."""
     try:
         summary = read_summary(folder)
-    except ConfigError:  # half a file, of a machine that lost power
+    except ConfigError:  # a damaged file, left by a machine that lost power
         return None
     return summary if summary is not None and summary.get("status") == "finished" else None
 
@@ -97,7 +92,7 @@ FIGURES = (
     "status", "seconds", "steps", "steps_per_second", "compute_s", "wait_s", "overhead_s",
     "target_seconds", "target_steps", "sent_bytes", "received_bytes", "joules",
 )  # fmt: skip
-"""Keys of a run's summary that a row has as they are."""
+"""Keys of a run's summary that are copied to its row."""
 
 
 def _row(sweep: Sweep, cell: Cell, summary: Mapping[str, Any]) -> Row:
@@ -112,6 +107,3 @@ def _row(sweep: Sweep, cell: Cell, summary: Mapping[str, Any]) -> Row:
     row |= {f"final_{key}": value for key, value in (summary.get("final") or {}).items()}
     row["error"] = next(iter(summary.get("errors") or []), None)
     return row
-
-
-# -- what came of it ------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""The pictures: several runs against each other, one run, a sweep, a plan, a calibration.
+"""Pictures: several runs compared, one run, a sweep, a capacity plan, a calibration.
 
-Each is drawn from run folders (or rows) alone and written whole, by a module of its own; what they
-share is in `style`, `bars` and `quality`. Importing this loads no matplotlib.
+Each has a module and is drawn from run folders or rows alone; its file is written whole or not at
+all. They share `style`, `bars`, `curves`, `headings` and `quality`. Importing this package does not
+load matplotlib.
 """
 
 from edgetrain.runs.reports.plot.calibrated import calibration_figure, draw_calibration

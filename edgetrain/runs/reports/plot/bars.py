@@ -1,4 +1,4 @@
-"""Horizontal bars with their values beside them, and the units of an axis."""
+"""Draw horizontal bars with their values beside them; choose the units of an axis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# Greys for the parts of a step: colours stay with the strategies.
+# The parts of a step are grey, because colours stand for strategies.
 _PARTS = (
     ("compute", "#4A4A4A", ""),
     ("wait", "#D9D9D9", "///"),
@@ -20,7 +20,7 @@ _PARTS = (
 
 
 def unit_of_time(end: float) -> tuple[str, float]:
-    """The unit for an axis that ends there, and its seconds."""
+    """The unit for an axis that ends at `end` seconds, and its length in seconds."""
     if end < 600:
         return "seconds", 1.0
     return ("minutes", 60.0) if end < 3 * 3600 else ("hours", 3600.0)
@@ -32,7 +32,7 @@ def draw_stacked(
     parts: Sequence[tuple[float, float, float]],
     colours: Sequence[str],
 ) -> None:
-    """Horizontal bars of (compute, wait, overhead) in seconds, one a name, the first on top."""
+    """Draw a bar of (compute, wait, overhead) in seconds for each name, the first on top."""
     places = range(len(names))
     longest = max(map(sum, parts), default=0.0) or 1.0
     unit, seconds = ("milliseconds", 1e-3) if longest < 1 else ("seconds", 1.0)
@@ -46,7 +46,7 @@ def draw_stacked(
     name_bars(axes, names, colours)
     axes.set_xlim(0, 1.2 * longest / seconds)
     axes.set_title(f"{unit} per step")
-    # Below the axis: at the side there is always some bar that is long.
+    # Below the axis: at the side it would lie over a long bar.
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(0.0, 0.0),
@@ -59,12 +59,12 @@ def draw_stacked(
 
 
 def write_beside(axes: Axes, end: float, place: float, text: str) -> None:
-    """Text just right of where a bar ends."""
+    """Write text just to the right of the end of a bar."""
     axes.annotate(text, (end, place), xytext=(5, 0), textcoords="offset points", va="center")
 
 
 def unit_of_bytes(most: float) -> tuple[str, float]:
-    """The unit for an axis that ends there, and its bytes."""
+    """The unit for an axis that ends at `most` bytes, and its size in bytes."""
     for unit, size in (("bytes", 1.0), ("kilobytes", 1e3), ("megabytes", 1e6)):
         if most < 1000 * size:
             return unit, size
@@ -72,7 +72,7 @@ def unit_of_bytes(most: float) -> tuple[str, float]:
 
 
 def name_bars(axes: Axes, names: Sequence[str], colours: Sequence[str]) -> None:
-    """Names of bars, the first on top, each in its bar's colour."""
+    """Write the names of bars, the first on top, each in its bar's colour."""
     axes.set_yticks(range(len(names)), names)
     for tick, colour in zip(axes.get_yticklabels(), colours, strict=True):
         tick.set_color(colour)

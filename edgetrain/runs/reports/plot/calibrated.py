@@ -1,4 +1,4 @@
-"""How far simulated runs are from emulated ones, drawn from pairs of them."""
+"""Draw how far simulated runs are from emulated ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def calibration_figure(pairs: Sequence[Pair], path: Path) -> Path:
-    """How much longer a step is simulated than emulated, a bar for each job. Returns `path`."""
+    """Draw a bar for each job: how much longer its steps are simulated than emulated.
+
+    Raises ConfigError if matplotlib is missing or the file cannot be written. Returns `path`.
+    """
     return save(lambda: draw_calibration(pairs), path)
 
 

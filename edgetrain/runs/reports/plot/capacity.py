@@ -1,4 +1,4 @@
-"""capacity.png: what more members bring, drawn from rows of a plan."""
+"""Draw capacity.png from rows of a capacity plan: how a fleet grows."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def capacity_figure(rows: Sequence[Mapping[str, Any]], path: Path, title: str = "") -> Path:
-    """capacity.png: throughput and the time of a step against the number of members.
+    """Draw throughput and the time of a step against the number of members.
 
     Each row has `members`, `speed_up`, `compute_s`, `wait_s` and `bottleneck`. Raises ConfigError
-    if there is no row, no matplotlib, or the file cannot be written. Returns `path`.
+    if there is no row, if matplotlib is missing, or if the file cannot be written. Returns `path`.
     """
     return save(lambda: draw_capacity(rows, title), path)
 
@@ -58,7 +58,7 @@ def _draw_growth(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _draw_sizes(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A bar for each size of the fleet; beside it what it waits for."""
+    """Draw a bar for each size of the fleet, with its bottleneck beside it."""
     parts = [(row["compute_s"], row["wait_s"], 0.0) for row in rows]
     names = [f"{row['members']:,}" for row in rows]
     draw_stacked(axes, names, parts, ["#000000"] * len(rows))

@@ -1,4 +1,4 @@
-"""compare.png: runs of one job against each other, drawn from their folders alone."""
+"""Draw compare.png from run folders: several runs of one job."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
 
 def comparison_figure(folders: Sequence[Path], path: Path) -> Path:
-    """compare.png: runs of one job, the first being the yardstick. Returns `path`.
+    """Draw runs of one job, compared with the first. Returns `path`.
 
-    Raises ConfigError if there is no matplotlib, no run, or the file cannot be written.
+    Raises ConfigError if there is no run, if matplotlib is missing, or if the file cannot be
+    written.
     """
     return save(lambda: draw_comparison(folders), path)
 
 
 def draw_comparison(folders: Sequence[Path]) -> Figure:
-    """The figure of compare.png, for who wants it elsewhere than in a file."""
+    """The figure of `comparison_figure`, for use other than in a file."""
     if not folders:
         raise ConfigError("there is no run to draw")
     summaries = [read_summary(folder) or summarise(folder) for folder in folders]

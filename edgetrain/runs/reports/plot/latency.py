@@ -1,4 +1,4 @@
-"""Steps per second against round trip, drawn from rows of a measurement."""
+"""Draw steps per second against round trip, from rows of a measurement."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 def latency_figure(rows: Iterable[Mapping[str, Any]], path: Path, title: str = "") -> Path:
-    """Steps per second against round trip, relative to the same strategy's at 0 ms.
+    """Draw steps per second against round trip, relative to the same strategy's at 0 ms.
 
-    Each row has `strategy`, `rtt_ms` and `steps_per_second`; of several with the same strategy and
-    round trip the median counts. Raises ConfigError if there is no row, a strategy has none at
-    0 ms, or the file cannot be written. Returns `path`.
+    Each row has `strategy`, `rtt_ms` and `steps_per_second`; rows with the same strategy and round
+    trip count as their median. Raises ConfigError if there is no row, if a strategy has none at
+    0 ms, or if the file cannot be written. Returns `path`.
     """
     return save(lambda: draw_latency(rows, title), path)
 
 
 def draw_latency(rows: Iterable[Mapping[str, Any]], title: str = "") -> Figure:
-    """The figure of `latency_figure`. Points not to be trusted are hollow, and explained."""
+    """The figure of `latency_figure`. Untrusted points are hollow, with an explanation."""
     rows = list(rows)
     relative = relative_speed(rows)
     with styled():
@@ -62,7 +62,7 @@ def _draw_doubt(
     relative: Mapping[str, list[tuple[float, float]]],
     rows: Iterable[Mapping[str, Any]],
 ) -> None:
-    """Hollow points where a run was not trusted, or a step took longer than its pace."""
+    """Draw hollow points for runs that are untrusted or did not keep their pace."""
     doubtful = {
         (row["strategy"], float(row["rtt_ms"]))
         for row in rows
@@ -79,7 +79,7 @@ def _draw_doubt(
 
 
 def relative_speed(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """For each strategy its (rtt_ms, steps per second relative to 0 ms), by rising round trip."""
+    """For each strategy (rtt_ms, steps per second relative to 0 ms), in order of round trip."""
     found: dict[str, dict[float, list[float]]] = {}
     for row in rows:
         at = found.setdefault(row["strategy"], {}).setdefault(float(row["rtt_ms"]), [])
@@ -101,7 +101,7 @@ def relative_speed(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[fl
 
 
 def _label_ends(axes: Axes, relative: Mapping[str, list[tuple[float, float]]]) -> None:
-    """Names and last values at the ends of the lines, moved apart where they would overlap."""
+    """Write names and last values at the ends of lines, moved apart where they would overlap."""
     least = 0.055 * (axes.get_ylim()[1] - axes.get_ylim()[0])
     lowest = -1.0
     for _, strategy in sorted((points[-1][1], name) for name, points in relative.items()):

@@ -1,4 +1,4 @@
-"""run.png: the course of one run, drawn from its folder alone."""
+"""Draw run.png from a run folder: the course of one run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 def run_figure(folder: Path, path: Path) -> Path:
-    """run.png: one run's quality, loss, its members' steps and its traffic. Returns `path`.
+    """Draw one run's metric, loss, its members' steps and its traffic. Returns `path`.
 
-    Raises ConfigError if there is no matplotlib or the file cannot be written.
+    Raises ConfigError if matplotlib is missing or the file cannot be written.
     """
     return save(lambda: draw_run(folder), path)
 
 
 def draw_run(folder: Path) -> Figure:
-    """The figure of run.png."""
+    """The figure of `run_figure`."""
     summary = read_summary(folder) or summarise(folder)
     compared = compare([summary])
     curve = replace(curve_of(folder, compared.rows[0], compared.metric, 1), dashes="-")
@@ -55,7 +55,7 @@ def draw_run(folder: Path) -> Figure:
 
 
 class History:
-    """The course of a run, in at most 400 intervals of equally many steps however long it was."""
+    """The course of a run of any length, in at most 400 intervals of equally many steps."""
 
     _INTERVALS = 400
 
@@ -66,7 +66,7 @@ class History:
         self._traffic: dict[int, tuple[float, float, float]] = {}
 
     def add(self, record: Record) -> None:
-        """Takes in one record, in file order."""
+        """Add one record; call it in file order."""
         self.tally.add(record)
         if record["kind"] != "step":
             return
@@ -81,7 +81,7 @@ class History:
         )
 
     def losses(self) -> list[tuple[float, float, float, float]]:
-        """(step, mean, least, greatest) training loss of the members, an interval each."""
+        """(step, mean, least, greatest) training loss of the members, for each interval."""
         middle = (self._each + 1) / 2
         return [
             (interval * self._each + middle, statistics.fmean(found), min(found), max(found))
@@ -89,7 +89,7 @@ class History:
         ]
 
     def traffic(self) -> list[tuple[float, float, float]]:
-        """(seconds, bytes sent, bytes received) summed over members, an interval each."""
+        """(seconds, bytes sent, bytes received) of all members so far, for each interval."""
         return [self._traffic[interval] for interval in sorted(self._traffic)]
 
 
@@ -107,7 +107,7 @@ def _draw_loss(axes: Axes, history: History) -> None:
 
 
 def _draw_members(axes: Axes, tally: Tally, most: int = 10) -> None:
-    """The members that need longest for a step themselves."""
+    """Draw the members with the longest steps, not counting their waiting."""
     found = [(name, member) for name, member in tally.members.items() if member.lines]
     found.sort(key=lambda item: -(item[1].compute_s + item[1].overhead_s) / item[1].lines)
     shown = found[:most]

@@ -1,8 +1,8 @@
-"""How all pictures look: colours, dashes, letters, headings; and how one is written.
+"""The look of all pictures (colours, dashes, letters, headings), and how to save one.
 
-matplotlib is imported inside, and only its Figure: no window, no global state. Colours are those of
-Okabe and Ito, told apart by the colour-blind, and each line has its own dash pattern too. What is
-in a picture is not known here.
+matplotlib is imported inside functions, and only its Figure: no window, no global state. The
+colours are those of Okabe and Ito, which colour-blind people can tell apart; lines also differ in
+their dashes. Nothing here knows what a picture shows.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _STYLE: dict[str, Any] = {
 
 
 def look_of(place: int) -> tuple[str, str]:
-    """Colour and dashes of the n-th line; 28 differ."""
+    """Colour and dashes of line number `place`, from 0; 28 lines differ."""
     turn, colour = divmod(place, len(COLOURS))
     dashes = (colour + turn) % len(_DASHES)
     return COLOURS[colour], _DASHES[dashes]
 
 
 def listed(names: Any) -> str:
-    """Names, each told once."""
+    """Names as text, without repetitions."""
     return names if isinstance(names, str) else ", ".join(dict.fromkeys(map(str, names)))
 
 
@@ -58,8 +58,8 @@ HEADING_POINTS = 34.0
 
 
 def write_heading(figure: Figure, heading: str, room_points: float = HEADING_POINTS) -> None:
-    """The heading at the top, and that much room for it and what follows it."""
-    # Long mixes of devices and networks get smaller letters, down to what a phone can show.
+    """Write the heading at the top and reserve `room_points` for it and what is below it."""
+    # A long list of devices and networks gets smaller letters, but readable on a phone.
     size = 18 * min(1.0, max(0.6, 6.2 * figure.get_figwidth() / max(1, len(heading))))
     place = {"x": 0.012, "y": below_top(figure, 8), "ha": "left", "va": "top"}
     title = figure.suptitle(heading, fontsize=size, fontweight="bold", **place)
@@ -69,17 +69,17 @@ def write_heading(figure: Figure, heading: str, room_points: float = HEADING_POI
 
 
 def below_top(figure: Figure, points: float) -> float:
-    """How high it is so many points below the upper edge, as a share of the height."""
+    """The place `points` below the upper edge, as a share of the height from the bottom."""
     return 1 - points / 72 / float(figure.get_figheight())
 
 
 def as_text(text: str) -> str:
-    """Text as it is: matplotlib would take what stands between dollars for a formula."""
+    """Text to draw as it is: matplotlib would read text between dollar signs as a formula."""
     return units.printable(text).replace("$", r"\$")
 
 
 def new_figure(inches: tuple[float, float] = INCHES) -> Figure:
-    """An empty picture whose parts find room by themselves."""
+    """An empty picture that lays out its parts by itself."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -88,7 +88,7 @@ def new_figure(inches: tuple[float, float] = INCHES) -> Figure:
 
 
 def styled() -> Any:
-    """A context in which everything looks as it does here, whatever the user has set."""
+    """A context with the settings of this module, whatever the user's own settings are."""
     import matplotlib as mpl
 
     settings: Any = mpl.rcParamsDefault | _STYLE
@@ -96,7 +96,10 @@ def styled() -> Any:
 
 
 def save(draw: Callable[[], Figure], path: Path) -> Path:
-    """All of the file or none of it."""
+    """Draw a figure and save it as PNG, whole or not at all. Returns `path`.
+
+    Raises ConfigError if matplotlib is missing or the file cannot be written.
+    """
     if find_spec("matplotlib") is None:
         raise ConfigError("pictures need matplotlib", "pip install 'edgetrain[lab]'")
     figure = draw()

@@ -1,4 +1,4 @@
-"""One axis of a sweep in four panels, drawn from its points."""
+"""Draw one axis of a sweep in four panels, from the points of the sweep."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sweep_figure(
     path: Path,
     title: str = "",
 ) -> Path:
-    """One axis of a sweep: speed, final metric, time to the target and bytes along its values.
+    """Draw speed, final metric, time to the target and bytes along one axis of a sweep.
 
     `axes` has the labels of every axis, in order; `points` are those of `sweep_rows.points` for
     these axes. Raises ConfigError if matplotlib is missing or the file cannot be written. Returns
@@ -82,12 +82,12 @@ def draw_sweep(
 
 
 def _from_zero(axes: Axes) -> None:
-    """The vertical axis from 0 to a little above the highest mark."""
+    """Set the vertical axis from 0 to a little above the highest mark."""
     axes.set_ylim(0, 1.06 * (axes.dataLim.y1 if axes.dataLim.y1 > 0 else 1.0))
 
 
 Along = dict[str, dict[str, float]]
-"""Of each line: value of the axis -> figure."""
+"""For each line: value of the axis -> figure."""
 
 
 def _values(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0) -> Along:
@@ -98,7 +98,7 @@ def _values(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0)
 
 
 def _ranges(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
-    """Lowest and highest of the seeds, where there are several."""
+    """Lowest and highest over the seeds, for points with several."""
     return {
         label: {v: (p["low"], p["high"]) for v, p in line.items() if p["runs"] > 1}
         for label, line in lines.items()
@@ -112,7 +112,7 @@ def _draw_along(
     lines: Along,
     ranges: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
 ) -> None:
-    """Lines over an axis of numbers, marks over one of names."""
+    """Draw lines over an axis of numbers, marks over an axis of names."""
     numbers = numbers_of(labels)
     places = numbers if numbers is not None else [float(i) for i in range(len(labels))]
     at = dict(zip(labels, places, strict=True))
@@ -133,7 +133,7 @@ def _draw_along(
         axes.minorticks_off()
     else:
         span = (max(places) - min(places)) or 1.0
-        kept = [0]  # of values that lie close together, only some are written
+        kept = [0]  # leave out labels that would overlap
         for place in range(1, len(places)):
             if abs(places[place] - places[kept[-1]]) >= 0.06 * span:
                 kept.append(place)
@@ -144,7 +144,7 @@ _AXIS = {"rtt": "round trip (milliseconds)", "delay": "delay (steps)", "every": 
 
 
 def _name_lines(figure: Figure, axes: Axes, heading: str) -> None:
-    """The heading, and below it the names of the lines in as many columns as there is room for."""
+    """Write the heading, and below it the names of the lines in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     widest = max(map(len, labels), default=0)
     ncols = max(1, min(len(labels), 126 // (widest + 6)))
