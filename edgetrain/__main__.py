@@ -31,7 +31,7 @@ def _joined(argv: list[str]) -> list[str]:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    """argparse takes KEY=VALUE words only in one place; people write them anywhere."""
+    """Parse the command line. KEY=VALUE words may be anywhere; argparse takes them in one place."""
     top = parser()
     arguments, more = top.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
     if more and hasattr(arguments, "job") and all("=" in w and w[0] != "-" for w in more):

@@ -1,4 +1,4 @@
-"""`edgetrain bundle`: a task's code as one file, and whose code may run on this device."""
+"""`edgetrain bundle`: pack a task's code into one file; list which code may run on this device."""
 
 from __future__ import annotations
 

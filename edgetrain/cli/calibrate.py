@@ -1,4 +1,4 @@
-"""`edgetrain calibrate`: the same jobs emulated and simulated, and how far they are apart."""
+"""`edgetrain calibrate`: run the same jobs emulated and simulated; report the difference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "fedavg, 4g-medium, loss": ("strategy=fedavg", "delay=0", "network=4g-medium"),
     "dga, wifi, loss": ("strategy=dga", "delay=5", "network=wifi"),
 }  # fmt: skip
-"""What is run where no job is named: eight members that take 50 ms a step."""
+"""The jobs run if none is given: eight members with steps of 50 ms."""
 
 _EXAMPLES = """\
 examples:
@@ -97,7 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]:
-    """The named job under each strategy and network, or the built-in cases."""
+    """Jobs by name, and the folder of the job file: the given job under each strategy and network,
+    or the built-in cases."""
     from dataclasses import replace
 
     from edgetrain.jobs.grid import variants

@@ -1,4 +1,4 @@
-"""`edgetrain capacity`: what a fleet of any size would do, from sizes and times alone."""
+"""`edgetrain capacity`: estimate a fleet of any size from sizes and times, without training."""
 
 from __future__ import annotations
 

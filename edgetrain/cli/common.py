@@ -1,4 +1,4 @@
-"""What the verbs share: how a job is named on the command line, and how --help looks."""
+"""Shared by the verbs: shared arguments, reading the job, the look of --help, printing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNS = "runs"
 
 
 def verb(subparsers: Any, name: str, help: str, description: str, epilog: str) -> Any:
-    """A verb's parser, with its text laid out as written."""
+    """Add the parser of a verb; its texts keep their line breaks."""
     return subparsers.add_parser(
         name,
         help=help,
@@ -40,7 +40,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> Any:
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
-    """The arguments [JOB] [KEY=VALUE …]."""
+    """Add the arguments [JOB] [KEY=VALUE …]."""
     parser.add_argument(
         "job",
         nargs="*",
@@ -53,7 +53,10 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 def job_of(
     arguments: argparse.Namespace, defaults: tuple[str, ...] = ()
 ) -> tuple[Job, Path | None]:
-    """The job and the folder of its file. `defaults` are overrides for when there is no file."""
+    """The job, and the folder of its file or None. Raises ConfigError.
+
+    `defaults` are overrides that apply if no file is given.
+    """
     words: list[str] = list(arguments.job)
     path = words.pop(0) if words and "=" not in words[0] else None
     overrides = words if path else [*defaults, *words]
@@ -61,7 +64,7 @@ def job_of(
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
-    """--simulate and what belongs to it."""
+    """Add --simulate and --vmap."""
     parser.add_argument(
         "--simulate",
         action="store_true",
@@ -77,7 +80,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 
 
 def runner(arguments: argparse.Namespace) -> Callable[..., dict[str, Any]]:
-    """What runs a planned job: `emulate.run`, or `simulate.run` where that was asked for."""
+    """The function that runs a planned job: emulated, or simulated with --simulate."""
     if not arguments.simulate:
         from edgetrain.training import emulated
 
@@ -87,7 +90,7 @@ def runner(arguments: argparse.Namespace) -> Callable[..., dict[str, Any]]:
 
 
 def simulator() -> Callable[..., dict[str, Any]]:
-    """`simulate.run`; ConfigError where what it needs is not installed."""
+    """The function that simulates a planned job. ConfigError if a library is not installed."""
     try:
         from edgetrain.training.simulated import simulation
     except ImportError as error:
@@ -98,7 +101,7 @@ def simulator() -> Callable[..., dict[str, Any]]:
 
 
 def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
-    """--runs and --json."""
+    """Add --runs, and --json unless `json` is False."""
     parser.add_argument(
         "--runs", default=RUNS, type=Path, help="folder of run folders (default: %(default)s)"
     )
@@ -107,7 +110,7 @@ def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
 
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
-    """--keys."""
+    """Add --keys."""
     parser.add_argument(
         "--keys",
         metavar="FOLDER",
@@ -116,7 +119,7 @@ def add_keys(parser: argparse.ArgumentParser) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line at once, whatever stdout is."""
+    """Print a line to stdout and flush it, also if stdout is a pipe."""
     print(text, flush=True)
 
 

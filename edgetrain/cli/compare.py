@@ -1,4 +1,4 @@
-"""`edgetrain compare`: the same job under several strategies, and a picture of the difference."""
+"""`edgetrain compare`: run one job under several strategies; print a table, draw a picture."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the file."""
     job = load(None, arguments.overrides)
     if arguments.path.exists() and not arguments.force:
-        raise ConfigError(f"{arguments.path} is there already", "--force writes over it")
+        raise ConfigError(f"{arguments.path} exists already", "--force overwrites it")
     try:
         arguments.path.write_text(commented(job), encoding="utf-8")
     except OSError as error:
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def commented(job: Job) -> str:
-    """A job as TOML, each key with its explanation behind it."""
+    """A job as TOML, with an explanation after each key."""
     from edgetrain.runs.toml import to_toml
 
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""`edgetrain keys`: who may join a hub here, and as whom this machine joins others."""
+"""`edgetrain keys`: this machine's key pair, and the devices that may join a hub here."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _enroll(arguments: argparse.Namespace) -> int:
 
 
 def _let_in(arguments: argparse.Namespace) -> int:
-    """At the hub: a token, or the list itself."""
+    """At the hub: print a token for a device, or put its public key on the list."""
     from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.keys.pairs import public_key, short, spell
     from edgetrain.exchange.zeromq.curve import new_pair
@@ -110,7 +110,7 @@ def _let_in(arguments: argparse.Namespace) -> int:
 
 
 def _enroll_here(arguments: argparse.Namespace) -> int:
-    """At the device: the exchange with the hub."""
+    """At the device: use a token at the hub, and remember the hub's key."""
     import getpass
 
     from edgetrain.exchange.addresses import route

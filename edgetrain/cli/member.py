@@ -67,7 +67,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the way to the hub, then train."""
+    """Check that the hub can be reached, then train."""
     with Stop().installed() as stop:
         return _run(arguments, stop)
 
@@ -130,8 +130,11 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
 
 
 def _promise(job: Job, place: Place) -> dict[str, Any]:
-    """What the job's privacy is worth, for the summary; the accountant need not be installed on a
-    device that only trains."""
+    """The privacy of the job, for the summary; {} if the job has none.
+
+    A device that only trains need not have the accountant installed: a warning then takes its
+    place.
+    """
     if job.privacy.unit == "none":
         return {}
     from edgetrain.errors import ConfigError

@@ -1,4 +1,4 @@
-"""The whole command line: every verb's arguments."""
+"""The parser of the whole command line: all verbs and their arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ start here:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """A parser that knows all verbs."""
     from edgetrain.cli import (
         bench,
         bundle,

@@ -1,4 +1,4 @@
-"""`edgetrain privacy`: what noise is worth, before anything is trained."""
+"""`edgetrain privacy`: compute epsilon from noise, or noise from epsilon, before training."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Of the numbers given, or of a job."""
+    """Answer for the numbers given, or for a job."""
     given = [arguments.noise is not None, arguments.epsilon is not None]
     if arguments.job and not any(given):
         return _of_job(arguments)
@@ -73,10 +73,10 @@ def _of_numbers(arguments: argparse.Namespace) -> int:
     if noise is None:
         noise = noise_for(arguments.epsilon, rounds, delta, rate, arguments.accountant)
     found = epsilon(Releases(noise, rounds, rate), delta, arguments.accountant)
-    told = "none: without noise there is no promise" if found is None else f"{found:.6g}"
+    text = "none: without noise there is no promise" if found is None else f"{found:.6g}"
     if found is not None and found > LITTLE:
-        told += "   next to no promise: odds may change e^epsilon-fold"
-    lines = [f"noise    {noise:.6g}", f"epsilon  {told}", f"delta    {delta:g}"]
+        text += "   next to no promise: odds may change e^epsilon-fold"
+    lines = [f"noise    {noise:.6g}", f"epsilon  {text}", f"delta    {delta:g}"]
     answer = {
         "noise": noise, "epsilon": found, "delta": delta, "rounds": rounds, "sample_rate": rate,
         "accountant": arguments.accountant,

@@ -12,7 +12,7 @@ from typing import Any
 from edgetrain.cli import common
 
 SIMULATED = ("device=raspberry-pi-4b", "network=wan-200ms")
-"""The built-in job of a simulation, where this machine's own speed would mean nothing."""
+"""Defaults of a simulation without a job file: this machine's own speed means nothing in it."""
 
 _EXAMPLES = """\
 examples:
@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan, run, watch, sum up."""
+    """Plan the job, run it under a live view, print the result."""
     job, beside = common.job_of(arguments, SIMULATED if arguments.simulate else ())
     from edgetrain.jobs.plan import plan
     from edgetrain.jobs.privacy.promise import said
@@ -80,11 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _heading(planned: Any) -> str:
     job = planned.job
-    told = (
+    text = (
         f"{planned.name}: {job.fleet.members} members, {job.fleet.device}, "
         f"network {job.fleet.network}, {job.train.steps} steps"
     )
     if planned.promise and planned.promise.epsilon is not None:
         promise = planned.promise
-        told += f", epsilon {promise.epsilon:.3g} for each {promise.unit}"
-    return told
+        text += f", epsilon {promise.epsilon:.3g} for each {promise.unit}"
+    return text

@@ -1,4 +1,4 @@
-"""`edgetrain strategies`: the tables of strategies and of merge rules."""
+"""`edgetrain strategies`: print the tables of strategies and merge rules."""
 
 from __future__ import annotations
 

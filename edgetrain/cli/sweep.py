@@ -1,4 +1,4 @@
-"""`edgetrain sweep`: one job over a grid of settings; a table, a CSV and a picture per axis."""
+"""`edgetrain sweep`: run a job over a grid of settings; print a table, write a CSV and pictures."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def driver_of(chosen: Sweep) -> tuple[Callable[..., Any], Callable[..., dict[str
 
 
 def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
-    """The sweep that is asked for, and its folder if it has one already."""
+    """The sweep given on the command line, and its folder if it is resumed. Raises ConfigError."""
     from edgetrain.cli.run import SIMULATED
     from edgetrain.jobs import grid, reading
     from edgetrain.jobs.grid import Sweep, is_sweep, load, resume, split
@@ -113,7 +113,7 @@ def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
     if arguments.resume is not None:
         if axes or arguments.job or arguments.seeds or arguments.emulate:
             raise ConfigError(
-                "--resume takes the job, the axes and all else from its folder",
+                "--resume takes the job, the axes and everything else from its folder",
                 "leave the rest of the command line out",
             )
         return resume(arguments.resume), arguments.resume
@@ -135,7 +135,7 @@ def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
 def _parted(text: str) -> tuple[str, str]:
     key, equals, values = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set {text}: no axis", "it reads --set optimizer.lr=0.1,0.2")
+        raise ConfigError(f"--set {text}: no axis", "write --set optimizer.lr=0.1,0.2")
     return key.strip(), values
 
 

@@ -242,7 +242,7 @@ def test_init_does_not_write_over_a_file(tmp_path, capsys):
     assert main(["init", str(path), "members=3"]) == 0
     before = path.read_text()
     assert main(["init", str(path)]) == 2
-    assert_one_clear_line(2, capsys.readouterr().err, "is there already", "--force")
+    assert_one_clear_line(2, capsys.readouterr().err, "exists already", "--force")
     assert path.read_text() == before
 
 
