@@ -1,8 +1,8 @@
 """One direction of a connection in virtual time, over ways that lose packets.
 
-Which segment of a message is lost decides what that costs: one in the middle is noticed by those
-behind it, the last one by nobody. So a loss splits what left together into pieces, each piece that
-arrives is acknowledged for itself, and `networks.recovery` says what is sent again, and when. What
+The cost of a loss depends on the segment. The segments behind it report one in the middle; nothing
+reports the last one. So a loss splits what was sent together into pieces, each piece that arrives
+is acknowledged separately, and `links.loss_recovery` decides what is sent again, and when. What
 loses nothing stays in one piece and costs what it costs in `streams`.
 """
 
@@ -42,7 +42,7 @@ class LossyStream(Stream):
         self._wakes_at = NEVER
 
     def _pump(self) -> None:
-        """Take in what was heard, see what time it is, and send what may be sent."""
+        """Handle acknowledgements and timeouts that are due, then send what may be sent."""
         now, recovery, heard = self._world.now, self._recovery, self._heard
         if now < self._opens:
             return
@@ -65,7 +65,7 @@ class LossyStream(Stream):
         self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Come back when there is room, or something to hear of a loss."""
+        """Wake up when there may be room, an acknowledgement, or a timeout."""
         if self._waits or self._recovery.missing:
             at = self._recovery.deadline if self._recovery.missing else NEVER
             if self._heard:
@@ -80,7 +80,7 @@ class LossyStream(Stream):
             self._pump()
 
     def _send_some(self, now: int) -> bool:
-        """Put a piece on the way, what was lost first; False where none may go."""
+        """Send one piece, lost ones first; False if none may be sent."""
         recovery, window = self._recovery, self.window
         if not self._backlog and not recovery.lost:
             return False
@@ -96,7 +96,7 @@ class LossyStream(Stream):
         return True
 
     def _send_new(self, most: int, now: int) -> None:
-        """The next bytes of the first message: whole segments, but for its end."""
+        """Send the next bytes of the first message: whole segments, except at its end."""
         message = self._backlog[0]
         size = message.left if message.left <= most else max(most // MSS, 1) * MSS
         size = min(size, message.left)
@@ -114,7 +114,7 @@ class LossyStream(Stream):
         self._through(0, now, piece)
 
     def _probe(self, now: int) -> None:
-        """A tail loss probe, where one is due: it does not ask the window."""
+        """Send a tail loss probe if one is due, whatever the window says."""
         if not self._recovery.probing:
             return
         if self._backlog:
@@ -125,7 +125,7 @@ class LossyStream(Stream):
             self._repeat(piece, now)
 
     def _through(self, stage: int, now: int, piece: Segments) -> None:  # type: ignore[override]
-        """A piece is at the entry of a way. Shared ways are entered in the order of time."""
+        """Let a piece enter a way. Pieces enter shared ways in the order of time."""
         way = self._path.ways[stage]
         for part in self._sift(way, now, piece):
             size, segments = part.end - part.start, part.count
@@ -139,7 +139,7 @@ class LossyStream(Stream):
         self._world.at(at, lambda: self._through(stage, at, piece))
 
     def _sift(self, way: Way, now: int, piece: Segments) -> Iterator[Segments]:
-        """What of a piece gets into a way: segments are lost, or find the queue full."""
+        """Split a piece into the parts that enter a way: others are lost, or the queue is full."""
         segments, rate = piece.count, way.model.rate
         losses = way.losses.places(segments, now)
         room = segments if rate is None else rate.room(now, _FULL_FRAME)
@@ -156,7 +156,7 @@ class LossyStream(Stream):
         yield from (part for part, place in zip(parts, [0, *begins], strict=True) if kept[place])
 
     def _reach(self, piece: Segments, arrival: int) -> None:
-        """A piece arrives then: what is whole by it is delivered, and the sender hears of it."""
+        """A piece arrives at `arrival`: deliver messages that are whole, and acknowledge it."""
         start, end, arrived = piece.start, piece.end, self._arrived
         spread = int(max(end - start - MSS, 0) * self._ns_per_byte)
         acked_at = self._back.ack_delay(arrival)
@@ -171,7 +171,7 @@ class LossyStream(Stream):
             self._deliver_whole(before, self._last)
 
     def _deliver_whole(self, before: int, at: int) -> None:
-        """Messages that end below what is there now; `before` is what was there."""
+        """Deliver messages whose last byte is there now; `before`: the next byte missing before."""
         ends = self._ends
         while ends and ends[0][0] <= self._arrived.next:
             end, frames = ends.popleft()
@@ -183,14 +183,14 @@ class LossyStream(Stream):
         self._world.at(at, lambda: self._arrive(frames, size))
 
     def _go_on(self) -> None:
-        """The link is up again: what the outage took is sent again, a segment first."""
+        """The link is up again: retransmit what the outage took, one segment first."""
         if self._recovery.missing and not self._path.down:
             self._recovery.time_out(self._world.now)
         super()._go_on()
 
 
 def _kept(segments: int, losses: list[int], room: int) -> list[bool]:
-    """Of each segment whether it gets in: not lost, and before it no more than the queue takes."""
+    """For each segment, whether it enters: it is not lost, and the queue has room for it."""
     kept = [True] * segments
     for place in losses:
         kept[place] = False

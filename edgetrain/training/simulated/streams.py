@@ -1,8 +1,7 @@
-"""One direction of a connection in virtual time, where nothing is lost but to a full queue.
+"""One direction of a connection in virtual time, over ways that lose nothing but to a full queue.
 
-A fluid behind a congestion window (`networks.fluid`, `networks.window`) that goes through one link
-after the other. Ways that lose packets are `lossy`'s; connections and who is at their ends,
-`wires`'.
+A fluid behind a congestion window (`links.fluid`, `links.window`) passes one link after the other.
+`lossy` models ways that lose packets; `wires` has connections and their ends.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from edgetrain.training.simulated.virtual import World
 from edgetrain.vectors.vector import Buffer
 
 SEND_LIMIT_BYTES = 4 << 20
-"""The most that one connection has unacknowledged: what Linux allows by default (tcp_wmem)."""
+"""Unacknowledged bytes of one connection, at most: the default of Linux (tcp_wmem)."""
 
 Frames = Sequence[Buffer]
 
 
 def wire_bytes(frames: Frames) -> int:
-    """What a message takes in the byte stream: its frames behind ZMTP 3.1's flags and lengths."""
+    """Bytes of a message in the stream: its frames, each behind ZMTP 3.1's flags and length."""
     total = 0
     for frame in frames:
         size = memoryview(frame).nbytes
@@ -34,7 +33,7 @@ def wire_bytes(frames: Frames) -> int:
 
 @dataclass
 class Message:
-    """Waits to be sent; `left` of its bytes have not left yet."""
+    """A message to be sent, of which `left` bytes have not been put on the way yet."""
 
     frames: Frames
     left: int
@@ -42,7 +41,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Path:
-    """The ways that bytes go, in order: the access link and a site's uplink, or back."""
+    """The ways that bytes pass, in order: the access link, then a site's uplink; or back."""
 
     ways: tuple[Way, ...]
     train_bytes: int
@@ -57,17 +56,17 @@ class Path:
 
     @property
     def loses(self) -> bool:
-        """Whether a packet may be lost on it, other than to a full queue."""
+        """Whether packets may be lost on it other than to a full queue."""
         return any(way.model.loses for way in self.ways)
 
     @property
     def down(self) -> bool:
-        """A fault takes the access link away: the first way up, the last way down."""
+        """Whether a fault has taken down the access link: the first way up, the last way down."""
         return self.ways[0].model.down or self.ways[-1].model.down
 
     def once(self, now: int, timeout: int) -> int:
-        """What losses add until one segment has got through, repeated after this timeout, then
-        after twice as long, and so on."""
+        """Nanoseconds that losses add until one segment arrives. It is repeated after `timeout`,
+        then after twice as long, and so on."""
         late = 0
         while any(way.losses.places(1, now + late) for way in self.ways):
             late += min(timeout, LONGEST_TIMEOUT_NS)
@@ -75,14 +74,14 @@ class Path:
         return late
 
     def ack_delay(self, now: int) -> int:
-        """What an acknowledgement takes that sets out now."""
+        """When an acknowledgement arrives that leaves at `now`."""
         for way in self.ways:
             now += way.delay_ns(now)
         return now
 
 
 class Stream:
-    """One direction of one connection: messages in, the same messages out, later."""
+    """One direction of one connection: delivers the messages it was given, in order, later."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class Stream:
         self._held: deque[tuple[Frames, int]] = deque()
         self.cut = False
         self.on_damage: Callable[[], None] | None = None
-        """Called in place of the next delivery, whose bytes are damaged."""
+        """Called instead of delivering the next message, whose bytes are damaged."""
 
     def send(self, frames: Frames, size: int) -> None:
         """Queue a message."""
@@ -115,13 +114,13 @@ class Stream:
             self._pump()
 
     def wait(self, delay: int) -> None:
-        """Send nothing for so long."""
+        """Send nothing for `delay` nanoseconds."""
         self._opens = self._world.now + delay
         self._waits = True
         self._world.at(self._opens, self._pump)
 
     def _pump(self) -> None:
-        """Put on the way what the window has room for."""
+        """Send as much as the window has room for."""
         now, window, acks = self._world.now, self.window, self._acks
         if now < self._opens:
             return
@@ -155,7 +154,7 @@ class Stream:
     def _through(
         self, stage: int, now: int, sent: int, size: int, whole: Frames | None, stall: int
     ) -> None:
-        """A chunk is at the entry of a way. Shared ways are entered in the order of time."""
+        """Let a chunk enter a way. Chunks enter shared ways in the order of time."""
         way = self._path.ways[stage]
         segments = -(-size // MSS)
         rate = way.model.rate
@@ -202,7 +201,8 @@ class Stream:
         return [m.frames for m in self._backlog if m.left == wire_bytes(m.frames)]
 
     def recover(self, outage_ns: int) -> None:
-        """The link is up again: TCP goes on at its next retransmission, each twice as late."""
+        """The link is up again after an outage: TCP continues at its next retransmission. Each
+        waits twice as long as the one before."""
         timeout = at = self.window.timeout
         while at < outage_ns:
             timeout *= 2

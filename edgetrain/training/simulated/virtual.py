@@ -1,9 +1,14 @@
 """Virtual time: a clock that jumps from event to event, and processes that sleep and wait in it.
 
-A process is ordinary blocking code (the same that runs on a real member) on a greenlet: where it
-would wait for the world, it hands over to the event loop instead. One thread, no real clock and no
-randomness; events of one instant happen in the order in which they were asked for, so a run is
-reproducible. What the events mean is not known here.
+A process is ordinary blocking code (the same that runs on a real member) on a greenlet. Instead of
+waiting it switches to the event loop. There is one thread, no real clock and no randomness; events
+of one instant happen in the order in which they were requested, so a run is reproducible.
+
+    state of a process   event                           next state
+    waiting              `resume`                        running, until it waits again
+    waiting              `resume` before `hold`'s time   waiting: resumed again at that time
+    waiting              `kill`                          over
+    running              its code returns or fails       over
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ SECOND = 1_000_000_000
 class Process:
     """Code that runs in virtual time until it returns, fails or is killed. Made by `World.start`.
 
-    `error` is what it failed with, `over` is True once it has ended in any way.
+    `error` is the exception that it failed with; `over` is True once it has ended in any way.
     """
 
     def __init__(self, world: World, name: str, code: Callable[[], None]) -> None:
@@ -46,20 +51,20 @@ class Process:
             self.over = True
 
     def resume(self) -> None:
-        """Go on with it now, or when it is let go of; comes back when it waits again. From the
-        event loop only."""
+        """Continue it now, or at the time it is held until; returns when it waits again. Call it
+        from the event loop only."""
         if self._world.now < self._held_until:
             self._world.at(self._held_until, self.resume)
         elif not self.over:
             self._greenlet.switch()
 
     def hold(self, until: int) -> None:
-        """Do not let it go on before then, whatever it waits for: what SIGSTOP does."""
+        """Do not continue it before `until` nanoseconds, as if it got SIGSTOP."""
         self._held_until = max(self._held_until, until)
 
     def kill(self) -> None:
-        """End it where it waits, as SIGKILL would: its `finally` clauses still run, so whoever
-        kills it first cuts it off from the world. From the event loop only; works twice."""
+        """End it where it waits, as SIGKILL would. Its `finally` clauses still run, so cut it off
+        from the world first. Call it from the event loop only; works twice."""
         if not self.over:
             self._greenlet.throw(GreenletExit)
             self.over = True
@@ -82,23 +87,23 @@ class World:
         return self.now / SECOND
 
     def at(self, when: int, action: Callable[[], None]) -> None:
-        """Let `action` happen at this time, or now where that has passed."""
+        """Call `action` at this time in nanoseconds, or now if it has passed."""
         self._serial += 1
         heapq.heappush(self._heap, (max(when, self.now), self._serial, action))
 
     def start(self, name: str, code: Callable[[], None], when: int = 0) -> Process:
-        """A new process, which begins at `when`."""
+        """Make a process that begins at `when` nanoseconds."""
         process = Process(self, name, code)
         self.at(when, process.resume)
         return process
 
     def sleep(self, seconds: float) -> None:
-        """Let the calling process stand still: stands in for time.sleep."""
+        """Suspend the calling process for this many seconds: stands in for time.sleep."""
         self.at(self.now + round(seconds * SECOND), getcurrent().process.resume)
         self.loop.switch()
 
     def step(self) -> bool:
-        """Let the next event happen; False where there is none."""
+        """Let the next event happen; False if there is none."""
         if not self._heap:
             return False
         self.now, _, action = heapq.heappop(self._heap)
@@ -108,7 +113,7 @@ class World:
 
 
 class Mailbox(Generic[T]):
-    """What arrives for one process, in order."""
+    """A queue of items for one process, in order."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -126,11 +131,11 @@ class Mailbox(Generic[T]):
             self._wake(self._turn)
 
     def get(self, timeout_s: float) -> T | None:
-        """The next item, waiting at most so many virtual seconds for it; None if there was none."""
+        """The next item; None if none arrives within `timeout_s` virtual seconds."""
         if not self._items and timeout_s > 0:
             self._turn += 1
             turn, self._reader = self._turn, getcurrent().process
-            # At least a tick: who waits for less than that would never see it pass.
+            # At least one tick: shorter waits would never see time pass.
             deadline = self._world.now + max(round(timeout_s * SECOND), 1)
             self._world.at(deadline, lambda: self._wake(turn))
             self._world.loop.switch()

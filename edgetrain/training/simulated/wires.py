@@ -21,17 +21,17 @@ from edgetrain.training.simulated.virtual import SECOND, Mailbox, World
 from edgetrain.vectors.vector import Buffer
 
 HANDSHAKES, HANDSHAKE_BYTES = 3, 64
-"""Round trips of TCP's and ZMTP's greetings before the first message, and bytes in each."""
+"""Round trips of TCP's and ZMTP's handshakes before the first message, and bytes in each."""
 
 TRAIN_SEGMENTS, COARSE_TRAIN_SEGMENTS, COARSE_FROM = 4, 16, 64
-"""Segments that leave at once where the congestion window is the limit; so many more from so many
-members on, where each costs more time than it tells."""
+"""Segments that leave together if the congestion window is the limit. Fleets of COARSE_FROM members
+or more use the coarse number: finer steps cost more time than they add precision."""
 
 
 def stream(
     world: World, path: Path, back: Path, congestion: str, deliver: Callable[[Frames], None]
 ) -> Stream:
-    """One direction of a connection: the finer model where its path loses packets."""
+    """One direction of a connection, in the finer model if its path loses packets."""
     kind = LossyStream if path.loses else Stream
     return kind(world, path, back, congestion, deliver)
 
@@ -47,37 +47,41 @@ class MemberWire:
         self._open(name)
 
     def _open(self, name: bytes, *, at_once: bool = True) -> None:
-        """A new connection, under this name; the hub knows of it `at_once`."""
+        """Open a new connection under this name. `at_once`: the hub knows of it already."""
         self.name = name
         self.connections = 1
-        """As of Reconnecting."""
+        """See Reconnecting."""
         up, down = self._network.paths(self.member)
         world, congestion = self._network.world, self._network.congestion
         hub = self._network.hub
-        self.up = stream(world, up, down, congestion, lambda frames: hub.take(name, frames))
+        self.up = stream(
+            world, up, down, congestion, lambda frames: hub.accept_message(name, frames)
+        )
         self.down = stream(world, down, up, congestion, self._inbox.put)
         if at_once:
-            self._network.add(self)
+            self._network.add_connection(self)
 
     def reconnect(self) -> None:
         """See Reconnecting."""
         self._break()
-        self._network.forget(self.name)
+        self._network.remove_connection(self.name)
         self._open(self._network.new_name(self.member))
         self._greet()
 
     def hub_is_back(self) -> None:
-        """The hub's machine has started again: ZeroMQ connects anew, under the same name. What was
-        under way is lost."""
+        """The hub has been started again: ZeroMQ reconnects under the same name. Messages on their
+        way are lost."""
         self.cut()
 
     def cut(self) -> None:
-        """The connection breaks off, and both ends know it; ZeroMQ makes another under the same
-        name. What was under way is lost, and what the hub had queued; what was queued here is
-        not."""
+        """Break the connection, so that both ends notice; ZeroMQ reconnects under the same name.
+
+        Messages on their way are lost, and messages that the hub had queued. Messages that this end
+        had queued are sent over the new connection.
+        """
         waiting, before = self.up.unbegun(), self.connections
         self._break()
-        self._network.hub.forget(self.name)
+        self._network.hub.remove_connection(self.name)
         self._open(self.name, at_once=False)
         self.connections = before
         delay = self._greet()
@@ -89,12 +93,14 @@ class MemberWire:
     def _stands(self, up: Stream) -> None:
         if up is self.up and not up.cut:
             self.connections += 1
-            self._network.add(self)
+            self._network.add_connection(self)
 
     def damage(self, upwards: bool) -> None:
-        """The next message on this way arrives damaged, and whoever gets it breaks off. A hub
-        closes its connection, and ZeroMQ makes another; a member's ZeroMQ gives up, and it takes
-        the member's own patience to connect again."""
+        """Let the next message to the hub (`upwards`) or from it arrive damaged.
+
+        The receiver breaks the connection. If it is the hub, ZeroMQ reconnects at the member. If it
+        is the member, its ZeroMQ gives up, and the member reconnects once its patience has ended.
+        """
         if upwards:
             self.up.on_damage = self.cut
         else:
@@ -102,14 +108,14 @@ class MemberWire:
 
     def _give_up(self) -> None:
         self.up.cut = self.down.cut = True
-        self._network.hub.forget(self.name)
+        self._network.hub.remove_connection(self.name)
 
     def _break(self) -> None:
         self.up.cut = self.down.cut = True
         self._before = self.traffic()
 
     def _greet(self) -> int:
-        """Nothing leaves before the greetings of TCP and ZMTP have gone to and fro."""
+        """Hold both directions until TCP's and ZMTP's handshakes are done; their nanoseconds."""
         window = self.up.window
         delay = sum(self._network.greetings(self.member, window.rtt, window.timeout))
         for stream in (self.up, self.down):
@@ -144,20 +150,27 @@ class MemberWire:
         """See MemberTransport: what was sent still arrives."""
 
     def power_off(self) -> None:
-        """The device is gone without a word: nothing more leaves or reaches it."""
+        """The device has lost its power: nothing leaves or reaches it, and the hub is not told."""
         self.up.cut = self.down.cut = True
-        self._network.lose(self.name)
+        self._network.lose_connection(self.name)
 
     def die(self) -> None:
-        """The process is gone, and its machine's kernel closes the connection."""
+        """The process has died, and its machine's kernel closes the connection."""
         self.up.cut = self.down.cut = True
-        self._network.forget(self.name)
+        self._network.remove_connection(self.name)
 
 
 class HubWire:
     """The hub's end of all connections: a HubTransport in virtual time.
 
-    The hub takes messages one after the other, and `message_s` for each.
+    The hub handles messages one after the other, each in `message_s` virtual seconds.
+
+        state of a member's connection    event                 next state
+        none                              `add_connection`      open
+        open                              `remove_connection`   none: sending fails at once
+        open                              `lose_connection`     dead: sending seems to work
+        dead                              SILENCE_S have passed none: TCP has given up
+        any                               `crash`               none
     """
 
     def __init__(self, world: World, message_s: float) -> None:
@@ -165,34 +178,34 @@ class HubWire:
         self._message_s = message_s
         self.down = False
         self.busy_s = 0.0
-        """Seconds that taking messages has cost."""
+        """Virtual seconds that handling messages has taken."""
         self._inbox: Mailbox[tuple[bytes, Frames]] = Mailbox(world)
         self._members: dict[bytes, MemberWire] = {}
         self._dead: dict[bytes, int] = {}
         self._cached: tuple[Frames, int] | None = None
 
-    def add(self, wire: MemberWire) -> None:
+    def add_connection(self, wire: MemberWire) -> None:
         """A member has connected."""
         self._members[wire.name] = wire
 
-    def forget(self, name: bytes) -> None:
+    def remove_connection(self, name: bytes) -> None:
         """A member has closed its connection."""
         self._members.pop(name, None)
 
-    def take(self, sender: bytes, frames: Frames) -> None:
-        """A message has arrived; nobody takes it where the hub is not running."""
+    def accept_message(self, sender: bytes, frames: Frames) -> None:
+        """A message has arrived. It is lost if the hub is not running."""
         if not self.down:
             self._inbox.put((sender, frames))
 
     def crash(self) -> None:
-        """The hub's process is gone, and with it what had arrived and its connections."""
+        """The hub's process has died: its connections and unhandled messages are lost."""
         self.down = True
         self._inbox = Mailbox(self._world)
         self._members.clear()
         self._dead.clear()
 
     def restart(self) -> None:
-        """It is there again."""
+        """The hub's process runs again."""
         self.down = False
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
@@ -221,7 +234,7 @@ class HubWire:
         wire.down.send(frames, self._cached[1])
         return True
 
-    def lose(self, name: bytes) -> None:
+    def lose_connection(self, name: bytes) -> None:
         """A member has lost power."""
         self._dead.setdefault(name, self._world.now)
 
@@ -240,7 +253,7 @@ class HubWire:
 
 
 class SimulatedNetwork:
-    """All links of a fleet: member i behind `profiles[i]`, sites behind a shared uplink each.
+    """All links of a fleet: member i is behind `profiles[i]`, each site behind a shared uplink.
 
     Loss and jitter are drawn with the same seeds as the emulator's, but per chunk and not per
     packet: the draws agree in distribution, not one by one.
@@ -261,7 +274,7 @@ class SimulatedNetwork:
         self.congestion = congestion
         self.hub = HubWire(world, message_s)
         self.tap: Callable[[int, Frames], None] = lambda member, frames: None
-        """Called with each message that a member hands over."""
+        """Called with (member, frames) for each message that a member sends."""
         number = iter(range(seed * 1_000_000, seed * 1_000_000 + 1_000_000, 2))
         coarse = len(profiles) >= COARSE_FROM
         self._train_bytes = MSS * (COARSE_TRAIN_SEGMENTS if coarse else TRAIN_SEGMENTS)
@@ -280,7 +293,7 @@ class SimulatedNetwork:
         return Way.make(up, next(number), 0), Way.make(down, next(number), 0)
 
     def paths(self, member: int) -> tuple[Path, Path]:
-        """Up and down, between a member and the hub."""
+        """The paths from a member to the hub, and back."""
         up, down = self._access[member]
         shared = self._uplink.get(member)
         if shared is None:
@@ -289,7 +302,7 @@ class SimulatedNetwork:
         return Path(ways_up, self._train_bytes), Path(ways_down, self._train_bytes)
 
     def connect(self, member: int) -> MemberWire:
-        """A new connection of this member, after the round trips that TCP and ZMTP need."""
+        """Open a connection of this member; returns after the round trips of the handshakes."""
         wire = MemberWire(self, member, self.new_name(member))
         up, down = self.paths(member)
         rtt = up.mean_delay + down.mean_delay
@@ -301,8 +314,8 @@ class SimulatedNetwork:
         return wire
 
     def greetings(self, member: int, rtt: int, patience: int) -> list[int]:
-        """How long each of a new connection's first round trips takes: TCP's, and two of ZMTP's.
-        One that loses a segment takes a timeout more."""
+        """Nanoseconds of a new connection's first round trips: TCP's, and two of ZMTP's. One that
+        loses a segment takes a timeout longer."""
         paths = self.paths(member)
         trips: list[int] = []
         for number in range(HANDSHAKES):
@@ -313,40 +326,40 @@ class SimulatedNetwork:
         return trips
 
     def new_name(self, member: int) -> bytes:
-        """What a new connection of this member is called."""
+        """A name for a new connection of this member."""
         self._joined += 1
         return b"m%d-%d" % (member, self._joined)
 
-    def add(self, wire: MemberWire) -> None:
+    def add_connection(self, wire: MemberWire) -> None:
         """A connection has been opened."""
         self._wires[wire.name] = wire
         if not self.hub.down:
-            self.hub.add(wire)
+            self.hub.add_connection(wire)
 
-    def forget(self, name: bytes) -> None:
+    def remove_connection(self, name: bytes) -> None:
         """A connection has been closed."""
         self._wires.pop(name, None)
-        self.hub.forget(name)
+        self.hub.remove_connection(name)
 
-    def lose(self, name: bytes) -> None:
+    def lose_connection(self, name: bytes) -> None:
         """A member has lost power."""
         self._wires.pop(name, None)
-        self.hub.lose(name)
+        self.hub.lose_connection(name)
 
     def restart_hub(self) -> None:
-        """The hub's machine is up again: everyone's connection is made anew."""
+        """The hub's process runs again: every member reconnects."""
         self.hub.restart()
         for wire in list(self._wires.values()):
             wire.hub_is_back()
 
     def strike(self, fault: Fault) -> None:
-        """Let something go wrong from now on, for as long as the fault says."""
+        """Let this fault begin now, for its `for_s`; its `at_s` is ignored."""
         self._change(fault, True)
         when = self.world.now + round(fault.for_s * SECOND)
         self.world.at(when, lambda: self._change(fault, False))
 
     def start_faults(self) -> None:
-        """Training begins: the clock of the faults' schedule starts."""
+        """Start the clock of the job's scheduled faults: training begins."""
         start = self.world.now
         for seconds, fault, begins in self._schedule.changes():
             when = start + round(seconds * SECOND)
@@ -358,10 +371,10 @@ class SimulatedNetwork:
             for way in ways:
                 way.model.down = self._schedule.cut_off(member)
                 way.model.set_rate(self._schedule.rate_share(member))
-            self._mind_outage(member, ways[0].model.down)
+            self._follow_outage(member, ways[0].model.down)
 
-    def _mind_outage(self, member: int, down: bool) -> None:
-        """TCP repeats what an outage took, and after SILENCE_S gives up at both ends."""
+    def _follow_outage(self, member: int, down: bool) -> None:
+        """TCP retransmits what an outage took; after SILENCE_S both ends give up."""
         since = self._down_since.get(member)
         if down and since is None:
             began = self._down_since[member] = self.world.now
@@ -380,7 +393,7 @@ class SimulatedNetwork:
     def _give_up(self, member: int, began: int) -> None:
         if self._down_since.get(member) == began:
             for wire in self._wires_of(member):
-                self.hub.forget(wire.name)
+                self.hub.remove_connection(wire.name)
 
     def _wires_of(self, member: int) -> list[MemberWire]:
         return [wire for wire in self._wires.values() if wire.member == member]
