@@ -1,8 +1,7 @@
-"""A clock that jumps ahead when somebody says so from outside, for a process that is passed it.
+"""A monotonic clock that another process can let jump ahead.
 
-What can be set back, the wall clock, nothing in edgetrain measures time by: what jumps here is the
-monotonic clock, as on a machine that has slept. The sleeping itself, sockets' and the kernel's
-timers are no part of it.
+It stands for a machine that has slept. Nothing in edgetrain measures time by the wall clock, which
+can be set back. Timers of sockets and of the kernel do not jump, and nobody sleeps.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ _AHEAD = struct.Struct("<d")
 
 
 class Clock:
-    """time.monotonic(), and what it has jumped: kept in a file that several processes have open.
+    """time.monotonic() plus the jumps so far, which are in a file that several processes map.
 
-    A process that is started again with the same file has the clock of its machine, jumps and all.
+    A process that is started again with the same file keeps the jumps of its machine.
     """
 
     def __init__(self, path: Path) -> None:
-        """Make the file if it is not there, with a clock that has not jumped."""
+        """Map the file; create it, without jumps, if it does not exist."""
         with path.open("a+b") as file:
             if file.seek(0, 2) < _AHEAD.size:
                 file.write(_AHEAD.pack(0.0))
@@ -30,15 +29,15 @@ class Clock:
             self._ahead = mmap.mmap(file.fileno(), _AHEAD.size)
 
     def __call__(self) -> float:
-        """Seconds."""
+        """Seconds, as time.monotonic()."""
         ahead: float = _AHEAD.unpack_from(self._ahead)[0]
         return time.monotonic() + ahead
 
     def jump(self, seconds: float) -> None:
-        """Be so much later at once. One process jumps, any number look."""
+        """Be `seconds` later at once, in all processes. Only one process may call this."""
         (ahead,) = _AHEAD.unpack_from(self._ahead)
         _AHEAD.pack_into(self._ahead, 0, ahead + seconds)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Unmap the file."""
         self._ahead.close()

@@ -1,8 +1,25 @@
-"""A fleet of real processes through one schedule: started, hurt, healed, ended, judged.
+"""One schedule over a fleet of real processes: start it, do what the schedule says, judge the end.
 
-A hub process (encrypted, its journal on the disk) and a process for each member, behind a forwarder
-of its own. What is done to them is in the schedule, in seconds of this machine; the laws are
-`laws`'. Linux only: signals, limits and death signals of processes.
+There is a hub process (encrypted, its journal on the disk) and a process for each member, which
+connects through a forwarder of its own. The schedule is in seconds of this machine. `laws` judges.
+Linux only: it needs signals, limits and death signals of processes.
+
+A happening begins, and heals `for_s` later; who notices that a process is down starts it again:
+
+    state of the hub's process   event                                        next state
+    runs                         hub: SIGKILL                                 down until it heals
+    runs                         disk: its files may not grow, and it ends    down until it heals
+    down                         nothing keeps it down, RESTART_S have passed runs, resumed
+    runs                         the job is over (exit status 0)              ended
+
+    state of a member's process  event                                        next state
+    runs                         kill, power: SIGKILL                         down until it heals
+    runs                         pause: SIGSTOP; SIGCONT as it heals          runs
+    runs                         it could not join (START_AGAIN)              started at once
+    down                         it heals, and the hub has work               runs, a life later
+    runs                         it came to its end, and left an `End`        ended
+
+The rest is done to a forwarder (link, partition, slow, cut, corrupt) or a clock, and heals there.
 """
 
 from __future__ import annotations
@@ -36,7 +53,7 @@ from edgetrain.training.chaos.forwarder import Forwarder
 from edgetrain.training.chaos.hub import HubProcess, free_port
 from edgetrain.training.chaos.laws import Ended, Merging, Outcome, Witness, judge
 from edgetrain.training.chaos.ledger import End, Given
-from edgetrain.training.chaos.member import AGAIN, Post
+from edgetrain.training.chaos.member import START_AGAIN, Post
 from edgetrain.training.chaos.schedule import Happening
 from edgetrain.training.hub import HubRequest
 from edgetrain.training.processes import Child
@@ -44,23 +61,23 @@ from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.vector import Vector
 
 PATIENT_S = 20.0
-"""A hub with this hub.gone_s goes through simulated schedules as they are: see `share_of`."""
+"""The hub.gone_s for which simulated schedules are used unchanged: see `share_of`."""
 
 POLL_S = 0.01
 RESTART_S = 0.3
-"""A hub that ends by itself is started again so long after it was last."""
+"""Seconds between two starts of the hub, at least."""
 LAST_S = 10.0
-"""The hub may take so long after the last member, and members after the hub."""
+"""Seconds that the hub may go on after the last member, and members after the hub."""
 SLOW_VECTOR_S = 0.5
-"""On a link that is slow a vector of the model takes so long."""
+"""Seconds that a vector of the model takes on a slow link."""
 
 
 def share_of(job: Job) -> float:
-    """Of a simulated schedule's times: how much sooner things happen here, by the patience of the
-    job's hub. With hub.gone_s = 2 a link that may be down for 20 s there is so for 2 s here.
+    """The factor from a simulated schedule's times to those of real processes: it shrinks with the
+    patience of the job's hub. With hub.gone_s = 2 a link is down for 2 s instead of 20.
 
-    >>> from edgetrain import config
-    >>> share_of(config.load(None, ["gone_s=2"]))
+    >>> from edgetrain.jobs.reading import load
+    >>> share_of(load(None, ["gone_s=2"]))
     0.1
     """
     return min(1.0, job.hub.gone_s / PATIENT_S)
@@ -68,19 +85,19 @@ def share_of(job: Job) -> float:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a schedule is run with, the same for all of them."""
+    """The fleet that every schedule is run with. ConfigError for a job that cannot be judged."""
 
     job: Job
     task: bool = False
-    """Whether members train the job's task, or stand in for it."""
+    """Whether members train the job's task; otherwise they are stand-ins."""
     beside: Path | None = None
     """The folder of the job file."""
     devices: tuple[str, ...] = ()
-    """One for each member; (): this machine."""
+    """A profile for each member; (): this machine."""
     networks: tuple[str, ...] = ()
-    """A profile for each member's link; (): none."""
+    """A profile for each member's link; (): no emulated links."""
     program: tuple[str, ...] = hub.OURS
-    """What runs as the hub."""
+    """The command that runs as the hub, see `HubProcess`."""
 
     def __post_init__(self) -> None:
         Merging.of(self.job)
@@ -98,7 +115,7 @@ class Setting:
 
 
 def fit(job: Job) -> Job:
-    """The job as it is run: its journal has every round, in one segment."""
+    """The job as it is run here: the hub takes no snapshots, so its journal has every round."""
     return replace(job, hub=replace(job.hub, snapshot_every=10**9))
 
 
@@ -110,12 +127,11 @@ def run(
     patience_s: float,
     watch: Callable[[Happening], None] = lambda happening: None,
 ) -> Outcome:
-    """Run one schedule in `folder`, which is there and empty; what is written stays. `watch` hears
-    of each happening as it begins; those that a job's end came before are not in the outcome. After
-    `patience_s` whatever still runs is ended.
+    """Run one schedule in `folder`, which exists and is empty; its files stay.
 
-    No process and no thread is left, whatever happens. Raises EdgetrainError where the fleet did
-    not even start.
+    `watch` is called with each happening as it begins. The outcome has only those that began before
+    the job's end. After `patience_s` seconds, processes that still run are ended. No process and no
+    thread is left, whatever happens. Raises EdgetrainError if the fleet did not start.
     """
     with ExitStack() as stack:
         fleet = _Fleet(setting, folder, stack)
@@ -128,10 +144,10 @@ def run(
 
 @dataclass
 class _Member:
-    """One member, over all its lives."""
+    """One member: its process, which may be started several times (lives), and what is around."""
 
     post: Post
-    """Of its latest life."""
+    """What its latest life was started with."""
     way: Forwarder
     clock: Clock
     child: Child | None = None
@@ -142,35 +158,37 @@ class _Member:
         return self.child is not None and self.child.running
 
     @property
-    def wants_again(self) -> bool:
-        return self.child is not None and not self.running and self.child.exit_code == AGAIN
+    def waits_to_join(self) -> bool:
+        """Whether its process ended because it could not join yet."""
+        child = self.child
+        return child is not None and not child.running and child.exit_code == START_AGAIN
 
     @property
     def end(self) -> End | None:
-        """How it ended, if it did so by itself."""
+        """How it ended; None: it has not, or it was killed."""
         return End.read(self.post.path("end"))
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it to the process, if there is one."""
+        """Send a signal to the process, if it runs."""
         if self.child is not None and self.child.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.child.process.pid or 0, number)
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is over."""
+        """Send SIGKILL and wait for the end."""
         if self.child is not None and self.child.running:
             self.killed = True
             self.child.process.kill()
             self.child.process.join()
 
-    def gave(self) -> Iterator[Given]:
-        """What is in its ledgers, life after life."""
+    def given(self) -> Iterator[Given]:
+        """The entries of its ledgers, life after life."""
         for life in range(1, self.post.life + 1):
             yield from ledger.read(self.post.ledger(life))
 
 
 class _Fleet:
-    """The processes of one schedule. What is pushed on `stack` ends them."""
+    """The processes of one schedule; `stack` ends them."""
 
     def __init__(self, setting: Setting, folder: Path, stack: ExitStack) -> None:
         self._setting, self._folder, self._job = setting, folder, setting.job
@@ -186,7 +204,7 @@ class _Fleet:
             self._member(index, to[index], ring, hub_key, stack) for index in range(len(to))
         ]
         self._healing: list[tuple[float, Happening]] = []
-        """What is to be undone, and when."""
+        """Happenings that have begun, and the time.monotonic() at which each heals."""
         write_job(folder, self._job.to_dict())
         self._hub = self._start_hub()
         stack.callback(lambda: self._hub.kill())
@@ -197,7 +215,7 @@ class _Fleet:
         self._hub.when("hub started")
         (self._run_folder,) = (folder / "runs").iterdir()
         self._hub_request = replace(self._hub_request, resume=self._run_folder)
-        self._initial = self._begun_with()
+        self._initial = self._first_base()
 
     # -- starting and ending ------------------------------------------------------------------
 
@@ -253,9 +271,9 @@ class _Fleet:
                 each.child.process.kill()
                 each.child.stop(0.0)
 
-    def _begun_with(self) -> Vector:
-        """The base that the first member brought."""
-        parts = {g.part: g.payload for m in self._members for g in m.gave() if g.round is None}
+    def _first_base(self) -> Vector:
+        """The base that the first member sent, float32 [elements]."""
+        parts = {g.part: g.payload for m in self._members for g in m.given() if g.round is None}
         return np.frombuffer(b"".join(parts[part] or b"" for part in sorted(parts)), np.float32)
 
     # -- living -------------------------------------------------------------------------------
@@ -266,7 +284,7 @@ class _Fleet:
         patience_s: float,
         watch: Callable[[Happening], None],
     ) -> int:
-        """Let things happen and heal, until everyone has ended; how many of them happened."""
+        """Let happenings begin and heal until every process has ended; how many have begun."""
         began = over = time.monotonic()
         waiting = list(happenings)
         while self._healing or self._busy():
@@ -283,8 +301,8 @@ class _Fleet:
                 self._heal(item[1])
             if self._healing or self._hub_has_work():
                 over = now
-            self._mind_hub()
-            self._mind_members()
+            self._restart_hub()
+            self._restart_members()
             time.sleep(POLL_S)
         else:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -292,23 +310,23 @@ class _Fleet:
         return len(happenings) - len(waiting)
 
     def _busy(self) -> bool:
-        return any(m.running or (m.wants_again and self._hub_has_work()) for m in self._members)
+        return any(m.running or (m.waits_to_join and self._hub_has_work()) for m in self._members)
 
     def _hub_has_work(self) -> bool:
-        """Whether it runs, or will be started again."""
+        """Whether the hub runs, or will be started again."""
         return self._hub.process.poll() != 0
 
-    def _mind_hub(self) -> None:
-        """Start it again, as a service manager does, once nothing keeps it down. A disk that was
-        full ends it some time later than the disk was."""
+    def _restart_hub(self) -> None:
+        """Start the hub again if it is down and nothing keeps it down, as a service manager does.
+        After a full disk it may end some time after the disk has room again."""
         kept_down = any(happening.kind in ("hub", "disk") for _, happening in self._healing)
         just_now = time.monotonic() - self._hub.began < RESTART_S
         if self._hub.process.poll() and not kept_down and not just_now:
             self._hub = self._start_hub()
 
-    def _mind_members(self) -> None:
+    def _restart_members(self) -> None:
         for each in self._members:
-            if each.wants_again and self._hub_has_work():
+            if each.waits_to_join and self._hub_has_work():
                 self._start(each)
 
     def _begin(self, happening: Happening) -> None:
@@ -337,7 +355,7 @@ class _Fleet:
                     each.way.damage(upwards=happening.kind == "corrupt-up")
 
     def _heal(self, happening: Happening) -> None:
-        """What a forwarder or a clock was told ends by itself."""
+        """Undo what does not end by itself; forwarders and clocks do."""
         if happening.kind == "disk":
             self._limit_files(resource.RLIM_INFINITY)
         for each in (self._members[index] for index in happening.members):
@@ -352,8 +370,7 @@ class _Fleet:
         return max(log.stat().st_size for log in logs)
 
     def _limit_files(self, most_bytes: int) -> None:
-        """The hub's files may grow no longer than this: a record is torn in the middle, as a full
-        disk tears it."""
+        """Limit the size of the hub's files: a record is cut in the middle, as by a full disk."""
         if self._hub.process.poll() is None:
             limits = (most_bytes, resource.RLIM_INFINITY)
             with contextlib.suppress(ProcessLookupError):
@@ -362,7 +379,7 @@ class _Fleet:
     # -- judging ------------------------------------------------------------------------------
 
     def judged(self) -> tuple[int, list[str]]:
-        """How many rounds there were, and which laws were broken. Everyone has ended."""
+        """The number of rounds, and the broken laws. Call it when every process has ended."""
         witness, broken, ended = Witness(), [], {}
         for each in self._members:
             name, end = each.post.name, each.end
@@ -383,7 +400,7 @@ class _Fleet:
         return len(rounds), broken + judge(rounds, witness, merging, self._initial, ended, steady)
 
     def _testify(self, each: _Member, witness: Witness) -> None:
-        for given in each.gave():
+        for given in each.given():
             if given.round is not None and given.payload is None:
                 witness.promised(each.post.name, given.round)
             elif given.round is not None and given.payload is not None:
@@ -391,6 +408,6 @@ class _Fleet:
 
 
 def _preload(setting: Setting) -> tuple[str, ...]:
-    """What members' processes have loaded before they are forked."""
+    """Modules that the fork server imports, so that members' processes start quickly."""
     trained = ("edgetrain.training.train", "edgetrain.training.member") if setting.task else ()
     return ("edgetrain.training.chaos.member", "numpy.random", *trained)

@@ -1,7 +1,12 @@
-"""A way to the hub that can be held, slowed down, cut and damaged, byte by byte, in real time.
+"""A TCP forwarder to the hub that can hold, slow down, cut and damage connections, in real time.
 
-It reads nothing of what passes. Threads of the process that has it; delays of a network profile are
-`networks`' business, behind it.
+It does not interpret the bytes. Its threads belong to the process that made it. Delays and rates of
+a network profile are emulated behind it, by `fleet.networks`.
+
+    `hold(seconds)`            no byte passes meanwhile
+    `slow(seconds, bytes_s)`   each direction of a connection is limited meanwhile
+    `cut()`                    open connections break, with the bytes on their way; new ones work
+    `damage(upwards)`          one bit of the next message in that direction is flipped
 """
 
 from __future__ import annotations
@@ -17,11 +22,11 @@ _RESET = struct.pack("ii", 1, 0)
 _CHUNK = 65536
 _SLOW_CHUNK = 1024
 GREETING_BYTES = 100
-"""What is shorter is no message but a greeting, and is not damaged."""
+"""Shorter data is not a message but a handshake, and is not damaged."""
 
 
 class Forwarder:
-    """Forwards connections to `port` of this machine to `to`, a host and a port, until closed."""
+    """Forwards connections from `port` of this machine to `to`, (host, port), until closed."""
 
     def __init__(self, to: tuple[str, int]) -> None:
         self._to = to
@@ -36,31 +41,31 @@ class Forwarder:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hold(self, seconds: float) -> None:
-        """Let nothing pass for so long."""
+        """Let nothing pass for `seconds`. If several calls overlap, the longest counts."""
         self._held_until = max(self._held_until, time.monotonic() + seconds)
 
     def slow(self, seconds: float, bytes_s: float) -> None:
-        """Let no more pass than so much, in each direction of a connection, for so long."""
+        """For `seconds`, limit each direction of a connection to `bytes_s`."""
         self._slow_bytes_s = bytes_s
         self._slow_until = max(self._slow_until, time.monotonic() + seconds)
 
     def damage(self, *, upwards: bool) -> None:
-        """Flip a bit of the next message, to the hub or from it."""
+        """Flip a bit of the next message to the hub (`upwards`) or from it."""
         with self._lock:
             self._damage.add(upwards)
 
     def cut(self) -> None:
-        """Break the connections there are, at both ends, with what is under way on them."""
+        """Reset all open connections at both ends. Bytes on their way are lost."""
         with self._lock:
             pairs, self._pairs = self._pairs, set()
         for each in (end for pair in pairs for end in pair):
             with suppress(OSError):
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                each.shutdown(socket.SHUT_RDWR)  # so that who waits in it returns
+                each.shutdown(socket.SHUT_RDWR)  # so that recv returns
             each.close()
 
     def close(self) -> None:
-        """Let go of everything; works twice."""
+        """Close all connections and end all threads; works twice."""
         self._closed.set()
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # so that accept returns
@@ -103,7 +108,7 @@ class Forwarder:
                 self._wait_while_held()
                 if self._closed.is_set():
                     break
-                self._hurt(data, up)
+                self._damage_once(data, up)
                 for piece in self._paced(data):
                     sink.sendall(piece)
         for each in pair:
@@ -112,7 +117,7 @@ class Forwarder:
         with self._lock:
             whole = pair in self._pairs
             self._pairs.discard(pair)
-        if whole:  # else it was cut, or the other direction has been here
+        if whole:  # otherwise `cut` or the other direction's thread closes it
             for each in pair:
                 each.close()
 
@@ -121,14 +126,14 @@ class Forwarder:
             self._closed.wait(left)
 
     def _paced(self, data: bytearray) -> Iterator[bytearray]:
-        """All of it, a piece at a time while the link is slow."""
+        """Yield all of `data`, in small pieces with pauses while the link is slow."""
         while data and time.monotonic() < self._slow_until and not self._closed.is_set():
             piece, data = data[:_SLOW_CHUNK], data[_SLOW_CHUNK:]
             self._closed.wait(len(piece) / self._slow_bytes_s)
             yield piece
         yield data
 
-    def _hurt(self, data: bytearray, up: bool) -> None:
+    def _damage_once(self, data: bytearray, up: bool) -> None:
         with self._lock:
             if up in self._damage and len(data) > GREETING_BYTES:
                 self._damage.discard(up)

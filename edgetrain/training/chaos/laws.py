@@ -1,7 +1,12 @@
-"""The laws that hold whatever goes wrong, and a verdict over one schedule. Pure.
+"""The laws that hold whatever goes wrong, and the verdict on one schedule. Pure.
 
-Who runs a schedule shows what members gave, what rounds became of it and how members ended; what
-comes back is a list of broken laws, empty where all held.
+The caller reports the contributions that members sent (`Witness`), the rounds that the hub wrote,
+and how members ended (`Ended`). `judge` returns the broken laws, as sentences.
+
+It merges every round again, from the recorded contributions that the round says it counted, with
+the job's own merge rule and codecs, residuals of the reply included. The arithmetic is the hub's:
+replies and bases have to be equal bit for bit. So a wrong bit shows, and a contribution that was
+lost or counted twice.
 """
 
 from __future__ import annotations
@@ -23,14 +28,14 @@ from edgetrain.vectors.vector import Buffer, Vector, checksum
 
 
 class Witness:
-    """Keeps what members have given, to merge it again afterwards."""
+    """Records what members have sent, to merge it again afterwards."""
 
     def __init__(self) -> None:
         self._given: dict[tuple[str, int], set[bytes]] = {}
         self._parts: dict[tuple[str, int], dict[int, bytes]] = {}
 
     def saw(self, member: str, round: int, part: int, payload: Buffer) -> None:
-        """A member has handed over a part of a contribution. Repeats must be the same bytes."""
+        """Record a part of a contribution that a member sent. Repeats must be the same bytes."""
         content = bytes(payload)
         self._given.setdefault((member, round), set())
         parts = self._parts.setdefault((member, round), {})
@@ -39,48 +44,48 @@ class Witness:
         parts[part] = content
 
     def promised(self, member: str, round: int) -> None:
-        """A member has made a contribution: it has to count, whether anyone saw it sent or not."""
+        """Record that a member made a contribution: it has to count, even if nobody saw it sent."""
         self._given.setdefault((member, round), set())
 
     def changed(self) -> list[tuple[str, int]]:
-        """Contributions that were sent twice and were not the same."""
+        """(member, round) of contributions that were sent twice with different bytes."""
         return [key for key, others in self._given.items() if others]
 
     def rounds(self, member: str) -> list[int]:
-        """The rounds that a member has given to, or promised to, sorted."""
+        """The rounds that a member contributed to, or promised to, sorted."""
         return sorted(round for name, round in self._given if name == member)
 
     def payloads(self, member: str, round: int) -> list[bytes] | None:
-        """A contribution as it was sent, part by part, or None where nobody gave it."""
+        """A contribution as it was sent, part by part; None if nobody saw it."""
         parts = self._parts.get((member, round))
         return [parts[part] for part in sorted(parts)] if parts else None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one schedule ended. `broken` is empty where every law held."""
+    """How one schedule ended. `broken` is empty if every law held."""
 
     seed: int
     happenings: tuple[Happening, ...]
     rounds: int
     seconds: float
-    """Virtual where the fleet was simulated."""
+    """Virtual seconds if the fleet was simulated."""
     broken: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A member that came to the end."""
+    """A member that trained to the end."""
 
     applied: int
-    """Replies it had applied."""
+    """Number of replies that it had applied."""
     base: str
-    """Checksum of its base, as text."""
+    """Checksum of its base, in 16 hexadecimal digits."""
 
 
 @dataclass(frozen=True)
 class Merging:
-    """How a job's hub makes a reply of contributions, for doing it again. `Merging.of` a job."""
+    """How a job's hub makes a reply of contributions, to do it again. Made by `Merging.of`."""
 
     rule: SliceRule
     codec: Codec
@@ -89,7 +94,7 @@ class Merging:
 
     @classmethod
     def of(cls, job: Job) -> Merging:
-        """ConfigError for a job that no verdict can be given on."""
+        """The merging of a job; ConfigError for a job that cannot be judged."""
         table = job.strategy
         if table.secure:
             raise ConfigError(
@@ -113,7 +118,7 @@ class Merging:
         return cls(rule, codecs.parse(table.codec), codecs.parse(table.reply_codec or table.codec))
 
     def bound(self, layout: Layout) -> Merging:
-        """The same for a vector of these tensors; () where nobody told them."""
+        """The same for a vector with this layout; (): the layout is not known."""
         return Merging(
             self.rule, codecs.bound(self.codec, layout), codecs.bound(self.reply_codec, layout)
         )
@@ -135,17 +140,18 @@ def judge(
     ended: Mapping[str, Ended],
     steady: Iterable[str],
 ) -> list[str]:
-    """The laws, over every round that members were told of (what the journal has, and what a hub
-    told that went on without one):
+    """Judge every round that members were told of; returns the laws that were broken.
 
-    - a contribution counts once: no (member, round) twice;
-    - nothing is lost: of who was never without power, or killed, all that it gave counts;
-    - the model is what the same contributions give without any fault: merged again, they lead to
-      every reply, bit for bit, and to the last base;
-    - replicas are equal: everyone who came to the end has the base after the replies it had got,
-      and the last who did has that of all.
+    - A contribution counts once: no (member, round) counts twice.
+    - Nothing is lost: all contributions of a member that was never killed or without power count.
+    - The model is what the same contributions give without any fault: merged again, they give every
+      reply, bit for bit, and the last base.
+    - Replicas are equal: a member that trained to the end has the base of the replies that it
+      applied, and at least one applied all of them.
 
-    `ended` are the members that came to the end, `steady` those that were never cut short.
+    `merged` are the rounds in order: those in the journal, and those of a hub that went on without
+    one. `initial` is the base before the first round, float32 [elements]. `ended`: the members that
+    trained to the end; `steady`: the members that were never killed or without power.
     """
     always = set(steady)
     rounds = list(merged)
@@ -162,7 +168,7 @@ def judge(
             broken.append(f"{member} ended with base {end.base}, not {wanted}")
     if ended and max(end.applied for end in ended.values()) != len(bases) - 1:
         broken.append(f"there were {len(bases) - 1} rounds, and nobody ended with all of them")
-    # One that has lost power may: the hub had lost the first with it, and counts what comes last.
+    # A member that was killed may: the hub dropped the first with the member, and counts the last.
     broken += [
         f"{m} sent round {r} twice, differently" for m, r in witness.changed() if m in always
     ]
@@ -172,10 +178,10 @@ def judge(
 def _bases(
     rounds: Iterable[Round], witness: Witness, merging: Merging, initial: Vector
 ) -> tuple[list[str], list[str]]:
-    """The base before the first round and after each, merged again; and what was another then."""
+    """Checksums of the base before the first round and after each, merged again; broken laws."""
     base, told = initial.copy(), np.zeros_like(initial)
     replies = codecs.memory(merging.reply_codec, base.size)
-    bases, broken = [_spelt(base)], []
+    bases, broken = [_checksum_of(base)], []
     for record in rounds:
         given = [(witness.payloads(c.member, c.meant_for), c.weight) for c in record.counted]
         known = [(payloads, weight) for payloads, weight in given if payloads is not None]
@@ -193,7 +199,7 @@ def _bases(
         for here, payload in zip(_parts(told, merging.reply_codec), reply, strict=True):
             merging.reply_codec.decode(payload, here)
         base += told
-        bases.append(_spelt(base))
+        bases.append(_checksum_of(base))
     return bases, broken
 
 
@@ -202,13 +208,13 @@ def _parts(vector: Vector, codec: Codec) -> Iterator[Vector]:
     return (vector[start : start + step] for start in range(0, vector.size, step))
 
 
-def _spelt(base: Vector) -> str:
+def _checksum_of(base: Vector) -> str:
     return f"{checksum(base):016x}"
 
 
 @dataclass(frozen=True)
 class _Given:
-    """A part of a contribution as a merge rule sees it."""
+    """A part of a contribution, as a merge rule reads it."""
 
     codec: Codec
     payload: bytes

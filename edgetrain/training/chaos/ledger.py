@@ -1,6 +1,7 @@
-"""What a member has given, in a file that a kill can only cut short; and how it ended.
+"""What a member has sent, in a file that a kill can only truncate; and how the member ended.
 
-Written before it is sent: what is torn at the end was not handed over.
+An entry is written before its message is sent. So an entry that is torn at the end of the file was
+not sent, and everything that was sent is in the file.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ _PROMISE = b"P"
 
 @dataclass(frozen=True)
 class Given:
-    """A line of a ledger: a part of a contribution to `round`; of the base all begin with, then
-    `round` is None; or the promise of a contribution to `round`, then `payload` is None."""
+    """An entry of a ledger.
+
+    With `round` and `payload`: a part of a contribution; with `round` only: the promise of a
+    contribution; with `payload` only: a part of the base that all members begin with.
+    """
 
     round: int | None
     part: int = 0
@@ -32,13 +36,13 @@ class Given:
 
 
 class Ledger:
-    """Notes what a member sends. `file` is opened unbuffered."""
+    """Appends to a member's file, unbuffered: the kernel has each entry at once."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", 0)
 
     def note(self, frames: Sequence[Buffer]) -> None:
-        """A packed message is about to be sent: keep it, if it gives anything."""
+        """Note a packed message that is about to be sent, if it is a contribution or a base."""
         if bytes(frames[0]) not in (Contribute.kind, Base.kind):
             return
         message = unpack(list(frames))
@@ -48,7 +52,7 @@ class Ledger:
             self._write(message.kind, 0, message.part, message.payload)
 
     def promise(self, round: int) -> None:
-        """A contribution to this round has been made, and will be sent, some day."""
+        """Note that a contribution to `round` has been made, and will be sent."""
         self._write(_PROMISE, round, 0, b"")
 
     def _write(self, kind: bytes, round: int, part: int, payload: Buffer) -> None:
@@ -56,12 +60,12 @@ class Ledger:
         self._file.write(_HEAD.pack(kind, round, part, len(content)) + content)
 
     def close(self) -> None:
-        """Let go of the file; works twice."""
+        """Close the file; works twice."""
         self._file.close()
 
 
 def read(path: Path) -> Iterator[Given]:
-    """What is whole in a ledger, in the order of giving; nothing where there is none."""
+    """The whole entries of a ledger, in order; none if there is no file."""
     data = path.read_bytes() if path.exists() else b""
     at = 0
     while at + _HEAD.size <= len(data):
@@ -79,12 +83,12 @@ def read(path: Path) -> Iterator[Given]:
 
 @dataclass(frozen=True)
 class End:
-    """How a member's process ended: with a base, or with what it says went wrong."""
+    """How a member's process ended: with a base, or with an error."""
 
     applied: int = 0
-    """Replies it had applied."""
+    """Number of replies that it had applied."""
     base: str = ""
-    """Checksum of its base, as text; "": it did not come to its end."""
+    """Checksum of its base in 16 hexadecimal digits; "": it did not train to the end."""
     error: str = ""
 
     def write(self, path: Path) -> None:
@@ -93,5 +97,5 @@ class End:
 
     @classmethod
     def read(cls, path: Path) -> End | None:
-        """None: it has not ended by itself."""
+        """Read it from `path`; None: the process has not ended, or was killed."""
         return cls(**json.loads(path.read_text())) if path.exists() else None

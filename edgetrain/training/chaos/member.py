@@ -1,6 +1,12 @@
-"""What runs in a member's process: the stand-in, or a job's own task; and a ledger of what it gave.
+"""What runs in a member's process: a stand-in, or the job's own task; with a ledger of its sending.
 
-Started through `training.processes`. Torch is loaded where a task is trained, and only there.
+`training.processes` starts it. Torch is imported only if a task is trained.
+
+    outcome of a life                                       what the process leaves
+    it trained to the end                                   an `End` with its base
+    its name was still taken, or it never reached the hub   exit status START_AGAIN
+    it failed otherwise                                     an `End` with the error
+    it was killed                                           nothing but its ledger
 """
 
 from __future__ import annotations
@@ -24,13 +30,13 @@ from edgetrain.training.chaos.standin import StandIn
 from edgetrain.vectors.vector import Buffer, Vector
 
 ELEMENTS = 2000
-"""Of the stand-in's vector."""
+"""Elements of a stand-in's vector."""
 
-AGAIN = 75
-"""How a process ends that did not get in, and is to be started again."""
+START_AGAIN = 75
+"""Exit status of a process that could not join yet: it is to be started again."""
 
 _PAUSE_S = 0.2
-"""Before it ends so."""
+"""Seconds before it exits so."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +45,18 @@ class Post:
 
     job: Job
     task: bool
-    """Whether it trains the job's task, or stands in for it."""
+    """Whether it trains the job's task; otherwise it is a stand-in."""
     beside: Path | None
     """The folder of the job file."""
     device: str
     index: int
     life: int
-    """How many processes there were before, and this one."""
+    """Its number among this member's processes, from 1; 0: none has been started."""
     hub: str
-    """The address that it connects to."""
+    """The address that it connects to, its forwarder's."""
     credentials: Credentials
     folder: Path
-    """Of the schedule: ledgers, clocks, logs and ends are there."""
+    """The schedule's folder, with ledgers, clocks, logs and ends."""
 
     @property
     def name(self) -> str:
@@ -58,16 +64,16 @@ class Post:
         return f"m{self.index}"
 
     def path(self, what: str) -> Path:
-        """The file of this member, of all its lives."""
+        """The file `what` of this member, shared by all its lives."""
         return self.folder / f"{self.name}.{what}"
 
     def ledger(self, life: int) -> Path:
-        """The file of one life's gifts."""
+        """The ledger of one life."""
         return self.folder / f"{self.name}.{life}.gave"
 
 
 class NotedSocket(MemberSocket):
-    """Writes down what gives something before it is sent."""
+    """A socket that notes contributions and bases in a ledger before it sends them."""
 
     def __init__(self, address: str, credentials: Credentials, ledger: Ledger) -> None:
         super().__init__(address, credentials=credentials)
@@ -80,7 +86,7 @@ class NotedSocket(MemberSocket):
 
 
 class PromisingLink(Link):
-    """Writes down each contribution that it is handed, before it is encoded and sent."""
+    """A link that notes in a ledger that a contribution was made, before it is encoded and sent."""
 
     def __init__(
         self, socket: NotedSocket, clock: Callable[[], float], outage_s: float, ledger: Ledger
@@ -120,7 +126,7 @@ class _Entered:
 
 
 def run(post: Post) -> None:
-    """Train to the end, and leave an `End`; or end with AGAIN, where it was not let in yet."""
+    """Train to the end and leave an `End`; or exit with START_AGAIN if it could not join yet."""
     logging.basicConfig(
         filename=post.path("log"), level=logging.INFO, format=f"{post.life}: %(message)s"
     )
@@ -136,7 +142,7 @@ def run(post: Post) -> None:
         lost = isinstance(error, HubUnreachable) and not entered.yet
         if taken or lost:
             time.sleep(_PAUSE_S)
-            os._exit(AGAIN)  # and with it its connection, which might get in by itself
+            os._exit(START_AGAIN)  # at once: its connection must not join by itself
         end = End(error=f"{type(error).__name__}: {error}")
     finally:
         ledger.close()

@@ -1,6 +1,6 @@
-"""What goes wrong, and when: drawn by a seed. Pure; the standard library and nothing else.
+"""What goes wrong, and when: drawn by a seed. Pure; only the standard library.
 
-Who does it (the simulator, signals to processes) and what has to hold in spite of it is elsewhere.
+`simulated` and `fleet` carry a schedule out; `laws` says what has to hold in spite of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEANS: dict[Kind, str] = {
     "corrupt-up": "a message of a member arrives damaged: the hub breaks the connection off",
     "corrupt-down": "a message to a member arrives damaged: the member breaks the connection off",
 }
-"""What can go wrong. Connections are encrypted, so that whoever gets a damaged message knows it."""
+"""What can go wrong. Connections are encrypted, so that the receiver of a damaged message knows."""
 
 KINDS: tuple[Kind, ...] = tuple(MEANS)
 
@@ -46,8 +46,8 @@ LONGEST_S: dict[Kind, float] = {
 
 @dataclass(frozen=True)
 class Happening:
-    """One thing that goes wrong, `at_s` after the beginning of training, `for_s` long (a clock
-    jumps by so much), to these members (none: to the hub)."""
+    """One thing that goes wrong: `at_s` seconds after training began, for `for_s` seconds (a clock
+    jumps by `for_s`), to these members; (): to the hub."""
 
     at_s: float
     kind: Kind
@@ -55,7 +55,7 @@ class Happening:
     members: tuple[int, ...] = ()
 
     def shrunk(self, share: float) -> Happening:
-        """The same in this share of its time."""
+        """The same happening with its times multiplied by `share`."""
         return replace(self, at_s=self.at_s * share, for_s=self.for_s * share)
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Happening:
 def draw(
     seed: int, members: int, seconds: float, count: int, kinds: Sequence[Kind] = KINDS
 ) -> tuple[Happening, ...]:
-    """`count` happenings within the first `seconds` of training, in order of time."""
+    """Draw `count` happenings of the first `seconds` of training, in order of time."""
     rng = random.Random(f"{seed} chaos")
     found = []
     for _ in range(count):
@@ -80,7 +80,7 @@ def draw(
 
 
 def _struck(kind: Kind, members: int, rng: random.Random) -> tuple[int, ...]:
-    """Whom it strikes."""
+    """Draw the members that it strikes; (): the hub."""
     if kind in ("hub", "disk") or (kind == "clock" and not rng.randrange(members + 1)):
         return ()
     count = rng.randint(min(2, members), members) if kind == "partition" else 1
@@ -88,7 +88,7 @@ def _struck(kind: Kind, members: int, rng: random.Random) -> tuple[int, ...]:
 
 
 def parse_kinds(text: str) -> tuple[Kind, ...]:
-    """Kinds from "hub,link"; all of them from "". ConfigError names the near miss.
+    """The kinds in "hub,link"; all kinds for "". ConfigError suggests the nearest kind.
 
     >>> parse_kinds("hub, link")
     ('hub', 'link')

@@ -1,15 +1,21 @@
-"""Schedules with real processes, each in a process of its own, several at once; and their evidence.
+"""Trials: schedules over real processes, each in a process of its own, several at a time.
 
     python -m edgetrain.training.chaos.trials PARENT FOLDER < trial.json
 
-A trial's process ends what it started when it is told to (SIGTERM), which the kernel does for a
-parent that is gone; then its folder goes too. What is kept is for whoever asks why a law broke.
+    event in the process of a trial          what it does
+    the schedule has ended                   writes outcome.json, which the parent reads; exits
+    the fleet did not start                  exits with 1; the last line of its log says why
+    SIGTERM, from the parent                 ends its fleet and exits; the parent deletes the folder
+    SIGTERM, from the kernel: no parent      ends its fleet, deletes the folder and exits
+
+The folder (logs, journal, ledgers) is evidence if a law broke: `keep` copies it elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -34,26 +40,28 @@ from edgetrain.training.chaos.laws import Outcome
 from edgetrain.training.chaos.schedule import KINDS, Happening, Kind, draw
 
 SECONDS = 4.0
-"""In which things go wrong with stand-ins; then there is time to heal before the end."""
+"""Seconds in which things go wrong with stand-ins. They train longer, so that all can heal."""
 SHARE = 0.6
-"""Of a job's time without faults in which things go wrong."""
+"""The part of a job's time without faults in which things go wrong."""
 MOST_TIMES, MOST_S = 10.0, 60.0
-"""A trial that takes so many times the seconds of its schedule, and so many more, stands still."""
+"""A trial stands still if it takes this many times its schedule's seconds, plus this many more."""
 
 _POLL_S = 0.05
+
+log = logging.getLogger("edgetrain.trials")
 
 
 @dataclass(frozen=True)
 class Schedules:
-    """What is drawn for each seed."""
+    """How a schedule is drawn from a seed."""
 
     seconds: float = SECONDS
-    """In which things go wrong."""
+    """Things go wrong within this time."""
     happenings: int = 5
     kinds: tuple[Kind, ...] = KINDS
 
     def of(self, seed: int, setting: Setting) -> tuple[Happening, ...]:
-        """The schedule of this seed, in seconds of real processes."""
+        """Draw the schedule of this seed, in seconds of real processes."""
         share = fleet.share_of(setting.job)
         members = setting.job.fleet.members
         drawn = draw(seed, members, self.seconds / share, self.happenings, self.kinds)
@@ -61,25 +69,25 @@ class Schedules:
 
 
 CALM = Schedules(seconds=360.0, happenings=0)
-"""For a job of which nobody knows yet how long it takes: an hour, if it has to."""
+"""No faults, for a job whose duration is not known yet: it may take an hour."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one schedule."""
+    """How one schedule ended."""
 
     outcome: Outcome
     folder: Path
-    """Logs, journal, ledgers. Gone when the next one is asked for, unless it is moved."""
+    """Logs, journal, ledgers. It is deleted when the next trial is requested: `keep` it before."""
 
 
 def run_all(
     setting: Setting, schedules: Schedules, seeds: Sequence[int], at_once: int = 1
 ) -> Generator[Trial, None, None]:
-    """The trials of these seeds as they end, `at_once` of them at a time.
+    """Run the trials of these seeds, `at_once` at a time; yields each as it ends.
 
-    When the caller stops asking, what still runs is ended and its folders go. Raises EdgetrainError
-    for a trial that failed by itself, in which no law was broken.
+    Closing the generator ends what still runs, and deletes its folders. Raises EdgetrainError for a
+    trial that failed itself, without breaking a law.
     """
     waiting, running = list(seeds), dict[int, _Running]()
     try:
@@ -174,7 +182,7 @@ def _setting(table: dict[str, Any]) -> Setting:
 
 
 def keep(trial: Trial, to: Path) -> None:
-    """Move what a trial has written into the folder `to`, which is there. Keys are left out."""
+    """Copy the files of a trial, except keys, into the folder `to`, which exists."""
     shutil.rmtree(trial.folder / "keys", ignore_errors=True)
     shutil.copytree(trial.folder, to, dirs_exist_ok=True)
 
@@ -183,8 +191,10 @@ def keep(trial: Trial, to: Path) -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    """Run one trial, and leave its outcome in its folder; no folder, where nobody waits for it."""
+    """Run one trial and leave its outcome in its folder; delete the folder if the parent died."""
     parent, folder = int(words[0]), Path(words[1])
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    log.setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, _end)
     linux.die_with_parent(signal.SIGTERM)
     try:
@@ -206,7 +216,7 @@ def _run(told: dict[str, Any], folder: Path) -> None:
             told["seed"],
             schedules.of(told["seed"], setting),
             MOST_TIMES * schedules.seconds + MOST_S,
-            lambda happening: print(happening, flush=True),
+            log.info,
         )
     except EdgetrainError as error:
         sys.exit(str(error))
