@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from edgetrain.training.chaos.trials import Trial
 
     Outcomes = Generator[Outcome, None, None]
-_BASIS = (
+SIMULATED = (
     "members=4", "pace_s=0.1", "network=wan-50ms", "steps=200", "batch=2", "strategy=dga",
     "delay=5", "optimizer={ name = 'sgd', lr = 0.05 }", "evaluate_every=1000000", "fsync=never",
 )  # fmt: skip
-_STAND_IN = (
+STAND_IN = (
     "members=3", "pace_s=0.02", "steps=350", "strategy=dga", "every=5", "delay=5", "beat_s=0.3",
     "gone_s=2",
 )  # fmt: skip
@@ -114,7 +114,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every schedule, say which laws broke. 1 where one did."""
+    """Run every schedule and report the laws that broke; 1 if one did."""
     from edgetrain.training.chaos import schedule
 
     kinds = schedule.parse_kinds(arguments.kinds)
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with contextlib.closing(outcomes):
             for outcome in outcomes:
-                report.hear(outcome)
+                report.add(outcome)
     except KeyboardInterrupt:
         report.say(f"interrupted after {report.verdict()}")
         raise
@@ -143,27 +143,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Report:
-    """What has come out so far, told as it comes."""
+    """The outcomes so far, reported to people as they come, and to scripts at the end."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.outcomes: list[Outcome] = []
         self.broken: list[dict[str, Any]] = []
         self.kept: dict[int, str] = {}
-        """Folder of evidence, by seed."""
+        """The folder of evidence, by seed."""
         self.options: tuple[str, ...] = ()
-        """Beyond those that were given: what else a schedule depends on."""
+        """Options that repeating a schedule needs besides those that were given."""
         self._arguments = arguments
         self._began = self._said = time.monotonic()
 
     def say(self, line: str) -> None:
-        """A line for people."""
+        """Print a line for people; to stderr if scripts read stdout."""
         print(line, file=sys.stderr if self._arguments.json else sys.stdout, flush=True)
 
-    def hear(self, outcome: Outcome) -> None:
-        """Of one schedule that has ended."""
+    def add(self, outcome: Outcome) -> None:
+        """One schedule has ended: report it."""
         self.outcomes.append(outcome)
         if outcome.broken:
-            self._hear_of_a_break(outcome)
+            self._add_broken(outcome)
         done, now = len(self.outcomes), time.monotonic()
         if not self._arguments.processes and now - self._said <= _PROGRESS_S:
             return
@@ -175,12 +175,12 @@ class _Report:
             f"{left:.0f} s left"
         )
 
-    def _hear_of_a_break(self, outcome: Outcome) -> None:
+    def _add_broken(self, outcome: Outcome) -> None:
         found: dict[str, Any] = {
             "seed": outcome.seed,
             "laws": list(outcome.broken),
             "happenings": list(map(str, outcome.happenings)),
-            "again": self.again(outcome.seed),
+            "again": self.command_for(outcome.seed),
         }
         lines = [f"seed {outcome.seed}:", *(f"  {each}" for each in found["happenings"])]
         lines += [f"  BROKEN: {law}" for law in outcome.broken[:8]]
@@ -191,8 +191,8 @@ class _Report:
         self.broken.append(found)
         self.say("\n".join(lines))
 
-    def again(self, seed: int) -> str:
-        """The command that runs this one schedule again."""
+    def command_for(self, seed: int) -> str:
+        """The command that repeats the schedule of this seed."""
         given = self._arguments
         words = ["edgetrain", "chaos", *given.job, *["--processes"][: given.processes]]
         words += ["--seed", str(seed), "--schedules", "1", "--happenings", str(given.happenings)]
@@ -200,7 +200,7 @@ class _Report:
         return shlex.join([*words, *self.options])
 
     def verdict(self) -> str:
-        """In one line."""
+        """All outcomes in one line."""
         happened = sum(len(outcome.happenings) for outcome in self.outcomes)
         seconds = sum(outcome.seconds for outcome in self.outcomes)
         rounds = sum(outcome.rounds for outcome in self.outcomes)
@@ -214,7 +214,7 @@ class _Report:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The same for scripts."""
+        """All outcomes for scripts."""
         seconds = "seconds" if self._arguments.processes else "virtual_seconds"
         return {
             "schedules": len(self.outcomes),
@@ -231,7 +231,7 @@ def _in_short(outcome: Outcome) -> str:
 
 
 def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcomes:
-    job, beside = common.job_of(arguments, _BASIS)
+    job, beside = common.job_of(arguments, SIMULATED)
     common.simulator()
     from edgetrain.jobs.plan import plan
     from edgetrain.training.chaos import laws, schedule, simulated
@@ -252,12 +252,12 @@ def _real(arguments: argparse.Namespace, kinds: tuple[Kind, ...], report: _Repor
         )
     from edgetrain.training.chaos import trials
 
-    setting = _setting(arguments)
+    setting = setting_of(arguments)
     seconds = arguments.seconds or trials.SECONDS
     if setting.task and not arguments.seconds:
         alone = trials.run_all(setting, trials.CALM, [arguments.seed])
         with contextlib.closing(alone):
-            calm = _seen(next(alone), arguments, report)
+            calm = _outcome_of(next(alone), arguments, report)
         if calm.broken:
             yield calm
             return
@@ -277,11 +277,11 @@ def _real(arguments: argparse.Namespace, kinds: tuple[Kind, ...], report: _Repor
     )
     with contextlib.closing(found):
         for trial in found:
-            yield _seen(trial, arguments, report)
+            yield _outcome_of(trial, arguments, report)
 
 
-def _seen(trial: Trial, arguments: argparse.Namespace, report: _Report) -> Outcome:
-    """What became of it; its folder is kept where a law broke."""
+def _outcome_of(trial: Trial, arguments: argparse.Namespace, report: _Report) -> Outcome:
+    """The outcome of a trial; its folder is kept if a law broke."""
     from edgetrain.runs.folder import create
     from edgetrain.training.chaos import trials
 
@@ -293,15 +293,15 @@ def _seen(trial: Trial, arguments: argparse.Namespace, report: _Report) -> Outco
     return outcome
 
 
-def _setting(arguments: argparse.Namespace) -> Setting:
-    """The job's own task where a job says so, else members that stand in for it."""
+def setting_of(arguments: argparse.Namespace) -> Setting:
+    """What is run with real processes: the job's own task if a job names one, else stand-ins."""
     from edgetrain.fleet.assignment import networks_of
     from edgetrain.jobs.plan import plan
     from edgetrain.jobs.rules import resolve
     from edgetrain.training.chaos.fleet import Setting, fit
 
     words = arguments.job
-    job, beside = common.job_of(arguments, _STAND_IN)
+    job, beside = common.job_of(arguments, STAND_IN)
     if words and ("=" not in words[0] or any(word.startswith("task=") for word in words)):
         planned = plan(job, beside)
         if planned.sites or planned.faults or not planned.presence.is_steady:

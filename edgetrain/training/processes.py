@@ -1,7 +1,7 @@
 """Processes on this machine, from a preloaded fork server, that never outlive their parent.
 
-Sixteen members are up in seconds and share torch's memory, because they are forked from one process
-that has imported it and done nothing else. What a process runs is the caller's business.
+Processes start quickly and share torch's memory, because they are forked from one process that has
+imported it and done nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def fork_server(preload: Sequence[str]) -> ForkServerContext:
-    """The context that forks from a server with these modules imported."""
+    """The context whose processes are forked from a server that has imported these modules."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
     return context
@@ -34,7 +34,7 @@ def fork_server(preload: Sequence[str]) -> ForkServerContext:
 
 @dataclass
 class Child:
-    """A process that was started, and what it said when it ended."""
+    """A process that was started, and the error that it reported."""
 
     name: str
     process: ForkServerProcess
@@ -48,7 +48,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """0: all well; 2: an error it could name; negative: the signal that ended it."""
+        """None: it runs; 0: it succeeded; 1: a bug; 2: an EdgetrainError; negative: a signal."""
         self._read()
         return self.process.exitcode
 
@@ -58,7 +58,7 @@ class Child:
                 self.error = str(self._pipe.recv())
 
     def stop(self, grace_s: float = 3.0) -> None:
-        """End it, gently first. Works twice."""
+        """End it: SIGTERM, then SIGKILL after `grace_s`. Works twice."""
         if self.process.is_alive():
             self.process.terminate()
             self.process.join(grace_s)
@@ -72,7 +72,7 @@ class Child:
 def start(
     context: ForkServerContext, name: str, target: Callable[..., None], *arguments: Any
 ) -> Child:
-    """Start `target(*arguments)`, a function of a module (not a closure), in its own process."""
+    """Start `target(*arguments)` in its own process; `target` is a module's function."""
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(
         target=_run, args=(writer, os.getpid(), target, arguments), name=name, daemon=True
@@ -83,7 +83,7 @@ def start(
 
 
 def stop_all(children: Sequence[Child], grace_s: float = 3.0) -> None:
-    """End all of them at once."""
+    """End all of them at the same time: SIGTERM, then SIGKILL after `grace_s`."""
     for child in children:
         if child.running:
             child.process.terminate()
@@ -96,7 +96,7 @@ def stop_all(children: Sequence[Child], grace_s: float = 3.0) -> None:
 def _run(
     pipe: Connection, parent: int, target: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
-    # A Ctrl-C reaches the whole terminal group; the parent alone decides what it means.
+    # Ctrl-C reaches the terminal's whole process group; only the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_the_server()
     if not _alive(parent):
@@ -112,10 +112,10 @@ def _run(
 
 
 def _die_with_the_server() -> None:
-    """Be killed when the fork server ends, which it does when its own parent is gone.
+    """Have this process killed when the fork server ends, which ends when its parent has ended.
 
-    The server knows that from a pipe. Every process it forks is handed the pipe's other end, to
-    fork through the same server in turn; as long as one holds it, the server would live on.
+    The server notices that by a pipe. Each forked process inherits the pipe's other end, so that it
+    can use the server too; the server would live on while any process holds it.
     """
     alive = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)
     if alive is not None:

@@ -1,4 +1,13 @@
-"""What a hub does, written into a run folder. An observer of `serve`; it decides nothing."""
+"""Records what a hub does in a run folder. It observes `serve` and decides nothing.
+
+The metrics file begins with training, because its times count from there:
+
+    state       effect                   what is written
+    waiting     an event                 kept in memory, at most FIRST + NEWEST of them
+    waiting     the event "started"      the events kept, then this one; recording from now on
+    recording   an event, a round        a line each
+    any         `close`                  events that were still kept; then nothing more
+"""
 
 from __future__ import annotations
 
@@ -19,11 +28,12 @@ if TYPE_CHECKING:
 
 
 FIRST, NEWEST = 100, 900
-"""Of the events before training began, so many are written: for days members may come and go."""
+"""Events from before training that are written: the first and the newest. Members may come and go
+for days before it begins."""
 
 
 class _Early:
-    """What happened before there was a file to write it to."""
+    """Events from before training, when there is no file yet."""
 
     def __init__(self) -> None:
         self._first: list[Note] = []
@@ -41,7 +51,7 @@ class _Early:
         self._newest.append(note)
 
     def notes(self) -> Iterator[Note]:
-        """In order; the one behind those that were left out says how many they were."""
+        """The events in order. The first after a gap says how many were left out."""
         yield from self._first
         for number, note in enumerate(self._newest):
             if self._left_out and not number:
@@ -53,9 +63,8 @@ class _Early:
 class HubRecorder:
     """Writes what a hub does into a run folder.
 
-    `on_start` is told the moment at which training began; `say` gets each event as a line to read.
-    What happened before that moment is written when it has come: the first and the newest of it.
-    `earlier_s`: training had gone on for so long when the hub was restored.
+    `on_start` is called with the time of `clock` at which training began; `say` gets each event as
+    a line for people. `earlier_s`: seconds of training before the hub was restored.
     """
 
     def __init__(
@@ -81,7 +90,7 @@ class HubRecorder:
         self._log: MetricsLog | None = None
 
     def __call__(self, effect: Note | Closed) -> None:
-        """An observer, for `serve`."""
+        """Record an effect: the observer that `serve` calls."""
         if isinstance(effect, Closed):
             self._round(effect)
             return
@@ -129,7 +138,7 @@ class HubRecorder:
             )
 
     def close(self) -> None:
-        """Write what is left; works twice."""
+        """Write events that are still kept, and close the file; works twice."""
         if self._log is None and self._early:
             self._open()
         if self._log is not None:

@@ -1,7 +1,12 @@
-"""Ending because someone asked for it: the first signal asks, the second ends the process at once.
+"""Ending on request: the first signal asks, the second ends the process at once.
 
-What is to stop looks here when it can stop whole. Nothing here knows what that is, and no handler
-is installed by itself.
+Code that is to stop checks at points where nothing is half done. No handler is installed by itself.
+
+    state      event      effect                                  next state
+    direct     a signal   raises Stopped where the code is        asked
+    direct     `defer`    -                                       deferred
+    deferred   a signal   remembered; `check` raises Stopped      asked
+    asked      a signal   the system ends the process             -
 """
 
 from __future__ import annotations
@@ -16,18 +21,17 @@ from typing import Self
 from edgetrain.errors import Stopped
 
 GRACE_S = 2.0
-"""A reply that is waited for when the signal comes is waited for so much longer: it is most likely
-on its way, and the step can be finished."""
+"""Seconds that a member goes on waiting for a reply after the signal. The reply is probably on its
+way, and then the step can be finished."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
-    """A handler for signals, and what they asked for. Before `defer` a signal ends what is going on
-    where it is, by Stopped; from then on it is a request, and whoever trains calls `check` where
-    nothing is half done.
+    """A handler for signals, and their request. Before `defer` a signal raises Stopped at once;
+    afterwards it is a request, and training calls `check` where nothing is half done.
 
-    `asked` is the signal's number, 0 as long as there was none.
+    `asked` is the signal's number; 0: there was none.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,8 +41,8 @@ class Stop:
         self._deferred = False
 
     def __call__(self, signum: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
-        """Ask. As a handler it gives its signals back to the system first: the next one ends the
-        process, whatever it is doing."""
+        """Request the end. As a handler (with `frame`) restore the system's handlers first, so that
+        the next signal ends the process."""
         if frame is not None:
             for each in SIGNALS:
                 if signal.getsignal(each) is self:
@@ -50,7 +54,7 @@ class Stop:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[Self]:
-        """Within: handle SIGTERM and Ctrl-C. Only in a process's main thread."""
+        """Within: handle SIGTERM and SIGINT (Ctrl-C). Only in a process's main thread."""
         before = {each: signal.signal(each, self) for each in SIGNALS}
         try:
             yield self
@@ -60,11 +64,11 @@ class Stop:
                     signal.signal(each, handler)
 
     def defer(self) -> None:
-        """From now on a signal is a request. Raises Stopped if there was one."""
+        """Treat signals as requests from now on. Raises Stopped if there was one."""
         self._deferred = True
         self.check()
 
     def check(self, grace_s: float = 0.0) -> None:
-        """Raise Stopped if that was asked for, at least so long ago."""
+        """Raise Stopped if that was requested at least `grace_s` seconds ago."""
         if self.asked and self._clock() - self._since >= grace_s:
             raise Stopped(self.asked)

@@ -41,7 +41,7 @@ def left_in(folder):
 
 
 def stand_ins(*words, program=None):
-    job = reading.load(None, [*chaos._STAND_IN, "steps=220", *words])
+    job = reading.load(None, [*chaos.STAND_IN, "steps=220", *words])
     return Setting(fleet.fit(job), **({"program": program} if program else {}))
 
 
@@ -104,7 +104,7 @@ def test_members_train_the_task_of_a_job_over_its_network(tmp_path, temporary):
 def test_a_law_that_breaks_is_told_and_its_evidence_kept(tmp_path, monkeypatch, capsys, temporary):
     """The hub is killed, and its journal has forgotten: what was answered is lost."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(chaos, "_setting", lambda arguments: stand_ins(program=FORGETFUL))
+    monkeypatch.setattr(chaos, "setting_of", lambda arguments: stand_ins(program=FORGETFUL))
     words = ["chaos", "--processes", "--seed", "3", "--schedules", "1", "--kinds", "hub", *SMALL]
     assert main(words) == 1
     said = capsys.readouterr().out
