@@ -12,9 +12,9 @@ import children
 import numpy as np
 import pytest
 import torch
+from every_strategy import SPELLED
 from torch import nn
 
-from edgetrain import strategies
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError, HubUnreachable, Refused
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
@@ -143,7 +143,7 @@ def test_a_refusal_reaches_the_process_as_one_line(processes_of_ours, tmp_path):
 # -- the loop -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", list(strategies.TABLE))
+@pytest.mark.parametrize("strategy", SPELLED)
 def test_every_strategy_trains_to_one_model(strategy):
     (found, hub) = fleet_of(
         7, {}, {}, {}, strategy=strategy, every=2 if "sync" not in strategy else 1

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from children import HubThread, in_threads
+from every_strategy import SPELLED
 
 from edgetrain import strategies
 from edgetrain.errors import Diverged
@@ -63,7 +64,7 @@ def wires(request):
     return hub, lambda: MemberSocket(hub.address)
 
 
-@pytest.mark.parametrize("strategy", list(strategies.TABLE))
+@pytest.mark.parametrize("strategy", SPELLED)
 def test_every_strategy_trains_to_one_base(strategy, wires):
     hub_end, connect = wires
     every = 3 if strategies.find(strategy).has_local_steps else 1
