@@ -4,18 +4,18 @@
     python benchmarks/churn.py --hours 3
     python benchmarks/churn.py --sockets 500    a hub process, so many encrypted joins and leaves
 
-In virtual time: the real hub, its journal and the members' links, in one thread. Eight places, and
-in every minute one member leaves or dies and another one joins, one loses its connection for so
-long that it is given up, and comes back, and a stranger is turned away and another one sends what
-is no message. The table has, after each hour, what the process holds: memory (resident), what of it
-Python has allocated since the hub began (hub, members and links: kB), descriptors, threads, files
-and bytes of the journal. Of the hours after the first: a straight line through either memory rises
-by less than 5 % from its beginning to its end, and there are no more descriptors and threads in the
-end than there were in the first half.
+In virtual time: the real hub, its journal and the members' links, in one thread. There are eight
+places. In every minute one member leaves or dies and another one joins; one loses its connection
+until the hub gives it up, and comes back; a stranger is refused, and another one sends bytes that
+are not a message. After each hour the table has what the process holds: resident memory; the part
+of it that Python has allocated since the hub began (hub, members and links, in kB); descriptors;
+threads; files and bytes of the journal. It is as promised if, without the first hour, a straight
+line through either memory rises by less than 5 %, and the last sample has no more descriptors and
+threads than the first half.
 
-With --sockets: the same figures of an `edgetrain hub` process, while members in threads of this one
-join over ZeroMQ, take part in two rounds and leave, or vanish; after each tenth of them. The first
-three tenths are not judged: allocators keep what the first took.
+With --sockets: the same figures of an `edgetrain hub` process, after each tenth of the joins, while
+members in threads of this process join over ZeroMQ, take part in two rounds and leave, or vanish.
+The first three tenths are not judged: allocators keep their first memory.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from hostile import Hub as HubProcess
 from room import Room, Trainee, Wire
 
 from edgetrain import codecs
@@ -254,9 +255,7 @@ class Visitors:
 
 
 def sockets(visits: int, show: bool) -> tuple[list[Sample], dict[str, int]]:
-    """A sample for each tenth of the visits, and what the hub's log tells how often."""
-    from hostile import Hub as HubProcess
-
+    """A sample for each tenth of the visits, and how often each event is in the hub's log."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ring = Keyring(folder / "keys")
@@ -267,10 +266,8 @@ def sockets(visits: int, show: bool) -> tuple[list[Sample], dict[str, int]]:
             folder, f"members={PLACES}", "gone_s=0.5", "beat_s=0.2", "hub.fsync=never"
         )
         visitors = Visitors(process.address, Credentials(device, hub_key))
-        threads = [threading.Thread(target=visitors.stay, daemon=True) for _ in range(2)]
-        threads += [
-            threading.Thread(target=visitors.come_and_go, daemon=True) for _ in range(PLACES - 2)
-        ]
+        targets = [visitors.stay] * 2 + [visitors.come_and_go] * (PLACES - 2)
+        threads = [threading.Thread(target=target, daemon=True) for target in targets]
         for thread in threads:
             thread.start()
         samples: list[Sample] = []
@@ -281,40 +278,36 @@ def sockets(visits: int, show: bool) -> tuple[list[Sample], dict[str, int]]:
                 time.sleep(0.05)
             if visitors.failed or process.process.poll() is not None:
                 sys.exit(f"not as promised: {visitors.failed} {process.path.read_text()[-2000:]}")
-            log = process.path.read_text()
-            changes = log.count(" joined: ") + log.count(" left: ") + log.count(" gone: ")
-            files, size = journal_size(journal)
-            samples.append(
-                Sample(
-                    visitors.done,
-                    0,
-                    changes,
-                    process.bytes(),
-                    0,
-                    process.descriptors(),
-                    process.threads(),
-                    files,
-                    size,
-                )
-            )
+            samples.append(sample_of(process, visitors.done, journal))
             if show:
                 print(line(samples[-1]), flush=True)
         visitors.end()
         for thread in threads:
             thread.join(30)
         time.sleep(2.0)
-        final = replace(
-            samples[-1],
-            memory_bytes=process.bytes(),
-            descriptors=process.descriptors(),
-            threads=process.threads(),
-        )
         if show:
-            print(line(final), " when all have left")
+            print(line(sample_of(process, visitors.done, journal)), " when all have left")
         process.process.terminate()
         process.process.wait(30)
         words = ("joined", "left", "gone", "late", "refused")
         return samples, {word: process.path.read_text().count(f" {word}: ") for word in words}
+
+
+def sample_of(process: HubProcess, visits: int, journal: Path) -> Sample:
+    """The figures of a hub's process now."""
+    log = process.path.read_text()
+    files, size = journal_size(journal)
+    return Sample(
+        at=visits,
+        rounds=0,
+        changes=log.count(" joined: ") + log.count(" left: ") + log.count(" gone: "),
+        memory_bytes=process.bytes(),
+        traced_bytes=0,
+        descriptors=process.descriptors(),
+        threads=process.threads(),
+        journal_files=files,
+        journal_bytes=size,
+    )
 
 
 # -- the verdict ----------------------------------------------------------------------------------
