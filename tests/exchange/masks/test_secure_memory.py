@@ -22,8 +22,8 @@ from command_line import running, write_tiny
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.messages import KINDS, Start
-from edgetrain.exchange.seam import Request
+from edgetrain.exchange.messages import KINDS
+from edgetrain.exchange.seam import Entry, Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs import reading as config
 from edgetrain.jobs.resolved import mask_terms_of
@@ -120,13 +120,13 @@ class Fleet:
         self.pump(lambda heard: heard["Beat"] >= 4 * len(self.links))
 
 
-def join_all(links: list[Link], agreed: MaskTerms | Literal[False]) -> list[Start]:
+def join_all(links: list[Link], agreed: MaskTerms | Literal[False]) -> list[Entry]:
     """All members join and train; equal parameters, so that none are sent."""
 
-    def join(i: int) -> Start:
+    def join(i: int) -> Entry:
         zeros = np.zeros(ELEMENTS, np.float32)
         request = Request("model", f"m{i}", float(i + 1), secure=agreed)
-        return links[i].join(request, zeros, checksum(zeros))[1]
+        return links[i].join(request, zeros, checksum(zeros))
 
     return in_threads(*[lambda i=i: join(i) for i in range(len(links))])
 
