@@ -27,6 +27,7 @@ from edgetrain.jobs.rules import check_on_member, refuse_checkpoint
 from edgetrain.runs.environment import Meter
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
+from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import optimizer_for
 from edgetrain.training.keeping import keeping_of
 from edgetrain.training.loop import Loop, Steps
@@ -78,11 +79,7 @@ def train(
     found = fix_noise(found, samples_of(job, task))
     check_on_member(found)
     job, agreed = found.job, job
-    torch.manual_seed(job.seed)
-    model = task.model()
-    pace = Pace(step_times(job, place, pace_of(job, place.device, model, task)))
-    optimizer = optimizer_for(model, job.train.optimizer)
-    flat = bind(model, optimizer)
+    model, optimizer, flat, pace = prepare(job, place, task)
     keeping = None
     if checkpoint is not None:
         refuse_checkpoint(job.privacy.unit)
@@ -107,6 +104,18 @@ def train(
         with log:
             steps = Steps.of(job, place.index)
             Loop(steps, local, member, log, pace, Meter(), energy, clock).run()
+
+
+def prepare(
+    job: Job, place: Place, task: Task
+) -> tuple[torch.nn.Module, torch.optim.Optimizer, FlatModel, Pace]:
+    """A member's model as every member of the job begins with it, its optimizer, the model as flat
+    vectors, and the pace of its device. ConfigError for an optimizer that cannot be."""
+    torch.manual_seed(job.seed)
+    model = task.model()
+    pace = Pace(step_times(job, place, pace_of(job, place.device, model, task)))
+    optimizer = optimizer_for(model, job.train.optimizer)
+    return model, optimizer, bind(model, optimizer), pace
 
 
 def request_of(job: Job, place: Place, task: Task, digest: str | None = None) -> Request:

@@ -170,24 +170,16 @@ def _task(
     """The loop that a user would write around `edgetrain.join`; nothing is measured."""
     import torch
 
-    from edgetrain.jobs.lookup import pace_of, task_of, work_of
-    from edgetrain.tasks.work import optimizer_for
-    from edgetrain.training import train
-    from edgetrain.training.member import Member, bind, release_of
-    from edgetrain.training.pacing import Pace
-    from edgetrain.training.train import step_times
+    from edgetrain.jobs.lookup import task_of, work_of
+    from edgetrain.training.member import Member, release_of
+    from edgetrain.training.train import Place, prepare, request_of
     from edgetrain.vectors.noise import system
 
-    job, place = post.job, train.Place(post.index, post.device, post.beside)
+    job, place = post.job, Place(post.index, post.device, post.beside)
     torch.set_num_threads(job.train.threads)
     task = task_of(job, post.beside)
-    torch.manual_seed(job.seed)
-    model = task.model()
-    seconds = pace_of(job, post.device, model, task)
-    pace = Pace(step_times(job, place, seconds))
-    optimizer = optimizer_for(model, job.train.optimizer)
-    flat = bind(model, optimizer)
-    request = train.request_of(job, place, task)
+    model, optimizer, flat, pace = prepare(job, place, task)
+    request = request_of(job, place, task)
     with Member.join(
         Link(socket, clock, outage_s=job.hub.outage_s),
         flat,
