@@ -102,6 +102,7 @@ def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]
     from dataclasses import replace
 
     from edgetrain.jobs.grid import variants
+    from edgetrain.strategies.spelling import split_list
 
     if not arguments.job and not arguments.strategies and not arguments.networks:
         from edgetrain.jobs.reading import load
@@ -109,7 +110,7 @@ def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]
         return {name: load(None, [*_BASIS, *case]) for name, case in CASES.items()}, None
     job, beside = common.job_of(arguments, _BASIS)
     found = {}
-    for variant in variants(job, (arguments.strategies or job.strategy.name).split(",")):
+    for variant in variants(job, split_list(arguments.strategies or job.strategy.name)):
         for network in (arguments.networks or job.fleet.network).split(","):
             name = f"{variant.strategy.name}, {network.strip()}"
             found[name] = replace(variant, fleet=replace(variant.fleet, network=network.strip()))

@@ -63,12 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.runs.reports.comparison_table import text
     from edgetrain.runs.reports.live.view import LiveView
     from edgetrain.runs.reports.plot import comparison_figure
+    from edgetrain.strategies.spelling import split_list
     from edgetrain.training import emulated
 
     run_planned = common.runner(arguments)
     if not arguments.simulate:
         emulated.warm_up()
-    planned = [plan(j, beside) for j in variants(job, arguments.strategies.split(","))]
+    planned = [plan(j, beside) for j in variants(job, split_list(arguments.strategies))]
     first = planned[0]
     folder = create(arguments.runs, f"compare-{first.job.name}")
     write_job(folder, job.to_dict())

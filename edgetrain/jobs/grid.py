@@ -220,7 +220,7 @@ def fitting(job: Job) -> Job:
 
 def variants(job: Job, names: Sequence[str]) -> list[Job]:
     """The job under each of these strategies. Raises ConfigError for a name that is not one."""
-    found = [strategies.find(name.strip()).name for name in names]
+    found = [strategies.find(name).spelled for name in names]
     return [fitting(replace(job, strategy=replace(job.strategy, name=name))) for name in found]
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from edgetrain import strategies
 from edgetrain.__main__ import main
-from edgetrain.cli.compare import variants
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.building import hub_of
+from edgetrain.jobs.grid import variants
 from edgetrain.jobs.reading import parse
 from edgetrain.jobs.rules import resolve
 from edgetrain.strategies import Parameter, Strategy
@@ -141,7 +141,7 @@ def test_the_command_lists_strategies_with_their_arguments(shrunk, capsys):
 
 def test_strategies_with_arguments_are_compared(shrunk):
     job = parse({}, ["every=3", "delay=6"])
-    found = variants(job, "sync-sgd, shrunk(0.5),dga")
+    found = variants(job, split_list("sync-sgd, shrunk(0.5),dga"))
     assert [each.strategy.name for each in found] == ["sync-sgd", "shrunk(0.5)", "dga"]
     assert [(each.strategy.every, each.strategy.delay) for each in found] == [
         (0, 0),

@@ -21,9 +21,9 @@ from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.masker import Masker
 from edgetrain.exchange.member import link
-from edgetrain.jobs.building import journal_settings
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.resolved import journal_settings
 from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.chaos import schedule
