@@ -15,8 +15,8 @@ from test_secure_laws import PHASES
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.terms import default_threshold
-from edgetrain.jobs import reading as config
-from edgetrain.jobs.rules import check
+from edgetrain.jobs.reading import parse
+from edgetrain.jobs.rules import check, resolve
 from edgetrain.vectors.noise import Gaussian, seeded
 
 MEMBERS, ELEMENTS = 10, 20
@@ -98,11 +98,11 @@ NOISY = ["strategy=dga", "secure=true", "unit=member", "clip=1", "noise=2", "mem
 
 def test_a_span_that_cannot_hold_the_noise_is_refused_with_one_that_can():
     with pytest.raises(ConfigError, match=r"strategy.span = 8 .* deviation 2: .* 11 ") as refused:
-        check(config.parse({}, [*NOISY, "span=8"]))
+        check(resolve(parse({}, [*NOISY, "span=8"])))
     assert "span = 11" in refused.value.hint
-    check(config.parse({}, [*NOISY, "span=11"]))
-    check(config.parse({}, [*NOISY, "span=8", "secure=false"]))
-    check(config.parse({}, [*NOISY, "span=8", "noise=0"]))
+    check(resolve(parse({}, [*NOISY, "span=11"])))
+    check(resolve(parse({}, [*NOISY, "span=8", "secure=false"])))
+    check(resolve(parse({}, [*NOISY, "span=8", "noise=0"])))
 
 
 def test_with_that_span_next_to_nothing_is_cut():
