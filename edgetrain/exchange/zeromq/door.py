@@ -20,13 +20,12 @@ class Door:
     `refusals` reports who was refused.
     """
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], gate: Gate, refusals: Refusals
-    ) -> None:
+    def __init__(self, sock: zmq.Socket[bytes], gate: Gate, refusals: Refusals) -> None:
+        """`sock`: a REP socket of the hub's context, which stays the caller's to close."""
         self.gate = gate
         self.newcomers = Newcomers()
         self._refusals = refusals
-        self.socket = context.socket(zmq.REP)
+        self.socket = sock
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind("inproc://zeromq.zap.01")
 

@@ -73,13 +73,6 @@ HANDSHAKES_TRIED = 5
 """After this many handshakes that broke off, and none that succeeded, the key is the reason."""
 
 
-def watch_events(sock: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """A monitor socket on which libzmq reports these events of `sock`."""
-    monitor = sock.get_monitor_socket(events)
-    monitor.setsockopt(zmq.LINGER, 0)
-    return monitor
-
-
 def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int] | None:
     """(event, value) that was reported next, or None. Does not wait."""
     if not int(monitor.get(zmq.EVENTS)) & zmq.POLLIN:

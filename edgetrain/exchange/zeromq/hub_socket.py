@@ -28,8 +28,8 @@ from edgetrain.exchange.zeromq.handshakes import (
     ENCRYPTED_HUB_EVENTS,
     HANDSHAKE_FAILED,
     next_event,
-    watch_events,
 )
+from edgetrain.exchange.zeromq.sockets import OpenSockets
 from edgetrain.exchange.zeromq.tcp_counters import ConnectionsAt
 from edgetrain.vectors.allocator import keep_freed
 from edgetrain.vectors.vector import Buffer
@@ -61,8 +61,8 @@ class HubSocket:
         host, port = split_address(address)
         keep_freed()  # libzmq allocates every payload: whole contributions, in every round
         self._handshake_ms = handshake_ms
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._sockets = OpenSockets(self)
+        self._socket = self._sockets.open(zmq.ROUTER)
         set_options(self._socket, max_message_bytes, handshake_ms)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -74,9 +74,9 @@ class HubSocket:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, gate.pair.secret)
             self._socket.setsockopt(zmq.ZAP_DOMAIN, b"edgetrain")
-            self._door = Door(self._context, gate, self.refusals)
+            self._door = Door(self._sockets.open(zmq.REP), gate, self.refusals)
         events = HANDSHAKE_FAILED if gate is None else ENCRYPTED_HUB_EVENTS
-        self._monitor = watch_events(self._socket, events)
+        self._monitor = self._sockets.watch(self._socket, events)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -207,11 +207,7 @@ class HubSocket:
         """Send what is queued, for at most LINGER_MS, then close. Works twice."""
         if not self._socket.closed:
             self._socket.disable_monitor()
-            self._monitor.close()
-        if self._door is not None:
-            self._door.socket.close()
-        self._socket.close()
-        self._context.term()
+        self._sockets.close()
 
 
 _TIMED_OUT = (errno.EAGAIN, errno.ETIMEDOUT)

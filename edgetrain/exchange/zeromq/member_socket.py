@@ -17,8 +17,8 @@ from edgetrain.exchange.zeromq.handshakes import (
     MEMBER_EVENTS,
     MemberHandshake,
     next_event,
-    watch_events,
 )
+from edgetrain.exchange.zeromq.sockets import OpenSockets
 from edgetrain.exchange.zeromq.tcp_counters import ConnectionTo
 from edgetrain.vectors.vector import Buffer
 
@@ -41,21 +41,21 @@ class MemberSocket:
         self._credentials = credentials
         self._handshake = MemberHandshake(encrypted=credentials is not None)
         self._connection = ConnectionTo(self._port)
-        self._context = zmq.Context()
+        self._sockets = OpenSockets(self)
         self._open()
 
     def _open(self) -> None:
         """Make the socket and connect it, under the same name as every socket before it: a hub that
         was restored knows where to say so."""
         self._handshake.socket_renewed()
-        self._socket = self._context.socket(zmq.DEALER)
+        self._socket = self._sockets.open(zmq.DEALER)
         set_options(self._socket, self._max_message_bytes)
         self._socket.setsockopt(zmq.ROUTING_ID, self._name)
         if self._credentials is not None:
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._credentials.hub)
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._credentials.pair.public)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._credentials.pair.secret)
-        self._monitor = watch_events(self._socket, MEMBER_EVENTS)
+        self._monitor = self._sockets.watch(self._socket, MEMBER_EVENTS)
         shown = f"[{self._host}]" if ":" in self._host else self._host
         self._socket.connect(f"tcp://{shown}:{self._port}")
 
@@ -114,17 +114,17 @@ class MemberSocket:
 
         If the hub is known to be gone, what is queued is dropped at once.
         """
-        known = self._handshake.proved and not self._context.closed
+        known = self._handshake.proved and not self._sockets.context.closed
         lost = known and not self._connection.is_established()
         self._connection.let_go()
         self._close_socket(0 if lost else linger_ms)
-        self._context.term()
+        self._sockets.close()
 
     def _close_socket(self, linger_ms: int) -> None:
         if not self._socket.closed:
             self._socket.disable_monitor()
-            self._monitor.close()
-        self._socket.close(linger_ms)
+            self._sockets.close_socket(self._monitor)
+        self._sockets.close_socket(self._socket, linger_ms)
 
 
 def wait_for_message(member: MemberSocket, timeout_s: float) -> list[bytes] | None:
