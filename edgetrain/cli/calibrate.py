@@ -7,11 +7,14 @@ import json
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
+
+if TYPE_CHECKING:
+    from edgetrain.runs.reports.calibration import Pair
 
 _BASIS = ("members=8", "pace_s=0.05", "steps=240", "optimizer={ name = 'sgd', lr = 0.2 }")
 
@@ -74,26 +77,44 @@ def run(arguments: argparse.Namespace) -> int:
     jobs, beside = jobs_of(arguments)
     common.simulator()
     from edgetrain.jobs.plan import plan
-    from edgetrain.runs.folder import create, write_summary
-    from edgetrain.runs.reports import calibration
-    from edgetrain.runs.reports.plot import calibration_figure
+    from edgetrain.runs.folder import create
     from edgetrain.training import both_ways, emulated
 
     emulated.warm_up()
     planned = {name: plan(job, beside) for name, job in jobs.items()}
     folder = create(arguments.runs, "calibrate")
-    pairs = []
-    for number, (name, each) in enumerate(planned.items(), 1):
-        report = partial(_report, f"{number} of {len(planned)}: {name}")
-        pairs.append(both_ways.run(name, each, folder, arguments.draws, report, time.monotonic))
+    pairs: list[Pair] = []
+    try:
+        for number, (name, each) in enumerate(planned.items(), 1):
+            report = partial(_progress, f"{number} of {len(planned)}: {name}")
+            draws = arguments.draws
+            pairs.append(both_ways.run(name, each, folder, draws, report, time.monotonic))
+    except BaseException:
+        if pairs:
+            _report(arguments, pairs, folder)
+        raise
+    whole = _report(arguments, pairs, folder)
+    return int(not whole or any(each.incomplete for each in pairs))
+
+
+def _report(arguments: argparse.Namespace, pairs: list[Pair], folder: Path) -> bool:
+    """Say and draw how far off the simulations were, and leave it in `folder`. Returns whether the
+    folder is whole."""
+    from edgetrain.runs.folder import write_summary
+    from edgetrain.runs.reports import calibration
+    from edgetrain.runs.reports.plot import calibration_figure
+
+    if not arguments.json:
+        common.say(calibration.text(pairs))
     picture = common.picture(partial(calibration_figure, pairs, folder / "calibration.png"))
     answer = calibration.as_json(pairs, picture)
-    write_summary(folder, {"name": folder.name, "calibration": answer})
     if arguments.json:
         common.say(json.dumps(answer | {"folder": str(folder)}))
     else:
-        common.say(calibration.text(pairs, picture))
-    return 0
+        common.say_pictures([picture])
+        common.say(f"run folder: {folder}")
+    summary = {"name": folder.name, "calibration": answer}
+    return common.saved(lambda: write_summary(folder, summary))
 
 
 def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]:
@@ -117,5 +138,5 @@ def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]
     return found, beside
 
 
-def _report(job: str, how: str) -> None:
+def _progress(job: str, how: str) -> None:
     common.warn(f"{job}, {how} …")

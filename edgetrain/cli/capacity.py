@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
@@ -96,20 +97,39 @@ def run(arguments: argparse.Namespace) -> int:
     """Work the fleet out, print and draw the answer."""
     job, beside = common.job_of(arguments, SIMULATED)
     from edgetrain.jobs.capacity import estimate
-    from edgetrain.runs.folder import create, write_job, write_summary
-    from edgetrain.runs.reports.capacity_table import text
-    from edgetrain.runs.reports.plot import capacity_figure
+    from edgetrain.runs.folder import create, write_job
 
     question = question_of(job, _options(arguments), beside)
     found = estimate.answer(question)
-    table = [
-        found if each == question.members else estimate.answers(question, [each])[0]
-        for each in estimate.COUNTS
-    ]
     folder = create(arguments.runs, f"capacity-{job.name or job.task.rpartition(':')[2]}")
     write_job(folder, job.to_dict())
     heading = heading_of(job, question)
+    table: list[Answer] = []
+    try:
+        for each in estimate.COUNTS:
+            same = each == question.members
+            table.append(found if same else estimate.answers(question, [each])[0])
+    except KeyboardInterrupt:
+        _report(arguments, heading, found, table, folder)
+        raise
+    return int(not _report(arguments, heading, found, table, folder))
+
+
+def _report(
+    arguments: argparse.Namespace,
+    heading: str,
+    found: Answer,
+    table: list[Answer],
+    folder: Path,
+) -> bool:
+    """Say and draw the answer, and leave it in `folder`. Returns whether the folder is whole."""
+    from edgetrain.runs.folder import write_summary
+    from edgetrain.runs.reports.capacity_table import text
+    from edgetrain.runs.reports.plot import capacity_figure
+
     row, rows = _plain(found), [_plain(each) for each in table]
+    if not arguments.json:
+        common.say(text(heading, row, rows))
     picture = common.picture(partial(capacity_figure, rows, folder / "capacity.png", heading))
     answer = row | {
         "heading": heading,
@@ -118,12 +138,12 @@ def run(arguments: argparse.Namespace) -> int:
         "picture": None if picture is None else str(picture),
         "folder": str(folder),
     }
-    write_summary(folder, answer)
     if arguments.json:
         common.say(json.dumps(answer))
     else:
-        common.say(text(heading, row, rows, picture))
-    return 0
+        common.say_pictures([picture])
+        common.say(f"run folder: {folder}")
+    return common.saved(lambda: write_summary(folder, answer))
 
 
 def _count(text: str) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 
@@ -129,8 +129,46 @@ def warn(text: str) -> None:
 
 
 def picture(draw: Callable[[], Path]) -> Path | None:
-    """Draw a picture and return its path; without matplotlib warn and return None."""
-    if find_spec("matplotlib") is None:
-        warn("no picture: matplotlib is not installed (pip install 'edgetrain[lab]')")
+    """Draw a picture and return its path, or say in one line on stderr why there is none.
+
+    A picture comes last, and whatever prevents it costs nothing but the picture.
+    """
+    try:
+        if find_spec("matplotlib") is None:
+            raise ConfigError("matplotlib is not installed", "pip install 'edgetrain[lab]'")
+        return draw()
+    except Exception as error:
+        told = error if isinstance(error, EdgetrainError) else f"{type(error).__name__}: {error}"
+        warn(f"no picture: {' '.join(str(told).split())}")
         return None
-    return draw()
+
+
+def status_of(summaries: Iterable[Mapping[str, Any]]) -> int:
+    """The exit status of runs that came to their end: 1 if one of them is incomplete."""
+    return int(any(summary["status"] != "finished" for summary in summaries))
+
+
+def interrupted(folder: Path) -> dict[str, Any]:
+    """The summary of a run that Ctrl-C has ended, also if its disk had no room for it."""
+    from edgetrain.runs.folder import read_summary
+    from edgetrain.runs.summary import summarise
+
+    return read_summary(folder) or summarise(folder, {"status": "interrupted"})
+
+
+def say_pictures(pictures: Iterable[Path | None]) -> None:
+    """Say where the pictures are that were drawn."""
+    for path in pictures:
+        if path is not None:
+            say(f"picture: {path}")
+
+
+def saved(write: Callable[[], object]) -> bool:
+    """Call what writes a file of results. If it cannot, say so in one line on stderr, and return
+    False: the verb's exit status is 1 then, and what it has to say is said all the same."""
+    try:
+        write()
+    except (EdgetrainError, OSError) as error:
+        warn(f"edgetrain: {error}")
+        return False
+    return True

@@ -6,7 +6,9 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from edgetrain.cli import common
@@ -54,15 +56,15 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan all runs, run one after the other, print and draw the comparison."""
+    """Plan all runs, run one after the other, print and draw the comparison.
+
+    After Ctrl-C it is that of the runs so far; the interrupt is raised again.
+    """
     job, beside = common.job_of(arguments, DEMO)
     from edgetrain.jobs.grid import variants
     from edgetrain.jobs.plan import plan
-    from edgetrain.runs.folder import create, create_inside, write_job, write_summary
-    from edgetrain.runs.reports import comparison
-    from edgetrain.runs.reports.comparison_table import text
+    from edgetrain.runs.folder import create, create_inside, write_job
     from edgetrain.runs.reports.live.view import LiveView
-    from edgetrain.runs.reports.plot import comparison_figure
     from edgetrain.strategies.spelling import split_list
     from edgetrain.training import emulated
 
@@ -79,30 +81,55 @@ def run(arguments: argparse.Namespace) -> int:
         f"{first.name}: {job.fleet.members} members, network {job.fleet.network}, "
         f"{job.train.steps} steps each: {', '.join(names)}"
     )
-    out = sys.stderr if arguments.json else sys.stdout
+    view = LiveView(
+        folders,
+        clock=time.monotonic,
+        heading=heading,
+        metric=first.metric,
+        out=sys.stderr if arguments.json else sys.stdout,
+        simulated=arguments.simulate,
+    )
     summaries: list[dict[str, Any]] = []
     try:
-        with LiveView(
-            folders,
-            clock=time.monotonic,
-            heading=heading,
-            metric=first.metric,
-            out=out,
-            simulated=arguments.simulate,
-        ) as view:
+        with view:
             for each, inside in zip(planned, folders, strict=True):
                 summaries.append(run_planned(each, inside, view.refresh))
-    finally:
-        compared = comparison.compare(summaries) if summaries else None
-        write_summary(
-            folder,
-            {"name": folder.name, "runs": names}
-            | ({} if compared is None else {"comparison": compared.as_json()}),
-        )
-    assert compared is not None
-    picture = common.picture(partial(comparison_figure, folders, folder / "compare.png"))
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and len(summaries) < len(folders):
+            summaries.append(common.interrupted(folders[len(summaries)]))
+        _report(arguments, summaries, folder, folders)
+        raise
+    whole = _report(arguments, summaries, folder, folders)
+    return max(common.status_of(summaries), int(not whole))
+
+
+def _report(
+    arguments: argparse.Namespace,
+    summaries: Sequence[dict[str, Any]],
+    folder: Path,
+    folders: Sequence[Path],
+) -> bool:
+    """Say and draw what the runs came to, and leave it in `folder`, the runs of which are in
+    `folders`. Returns whether the folder is whole."""
+    from edgetrain.runs.folder import write_summary
+    from edgetrain.runs.reports import comparison
+    from edgetrain.runs.reports.comparison_table import text
+    from edgetrain.runs.reports.plot import comparison_figure
+
+    compared = comparison.compare(summaries)
+    found: dict[str, Any] = {"name": folder.name, "runs": [each.name for each in folders]}
+    if summaries:
+        found["comparison"] = compared.as_json()
+        if not arguments.json:
+            common.say(text(compared))
+    whole = common.saved(lambda: write_summary(folder, found))
+    if not summaries:
+        return whole
+    drawn = folders[: len(summaries)]
+    picture = common.picture(partial(comparison_figure, drawn, folder / "compare.png"))
     if arguments.json:
         common.say(json.dumps(compared.as_json(picture) | {"folder": str(folder)}))
     else:
-        common.say(text(compared, picture))
-    return 0
+        common.say_pictures([picture])
+        common.say(f"run folder: {folder}")
+    return whole

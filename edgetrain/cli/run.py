@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from edgetrain.cli import common
@@ -21,7 +22,9 @@ examples:
   edgetrain run steps=100 members=4 device=raspberry-pi-4b
   edgetrain run --simulate members=1000 device=raspberry-pi-4b network=4g-good
 
-A member may be killed while it runs; Ctrl-C ends everything and leaves a readable run folder.
+A member may be killed while it runs. Ctrl-C ends everything; the table, the picture and the folder
+are those of what was trained (exit status 130). If members fail, they are named below the table and
+the run is "incomplete" (exit status 1).
 """
 
 
@@ -41,15 +44,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan the job, run it under a live view, print the result."""
+    """Plan the job, run it under a live view, print the result.
+
+    After Ctrl-C the result is that of what was trained; the interrupt is raised again.
+    """
     job, beside = common.job_of(arguments, SIMULATED if arguments.simulate else ())
     from edgetrain.jobs.plan import plan
-    from edgetrain.jobs.privacy.promise import said
     from edgetrain.runs.folder import create
-    from edgetrain.runs.reports.comparison import compare
-    from edgetrain.runs.reports.comparison_table import text
     from edgetrain.runs.reports.live.view import LiveView
-    from edgetrain.runs.reports.plot import run_figure
     from edgetrain.training import emulated
 
     run_planned = common.runner(arguments)
@@ -57,25 +59,41 @@ def run(arguments: argparse.Namespace) -> int:
         emulated.warm_up()
     planned = plan(job, beside)
     folder = create(arguments.runs, planned.job.name)
-    with LiveView(
+    view = LiveView(
         [folder],
         clock=time.monotonic,
         heading=_heading(planned),
         metric=planned.metric,
         out=sys.stderr if arguments.json else sys.stdout,
         simulated=arguments.simulate,
-    ) as view:
-        summary = run_planned(planned, folder, view.refresh)
-    picture = common.picture(partial(run_figure, folder, folder / "run.png"))
-    compared = compare([summary])
+    )
+    try:
+        with view:
+            summary = run_planned(planned, folder, view.refresh)
+    except KeyboardInterrupt:
+        _report(arguments, common.interrupted(folder), folder)
+        raise
+    _report(arguments, summary, folder)
+    return common.status_of([summary])
+
+
+def _report(arguments: argparse.Namespace, summary: dict[str, Any], folder: Path) -> None:
+    """Say what the run came to, then draw it."""
+    from edgetrain.jobs.privacy.promise import said
+    from edgetrain.runs.reports.comparison import compare
+    from edgetrain.runs.reports.comparison_table import text
+    from edgetrain.runs.reports.plot import run_figure
+
     if arguments.json:
         common.say(json.dumps(summary | {"folder": str(folder)}))
     else:
-        common.say(text(compared, picture))
+        common.say(text(compare([summary])))
         if summary.get("privacy"):
             common.say(said(summary["privacy"]))
         common.say(f"run folder: {folder}")
-    return 0
+    picture = common.picture(partial(run_figure, folder, folder / "run.png"))
+    if not arguments.json:
+        common.say_pictures([picture])
 
 
 def _heading(planned: Any) -> str:

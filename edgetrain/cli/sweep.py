@@ -85,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         rows = sweep.run(chosen, folder, plan, run_cell, report, time.monotonic)
     except KeyboardInterrupt:
+        if rows := sweep.rows_so_far(chosen, folder):
+            _report(arguments, chosen, folder, rows)
         common.warn(f"go on with: edgetrain sweep --resume {folder}")
         raise
     return _report(arguments, chosen, folder, rows)
@@ -170,7 +172,6 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
 
     axes = {each.name: each.labels for each in chosen.axes}
     found = points(list(axes), rows)
-    write_text(folder / "sweep.csv", to_csv(rows))
     metric = next((str(row["metric"]) for row in rows if row["metric"]), "metric")
     summary = {
         "name": folder.name,
@@ -181,21 +182,26 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
         "points": found,
         "runs": list(dict.fromkeys(row["cell"] for row in rows)),
     }
-    drawn = _draw(summary, folder)
-    write_summary(folder, summary)
     failed = [row for row in rows if row["status"] != "finished"]
+    if not arguments.json:
+        common.say(text(axes, found, metric))
+        for row in failed:
+            told = row["error"] or row["status"]
+            common.say(f"failed: {' '.join(row[name] for name in axes)}: {told}")
+    path = folder / "sweep.csv"
+    whole = common.saved(lambda: write_text(path, to_csv(rows)))
+    whole = common.saved(lambda: write_summary(folder, summary)) and whole
+    drawn = _draw(summary, folder)
     if arguments.json:
-        whole = summary | {"rows": rows, "pictures": drawn, "folder": str(folder)}
-        common.say(json.dumps(whole))
-        return 1 if failed else 0
-    common.say(text(axes, found, metric))
-    for row in failed:
-        common.say(f"failed: {' '.join(row[name] for name in axes)}: {row['error']}")
-    common.say("\n".join([f"rows: {folder / 'sweep.csv'}", *(f"picture: {p}" for p in drawn)]))
-    return 1 if failed else 0
+        answer = summary | {"rows": rows, "pictures": list(map(str, drawn)), "folder": str(folder)}
+        common.say(json.dumps(answer))
+    else:
+        common.say(f"rows: {path}")
+        common.say_pictures(drawn)
+    return int(bool(failed) or not whole)
 
 
-def _draw(summary: dict[str, Any], folder: Path) -> list[str]:
+def _draw(summary: dict[str, Any], folder: Path) -> list[Path]:
     """A picture for each axis with several values; the paths of those drawn."""
     from edgetrain.runs.reports.plot import sweep_figure
 
@@ -207,7 +213,7 @@ def _draw(summary: dict[str, Any], folder: Path) -> list[str]:
         for axis, labels in axes.items()
         if len(labels) > 1
     ]
-    return [str(picture) for picture in pictures if picture is not None]
+    return [picture for picture in pictures if picture is not None]
 
 
 def _file_name(axis: str) -> str:

@@ -78,8 +78,17 @@ def _quality(tally: Tally, summary: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "target_seconds": first.get("t"),
         "target_steps": first.get("step"),
-        "final": figures(evaluations[-1]) if evaluations else {},
+        "final": _final(evaluations),
     }
+
+
+def _final(evaluations: list[Record]) -> dict[str, float | None]:
+    """The figures of the last evaluation, unknown if that was before the first step."""
+    if not evaluations:
+        return {}
+    last = evaluations[-1]
+    trained = last.get("step") or last.get("round")
+    return figures(last) if trained else dict.fromkeys(figures(last))
 
 
 def _cost(tally: Tally) -> dict[str, Any]:
@@ -109,11 +118,13 @@ def _ending(tally: Tally, status: str | None) -> dict[str, Any]:
     lost, unfinished = tally.lost(), tally.unfinished()
     if status is None:
         over = set(unfinished) <= set(lost) and len(lost) < len(tally.members)
-        status = "finished" if over else "failed" if tally.errors else "interrupted"
+        done = "incomplete" if tally.failed() else "finished"
+        status = done if over else "failed" if tally.errors else "interrupted"
+    ended = status in ("finished", "incomplete")
     return {
         "status": status,
-        # In a finished run a member that did not finish is lost, even if the hub did not notice.
-        "members_lost": unfinished if status == "finished" else lost,
+        # In a run that ended a member that did not finish is lost, even if the hub did not notice.
+        "members_lost": unfinished if ended else lost,
         "contributions_missed": tally.missed,
         "contributions_late": sum(member.late for member in tally.members.values()),
         "contributions_cut": {

@@ -47,6 +47,7 @@ def run(
 ) -> dict[str, Any]:
     """Run a planned job in `folder` (made by `runs`); returns its summary, which is also written.
 
+    Its status is "incomplete" if some members failed, and "finished" if they were only killed.
     `watch` is called every `poll_s` seconds. On KeyboardInterrupt all processes are ended, the
     summary of what happened is written, and the interrupt is raised again. Raises the error of the
     hub or, if all members failed, of the first member. No process is left behind in any case.
@@ -150,7 +151,8 @@ class _Emulated:
             if not told:
                 raise EdgetrainError("no member came to its end, and none reported why")
             raise EdgetrainError(f"member {told[0].name}: {told[0].error}")
-        return "finished"
+        # One that was killed is lost, as by design; one that failed was to train, and did not.
+        return "incomplete" if any(member.error for member in failed) else "finished"
 
 
 # -- what runs in the processes -------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgetrain.errors import ConfigError
 from edgetrain.fleet import devices
 from edgetrain.jobs.plan import Plan
 from edgetrain.jobs.privacy.promise import Promise, promise
@@ -27,7 +28,7 @@ class RunOutcome:
     """What came of a run. Its driver sets `status` and `network`; `summary` is set at the end."""
 
     status: str = "failed"
-    """"finished", "interrupted" or "failed"."""
+    """"finished", "incomplete" (members failed), "interrupted" or "failed"."""
     network: dict[str, Any] = field(default_factory=dict)
     """The report of the emulation, or of what the simulation has in its place."""
     summary: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +52,18 @@ def recorded(planned: Plan, folder: Path) -> Iterator[RunOutcome]:
     finally:
         found = summary_of(planned, folder, outcome.network, outcome.status)
         outcome.summary = summarise(folder, found)
-        write_summary(folder, outcome.summary)
+        _save(folder, outcome.summary)
+
+
+def _save(folder: Path, summary: dict[str, Any]) -> None:
+    """Write the summary. If the disk is full, the run is incomplete, and what it came to is not
+    lost: people still get the table."""
+    try:
+        write_summary(folder, summary)
+    except ConfigError as error:
+        summary["errors"] = [str(error), *summary["errors"]]
+        if summary["status"] == "finished":
+            summary["status"] = "incomplete"
 
 
 def write_errors(

@@ -65,6 +65,12 @@ def run(
     return [_row(sweep, cell, done[cell.digest]) for cell in cells]
 
 
+def rows_so_far(sweep: Sweep, folder: Path) -> list[Row]:
+    """The rows of the cells that are finished, of a sweep that was interrupted."""
+    found = ((cell, finished(folder / cell.digest)) for cell in sweep.cells())
+    return [_row(sweep, cell, summary) for cell, summary in found if summary is not None]
+
+
 def finished(folder: Path) -> dict[str, Any] | None:
     """The summary of a cell that is finished, or None."""
     try:

@@ -110,8 +110,12 @@ class Tally:
         return self
 
     def lost(self) -> list[str]:
-        """Members that the hub gave up and that did not come back."""
-        return [name for name, member in self.members.items() if member.standing == "gone"]
+        """Members that failed, or that the hub gave up and that did not come back."""
+        return [name for name, member in self.members.items() if member.standing in _LOST]
+
+    def failed(self) -> list[str]:
+        """Members that ended with an error."""
+        return [name for name, member in self.members.items() if member.standing == "failed"]
 
     def unfinished(self) -> list[str]:
         """Members that have neither finished nor left; after a run these are the lost ones."""
@@ -135,6 +139,9 @@ class Tally:
         about = str(record.get("about") or record["member"])
         if event == "error":
             self.errors.append(f"{about}: {reason}")
+            # A member writes errors of its own, and goes on. What another says of it is its end.
+            if about not in (record["member"], HUB):
+                event = "failed"
         if event == "late":
             self._of(about).late += 1
         # Other events do not change whether a member is there: an overrun, a full disk, another
@@ -143,8 +150,9 @@ class Tally:
             self._of(about).standing, self._of(about).reason = event, reason
 
 
-_STANDINGS = ("joined", "started", "late", "gone", "back", "left", "finished")
+_STANDINGS = ("joined", "started", "late", "gone", "back", "left", "finished", "failed")
 _OVER = ("finished", "left")
+_LOST = ("gone", "failed")
 
 
 def _value(record: Record, key: str) -> float:

@@ -44,6 +44,8 @@ class Pair:
     drawn_s: tuple[float, ...] = ()
     """Seconds per step of each simulated run, if several lost different packets; `step_s` has
     their mean."""
+    incomplete: str = ""
+    """Which of the runs failed in part, and why; empty: none."""
 
     @property
     def time_error(self) -> float:
@@ -105,7 +107,16 @@ def pair(
         same_base=(bases[0] == bases[1] and len(bases[0]) == 1) if known else None,
         trusted=(emulated.get("emulation") or {}).get("trusted"),
         drawn_s=every if drawn else (),
+        incomplete=_incomplete(emulated, simulated),
     )
+
+
+def _incomplete(emulated: Mapping[str, Any], simulated: Mapping[str, Any]) -> str:
+    for how, each in (("emulated", emulated), ("simulated", simulated)):
+        status, errors = each.get("status", "finished"), each.get("errors") or []
+        if status != "finished":
+            return ": ".join([f"{how}, it is {status}", *errors[:1]])
+    return ""
 
 
 def _step_s(summary: Mapping[str, Any]) -> float:
@@ -164,6 +175,7 @@ def text(pairs: Sequence[Pair], picture: Path | None = None) -> str:
         )
     if any(each.trusted is False for each in pairs):
         lines.append("an emulation marked NO was late itself: its time is not the network's")
+    lines += [units.printable(f"{p.name}: {p.incomplete}") for p in pairs if p.incomplete]
     if picture is not None:
         lines.append(f"picture: {picture}")
     return "\n".join(lines) + "\n"

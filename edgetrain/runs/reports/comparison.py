@@ -157,7 +157,7 @@ def _notes(name: str, summary: Summary) -> Iterable[str]:
     status = summary["status"]
     if status != "finished":
         errors = summary.get("errors") or []
-        yield f"{name} was {_STATUS.get(status, status)}" + (f": {errors[0]}" if errors else "")
+        yield f"{name} {_STATUS.get(status, status)}" + (f": {errors[0]}" if errors else "")
     if summary["members_lost"]:
         yield f"{name} lost {_names(summary['members_lost'])}"
     if cut := summary.get("contributions_cut"):
@@ -173,7 +173,11 @@ def _about_all(summaries: Sequence[Summary]) -> Iterable[str]:
         yield "simulated: seconds are virtual, as the device and network profiles have them"
 
 
-_STATUS = {"failed": "ended by an error", "interrupted": "interrupted"}
+_STATUS = {
+    "failed": "was ended by an error",
+    "interrupted": "was interrupted",
+    "incomplete": "is incomplete",
+}
 
 
 def untrusted(emulation: Mapping[str, Any]) -> str:

@@ -44,9 +44,12 @@ def share(fraction: float | None) -> str:
 
 
 def figure(metric: str, value: float | None) -> str:
-    """The value of a metric: an accuracy in percent, any other with three decimals."""
+    """The value of a metric: an accuracy in percent, any other with three decimals. Large values,
+    as of a model that diverges, are short: 1.23e+31."""
     if not isinstance(value, int | float):
         return ABSENT
+    if abs(value) >= 1e6:
+        return f"{value:.2e}"
     return f"{value * 100:.1f} %" if is_fraction(metric) else f"{value:.3f}"
 
 

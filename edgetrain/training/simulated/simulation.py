@@ -62,7 +62,8 @@ def run(
 
     Deterministic: the same job gives the same bits and the same virtual times. `batched` members
     step together with torch.func.vmap (None: if they are many), which is faster and rounds
-    differently; one by one, the parameters are those of the emulated run. `watch` is called every
+    differently; one by one, the parameters are those of the emulated run. The status is
+    "incomplete" if members failed that the hub had not given up. `watch` is called every
     `poll_s` real seconds. Another `luck` draws other losses and jitter on the links, and changes
     nothing else. Raises the error of the hub or, if all members failed, of one; ConfigError.
     """
@@ -232,7 +233,8 @@ class Simulation:
             raise EdgetrainError(
                 f"the simulation stands still: {', '.join(stuck[:5])} wait for ever"
             )
-        return "finished"
+        told = [member for member in failed if member.name not in self.hub.given_up]
+        return "incomplete" if told else "finished"
 
     def report(self) -> dict[str, Any]:
         """What belongs in the run folder in place of the emulation's report."""

@@ -20,7 +20,7 @@ _FEWEST_MEMBERS = 3
 _NARROWEST_BAR, _WIDEST_BAR = 5, 20
 """Characters of a progress bar; without room for the narrowest there is none."""
 
-_TROUBLED = ("gone", "late")
+_TROUBLED = ("failed", "gone", "late")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def _standing(member: MemberState) -> str:
 
 
 def _standing_style(member: MemberState) -> str:
-    return {"gone": "bold red", "late": "yellow"}.get(member.standing, "dim")
+    styles = {"failed": "bold red", "gone": "bold red", "late": "yellow"}
+    return styles.get(member.standing, "dim")
 
 
 def _split(states: Sequence[RunState | MemberState]) -> list[Column]:
