@@ -5,7 +5,8 @@ all about contributions. Here a decision becomes changed records and effects. No
 round; after each that removes a member, or lets one resume, the caller checks whether one is due.
 
 The last member that is lost leaves the job deserted, not finished: if every member is unreachable,
-the hub's own link is probably down, and the job stays open for `Policy.return_s`.
+the hub's own link is probably down, and the job stays open for `Policy.return_s`. A hub that is
+restored from the journal of a deserted job waits that long again.
 """
 
 from __future__ import annotations
@@ -327,7 +328,8 @@ class Membership:
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
         """Go on with the members of a journal. They keep their places and have `Policy.return_s` to
-        come back. Replays the rounds. Raises Diverged if the journal contradicts itself."""
+        come back, and so have those that were lost where nobody is in. Replays the rounds. Raises
+        Diverged if the journal contradicts itself."""
         self.model = Model(state.model, state.elements, state.layout)
         away = self._members.away
         for seat in state.away:
@@ -335,7 +337,8 @@ class Membership:
             departed.depart(left=False)
             away.remember(departed)
         present = {seat.name: MemberRecord.of_seat(seat) for seat in state.seats}
-        self.epoch = replay(records, state.epoch, present, away, self._rounds) + 1
+        found = replay(records, state.epoch, present, away, self._rounds)
+        self.epoch, self._deserted = found.epoch + 1, found.deserted
         for member in present.values():
             self._members.add(member)
             member.mark_unreachable(now)

@@ -7,10 +7,20 @@ Nothing is sent. Where the records end a restored hub begins.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from edgetrain.exchange.hub.members import Away, MemberRecord
 from edgetrain.exchange.hub.records import Departed, Entered, Record, Restarted, Round
 from edgetrain.exchange.hub.rounds import Rounds
+
+
+class Replayed(NamedTuple):
+    """Where the records end."""
+
+    epoch: int
+    """After the last record."""
+    deserted: bool
+    """Whether nobody is in, and the last one to go was lost: it did not leave."""
 
 
 def replay(
@@ -19,12 +29,13 @@ def replay(
     present: dict[str, MemberRecord],
     away: Away,
     rounds: Rounds,
-) -> int:
+) -> Replayed:
     """Change `present` (members that are in, by name), `away` and `rounds` as the records say.
 
-    Returns the epoch after the last record. Skips rounds from before the snapshot. Raises Diverged
-    if the journal contradicts itself.
+    Skips rounds from before the snapshot. Raises Diverged if the journal contradicts itself.
     """
+    # A hub that is finished writes no snapshot: if nobody was in, all had been lost.
+    deserted = not present
     for record in records:
         match record:
             case Round() if record.round >= rounds.round:
@@ -38,9 +49,12 @@ def replay(
                 if gone is not None and not record.final:
                     gone.depart(left=False)
                     away.remember(gone)
+                if record.final:
+                    away.pop(record.name)
+                deserted = not record.final if gone is not None else deserted
             case Restarted():
                 epoch = record.epoch
-    return epoch
+    return Replayed(epoch, deserted and not present)
 
 
 def _replay_round(

@@ -87,10 +87,11 @@ class _Driver:
             hub.tail = journal.tail
 
     def carry_out(self, effects: Iterable[Effect]) -> None:
-        """What one message or one tick led to; afterwards a snapshot, if one is due."""
+        """What one message or one tick led to; afterwards a snapshot, if one is due and the job is
+        not over: of a snapshot without members a restored hub believes that all were lost."""
         self._each(effects)
         journal = self._journal
-        if journal is not None and journal.due:
+        if journal is not None and journal.due and not self._hub.finished:
             journal.save(self._hub.state(), self._hub.needed)
             self._hub.tail = journal.tail
 

@@ -8,17 +8,22 @@ import random
 import numpy as np
 import pytest
 from fleet import Disk, Fleet
+from hub_desk import ZEROS, Desk, back, lost, raw, the
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgetrain import codecs
 from edgetrain.errors import ConfigError, Diverged
-from edgetrain.exchange.hub.effects import Send, Write
+from edgetrain.exchange.hub.effects import Save, Send, Write
+from edgetrain.exchange.hub.journal import Journal, Settings
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Restarted, Round, decode, encode
+from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.messages import Beat
+from edgetrain.exchange.loopback import Loopback
+from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Contribute, Join, Leave, Start, pack
 from edgetrain.strategies.merging.rule import Mean
+from edgetrain.vectors.vector import checksum
 
 STRATEGIES = ("sync-sgd", "local-sgd", "fedavg", "dga")
 
@@ -214,3 +219,102 @@ def test_a_restored_hub_writes_its_epoch_before_anyone_hears_of_it():
     assert effects[0] == Write(Restarted(1))
     assert Send(b"member-0", Beat(1)) in effects[1:]
     assert Write(Restarted(1)) not in again.tick(0.0)
+
+
+# -- nobody is there ------------------------------------------------------------------------------
+
+
+class Kept(Desk):
+    """A desk that keeps a journal."""
+
+    def __init__(self, **policy):
+        super().__init__(2, **policy)
+        self.disk = Disk()
+        self.join("a", session=6)
+        self.join("b", session=7)
+        self.tell("a", Base(0, 1, raw(ZEROS)))
+
+    def take(self, effects):
+        super().take(effects)
+        for effect in effects:
+            if isinstance(effect, Write):
+                self.disk.append(effect.record)
+            elif isinstance(effect, Save):
+                self.disk.save(effect.state)
+
+    def restored(self):
+        again = Kept(return_s=self.hub.policy.return_s, gone_s=self.hub.policy.gone_s)
+        again.disk, again.now = self.disk, self.now
+        again.hub = Desk(2, return_s=self.hub.policy.return_s, gone_s=self.hub.policy.gone_s).hub
+        again.hub.restore(self.disk.state, self.disk.records(), self.now)
+        return again
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_hub_that_is_killed_while_it_waits_for_everyone_waits_again(snapshot):
+    desk = Kept(return_s=30, gone_s=5)
+    desk.give("a", 0)
+    desk.give("b", 0)
+    lost(desk, "a", "b")
+    if snapshot:  # what `edgetrain hub` writes when it is told to stop
+        desk.disk.save(desk.hub.state())
+    for _ in range(3):
+        desk = desk.restored()
+        assert desk.hub.present == []
+        desk.tick(1)
+        desk.tick(28)
+        assert not desk.hub.finished
+    assert the(Start, back(desk, applied=1, checksum=desk.hub.checksum(1), submitted=1)["z"])
+    assert desk.hub.present == ["b"]
+
+
+def test_a_restored_hub_that_nobody_comes_back_to_ends_after_a_while():
+    desk = Kept(return_s=30, gone_s=5)
+    lost(desk, "a", "b")
+    desk = desk.restored()
+    desk.tick(1)
+    desk.tick(31)
+    assert desk.hub.finished
+
+
+@given(st.lists(st.tuples(st.sampled_from(["leave", "lost", "back"]), st.sampled_from("ab"))))
+def test_a_restored_hub_is_finished_where_the_one_before_was(history):
+    desk = Kept(return_s=1e9, gone_s=1)
+    sessions = {"a": 6, "b": 7}
+    for number, (deed, name) in enumerate(history):
+        there = desk.hub.members.named(name)
+        if deed == "back":
+            back(desk, f"{name}{number}", name=name, session=sessions[name], submitted=0)
+        elif there is not None and deed == "leave":
+            desk.tell(there.sender.decode(), Leave(""))
+        elif there is not None:
+            lost(desk, there.sender.decode())
+        desk.tick(0.1)
+        assert desk.restored().hub.finished == desk.hub.finished
+        if desk.hub.finished:
+            break
+
+
+def test_a_job_that_is_over_leaves_no_snapshot_that_looks_deserted(tmp_path):
+    journal = Journal(tmp_path, Settings(snapshot_every=1))
+    codec = codecs.Dense()
+    hub = Hub(Terms("local-sgd", 1, 0), Policy(2), Mean(), codec, codec)
+    wires = Loopback()
+    a, b = wires.connect(), wires.connect()
+    zeros = np.zeros(3, np.float32)
+    for session, (member, name) in enumerate([(a, "a"), (b, "b")], 1):
+        member.send(pack(Join(PROTOCOL, "", "model", 3, name, 1.0, checksum(zeros), session)))
+    a.send(pack(Base(0, 1, zeros.tobytes())))
+    a.send(pack(Contribute(0, 0, 1, 1.0, 0, checksum(zeros), 0, zeros.tobytes())))
+    for member in (a, b):  # the round closes with the last leave, and a snapshot is due
+        member.send(pack(Leave("done")))
+    turns = iter([False, True])
+    serve(hub, wires, lambda: 0.0, lambda effect: None, lambda: next(turns), journal)
+    assert hub.finished
+    assert journal.due
+    journal.close()
+    opened = Journal(tmp_path, Settings())
+    again = Hub(Terms("local-sgd", 1, 0), Policy(2), Mean(), codec, codec)
+    again.restore(opened.state, opened.records(), 0.0)
+    opened.close()
+    assert again.finished
