@@ -198,8 +198,9 @@ def virtual(hours: int, pace_s: float, show: bool) -> tuple[list[Sample], dict[s
 class Visitors:
     """Members in threads that come, take part in two rounds and go; two of them stay."""
 
-    def __init__(self, address: str, with_key: Credentials) -> None:
-        self._address, self._with_key = address, with_key
+    def __init__(self, address: str, keys: Sequence[Credentials]) -> None:
+        """`keys`: of the devices, which come one after the other, and again from the first."""
+        self._address, self._keys = address, itertools.cycle(keys)
         self._numbers = itertools.count()
         self.done = 0
         self.failed: list[str] = []
@@ -221,7 +222,9 @@ class Visitors:
                 time.sleep(0.1)
 
     def _visit(self, name: str, enough: Callable[[int], bool], leave: bool) -> bool:
-        transport = MemberSocket(self._address, credentials=self._with_key)
+        with self._lock:
+            device = next(self._keys)
+        transport = MemberSocket(self._address, credentials=device)
         try:
             link = Link(transport, time.monotonic)
             params = np.zeros(ELEMENTS, np.float32)
@@ -260,12 +263,14 @@ def sockets(visits: int, show: bool) -> tuple[list[Sample], dict[str, int]]:
         folder = Path(name)
         ring = Keyring(folder / "keys")
         hub_key = ring.init(new_pair).public
-        device = new_pair()
-        ring.allow(device.public, "device")
+        devices = [new_pair() for _ in range(visits + PLACES)]
+        for number, device in enumerate(devices):
+            ring.allow(device.public, f"device-{number}")
         process = HubProcess(
             folder, f"members={PLACES}", "gone_s=0.5", "beat_s=0.2", "hub.fsync=never"
         )
-        visitors = Visitors(process.address, Credentials(device, hub_key))
+        keys = [Credentials(device, hub_key) for device in devices]
+        visitors = Visitors(process.address, keys)
         targets = [visitors.stay] * 2 + [visitors.come_and_go] * (PLACES - 2)
         threads = [threading.Thread(target=target, daemon=True) for target in targets]
         for thread in threads:

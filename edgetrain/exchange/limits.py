@@ -40,6 +40,30 @@ class Rate:
         return self._counts[sender] == self.most + 1
 
 
+ENTRIES_A_MINUTE = 60
+"""Times that the owner of one key may join or come back: more than the worst link gives a reason
+for."""
+
+
+class Entries:
+    """Questions to join, or to come back, by the owner's key, in the current minute. The next
+    minute starts without any. Owners are on a list, so there are few."""
+
+    def __init__(self, most: int = ENTRIES_A_MINUTE) -> None:
+        self.most = most
+        self._minute = 0
+        self._counts: Counter[bytes] = Counter()
+
+    def count_entry(self, owner: bytes, now: float) -> bool:
+        """Count one; returns whether it is within the limit. `now`: seconds."""
+        minute = int(now // 60)
+        if minute != self._minute:
+            self._minute = minute
+            self._counts.clear()
+        self._counts[owner] += 1
+        return self._counts[owner] <= self.most
+
+
 MOST_UNREQUITED = 32
 """Bases, or replies sent again, for one connection without a whole contribution in between. Twice
 the gaps in a row after which a member on a bad link is expelled."""

@@ -96,7 +96,8 @@ def serve_job(
     socket.refusals.report = lambda line: recorder(Note("refused", "?", line))
     try:
         stop.defer()
-        serve(hub, socket, clock, recorder, lambda: bool(stop.asked), journal)
+        keys = None if gate is None else gate.allowed
+        serve(hub, socket, clock, recorder, lambda: bool(stop.asked), journal, keys)
         if not hub.finished and hub.started and journal is not None:
             _save_last(hub, journal)
             say(f"stopped after {hub.round} rounds; go on with: edgetrain hub --resume {folder}")
@@ -159,7 +160,8 @@ def _restored(
     if journal.state.agreed.endswith(ANY_JOB):
         hub = hub_of(found, any_job=True)
     hub.restore(journal.state, journal.records(), clock())
-    say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or 'nobody'}")
+    nobody = f"nobody; it waits {found.job.hub.return_s:g} s for its members to come back"
+    say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or nobody}")
     return hub
 
 

@@ -75,15 +75,28 @@ class Admission:
         namesake = self.members.named(join.name)
         known = namesake or self.members.away.get(join.name)
         if known is not None and not known.may_be_at(sender):
-            return "name", f"the name '{join.name}' is that of a member with another key"
+            return "taken", f"the name '{join.name}' is that of a member with another key"
         there = self.members.get(sender)
         if there is None and namesake is not None and namesake.unreachable_since is None:
             there = namesake
         if there is not None:
             return "name", f"a member named '{there.name}' is there already"
-        if len(self.members) - (namesake is not None) >= self.policy.members:
+        replaced = self.replaced_by(sender, join)
+        for other in replaced:
+            if other.unreachable_since is None:
+                return self._has_a_place(other)
+        if len(self.members) - len(replaced) >= self.policy.members:
             return self._full()
         return None
+
+    def replaced_by(self, sender: bytes, join: Join) -> list[MemberRecord]:
+        """The members whose place a newcomer takes: that of its name, and that of its key."""
+        found = [self.members.named(join.name), self.members.owned_by_owner_of(sender)]
+        return list(dict.fromkeys(member for member in found if member is not None))
+
+    def _has_a_place(self, there: MemberRecord) -> WhyNot:
+        """One key has one place, so that no device has several votes."""
+        return "name", f"'{there.name}' is there already with this key: each device has one place"
 
     def other_at(self, sender: bytes, member: MemberRecord) -> WhyNot:
         """Why a member cannot go on over this connection: another member has it."""
@@ -103,6 +116,9 @@ class Admission:
             return "session", f"the hub does not know the session of '{message.name}' (any more)"
         if self._has_another_model(message):
             return self._other_model(message)
+        there = self.members.owned_by_owner_of(sender)
+        if there is not None and there is not member:
+            return self._has_a_place(there)
         if not member.is_in and len(self.members) >= self.policy.members:
             return self._full()
         return self._why_not_in_step(member, message) or self.other_at(sender, member)

@@ -290,14 +290,15 @@ class Away:
 
 
 class Members:
-    """The members that are in, each with a connection, a name and an index of its own; and, as
-    `away`, those that may come back (`most_away` at most)."""
+    """The members that are in, each with a connection, a name, an index and (where members have
+    keys) a key of its own; and, as `away`, those that may come back (`most_away` at most)."""
 
     def __init__(self, most_away: int = 0) -> None:
         self.away = Away(most_away)
         self._by_sender: dict[bytes, MemberRecord] = {}
         self._by_name: dict[str, MemberRecord] = {}
         self._by_session: dict[int, MemberRecord] = {}
+        self._by_owner: dict[bytes, MemberRecord] = {}
         self._indexes: Counter[int] = Counter()
         # A member that comes back keeps its index, even if another one has it now.
         # No index, and no name of that number, below these is free.
@@ -325,6 +326,10 @@ class Members:
         """The member that joined with this session; 0 is no session."""
         return self._by_session.get(session) if session else None
 
+    def owned_by_owner_of(self, sender: bytes) -> MemberRecord | None:
+        """The member whose key is that of this connection; None if this one has no key."""
+        return self._by_owner.get(owner_of(sender))
+
     @property
     def names(self) -> list[str]:
         """All names, sorted."""
@@ -349,6 +354,8 @@ class Members:
         self._indexes[member.index] += 1
         if member.session:
             self._by_session[member.session] = member
+        if owner := owner_of(member.sender):
+            self._by_owner[owner] = member
 
     def remove(self, member: MemberRecord, *, may_return: bool = False) -> None:
         """Remove a member. One that may return keeps its name, as long as it is remembered."""
@@ -356,6 +363,11 @@ class Members:
         freed = self.away.remember(member) if may_return else [member.name]
         for name in freed:
             self._free_name(name)
+
+    def forget(self, member: MemberRecord) -> None:
+        """Forget a member that is away: it cannot come back."""
+        self.away.pop(member.name)
+        self._free_name(member.name)
 
     def move(self, member: MemberRecord, sender: bytes) -> None:
         """Give a member another connection, which is free or its own; one that was away is in
@@ -371,6 +383,9 @@ class Members:
         self._indexes[member.index] -= 1
         if self._by_session.get(member.session) is member:
             del self._by_session[member.session]
+        owner = owner_of(member.sender)
+        if self._by_owner.get(owner) is member:
+            del self._by_owner[owner]
         self._low_index = min(self._low_index, member.index)
 
     def _free_name(self, name: str) -> None:

@@ -11,7 +11,7 @@ restored from the journal of a deserted job waits that long again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.hub.admission import Admission, Model, WhyNot
@@ -24,6 +24,10 @@ from edgetrain.exchange.hub.rounds import Rounds
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import Unrequited
 from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Join, Resume, Start, Welcome
+from edgetrain.exchange.transport import owner_of
+
+REVOKED = "key: its key has been revoked"
+"""Why a member is removed whose key is not on the list any more."""
 
 
 def turn_away(sender: bytes, name: str, code: str, reason: str) -> list[Effect]:
@@ -112,12 +116,12 @@ class Membership:
         again = known is not None and known.merged == 0 and known.may_be_at(sender)
         if known is not None and again and join.protocol == PROTOCOL:
             return self._join_again(known, sender, join)
-        why_not = self._admission().why_not(sender, join)
+        admission = self._admission()
+        why_not = admission.why_not(sender, join)
         if why_not is not None:
             return turn_away(sender, join.name, *why_not)
         effects: list[Effect] = []
-        old = self._members.named(join.name)
-        if old is not None:
+        for old in admission.replaced_by(sender, join):
             effects += self.remove(old, "gone", "started anew")
         if self._rounds.masks is not None:
             self._rounds.masks.forget_secrets(join.name)
@@ -282,6 +286,23 @@ class Membership:
         if not started:
             return effects + self._replace_uploader(member)
         return [Write(Departed(member.name, final=not gone)), *effects]
+
+    def revoke_all_but(self, keys: Container[bytes]) -> list[Effect]:
+        """Remove for good all members whose key is not one of these, in or away. They are told
+        nothing. Members that came without a key stay. If nobody is left, the job stays open for
+        `Policy.return_s`: the other members, or devices in place of these, may come."""
+        effects: list[Effect] = []
+        for member in [*self._members, *self._members.away]:
+            key = owner_of(member.sender)
+            if not key or key in keys:
+                continue
+            was_in = member.is_in
+            effects += self.remove(member, "gone", REVOKED) if was_in else []
+            if self._rounds.started:
+                self._deserted = self._deserted or (was_in and not self._members)
+                self._members.forget(member)
+                effects.append(Write(Departed(member.name, final=True)))
+        return effects
 
     def _replace_uploader(self, member: MemberRecord) -> list[Effect]:
         """If everyone was to start from this member's parameters, ask the next one for its own."""

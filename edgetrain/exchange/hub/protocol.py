@@ -19,7 +19,7 @@ Needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -165,9 +165,8 @@ class Hub:
 
     def statistics(self) -> HubStatistics:
         """How much the hub keeps now."""
-        sizes = self.rounds.open_rounds.sizes()
-        away, checksums = len(self.members.away), len(self.rounds.checksums)
-        return HubStatistics(len(self.members), away, sizes, checksums)
+        sizes, checksums = self.rounds.open_rounds.sizes(), len(self.rounds.checksums)
+        return HubStatistics(len(self.members), len(self.members.away), sizes, checksums)
 
     # -- what a driver calls ------------------------------------------------------------------
 
@@ -176,8 +175,7 @@ class Hub:
         first, self._first = self._first, []
         if isinstance(message, Join | Resume):
             return first + self._handle_stranger(sender, message, now)
-        member = self.members.get(sender)
-        if member is None:
+        if (member := self.members.get(sender)) is None:
             unknown = refusal(sender, "unknown", "the hub does not know this member: join again")
             return [*first, unknown]
         return first + self._handle_member(member, message, now)
@@ -201,9 +199,8 @@ class Hub:
         assert why_not is not None
         if member is None or not member.is_in:
             return turn_away(sender, message.name, *why_not)
-        code, reason = why_not
-        removed = self._remove(member, event, f"{code}: {reason}", now)
-        return [refusal(sender, code, reason), *removed]
+        removed = self._remove(member, event, ": ".join(why_not), now)
+        return [refusal(sender, *why_not), *removed]
 
     def _handle_member(self, member: MemberRecord, message: Message, now: float) -> list[Effect]:
         if isinstance(message, Leave):
@@ -245,6 +242,11 @@ class Hub:
         if member is None or member.returning or not self.started:
             return []
         return self._handle_gap(member, "what it sends is no message", now)
+
+    def revoke_all_but(self, keys: Container[bytes], now: float) -> list[Effect]:
+        """Expel all members whose key is not one of these, also those that could come back."""
+        first, self._first = self._first, []
+        return first + self.membership.revoke_all_but(keys) + self._close_rounds(now)
 
     def unreadable(self, sender: bytes, now: float) -> list[Effect]:
         """The journal could not send this peer what `Replay` asked for."""

@@ -5,7 +5,7 @@ It reads the clock, moves messages and keeps the journal; it decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Protocol
 
 from edgetrain.errors import BadMessage
@@ -21,12 +21,25 @@ from edgetrain.exchange.hub.effects import (
 )
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.protocol import Hub
-from edgetrain.exchange.limits import Rate, Refusals
-from edgetrain.exchange.messages import PROTOCOL, Message, Refuse, other_protocol, pack, unpack
-from edgetrain.exchange.transport import HubTransport
+from edgetrain.exchange.keys.pairs import short
+from edgetrain.exchange.limits import Entries, Rate, Refusals
+from edgetrain.exchange.messages import (
+    PROTOCOL,
+    Join,
+    Message,
+    Refuse,
+    Resume,
+    other_protocol,
+    pack,
+    unpack,
+)
+from edgetrain.exchange.transport import HubTransport, owner_of
 from edgetrain.vectors.vector import Buffer
 
 Clock = Callable[[], float]
+
+Keys = Callable[[], Container[bytes]]
+"""The keys whose owners may take part now: another object whenever they have changed."""
 
 
 class Observer(Protocol):
@@ -42,8 +55,10 @@ def serve(
     observe: Observer,
     stop: Callable[[], bool] = lambda: False,
     journal: Journal | None = None,
+    keys: Keys | None = None,
 ) -> None:
-    """Run the hub until its job is over or `stop` answers true (asked at least once a second).
+    """Run the hub until its job is over or `stop` answers true (asked at least once a second, like
+    `keys`; None: no member has a key that could be revoked).
 
     What the hub says has to be in the `journal` is there before anyone is told. Raises
     EdgetrainError when the journal's disk is full and the job says to stop.
@@ -51,7 +66,11 @@ def serve(
     driver = _Driver(hub, transport, clock, observe, journal)
     pause = hub.policy.beat_s / 4
     next_tick = clock()
+    allowed: Container[bytes] | None = None
     while not hub.finished and not stop():
+        if keys is not None and (found := keys()) is not allowed:
+            allowed = found
+            driver.carry_out(hub.revoke_all_but(allowed, clock()))
         for sender, frames in transport.poll(min(1.0, max(0.0, next_tick - clock()))):
             if driver.too_many(sender):
                 continue
@@ -59,6 +78,8 @@ def serve(
                 message = unpack(frames)
             except BadMessage as error:
                 driver.garbled(sender, frames, error)
+                continue
+            if isinstance(message, Join | Resume) and driver.enters_too_often(sender):
                 continue
             driver.carry_out(hub.handle(sender, message, clock()))
         if clock() >= next_tick:
@@ -81,6 +102,7 @@ class _Driver:
         self._observe, self._journal = observe, journal
         self._garbled = 0
         self._rate = Rate()
+        self._entries = Entries()
         self._floods = Refusals()
         self._floods.report = lambda line: observe(Note("refused", "?", line))
         if journal is not None:
@@ -138,6 +160,19 @@ class _Driver:
         if self._rate.is_first_beyond(sender):
             most = self._rate.most
             self._floods.add("flood", f"more than {most:,} messages a second: the rest is dropped")
+        return True
+
+    def enters_too_often(self, sender: bytes) -> bool:
+        """Whether a member joins, or comes back, more often than any has a reason to: each time is
+        written to the journal. It is not answered; one that waits for an answer asks again. Members
+        without a key have no limit: they have any number of names."""
+        owner = owner_of(sender)
+        if not owner or self._entries.count_entry(owner, self._clock()):
+            return False
+        most = self._entries.most
+        self._floods.add(
+            "entries", f"key {short(owner)}… came {most} times within a minute: it has to wait"
+        )
         return True
 
     def garbled(self, sender: bytes, frames: list[Buffer], error: BadMessage) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from edgetrain.errors import ConfigError, NetworkError, Refused
 from edgetrain.exchange.keys.keyring import LOOK_S, NO_SUCH_TOKEN, Keyring
@@ -60,9 +60,13 @@ class Gate:
         kind, _, spelled = identity.partition(" ")
         if kind == "token":
             return True  # judged when it is redeemed
+        return kind == "member" and decode_base64url(spelled) in self.allowed()
+
+    def allowed(self) -> Mapping[Public, str]:
+        """The names of the devices on the list, by key: the same object until the list changes."""
         with contextlib.suppress(ConfigError):  # reported at the next new connection
             self._reread_list()
-        return kind == "member" and decode_base64url(spelled) in self._members
+        return self._members
 
     def enrol(self, identity: str, frames: Sequence[bytes]) -> tuple[list[bytes], str]:
         """Redeem a token for the device that holds it.

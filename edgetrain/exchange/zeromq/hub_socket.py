@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import zmq
 
 from edgetrain.errors import NetworkError
 from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.keys.gate import Gate
-from edgetrain.exchange.keys.pairs import spell
+from edgetrain.exchange.keys.pairs import short, spell
 from edgetrain.exchange.limits import Refusals
 from edgetrain.exchange.transport import Traffic, owner_of
 from edgetrain.exchange.zeromq.door import Door
@@ -29,6 +29,7 @@ from edgetrain.exchange.zeromq.handshakes import (
     HANDSHAKE_FAILED,
     next_event,
 )
+from edgetrain.exchange.zeromq.member_connections import MemberConnections
 from edgetrain.exchange.zeromq.sockets import OpenSockets
 from edgetrain.exchange.zeromq.tcp_counters import ConnectionsAt
 from edgetrain.vectors.allocator import keep_freed
@@ -70,7 +71,11 @@ class HubSocket:
         self._socket.setsockopt(zmq.SNDHWM, UNREAD_MESSAGES)
         self.refusals = Refusals()
         self._door: Door | None = None
+        self._members = MemberConnections()
+        self._allowed: Mapping[bytes, str] = {}
+        """The keys on the list, when last checked."""
         if gate is not None:
+            self._allowed = gate.allowed()
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, gate.pair.secret)
             self._socket.setsockopt(zmq.ZAP_DOMAIN, b"edgetrain")
@@ -105,6 +110,11 @@ class HubSocket:
         """(sender, frames) of what has arrived, after waiting for the first at most `timeout_s`."""
         ready = self._wait(timeout_s)
         self._handle_newcomers(ready)
+        if self._door is not None and self._door.gate.allowed() is not self._allowed:
+            self._allowed = self._door.gate.allowed()
+            for key in self._members.hang_up_all_but(self._allowed):
+                line = f"key {short(key)}… has been revoked; its connections are ended"
+                self.refusals.add("revoked", line)
         if self._socket not in ready:
             return
         for _ in range(MESSAGES_PER_POLL):
@@ -137,8 +147,10 @@ class HubSocket:
         """Whether a message is from a member. Answers the enrolment of a token's holder; drops
         messages under a key that was revoked, or that is not the one in the sender's name."""
         identity = ""
+        descriptor = -1
         if frames:
-            door.newcomers.message_came(int(frames[0].get(zmq.SRCFD)))
+            descriptor = int(frames[0].get(zmq.SRCFD))
+            door.newcomers.message_came(descriptor)
             identity = str(frames[0].get("User-Id"))
         if identity.startswith("token "):
             answer, remark = door.gate.enrol(identity, [frame.bytes for frame in frames[:3]])
@@ -148,6 +160,7 @@ class HubSocket:
             return False
         if door.gate.knows(identity):
             if identity == f"member {spell(owner_of(sender))}":
+                self._members.message_came(sender, descriptor)
                 return True
             self.refusals.add("name", "a connection that goes by another's key; it is not heard")
             return False

@@ -310,13 +310,13 @@ def test_a_name_stays_with_the_key_that_came_with_it():
     desk = two_with_keys(gone_s=1)
     lost(desk, keyed("B"))  # given up, and remembered
     for other in ("plain", keyed("C"), keyed("C", "2")):
-        assert refusal(desk, desk.join(other, name="b"), other)[0] == "name"
+        assert refusal(desk, desk.join(other, name="b"), other)[0] == "taken"
         assert refusal(desk, back(desk, other), other)[0] == "session"
     assert desk.hub.present == ["a"]
     there = keyed("B", "2")
     assert the(Start, back(desk, there)[there])
     desk.take(desk.hub.unreachable(there.encode(), desk.now))  # not given up yet
-    assert refusal(desk, desk.join(keyed("C"), name="b"), keyed("C"))[0] == "name"
+    assert refusal(desk, desk.join(keyed("C"), name="b"), keyed("C"))[0] == "taken"
     anew = keyed("B", "3")
     assert the(Welcome, desk.join(anew, name="b", session=8)[anew])
 
