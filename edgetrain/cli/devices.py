@@ -1,16 +1,26 @@
-"""`edgetrain devices`: the catalog of devices whose speed and power are emulated."""
+"""`edgetrain devices`: the catalog of devices, and cards for real ones."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
+from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgetrain.fleet.devices import Device
+
+
+_EXAMPLES = """\
+examples:
+  edgetrain devices list
+  edgetrain devices show raspberry-pi-4b --json
+  edgetrain devices init cluster.toml --count 8         a file that describes your machines
+"""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -18,9 +28,10 @@ def add_parser(subparsers: Any) -> None:
     parser = common.verb(
         subparsers,
         "devices",
-        "device profiles: list, show",
-        "The boards whose speed and power a job can emulate, each figure with its source.",
-        "examples:\n  edgetrain devices list\n  edgetrain devices show raspberry-pi-4b --json",
+        "device profiles: list, show; real devices: init",
+        "The boards whose speed and power a job can emulate, each figure with its source; and "
+        "cards\nthat make such boards members of a fleet.",
+        _EXAMPLES,
     )
     verbs = common.add_verbs(parser)
     listing = verbs.add_parser("list", help="all profiles, one a line")
@@ -28,6 +39,14 @@ def add_parser(subparsers: Any) -> None:
     show = verbs.add_parser("show", help="one profile, with the source of each figure")
     show.add_argument("name", help="a profile's name, or the path of a .toml file of your own")
     show.set_defaults(run=_show)
+    init = verbs.add_parser("init", help="write a cluster file with every key explained")
+    init.add_argument("path", type=Path, metavar="FILE", nargs="?", default=Path("cluster.toml"))
+    init.add_argument("--count", type=int, default=4, metavar="N", help="devices (default: 4)")
+    init.add_argument(
+        "--profile", default="raspberry-pi-4b", help="their profile (default: %(default)s)"
+    )
+    init.add_argument("--force", action="store_true", help="write over a file that is there")
+    init.set_defaults(run=_init)
     for each in (listing, show):
         each.add_argument("--json", action="store_true", help="print JSON")
 
@@ -57,6 +76,26 @@ def _show(arguments: argparse.Namespace) -> int:
         common.say(f"  joules: {devices.joules_source(devices.HOST) or unknown}")
     for key, source in device.source.items():
         common.say(f"  {key}: {source}")
+    return 0
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet import devices
+    from edgetrain.fleet.cards.example import example
+
+    if not 1 <= arguments.count <= 10_000:
+        raise ConfigError(f"--count {arguments.count}: allowed are 1 to 10000")
+    devices.load(arguments.profile)
+    if arguments.path.exists() and not arguments.force:
+        raise ConfigError(f"{arguments.path} exists already", "--force overwrites it")
+    text = example(arguments.path.name, arguments.count, arguments.profile)
+    try:
+        arguments.path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {arguments.path}: {error.strerror}") from None
+    common.say(
+        f"wrote {arguments.path}; next: edit it, then edgetrain devices flash {arguments.path}"
+    )
     return 0
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from edgetrain.__main__ import main
 from edgetrain.fleet import devices
+from edgetrain.fleet.cards import cluster
 
 
 def test_list_has_a_line_for_each_profile(capsys):
@@ -38,6 +39,22 @@ def test_show_host_says_what_is_known_of_this_machine(capsys):
     assert any(line.startswith(f"  joules: {source or 'unknown'}") for line in more)
     assert main(["devices", "show", "host", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["train_gflops"] is None
+
+
+def test_init_writes_a_cluster_file_that_can_be_read(tmp_path, capsys):
+    path = tmp_path / "cluster.toml"
+    assert main(["devices", "init", str(path), "--count", "2"]) == 0
+    assert "next: " in capsys.readouterr().out
+    found = cluster.load(path)
+    assert [device.name for device in found.devices] == ["pi-0", "pi-1"]
+    for words, said in (
+        ([str(path)], "--force overwrites it"),
+        ([str(path), "--force", "--count", "0"], "allowed are 1 to 10000"),
+        ([str(path), "--force", "--profile", "raspbery-pi-4b"], "did you mean 'raspberry-pi-4b'"),
+        ([str(tmp_path / "none" / "cluster.toml")], "cannot write"),
+    ):
+        assert main(["devices", "init", *words]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["devices", "networks", "keys", "bundle"])

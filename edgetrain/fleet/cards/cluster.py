@@ -1,0 +1,438 @@
+"""`cluster.toml`: the user's machines. One format and one reader, for cards and for servers.
+
+Reads and checks what the file says, and nothing else: no file that it names is opened here, except
+SSH public keys and secrets, by `ssh_keys` and `secret`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.fleet.checks import text
+
+HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
+"""One label of a host name (RFC 1123), in small letters."""
+USER_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}\Z")
+COUNTRY = re.compile(r"[A-Z]{2}\Z")
+SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
+PUBLIC_KEY = re.compile(
+    r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)|sk-(ssh-ed25519|ecdsa-sha2-nistp256)"
+    r"@openssh\.com) [A-Za-z0-9+/]+={0,3}( .*)?\Z"
+)
+DHCP = "dhcp"
+
+
+@dataclass(frozen=True)
+class HubPlace:
+    """Where the hub is."""
+
+    addresses: tuple[str, ...]
+    """tcp://HOST:PORT; devices take the first that answers."""
+
+
+@dataclass(frozen=True)
+class ImageChoice:
+    """The operating system's image. Empty texts: not given."""
+
+    file: Path
+    sha256: str = ""
+    bmap: Path | None = None
+
+
+@dataclass(frozen=True)
+class Wifi:
+    """A wireless network; `secret` says where its passphrase is ("file:…", "env:…", "ask")."""
+
+    ssid: str
+    country: str
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """The user that every device has, and the files of its public keys."""
+
+    user: str
+    keys: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """The job that devices train, and what it needs on them."""
+
+    file: Path
+    data: Path | None = None
+    bundle: Path | None = None
+
+
+@dataclass(frozen=True)
+class DeviceEntry:
+    """One device. Its place in the list is the index of its member."""
+
+    name: str
+    profile: str
+    address: str = DHCP
+    """"dhcp", or an IPv4 address with the length of its network, "192.168.1.20/24"."""
+    gateway: str = ""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One GPU server. Who starts what there is not decided by this file."""
+
+    name: str
+    host: str
+    profile: str = ""
+    interface: str = ""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A whole `cluster.toml`. Tables that the file lacks are None or empty."""
+
+    path: Path
+    hub: HubPlace | None = None
+    image: ImageChoice | None = None
+    wifi: Wifi | None = None
+    ssh: Ssh | None = None
+    job: JobFiles | None = None
+    devices: tuple[DeviceEntry, ...] = ()
+    servers: tuple[Server, ...] = ()
+    trusted: bool = False
+    """Whether the network between the servers is one that strangers cannot reach."""
+
+    def chosen(self, names: tuple[str, ...] = ()) -> tuple[DeviceEntry, ...]:
+        """The devices with these names, in the order of the file; all, if there are no names.
+
+        Raises ConfigError for a name that is not in the file.
+        """
+        known = [device.name for device in self.devices]
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"{self.path}: no device '{name}'", did_you_mean(name, known))
+        return tuple(d for d in self.devices if not names or d.name in names)
+
+    def index(self, device: DeviceEntry) -> int:
+        """The member's index of a device."""
+        return self.devices.index(device)
+
+
+_TABLES: dict[str, dict[str, bool]] = {
+    "hub": {"addresses": True},
+    "image": {"file": True, "sha256": False, "bmap": False},
+    "wifi": {"ssid": True, "country": True, "secret": True},
+    "ssh": {"user": True, "keys": True},
+    "job": {"file": True, "data": False, "bundle": False},
+    "device": {"name": True, "profile": True, "address": False, "gateway": False},
+    "server": {"name": True, "host": True, "profile": False, "interface": False},
+}
+"""Every table's keys, and whether one is required."""
+_LISTS = ("device", "server")
+_LOOSE = ("trusted",)
+
+
+def load(path: str | Path) -> Cluster:
+    """Read a cluster file. Raises ConfigError, which names the file, the key and what is allowed.
+
+    Relative paths in it are relative to the folder of the file.
+    """
+    path = Path(path)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no cluster file '{path}'", "write one with `edgetrain devices init`"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    return parse(table, path)
+
+
+def parse(table: Mapping[str, Any], path: Path) -> Cluster:
+    """Build a cluster from TOML tables; `path` is named in errors, its folder is where paths begin.
+
+    Raises ConfigError for an unknown key (with the closest known one) and for a bad value.
+    """
+    _check_keys(table, path)
+    devices = tuple(_device(t, f"{path}: device[{i}]") for i, t in _each(table, "device"))
+    servers = tuple(_server(t, f"{path}: server[{i}]") for i, t in _each(table, "server"))
+    _check_unique([d.name for d in devices], f"{path}: two devices are called")
+    _check_unique([s.name for s in servers], f"{path}: two servers are called")
+    static = [d.address.split("/")[0] for d in devices if d.address != DHCP]
+    _check_unique(static, f"{path}: two devices have the address")
+    trusted = table.get("trusted", False)
+    if not isinstance(trusted, bool):
+        raise ConfigError(f"{path}: trusted = {trusted!r}", "allowed: true or false")
+    read = {"hub": _hub, "image": _image, "wifi": _wifi, "ssh": _ssh, "job": _job}
+    given: dict[str, Any] = {
+        name: make(table[name], path) for name, make in read.items() if name in table
+    }
+    return Cluster(path, devices=devices, servers=servers, trusted=trusted, **given)
+
+
+def warnings(cluster: Cluster) -> list[str]:
+    """What is probably a mistake but may be meant, one line each."""
+    found = []
+    hubs = [h for h in map(_ip_of, cluster.hub.addresses if cluster.hub else ()) if h]
+    for device in cluster.devices:
+        if device.address == DHCP or not hubs or device.gateway:
+            continue
+        network = ipaddress.ip_interface(device.address).network
+        if not any(hub in network for hub in hubs if hub.version == network.version):
+            found.append(
+                f"{device.name} has the address {device.address}, and the hub at {hubs[0]} is not "
+                f"in {network}: without a gateway they cannot reach each other"
+            )
+    return found
+
+
+def check_fleet(cluster: Cluster, members: int, profile: str) -> None:
+    """Check a job against the devices: `members` and `profile` are fleet.members and .device.
+
+    Raises ConfigError with both values if they disagree.
+    """
+    if len(cluster.devices) != members:
+        raise ConfigError(
+            f"{cluster.path} has {len(cluster.devices)} devices, and the job's fleet.members is "
+            f"{members}",
+            f"set fleet.members = {len(cluster.devices)}, or list {members} devices",
+        )
+    if profile != "host":
+        raise ConfigError(
+            f"the job's fleet.device is '{profile}': it would slow real devices down",
+            'for a job on real devices set fleet.device = "host"',
+        )
+
+
+# -- secrets and keys ----------------------------------------------------------------------------
+
+
+def secret(wifi: Wifi, folder: Path, environment: Mapping[str, str], ask: Callable[[], str]) -> str:
+    """The passphrase of a wireless network, from where the file says. `ask()` asks the user.
+
+    Raises ConfigError if it is missing or has a wrong length; it is not repeated.
+    """
+    kind, _, rest = wifi.secret.partition(":")
+    if kind == "file":
+        path = folder / Path(rest).expanduser()
+        try:
+            found = path.read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise ConfigError(f"wifi.secret: cannot read {path}: {reason}") from None
+    elif kind == "env":
+        if rest not in environment:
+            raise ConfigError(f"wifi.secret: the environment has no {rest}", f"export {rest}=…")
+        found = environment[rest]
+    else:
+        found = ask()
+    hexadecimal = re.fullmatch(r"[0-9a-fA-F]{64}", found)
+    if not hexadecimal and not (8 <= len(found.encode()) <= 63 and found.isprintable()):
+        raise ConfigError(
+            f"the passphrase of '{wifi.ssid}' has {len(found.encode())} characters",
+            "WPA wants 8 to 63, or 64 hexadecimal digits",
+        )
+    return found
+
+
+def ssh_keys(ssh: Ssh) -> list[str]:
+    """The public keys, one a line of their files. Raises ConfigError for anything else."""
+    found = []
+    for path in ssh.keys:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise ConfigError(
+                f"ssh.keys: cannot read {path}: {reason}", "ssh-keygen -t ed25519 makes a pair"
+            ) from None
+        if any("PRIVATE KEY" in line for line in lines):
+            raise ConfigError(
+                f"ssh.keys: {path} is a private key, which belongs on no card", f"give {path}.pub"
+            )
+        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not keys or not all(map(PUBLIC_KEY.match, keys)):
+            raise ConfigError(
+                f"ssh.keys: {path} is not an SSH public key", "one line: ssh-ed25519 AAAA…"
+            )
+        found += keys
+    return found
+
+
+# -- tables --------------------------------------------------------------------------------------
+
+
+def _check_keys(table: Mapping[str, Any], path: Path) -> None:
+    known = [*_TABLES, *_LOOSE]
+    for key, value in table.items():
+        if key not in known:
+            raise ConfigError(f"{path}: unknown key {key}", did_you_mean(key, known))
+        if key in _LOOSE:
+            continue
+        shape = isinstance(value, list) if key in _LISTS else isinstance(value, Mapping)
+        tables = value if isinstance(value, list) else [value]
+        if not shape or not all(isinstance(item, Mapping) for item in tables):
+            how = f"[[{key}]]" if key in _LISTS else f"[{key}]"
+            raise ConfigError(f"{path}: {key} is not written as {how}")
+        for at, item in enumerate(tables):
+            where = f"{key}[{at}]" if key in _LISTS else key
+            for name in item:
+                if name not in _TABLES[key]:
+                    hint = did_you_mean(name, _TABLES[key])
+                    raise ConfigError(f"{path}: unknown key {where}.{name}", hint)
+            for name, required in _TABLES[key].items():
+                if required and name not in item:
+                    raise ConfigError(
+                        f"{path}: {where}.{name} is missing", "`edgetrain devices init` explains it"
+                    )
+
+
+def _each(table: Mapping[str, Any], key: str) -> list[tuple[int, Mapping[str, Any]]]:
+    return list(enumerate(table.get(key, ())))
+
+
+def _hub(table: Mapping[str, Any], path: Path) -> HubPlace:
+    value = table["addresses"]
+    if not isinstance(value, list) or not value:
+        raise ConfigError(
+            f"{path}: hub.addresses = {value!r} is not a list of addresses",
+            '["tcp://192.168.1.5:5555"]',
+        )
+    for address in value:
+        found = ADDRESS.match(text(address, f"{path}: hub.addresses"))
+        if not found or not 1 <= int(found[2]) <= 65535:
+            raise ConfigError(
+                f"{path}: hub.addresses has '{address}', which is not an address with a port",
+                "write tcp://HOST:PORT, as in tcp://hub.local:5555",
+            )
+    return HubPlace(tuple(value))
+
+
+def _image(table: Mapping[str, Any], path: Path) -> ImageChoice:
+    digest = text(table.get("sha256", ""), f"{path}: image.sha256").lower()
+    if digest and not SHA256.match(digest):
+        raise ConfigError(f"{path}: image.sha256 is not 64 hexadecimal digits")
+    bmap = _path(table, "image", "bmap", path) if "bmap" in table else None
+    return ImageChoice(_path(table, "image", "file", path), digest, bmap)
+
+
+def _wifi(table: Mapping[str, Any], path: Path) -> Wifi:
+    ssid = text(table["ssid"], f"{path}: wifi.ssid")
+    if not 1 <= len(ssid.encode()) <= 32:
+        raise ConfigError(f"{path}: wifi.ssid has {len(ssid.encode())} bytes", "allowed: 1 to 32")
+    country = text(table["country"], f"{path}: wifi.country")
+    if not COUNTRY.match(country):
+        raise ConfigError(
+            f"{path}: wifi.country = '{country}' is not a country",
+            "two capital letters, as in DE: a Pi's radio stays off without it",
+        )
+    where = text(table["secret"], f"{path}: wifi.secret")
+    kind, colon, rest = where.partition(":")
+    if where != "ask" and not (kind in ("file", "env") and colon and rest):
+        raise ConfigError(
+            f"{path}: wifi.secret holds something else than where the passphrase is",
+            "a passphrase never stands in this file: write file:NAME, env:NAME or ask",
+        )
+    return Wifi(ssid, country, where)
+
+
+def _ssh(table: Mapping[str, Any], path: Path) -> Ssh:
+    user = text(table["user"], f"{path}: ssh.user")
+    if not USER_NAME.match(user) or user == "root":
+        raise ConfigError(
+            f"{path}: ssh.user = '{user}' cannot be a user of the devices",
+            "small letters, digits, '_' and '-', at most 32, and not root",
+        )
+    keys = table["keys"]
+    if not isinstance(keys, list) or not keys:
+        raise ConfigError(
+            f"{path}: ssh.keys = {keys!r} is not a list of files", '["~/.ssh/id_ed25519.pub"]'
+        )
+    return Ssh(user, tuple(_path({"keys": key}, "ssh", "keys", path) for key in keys))
+
+
+def _job(table: Mapping[str, Any], path: Path) -> JobFiles:
+    rest = {k: _path(table, "job", k, path) for k in ("data", "bundle") if k in table}
+    return JobFiles(_path(table, "job", "file", path), **rest)
+
+
+def _device(table: Mapping[str, Any], where: str) -> DeviceEntry:
+    name = text(table["name"], f"{where}.name")
+    if not HOST_NAME.match(name):
+        raise ConfigError(
+            f"{where}.name = '{name}' is not a host name",
+            "small letters, digits and '-' inside, at most 63, as in pi-0",
+        )
+    address = text(table.get("address", DHCP), f"{where}.address")
+    gateway = text(table.get("gateway", ""), f"{where}.gateway")
+    if address != DHCP:
+        address = _static(address, where)
+    if gateway:
+        _check_gateway(gateway, address, where)
+    return DeviceEntry(name, text(table["profile"], f"{where}.profile"), address, gateway)
+
+
+def _static(address: str, where: str) -> str:
+    try:
+        found = ipaddress.ip_interface(address)
+    except ValueError:
+        found = None
+    if found is None or "/" not in address or found.network.num_addresses == 1:
+        raise ConfigError(
+            f"{where}.address = '{address}' is not an address with the length of its network",
+            'allowed: "dhcp", or as in "192.168.1.20/24"',
+        )
+    if found.ip in (found.network.network_address, found.network.broadcast_address):
+        raise ConfigError(f"{where}.address = '{address}' is the network itself, not a machine")
+    return str(found)
+
+
+def _check_gateway(gateway: str, address: str, where: str) -> None:
+    if address == DHCP:
+        raise ConfigError(f"{where}.gateway needs a static address", "DHCP brings its own")
+    network = ipaddress.ip_interface(address).network
+    try:
+        inside = ipaddress.ip_address(gateway) in network
+    except ValueError:
+        inside = False
+    if not inside:
+        raise ConfigError(f"{where}.gateway = '{gateway}' is not an address in {network}")
+
+
+def _server(table: Mapping[str, Any], where: str) -> Server:
+    values = {key: text(value, f"{where}.{key}") for key, value in table.items()}
+    for key in ("name", "host"):
+        if not values[key]:
+            raise ConfigError(f"{where}.{key} is empty")
+    return Server(**values)
+
+
+def _path(table: Mapping[str, Any], name: str, key: str, path: Path) -> Path:
+    value = text(table[key], f"{path}: {name}.{key}")
+    if not value:
+        raise ConfigError(f"{path}: {name}.{key} is empty", "the name of a file")
+    return path.parent / Path(value).expanduser()
+
+
+def _check_unique(values: list[str], error: str) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ConfigError(f"{error} {value}", "each has its own")
+
+
+def _ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None

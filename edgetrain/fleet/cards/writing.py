@@ -1,0 +1,475 @@
+"""Write one image to several cards at once, read everything back, and make them bootable last.
+
+The state of a card:
+
+    state      event                          next       what is on the card
+    begun      its first bytes are blanked    writing    no partition table: it does not boot
+    writing    the image has passed by        checking   all of the image but its first bytes
+    checking   every block reads back         finishing  the same, proved
+    finishing  `finish` returns               done       partition table written and read back
+    any        an error                       failed     no partition table, or the old card
+
+A card that was written in part is known by a mark in its blank beginning. A card that has this
+image's mark or partitions is read first and written only where it differs: to go on after an
+interruption and to write a card anew are the same thing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.fleet.cards.blockmap import BlockMap, RangeChecks
+from edgetrain.fleet.cards.medium import ALIGNMENT, Medium, aligned
+from edgetrain.fleet.cards.source import CHUNK, SECTOR, Source, partition_starts
+
+HELD_BACK = 1 << 20
+"""Bytes at the beginning that are written last, unless a partition begins earlier."""
+GRAIN = 64 << 10
+"""Bytes: zeros are looked for in blocks of this size."""
+QUEUED = 4
+"""Chunks that a card may be behind the image."""
+STALL_S = 60.0
+"""Seconds after which a card that accepts nothing is given up."""
+TIRED = 16
+"""Chunks in a row that differ, after which a card is no longer compared."""
+PROBE_EVERY = 1 << 30
+"""Bytes between the places behind the image where a card proves that it has its size."""
+_ZEROS = memoryview(bytes(CHUNK))
+_MARK = b"edgetrain: written in part, image "
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of the image: its bytes, or `length` zeros."""
+
+    offset: int
+    length: int
+    data: memoryview | None = None
+    digest: bytes = b""
+    """SHA-256 of the data."""
+
+
+@dataclass
+class Card:
+    """One card and what became of it. `error` is "" while all is well."""
+
+    medium: Medium
+    state: str = "begun"
+    error: str = ""
+    written: int = 0
+    """Bytes written, the first ones included."""
+    skipped: int = 0
+    """Bytes that were there already."""
+    checked: int = 0
+    """Bytes read back."""
+    write_s: float = 0.0
+    check_s: float = 0.0
+    touched: bool = False
+    """Whether anything was written to it."""
+    compare: bool = False
+    """Whether to read before writing: the card may have the image already."""
+    probes: list[tuple[int, memoryview]] = field(default_factory=list, repr=False)
+    """Blocks behind the image that prove the card's size, while it is written."""
+    waiting: queue.Queue[Block | None] = field(default_factory=lambda: queue.Queue(QUEUED))
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is written, read back and bootable."""
+        return self.state == "done"
+
+    def fail(self, error: str) -> None:
+        """Note why it cannot be used. Only the first reason counts."""
+        self.error = self.error or error
+        self.state = "failed"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far it is: `phase` is "writing", "checking" or "finishing"; `share` from 0 to 1."""
+
+    phase: str
+    share: float
+    cards: tuple[Card, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written: bytes of the image, of what had to be written, and the cards."""
+
+    size: int
+    mapped: int
+    cards: tuple[Card, ...]
+
+
+Finish = Callable[[Card, memoryview], None]
+"""Called for each card that reads back, with the first bytes of the image, before these are
+written. It may write to the medium, and raises EdgetrainError or OSError to give the card up."""
+
+
+def write(
+    source: Source,
+    media: Sequence[Medium],
+    block_map: BlockMap | None = None,
+    *,
+    finish: Finish | None = None,
+    progress: Callable[[Progress], None] = lambda _: None,
+    probe_size: bool = True,
+) -> Written:
+    """Write an image to cards. Each card's fate is in the result; media stay open.
+
+    Without a block map zeros of the image become zeros on the card, too. `probe_size`: first check
+    that a card is as large as it says. Raises ConfigError if the image cannot be used; then no card
+    boots.
+    """
+    began = time.monotonic()
+    chunks = iter(source.chunks())
+    _, first = next(chunks, (0, memoryview(b"")))
+    starts = partition_starts(first)
+    if not starts:
+        raise ConfigError(
+            f"{source.path} is not a disk image: it has no partition table",
+            "unpacked, it begins with an MBR or a GPT",
+        )
+    size = block_map.size if block_map else source.size
+    if block_map and source.size not in (None, block_map.size):
+        raise ConfigError(
+            f"{block_map.path} is for an image of {block_map.size} bytes, {source.path} has "
+            f"{source.size}"
+        )
+    head = first[: min(HELD_BACK, starts[0] // ALIGNMENT * ALIGNMENT, len(first))]
+    cards = [Card(medium) for medium in media]
+    for card in cards:
+        _guarded(card, lambda c: _begin(c, head, size, probe_size))
+
+    def told(phase: str, share: float) -> None:
+        progress(Progress(phase, share, tuple(cards), time.monotonic() - began))
+
+    try:
+        plan = _stream(source, [(0, first)], chunks, len(head), block_map, cards, told)
+        _each(cards, lambda c: _check(c, plan, told))
+        for card in _alive(cards):
+            card.state = "finishing"
+            told("finishing", 1.0)
+            _guarded(card, lambda c: _finish(c, head, finish))
+    finally:
+        for card in cards:
+            if card.touched and not card.ok:
+                _disarm(card.medium, head)
+    mapped = len(head) + sum(block.length for block in plan if block.digest)
+    return Written(source.position, mapped, tuple(cards))
+
+
+def required(source: Source, block_map: BlockMap | None) -> int:
+    """Bytes that a card must have; 0 if only decoding the image tells."""
+    return (block_map.size if block_map else source.size) or 0
+
+
+# -- the beginning -------------------------------------------------------------------------------
+
+
+def _begin(card: Card, head: memoryview, size: int | None, probe: bool) -> None:
+    if size and card.medium.size < size:
+        raise ConfigError(f"it has {card.medium.size} bytes, and the image has {size}")
+    mark = _marked(head)
+    there = aligned(len(head))
+    card.medium.read(0, there)
+    same = partition_starts(there) == partition_starts(head) and bool(partition_starts(there))
+    card.compare = same or there == mark
+    card.touched = True
+    card.medium.write(0, mark)
+    card.medium.flush()
+    if probe and size:
+        card.probes = _probes(card.medium, size)
+        card.medium.flush()
+        card.medium.forget()
+        _check_probes(card)
+    card.state = "writing"
+
+
+def _marked(head: memoryview) -> memoryview:
+    """The blank beginning of a card that is being written.
+
+    Its first sector is blank, the rest of its first block has a mark: the write that makes the
+    card bootable replaces the mark in the same moment.
+    """
+    blank = aligned(len(head))
+    text = _MARK + hashlib.sha256(head).hexdigest().encode() + b"\n"
+    blank[SECTOR:][: len(text)] = text
+    return blank
+
+
+def _probes(medium: Medium, size: int) -> list[tuple[int, memoryview]]:
+    """Write a block of its own at each PROBE_EVERY bytes behind the image, and at the very end.
+
+    A card that is smaller than it says keeps only the last of what is written to one place.
+    """
+    last = medium.size // ALIGNMENT * ALIGNMENT - ALIGNMENT
+    places = [*range(-(-size // PROBE_EVERY) * PROBE_EVERY, last, PROBE_EVERY), last]
+    nonce, found = os.urandom(16), []
+    for place in places:
+        if place < size:
+            continue
+        block = aligned(ALIGNMENT)
+        block[:32] = hashlib.sha256(nonce + place.to_bytes(8, "little")).digest()
+        medium.write(place, block)
+        found.append((place, block))
+    return found
+
+
+def _check_probes(card: Card) -> None:
+    """Raises ConfigError if a probe is not there any more."""
+    there = aligned(ALIGNMENT)
+    for place, block in card.probes:
+        card.medium.read(place, there)
+        if there != block:
+            raise ConfigError(
+                f"it is smaller than it says: what is written at {place} does not stay there",
+                "a false card; throw it away",
+            )
+
+
+def _disarm(medium: Medium, head: memoryview) -> None:
+    """Blank the beginning of a card that failed, if it still can be written."""
+    with contextlib.suppress(OSError):
+        medium.write(0, _marked(head)[:ALIGNMENT])
+        medium.flush()
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def _stream(
+    source: Source,
+    first: Iterable[tuple[int, memoryview]],
+    rest: Iterable[tuple[int, memoryview]],
+    held: int,
+    block_map: BlockMap | None,
+    cards: Sequence[Card],
+    told: Callable[[str, float], None],
+) -> list[Block]:
+    """Pass the image to all cards, except its first `held` bytes. Returns what was passed.
+
+    Raises ConfigError if the image turns out to be a wrong one.
+    """
+    plan: list[Block] = []
+    checks = RangeChecks(block_map) if block_map else None
+    threads = [threading.Thread(target=_write_blocks, args=(card,)) for card in cards]
+    for thread in threads:
+        thread.start()
+    try:
+        for part in (first, rest):
+            for offset, data in part:
+                for block in _blocks(offset, data, held, checks):
+                    for card in _alive(cards):
+                        _hand_over(card, block)
+                    plan.append(Block(block.offset, block.length, None, block.digest))
+                told("writing", source.consumed)
+                if not _alive(cards):
+                    return plan
+        source.finish()
+    except EdgetrainError as error:
+        for card in cards:
+            card.fail(str(error))
+        raise
+    finally:
+        for card in cards:
+            _end(card)
+        for thread in threads:
+            thread.join()
+    return plan
+
+
+def _blocks(
+    offset: int, data: memoryview, held: int, checks: RangeChecks | None
+) -> Iterable[Block]:
+    """A piece of the image as blocks to write, without its first `held` bytes."""
+    parts = checks.parts(offset, data) if checks else [(offset, data)]
+    for begin, part in parts:
+        skip = max(0, min(held - begin, len(part)))
+        begin, part = begin + skip, part[skip:]
+        if not part:
+            continue
+        if checks:
+            yield Block(begin, len(part), part, hashlib.sha256(part).digest())
+        else:
+            yield from _without_zeros(begin, part)
+
+
+def _without_zeros(offset: int, data: memoryview) -> Iterable[Block]:
+    """Blocks of data and of zeros, in grains."""
+    if data == _ZEROS[: len(data)]:
+        yield Block(offset, len(data))
+        return
+    at = 0
+    while at < len(data):
+        empty = _empty(data[at : at + GRAIN])
+        end = at
+        while end < len(data) and _empty(data[end : end + GRAIN]) == empty:
+            end = min(end + GRAIN, len(data))
+        part = data[at:end]
+        if empty:
+            yield Block(offset + at, len(part))
+        else:
+            yield Block(offset + at, len(part), part, hashlib.sha256(part).digest())
+        at = end
+
+
+def _empty(grain: memoryview) -> bool:
+    return grain == _ZEROS[: len(grain)]
+
+
+def _hand_over(card: Card, block: Block) -> None:
+    """Queue a block for a card. A card that accepts none for STALL_S is given up."""
+    until = time.monotonic() + STALL_S
+    while not card.error:
+        with contextlib.suppress(queue.Full):
+            card.waiting.put(block, timeout=0.2)
+            return
+        if time.monotonic() > until:
+            card.fail(f"it accepted nothing for {STALL_S:g} s")
+
+
+def _end(card: Card) -> None:
+    """Let the card's thread end, also if its queue is full and it has stopped reading."""
+    while True:
+        with contextlib.suppress(queue.Full):
+            card.waiting.put(None, timeout=0.2)
+            return
+        if card.error:
+            with contextlib.suppress(queue.Empty):
+                card.waiting.get_nowait()
+
+
+def _write_blocks(card: Card) -> None:
+    began = time.monotonic()
+    writer = _Writer(card)
+    while (block := card.waiting.get()) is not None:
+        if not card.error:
+            _guarded(card, lambda _, block=block: writer.write(block))  # type: ignore[misc]
+    if not card.error:
+        _guarded(card, lambda c: c.medium.flush())
+    card.write_s = time.monotonic() - began
+
+
+class _Writer:
+    """Writes blocks to one card, and only where the card differs if that is worth a look."""
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._there = aligned(CHUNK)
+        self._compare = card.compare
+        self._different = 0
+
+    def write(self, block: Block) -> None:
+        """Bring a block to the card. Raises OSError."""
+        data = _ZEROS[: block.length] if block.data is None else block.data
+        if (self._compare or block.data is None) and self._is_there(block.offset, data):
+            self._card.skipped += block.length
+            self._different = 0
+            return
+        self._different += 1
+        if self._different >= TIRED:
+            self._compare = False
+        if block.data is None:
+            data = aligned(block.length)
+        self._card.medium.write(block.offset, data)
+        self._card.written += block.length
+
+    def _is_there(self, offset: int, data: memoryview) -> bool:
+        there = self._there[: -(-len(data) // ALIGNMENT) * ALIGNMENT]
+        count = self._card.medium.read(offset, there)
+        return count >= len(data) and there[: len(data)] == data
+
+
+# -- reading back, and the end -------------------------------------------------------------------
+
+
+def _check(card: Card, plan: Sequence[Block], told: Callable[[str, float], None]) -> None:
+    """Read every block back. Raises ConfigError for the first that is not what was written."""
+    card.state = "checking"
+    began = time.monotonic()
+    card.medium.forget()
+    _check_probes(card)
+    there = aligned(CHUNK)
+    total = sum(block.length for block in plan) or 1
+    try:
+        for block in plan:
+            length = -(-block.length // ALIGNMENT) * ALIGNMENT
+            count = card.medium.read(block.offset, there[:length])
+            found = there[: block.length]
+            if block.digest:
+                good = hashlib.sha256(found).digest() == block.digest
+            else:
+                good = found == _ZEROS[: block.length]
+            if count < block.length or not good:
+                raise ConfigError(
+                    f"it does not keep what is written: bytes {block.offset} to "
+                    f"{block.offset + block.length} read back as something else",
+                    "throw it away",
+                )
+            card.checked += block.length
+            told("checking", card.checked / total)
+    finally:
+        card.check_s = time.monotonic() - began
+
+
+def _finish(card: Card, head: memoryview, finish: Finish | None) -> None:
+    if finish:
+        finish(card, head)
+        card.medium.flush()
+    # The first sector last of all: with it the card boots.
+    first = min(ALIGNMENT, len(head))
+    for begin, end in ((first, len(head)), (0, first)):
+        card.medium.write(begin, head[begin:end])
+        card.medium.flush()
+    card.written += len(head)
+    card.medium.forget()
+    there = aligned(len(head))
+    card.medium.read(0, there)
+    _check_probes(card)
+    if there != head:
+        raise ConfigError("its first bytes read back as something else", "throw it away")
+    card.state = "done"
+
+
+def _each(cards: Sequence[Card], work: Callable[[Card], None]) -> None:
+    """Do it for all cards that are well, at the same time."""
+    threads = [threading.Thread(target=_guarded, args=(card, work)) for card in _alive(cards)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _guarded(card: Card, work: Callable[[Card], None]) -> None:
+    """Do it; an error is this card's alone."""
+    try:
+        work(card)
+    except EdgetrainError as error:
+        card.fail(str(error))
+    except OSError as error:
+        card.fail(_explain(error))
+
+
+def _alive(cards: Sequence[Card]) -> list[Card]:
+    return [card for card in cards if not card.error]
+
+
+def _explain(error: OSError) -> str:
+    if error.errno in (errno.ENODEV, errno.ENXIO, errno.ENOMEDIUM):
+        return "it was taken out"
+    if error.errno == errno.EIO:
+        return "it fails (input/output error): broken, or taken out"
+    if error.errno == errno.ENOSPC:
+        return "there is no space left"
+    return error.strerror or str(error)

@@ -1,0 +1,220 @@
+"""`cluster.toml`: what it means, and one clear line for everything it must not say."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgetrain.errors import ConfigError
+from edgetrain.fleet.cards import cluster, example
+
+GOOD = """
+[hub]
+addresses = ["tcp://192.168.1.5:5555", "tcp://hub.local:5555", "tcp://[fd00::1]:5555"]
+[image]
+file = "raspios.img.xz"
+[wifi]
+ssid = "lab"
+country = "DE"
+secret = "file:lab.psk"
+[ssh]
+user = "fleet"
+keys = ["id.pub"]
+[job]
+file = "job.toml"
+data = "digits"
+[[device]]
+name = "pi-0"
+profile = "raspberry-pi-4b"
+address = "dhcp"
+[[device]]
+name = "pi-1"
+profile = "raspberry-pi-4b"
+address = "192.168.1.20/24"
+[[server]]
+name = "big"
+host = "gpu.local"
+"""
+
+
+def read(text: str, folder: Path = Path("/cluster")) -> cluster.Cluster:
+    return cluster.parse(tomllib.loads(text), folder / "cluster.toml")
+
+
+def test_a_whole_file():
+    found = read(GOOD)
+    assert found.hub == cluster.HubPlace(
+        ("tcp://192.168.1.5:5555", "tcp://hub.local:5555", "tcp://[fd00::1]:5555")
+    )
+    assert found.image == cluster.ImageChoice(Path("/cluster/raspios.img.xz"))
+    assert found.job == cluster.JobFiles(Path("/cluster/job.toml"), Path("/cluster/digits"))
+    assert [found.index(d) for d in found.devices] == [0, 1]
+    assert found.devices[1].address == "192.168.1.20/24"
+    assert found.servers == (cluster.Server("big", "gpu.local"),)
+    assert not cluster.warnings(found)
+    assert [d.name for d in found.chosen(("pi-1",))] == ["pi-1"]
+    assert found.chosen() == found.devices
+    with pytest.raises(ConfigError, match=r"no device 'pi-2' \(did you mean 'pi-"):
+        found.chosen(("pi-2",))
+
+
+def test_the_example_can_be_read_and_names_every_key(tmp_path):
+    text = example.example("cluster.toml", 3, "raspberry-pi-5")
+    (tmp_path / "cluster.toml").write_text(text)
+    found = cluster.load(tmp_path / "cluster.toml")
+    assert [d.name for d in found.devices] == ["pi-0", "pi-1", "pi-2"]
+    whole = "\n".join(
+        line.removeprefix("# ") if " = " in line or line.startswith("# [") else line
+        for line in text.splitlines()
+    )
+    keys = tomllib.loads(whole.replace('sha256 = "…"', "").replace('bmap = "…"', ""))
+    for table, known in cluster._TABLES.items():
+        if table != "server":
+            given_keys = keys[table][0] if table == "device" else keys[table]
+            assert given_keys.keys() >= known.keys() - {"sha256", "bmap"}, table
+
+
+BAD = [
+    ('[[device]]\nname = "pi-0"\nprofile = "x"\n', "two devices are called pi-0"),
+    ("[hubb]\n", r"unknown key hubb \(did you mean 'hub'"),
+    ('[[device]]\nname = "a"\nprofil = "x"', r"device\[2\].profil \(did you mean 'profile'"),
+    ('[[device]]\nname = "a"', r"device\[2\].profile is missing"),
+    (
+        '[[device]]\nname = "a"\nprofile = "x"\naddress = "192.168.1.20/16"',
+        "the address 192.168.1.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "said"), BAD, ids=lambda v: v[:20])
+def test_bad_tables(more, said):
+    with pytest.raises(ConfigError, match=said):
+        read(GOOD + more)
+
+
+CHANGES = [
+    ('"tcp://192.168.1.5:5555"', '"tcp://192.168.1.5"', "not an address with a port"),
+    ('"tcp://192.168.1.5:5555"', '"192.168.1.5:5555"', "not an address with a port"),
+    ('"tcp://192.168.1.5:5555"', '"tcp://hub:70000"', "not an address with a port"),
+    ('name = "pi-0"', 'name = "Pi 0"', "is not a host name"),
+    ('name = "pi-0"', 'name = "-pi"', "is not a host name"),
+    ('name = "pi-0"', f'name = "{"a" * 64}"', "is not a host name"),
+    ('name = "pi-0"', "name = 0", "is not a text"),
+    ('country = "DE"\n', "", r"wifi.country is missing"),
+    ('country = "DE"', 'country = "Germany"', "is not a country"),
+    ('secret = "file:lab.psk"', 'secret = "hunter2hunter2"', "never stands in this file"),
+    ('secret = "file:lab.psk"\n', "", r"wifi.secret is missing"),
+    ('ssid = "lab"', 'ssid = ""', "has 0 bytes"),
+    ('user = "fleet"', 'user = "root"', "cannot be a user"),
+    ('user = "fleet"', 'user = "a b"', "cannot be a user"),
+    ('keys = ["id.pub"]', "keys = []", "is not a list of files"),
+    ('"192.168.1.20/24"', '"192.168.1.20"', "with the length of its network"),
+    ('"192.168.1.20/24"', '"192.168.1.0/24"', "is the network itself"),
+    ('"192.168.1.20/24"', '"192.168.1.255/24"', "is the network itself"),
+    ('"192.168.1.20/24"', '"wlan0"', "with the length of its network"),
+    ('file = "raspios.img.xz"', 'file = ""', "image.file is empty"),
+    ('file = "raspios.img.xz"', 'file = "x"\nsha256 = "123"', "not 64 hexadecimal digits"),
+    ('address = "dhcp"', 'address = "dhcp"\ngateway = "10.0.0.1"', "needs a static address"),
+    ("/24\"", "/24\"\ngateway = \"10.0.0.1\"", "not an address in 192.168.1.0/24"),
+    ("[hub]", "trusted = 1\n[hub]", "allowed: true or false"),
+    ('host = "gpu.local"', 'host = ""', "host is empty"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "said"), CHANGES, ids=lambda v: v[:30])
+def test_bad_values_cost_one_clear_line(old, new, said):
+    assert old in GOOD
+    with pytest.raises(ConfigError, match=said) as caught:
+        read(GOOD.replace(old, new, 1))
+    assert "cluster.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "hunter2" not in str(caught.value), "a secret is not repeated"
+
+
+def test_the_same_address_twice():
+    more = '[[device]]\nname = "pi-2"\nprofile = "x"\naddress = "192.168.1.20/24"\n'
+    with pytest.raises(ConfigError, match=r"two devices have the address 192\.168\.1\.20"):
+        read(GOOD + more)
+
+
+def test_an_address_outside_the_hubs_network_is_a_warning():
+    outside = read(GOOD.replace("192.168.1.20/24", "10.0.0.20/24").replace("hub.local", "10.9.9.9"))
+    (line,) = cluster.warnings(outside)
+    assert "pi-1" in line
+    assert "10.0.0.0/24" in line
+    with_gateway = GOOD.replace(
+        '"192.168.1.20/24"', '"10.0.0.20/24"\ngateway = "10.0.0.1"'
+    )  # fmt: skip
+    assert not cluster.warnings(read(with_gateway))
+
+
+def test_a_file_that_is_missing_or_not_toml(tmp_path):
+    with pytest.raises(ConfigError, match="no cluster file"):
+        cluster.load(tmp_path / "cluster.toml")
+    (tmp_path / "cluster.toml").write_text("[hub")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        cluster.load(tmp_path / "cluster.toml")
+
+
+def test_more_or_fewer_devices_than_members_and_a_job_that_slows_them_down():
+    found = read(GOOD)
+    cluster.check_fleet(found, 2, "host")
+    for members in (1, 3):
+        with pytest.raises(ConfigError, match=f"has 2 devices, .* is {members}"):
+            cluster.check_fleet(found, members, "host")
+    with pytest.raises(ConfigError, match="would slow real devices down"):
+        cluster.check_fleet(found, 2, "raspberry-pi-4b")
+
+
+# -- secrets and keys -----------------------------------------------------------------------------
+
+
+def test_a_secret_comes_from_a_file_the_environment_or_the_user(tmp_path):
+    (tmp_path / "lab.psk").write_text("correct horse\n")
+
+    def ask() -> str:
+        return "battery staple"
+
+    def found(where: str) -> str:
+        wifi = cluster.Wifi("lab", "DE", where)
+        assert "horse" not in repr(wifi)
+        return cluster.secret(wifi, tmp_path, {"PSK": "from the environment"}, ask)
+
+    assert found("file:lab.psk") == "correct horse"
+    assert found("env:PSK") == "from the environment"
+    assert found("ask") == "battery staple"
+    with pytest.raises(ConfigError, match="cannot read"):
+        found("file:none")
+    with pytest.raises(ConfigError, match="the environment has no NONE"):
+        found("env:NONE")
+
+
+@given(st.text("abc ", max_size=70))
+def test_a_passphrase_has_8_to_63_characters(text):
+    wifi = cluster.Wifi("lab", "DE", "env:X")
+    if 8 <= len(text) <= 63 or (len(text) == 64 and " " not in text):
+        assert cluster.secret(wifi, Path(), {"X": text}, str) == text
+    else:
+        with pytest.raises(ConfigError, match=f"has {len(text)} characters") as caught:
+            cluster.secret(wifi, Path(), {"X": text}, str)
+        assert len(text) < 4 or text not in str(caught.value)
+
+
+def test_ssh_keys_are_public_ones(tmp_path):
+    path = tmp_path / "id"
+    ssh = cluster.Ssh("fleet", (path,))
+    with pytest.raises(ConfigError, match=r"ssh-keygen"):
+        cluster.ssh_keys(ssh)
+    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host"
+    path.write_text(f"# mine\n{key}\n\n")
+    assert cluster.ssh_keys(ssh) == [key]
+    path.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1r\n")
+    with pytest.raises(ConfigError, match=r"is a private key.*give .*id\.pub"):
+        cluster.ssh_keys(ssh)
+    path.write_text("hello\n")
+    with pytest.raises(ConfigError, match="not an SSH public key"):
+        cluster.ssh_keys(ssh)
