@@ -25,7 +25,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 _OF_STRATEGY = (
-    "name", "spelling", "contributes", "delays", "every", "weighted", "summary", "source",
+    "name", "spelling", "contributes", "delays", "corrections", "every", "weighted", "summary",
+    "source",
 )  # fmt: skip
 _OF_RULE = ("name", "spelling", "weighs", "elementwise", "summary", "source")
 

@@ -208,12 +208,14 @@ class Sweep:
 
 
 def fitting(job: Job) -> Job:
-    """The job with `every` and `delay` set to 0 if its strategy has no local steps or no delay."""
+    """The job with `every` and `delay` set to 0 if its strategy has no local steps or no delay, and
+    without a correction if it has none."""
     strategy = strategies.find(job.strategy.name)
     table = replace(
         job.strategy,
         every=job.strategy.every if strategy.has_local_steps else 0,
         delay=job.strategy.delay if strategy.delays else 0,
+        correction=job.strategy.correction if strategy.corrections else "",
     )
     return replace(job, strategy=table)
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 """A delay that is measured, as job files spell it."""
 
+LATER = {"correction": ""}
+"""Keys that were added later, with their defaults: there a job has the digest that it had before,
+so that its journals and checkpoints still open."""
+
 Plain = bool | int | float | str | list[Any] | dict[str, Any]
 
 
@@ -75,6 +79,7 @@ class StrategyTable:
         default=AUTO,
         metadata={"low": 0, "high": 10**9, "doc": "local steps a reply may take (D), or 'auto'"},
     )
+    correction: str = _said("", "of dga: own (the paper), drift (unequal data); '': see the name")
     codec: str = _said("fp32", "how contributions are encoded")
     reply_codec: str = _said("", "how replies are encoded; '': like contributions")
     merge: str = _said("mean", "how contributions become one; see `edgetrain strategies`")
@@ -168,7 +173,11 @@ class Job:
                 for key, value in dataclasses.asdict(self.train).items()
                 if key not in ("threads", "evaluate_every")
             },
-            "strategy": dataclasses.asdict(self.strategy),
+            "strategy": {
+                key: value
+                for key, value in dataclasses.asdict(self.strategy).items()
+                if key not in LATER or value != LATER[key]
+            },
             "privacy": dataclasses.asdict(self.privacy),
         }
         text = json.dumps(agreed, sort_keys=True, separators=(",", ":"))

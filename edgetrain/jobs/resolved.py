@@ -12,7 +12,7 @@ from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.journal import Fsync, Settings
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
-from edgetrain.jobs.job import Job
+from edgetrain.jobs.job import Job, StrategyTable
 from edgetrain.strategies import Strategy, merging
 from edgetrain.strategies.merging import RuleRow
 
@@ -43,7 +43,7 @@ class Resolved:
 def look_up(job: Job) -> Resolved:
     """The objects that a job names. ConfigError for a name or an argument that does not exist."""
     table = job.strategy
-    strategy = strategies.find(table.name)
+    strategy = strategy_of(table)
     codec = codecs.parse(table.codec)
     return Resolved(
         job=job,
@@ -55,6 +55,19 @@ def look_up(job: Job) -> Resolved:
         merge=merging.find(table.merge),
         mask_terms=mask_terms_of(job),
     )
+
+
+def strategy_of(table: StrategyTable) -> Strategy:
+    """The strategy that a [strategy] table names, with its correction. ConfigError."""
+    found = strategies.find(table.name)
+    if not table.correction:
+        return found
+    if found.spelled != found.name and found.correction not in ("", table.correction):
+        raise ConfigError(
+            f"strategy.name = '{table.name}' and strategy.correction = '{table.correction}'",
+            "say one of them",
+        )
+    return found.corrected(table.correction)
 
 
 def journal_settings(job: Job) -> Settings:

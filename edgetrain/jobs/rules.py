@@ -48,6 +48,7 @@ def check_on_member(found: Resolved) -> None:
     _check_privacy(found.job.privacy)
     if found.job.privacy.unit == "none":
         return
+    _check_foretelling(found)
     refused = _why_not_example(found) if found.job.privacy.unit == "example" else _why_not(found)
     if refused:
         raise ConfigError(*refused)
@@ -92,6 +93,16 @@ def _check_pace(found: Resolved) -> None:
         raise ConfigError(
             f"strategy.delay = {job.strategy.fixed_delay}: {strategy.name} waits for every reply",
             "leave it out, or choose dga",
+        )
+
+
+def _check_foretelling(found: Resolved) -> None:
+    """What members learn from replies, where those are noised for each member."""
+    if found.strategy.learns_from_replies and found.job.privacy.unit == "member":
+        raise ConfigError(
+            f"{found.strategy.spelled} and privacy.unit = 'member': the noise in a reply is larger "
+            "than the drift that members would learn from it",
+            "say correction = 'own'",
         )
 
 

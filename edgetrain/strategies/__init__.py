@@ -39,6 +39,8 @@ class Setting:
     """Where contributions are made; None: in vectors of the half's own."""
     factors: Factors | None = None
     """With these, gradients are averaged in two trips."""
+    correction: str = ""
+    """One of the row's corrections."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Strategy:
     parameters: tuple[Parameter, ...] = ()
     arguments: tuple[float, ...] = ()
     """Values of the parameters; () in the table, whose rows do not know them."""
+    corrections: tuple[str, ...] = ()
+    """What may stand for a round in flight; the first is the default. (): nothing does. `jobs`
+    asks."""
+    correction: str = ""
+    """The one of them that was chosen."""
     every: int = 5
     """Default number of local steps in a round. `jobs` asks."""
     delays: bool = False
@@ -96,6 +103,12 @@ class Strategy:
     """Whether `before_step` reads or changes the gradient. The batched simulator asks, before there
     is a half: it must not step rows before their gradients have been adjusted."""
 
+    @property
+    def learns_from_replies(self) -> bool:
+        """Whether members compare replies with their own contributions. `jobs` asks: noise for the
+        privacy of members would be all they see."""
+        return self.correction == "drift"
+
     def merge_rule(self, spelled: str = "mean") -> SliceRule | RoundRule:
         """A fresh merge rule for the hub, as `merging` spells them; ConfigError."""
         from edgetrain.strategies import merging
@@ -111,7 +124,21 @@ class Strategy:
     def spelled(self) -> str:
         """With its arguments: "fedprox(0.01)". `find(strategy.spelled)` gives an equal strategy;
         so it travels in `Welcome.strategy`."""
-        return _spelled(self.name, [spell(value) for value in self.arguments])
+        words = [self.correction] if self.correction not in ("", *self.corrections[:1]) else []
+        return _spelled(self.name, [spell(value) for value in self.arguments] + words)
+
+    def corrected(self, correction: str) -> Strategy:
+        """The same with another correction; ConfigError for one that it does not have."""
+        if correction in self.corrections:
+            return replace(self, correction=correction)
+        if not self.corrections:
+            raise ConfigError(
+                f"{self.name}: correction = {correction}: there is no delay to correct",
+                "leave it out, or choose dga",
+            )
+        raise ConfigError(
+            f"{self.name}: correction = {correction}", did_you_mean(correction, self.corrections)
+        )
 
     def member_half(
         self,
@@ -127,7 +154,8 @@ class Strategy:
         Contributions are made in vectors of `memory`, or of its own. With `factors` gradients are
         averaged in two trips.
         """
-        return self.build(Setting(params, gradient, every, delay, memory, factors), *self.arguments)
+        setting = Setting(params, gradient, every, delay, memory, factors, self.correction)
+        return self.build(setting, *self.arguments)
 
 
 def _spelled(name: str, arguments: list[str]) -> str:
@@ -146,8 +174,10 @@ def _gradient(setting: Setting) -> MemberHalf:
 
 def _displacement(setting: Setting) -> MemberHalf:
     from edgetrain.strategies.displacement import Displacement
+    from edgetrain.strategies.drift import Drift
 
-    return Displacement(setting.params, setting.every, setting.delay, setting.memory)
+    drift = Drift(setting.params.size) if setting.correction == "drift" else None
+    return Displacement(setting.params, setting.every, setting.delay, setting.memory, drift)
 
 
 def _uncorrected(setting: Setting) -> MemberHalf:
@@ -203,7 +233,9 @@ _ROWS = (
         name="dga",
         build=_displacement,
         summary="K local steps, go on for D more while the mean travels, then correct",
-        source="Zhu et al., Delayed Gradient Averaging, NeurIPS 2021",
+        source="Zhu et al., Delayed Gradient Averaging, NeurIPS 2021; dga(drift): docs/dga.md",
+        corrections=("own", "drift"),
+        correction="own",
         delays=True,
     ),
     Strategy(
@@ -221,7 +253,7 @@ TABLE: dict[str, Strategy] = {row.name: row for row in _ROWS}
 
 
 def find(text: str) -> Strategy:
-    """The strategy that a job spells as `text`, as "dga" or "fedprox(0.01)".
+    """The strategy that a job spells as `text`, as "dga", "dga(drift)" or "fedprox(0.01)".
 
     ConfigError with the near miss for a name, with what is allowed for an argument.
     """
@@ -229,6 +261,8 @@ def find(text: str) -> Strategy:
     if name not in TABLE:
         raise ConfigError(f"no strategy '{name}'", did_you_mean(name, TABLE))
     row = TABLE[name]
+    if row.corrections and arguments:
+        row = row.corrected(arguments.pop(0))
     check_count(name, row.spelling, arguments, len(row.parameters), len(row.parameters))
     values = tuple(
         number(name, parameter.name, value, parameter.low, parameter.high)

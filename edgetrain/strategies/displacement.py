@@ -6,12 +6,15 @@ Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgetrain.errors import ConfigError, Diverged
+from edgetrain.strategies.drift import Drift, Shares
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import TILE, Vector, all_finite, checksum, combine, tile_sum, tiles
 
@@ -28,6 +31,8 @@ class Flight:
     """The reply comes before anyone looks at `params` again, and overwrites them."""
     partial: bool = False
     """`own` is what a lossy codec let through; the rest is in `params`."""
+    foretold: Vector | None = None
+    """See Drift."""
 
 
 class Displacement:
@@ -54,6 +59,10 @@ class Displacement:
     remember it; docs/decisions/012 says why. It is given up after the last round, when the
     parameters become the base.
 
+    With a `drift` not own_r itself stands for a round in flight, but what that foretells the reply
+    to be (`Drift`). Contributions, replies and base are not concerned: whatever stands for a round
+    is taken out again when its reply comes.
+
     `params` is shared with the caller's model and mutated in place, by `after_step` by at most one
     rounding (so that `expected` needs no vector of its own) and by `apply`. `base` is owned here.
     Vectors returned as contributions are the receiver's to read, and are not written again as long
@@ -65,7 +74,12 @@ class Displacement:
     keeps_rest = True
 
     def __init__(
-        self, params: Vector, every: int = 1, delay: int = 0, memory: VectorPool | None = None
+        self,
+        params: Vector,
+        every: int = 1,
+        delay: int = 0,
+        memory: VectorPool | None = None,
+        drift: Drift | None = None,
     ) -> None:
         if every < 1:
             raise ConfigError(f"every = {every}: a round has at least 1 local step")
@@ -83,6 +97,7 @@ class Displacement:
         """Checksum of `base` after `applied` replies."""
         self._flights: deque[Flight] = deque()
         self._memory = memory or VectorPool(params.size)
+        self._drift = drift
         self._steps = 0
         self._local_steps = 0
         self._partial = self._finished = False
@@ -127,7 +142,18 @@ class Displacement:
     def sent(self, vector: Vector) -> None:
         """Only `vector` of the last contribution counts as in flight; it is kept, not copied."""
         last = self._flights.pop()
-        self._flights.append(Flight(last.round, last.step, vector, partial=True))
+        if self._drift is not None:  # what was not sent has no stand-in: it is in `params` itself
+            scratch = np.empty(min(TILE, vector.size), np.float32)
+            for here in tiles(vector.size):
+                params, sent = self.params[here], vector[here]
+                if last.own is None:
+                    params -= sent
+                    params += self._drift.stand_in(scratch[: sent.size], here, vector)
+                else:
+                    unsent = np.subtract(last.own[here], sent, out=scratch[: sent.size])
+                    unsent *= 1 - self._drift.shares[0]
+                    params += unsent
+        self._flights.append(replace(last, own=vector, at_once=False, partial=True))
         self._partial = True
 
     def follow_up(self) -> Vector | None:
@@ -145,9 +171,9 @@ class Displacement:
         if not (self._partial or self._local_steps):
             return None
         rest = self._memory.borrow_vector()
-        scratch = np.empty(min(TILE, rest.size), np.float32)
+        scratch, owns = np.empty(min(TILE, rest.size), np.float32), self._owns()
         for here in tiles(rest.size):
-            np.subtract(self.params[here], self._expected(here, scratch), out=rest[here])
+            np.subtract(self.params[here], self._expected(here, scratch, owns), out=rest[here])
         return rest
 
     def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
@@ -155,6 +181,15 @@ class Displacement:
         self.params += rest
         self._local_steps = local_steps
         self._partial = not local_steps
+
+    def learned(self) -> dict[str, NDArray[Any]]:
+        """See MemberHalf."""
+        return {} if self._drift is None else self._drift.state()
+
+    def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """See MemberHalf."""
+        if self._drift is not None:
+            self._drift.restore(state)
 
     def due(self) -> int | None:
         """The round whose reply must be applied before the next step, if there is one."""
@@ -173,6 +208,10 @@ class Displacement:
         keep = bool(self._flights) or flight.step != self._steps
         keep = keep or (flight.partial and not self._finished)
         assert not (keep and flight.at_once), "a step was taken before a reply that was due"
+        drift = None if flight.own is None else self._drift
+        shares = None if drift is None else drift.begin_reply(self.every, self.delay)
+        owns = self._owns()
+        before = owns if flight.own is None else [flight.own, *owns]
         scratch, local = np.empty((2, min(TILE, self.params.size)), np.float32)
         sums = []
         start = 0
@@ -181,15 +220,20 @@ class Displacement:
                 here = slice(start + tile.start, start + tile.stop)
                 params, base = self.params[here], self.base[here]
                 if keep:
-                    expected = self._expected(here, scratch, flight.own)
+                    expected = self._expected(here, scratch, before)
                     np.subtract(params, expected, out=local[: params.size])
+                if drift is not None and flight.own is not None:
+                    drift.learn_tile(here, piece[tile], flight.own, flight.foretold)
                 base += piece[tile]
                 sums.append(tile_sum(base))
                 if keep:
-                    np.add(self._expected(here, scratch), local[: params.size], out=params)
+                    expected = self._expected(here, scratch, owns, shares)
+                    np.add(expected, local[: params.size], out=params)
                 else:  # nothing is in flight, unsent or new: the base is all there is
                     params[:] = base
             start += piece.size
+        if drift is not None:
+            drift.end_reply()
         self.applied += 1
         self.checksum = combine(sums)
 
@@ -201,19 +245,19 @@ class Displacement:
         """
         at_once = any(flight.at_once for flight in self._flights)
         scratch = np.empty(min(TILE, self.params.size), np.float32)
-        before, after = self._flights, deque(f for f in self._flights if f.round >= applied)
+        before = self._owns()
+        self._flights = deque(f for f in self._flights if f.round >= applied)
+        after = self._owns()
         for here in tiles(self.params.size):
             params = self.params[here]
             if not at_once:
-                self._flights = before
-                params -= self._expected(here, scratch)
+                params -= self._expected(here, scratch, before)
             self.base[here] = base[here]
-            self._flights = after
             if at_once:  # nothing is there but what the base takes the place of
                 params[:] = self.base[here]
             else:
-                params += self._expected(here, scratch)
-        self._flights, self.applied = after, applied
+                params += self._expected(here, scratch, after)
+        self.applied = applied
         self.round = max(self.round, applied)
         self.checksum = checksum(self.base)
 
@@ -223,32 +267,46 @@ class Displacement:
         self._flights.extend(Flight(r, self._steps, None) for r in range(self.round, round))
         self.round = max(self.round, round)
 
-    def _expected(self, here: slice, scratch: Vector, oldest: Vector | None = None) -> Vector:
-        """base + the rounds in flight over one tile; always added in the same order."""
+    def _owns(self) -> list[Vector]:
+        """What `params` have to be freed of, one vector for each round in flight, oldest first."""
+        return [flight.own for flight in self._flights if flight.own is not None]
+
+    def _expected(
+        self, here: slice, scratch: Vector, owns: Sequence[Vector], shares: Shares | None = None
+    ) -> Vector:
+        """base + what stands for these rounds in flight, over one tile; always added in the same
+        order. `shares`: of a drift, if not those in force."""
         expected = scratch[: here.stop - here.start]
         expected[:] = self.base[here]
-        if oldest is not None:
-            expected += oldest[here]
-        for flight in self._flights:
-            if flight.own is not None:
-                expected += flight.own[here]
+        if self._drift is not None:
+            self._drift.add_stand_ins(expected, here, owns, shares or self._drift.shares)
+            return expected
+        for own in owns:
+            expected += own[here]
         return expected
 
     def _submit(self) -> Vector:
         own = self._memory.borrow_vector()
         scratch = np.empty(min(TILE, own.size), np.float32)
         at_once = self.delay == 0 and not self._flights
+        before = self._owns()
+        after = [*before, own]
         for here in tiles(own.size):
-            expected = self.base[here] if at_once else self._expected(here, scratch)
+            expected = self.base[here] if at_once else self._expected(here, scratch, before)
             np.subtract(self.params[here], expected, out=own[here])
-            if not at_once:
+            if self._drift is not None and not at_once:
+                self.params[here] = self._expected(here, scratch, after)
+            elif not at_once:  # the same sum, without walking the others again
                 np.add(expected, own[here], out=self.params[here])
             if not all_finite(own[here]):
                 raise Diverged(
                     f"parameters are not finite after step {self._steps}",
                     "training diverged on this member: lower the learning rate, or clip gradients",
                 )
-        self._flights.append(Flight(self.round, self._steps, None if at_once else own, at_once))
+        foretold = None if self._drift is None or at_once else self._drift.foretold()
+        self._flights.append(
+            Flight(self.round, self._steps, None if at_once else own, at_once, foretold=foretold)
+        )
         self.round += 1
         self._local_steps = 0
         return own

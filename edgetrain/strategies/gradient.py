@@ -5,7 +5,10 @@ Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
 
 from edgetrain.errors import Diverged, EdgetrainError
 from edgetrain.vectors.pool import VectorPool
@@ -97,6 +100,13 @@ class Gradient:
     def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
         """Not possible."""
         raise EdgetrainError("synchronous SGD has no local progress to restore")
+
+    def learned(self) -> dict[str, NDArray[Any]]:
+        """Nothing."""
+        return {}
+
+    def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Nothing to do."""
 
     def due(self) -> int | None:
         """The round just submitted: synchronous SGD always waits."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from edgetrain.vectors.vector import Vector
 
 
@@ -91,3 +93,11 @@ class MemberHalf(Protocol):
     def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
         """After `start`: add to the parameters what `rest` returned, of which `local_steps` steps
         belong to the next round. It is in the next contribution."""
+
+    def learned(self) -> dict[str, NDArray[Any]]:
+        """What the half has learned of the fleet, for a checkpoint; {}: it learns nothing. The
+        arrays are its own: read them at once."""
+
+    def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Before `start` or right after it: know again what `learned` returned. BadMessage for what
+        it cannot have returned."""

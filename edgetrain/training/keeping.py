@@ -73,6 +73,7 @@ class Keeping:
         tree = tree_of(saved, flat.elements)
         unsent = {name: tensor.numpy() for name, tensor in tree["unsent"].items()}
         driver.steps = saved.steps
+        half.restore_learned({name: tensor.numpy() for name, tensor in tree["learned"].items()})
         if "params" in tree:
             flat.params[:] = tree["params"].numpy()
             half.start(saved.applied, saved.round)
@@ -109,6 +110,8 @@ class Keeping:
             base_checksum = checksum(driver.flat.params)
         elif (rest := half.rest()) is not None:
             tree |= {"rest": rest, "local_steps": half.local_steps}
+        if learned := half.learned():
+            tree["learned"] = learned
         values, buffers = pack(tree)
         return Saved(
             model=request.model,
@@ -169,6 +172,11 @@ def tree_of(saved: Saved, elements: int) -> dict[str, Any]:
     unsent = tree.get("unsent")
     if not isinstance(unsent, dict) or not all(map(_is_vector, unsent.values())):
         raise BadMessage("the checkpoint's unsent rest is no table of float32")
+    learned = tree.setdefault("learned", {})
+    if not isinstance(learned, dict) or not all(
+        isinstance(value, torch.Tensor) for value in learned.values()
+    ):
+        raise BadMessage("what the checkpoint's strategy has learned is no table of tensors")
     return tree
 
 

@@ -97,7 +97,10 @@ def test_a_strategy_takes_arguments_as_codecs_and_merge_rules_do(shrunk):
         ("shrunk(-0.1)", "shrunk: share = -0.1 (allowed are 0 to less than 2)"),
         ("shrunk(nan)", "shrunk: share = nan (allowed are 0 to less than 2)"),
         ("shrunk(much)", "shrunk: share = much (allowed are 0 to less than 2)"),
-        ("dga(5)", "'dga' takes no arguments, not (5)"),
+        ("fedavg(5)", "'fedavg' takes no arguments, not (5)"),
+        ("dga(5)", "dga: correction = 5 (known: drift, own)"),
+        ("dga(drft)", "dga: correction = drft (did you mean 'drift'?)"),
+        ("dga(drift, 5)", "'dga' takes no arguments, not (5)"),
     ],
 )
 def test_wrong_arguments_are_refused_with_what_is_allowed(shrunk, text, said):
@@ -115,6 +118,49 @@ def test_an_argument_is_the_same_at_the_other_end(value):
 def test_a_list_of_strategies_has_commas_inside_and_between():
     assert split_list("dga, b(1, 2) ,c(3)") == ["dga", "b(1, 2)", "c(3)"]
     assert split_list("dga") == ["dga"]
+
+
+def test_a_correction_is_spelled_in_parentheses_or_as_a_key_of_the_job():
+    drift = strategies.find("dga(drift)")
+    assert (drift.name, drift.correction, drift.spelled) == ("dga", "drift", "dga(drift)")
+    assert strategies.find(" dga( own ) ") == strategies.find("dga")
+    for words in (["strategy=dga(drift)"], ["correction=drift"]):
+        found = resolve(parse({}, words))
+        assert found.strategy == drift
+        assert hub_of(found).terms.strategy == "dga(drift)"
+    job = parse({}, ["correction=drift", "delay=6"])
+    assert [each.strategy.correction for each in variants(job, ["dga", "fedavg"])] == ["drift", ""]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["correction=drft"], "dga: correction = drft (did you mean 'drift'?)"),
+        (
+            ["strategy=sync-sgd", "correction=drift"],
+            "sync-sgd: correction = drift: there is no delay to correct (leave it out, or choose "
+            "dga)",
+        ),
+        (
+            ["strategy=dga(drift)", "correction=own"],
+            "strategy.name = 'dga(drift)' and strategy.correction = 'own' (say one of them)",
+        ),
+        (
+            ["correction=drift", "unit=member", "noise=1"],
+            "dga(drift) and privacy.unit = 'member': the noise in a reply is larger than the drift "
+            "that members would learn from it (say correction = 'own')",
+        ),
+    ],
+)
+def test_a_wrong_correction_is_one_clear_line(words, said):
+    with pytest.raises(ConfigError) as refused:
+        resolve(parse({}, words))
+    assert str(refused.value) == said
+
+
+def test_a_job_that_says_no_correction_has_the_digest_that_it_had_before_there_were_any():
+    assert parse({}, ["correction=drift"]).digest() != parse({}, []).digest()
+    assert parse({}, []).digest() == "e58d04ae90316cf888c1756f1203e0db"
 
 
 def test_members_get_the_arguments_from_the_hub(shrunk):

@@ -26,7 +26,10 @@ SHAPES = {
 
 
 @given(
-    name=st.sampled_from(["sync-sgd", "local-sgd", "fedavg", "dga", "dga-uncorrected"]), **SHAPES
+    name=st.sampled_from(
+        ["sync-sgd", "local-sgd", "fedavg", "dga", "dga(drift)", "dga-uncorrected"]
+    ),
+    **SHAPES,
 )
 def test_replicas_end_equal_bit_for_bit(name, members, every, delay, steps, rng):
     fleet = Fleet(name, members, every, delay, steps, rng=rng).run()
@@ -45,7 +48,7 @@ LOSSY = ["topk(0.3) | q2", "small(1): fp32; low-rank(1)", "topk(0.4, tensor)", "
 
 
 @given(
-    name=st.sampled_from(["sync-sgd", "local-sgd", "dga"]),
+    name=st.sampled_from(["sync-sgd", "local-sgd", "dga", "dga(drift)"]),
     codec=st.sampled_from(LOSSY),
     reply_codec=st.sampled_from(["", "fp32", "topk(0.2) | q2", "*b: bf16; low-rank(1)"]),
     elements=st.integers(1, 20),
@@ -102,7 +105,7 @@ def mean_of(vectors):
     return np.mean(vectors, axis=0, dtype=np.float32)
 
 
-@given(name=st.sampled_from(["sync-sgd", "fedavg", "dga"]), **SHAPES)
+@given(name=st.sampled_from(["sync-sgd", "fedavg", "dga", "dga(drift)"]), **SHAPES)
 def test_the_result_does_not_depend_on_the_order_of_events(name, members, every, delay, steps, rng):
     one = Fleet(name, members, every, delay, steps, rng=rng).run()
     other = Fleet(name, members, every, delay, steps, rng=random.Random(12345)).run()
@@ -245,7 +248,7 @@ def test_fedavg_weighs_by_samples(weights, every, rng):
 
 
 @given(
-    name=st.sampled_from(["sync-sgd", "fedavg", "dga"]),
+    name=st.sampled_from(["sync-sgd", "fedavg", "dga", "dga(drift)"]),
     members=st.integers(2, 5),
     every=st.integers(1, 4),
     delay=st.integers(0, 9),

@@ -163,6 +163,7 @@ def test_random_numbers_go_on_too(tmp_path):
 STRATEGIES = [
     ("fedavg", {}), ("local-sgd", {"codec": "topk(0.2) | q2"}), ("dga", {"delay": 5}),
     ("dga", {"delay": 4, "codec": "topk(0.2) | q2"}), ("dga-uncorrected", {"codec": "sign"}),
+    ("dga(drift)", {"delay": 5}), ("dga(drift)", {"delay": 4, "codec": "topk(0.2) | q2"}),
 ]  # fmt: skip
 
 

@@ -1,0 +1,145 @@
+"""What stands for a round in flight, where a member's own progress foretells its reply badly.
+
+Pure: float32 vectors in and out. docs/dga.md derives the rule, docs/decisions/023 has what was
+tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgetrain.errors import BadMessage
+from edgetrain.vectors.vector import TILE, Vector, zeros
+
+FORGET = 0.8
+"""What a new reply leaves of the older evidence for theta."""
+
+Shares = tuple[np.float32, np.float32]
+"""Of its own contribution, and of the gap, that stand for a round in flight: (keep, learn)."""
+
+SAMPLE = 16_384
+"""Elements, spread evenly over the vector, on which theta is measured; at most."""
+
+
+class Drift:
+    """Learns how replies differ from a member's own contributions, and foretells it.
+
+    While n rounds are in flight, DGA trains at base + own_1 + ... + own_n: at the member's own,
+    unaveraged drift. With this, each own_r is replaced by ::
+
+        stand_in(own) = keep own + learn gap
+
+        keep = 1 - theta (1/2 + 1/(4n))         learn = theta (1/4 + 1/(4n))
+        gap <- gap + b ((reply - own) - gap)    b = max(1/(n + 1), 1/replies so far)
+        theta = <reply - own, gap'> / <gap', gap'>, within 0 and 1
+
+    gap' is the gap as it was known when `own` was submitted, so theta says how much of what was
+    foretold then has come true; both products forget. theta = 0 is DGA, and is where it begins.
+
+    Nothing of this is in the base, or sent: members may disagree. `gap`, float32 [elements], is the
+    one vector of memory; of older gaps a sample is kept for each round in flight.
+    """
+
+    def __init__(self, elements: int) -> None:
+        self.gap: Vector = zeros(elements)
+        self.theta = 0.0
+        self.shares: Shares = np.float32(1), np.float32(0)
+        """In force. They change only where the parameters are rebuilt with them."""
+        self._coming = self.shares
+        self._rounds = 1
+        self._replies = 0
+        self._products = np.zeros(2)
+        """<reply - own, gap'> and <gap', gap'> over the replies so far, as far as not forgotten."""
+        self._stride = max(1, math.ceil(elements / SAMPLE))
+        self._scratch = np.empty((2, min(TILE, elements)), np.float32)
+        self._rate = np.float32(1)
+        self._measured = [0.0, 0.0]
+
+    # -- standing in ---------------------------------------------------------------------------
+
+    def add_stand_ins(
+        self, expected: Vector, here: slice, owns: Sequence[Vector], shares: Shares
+    ) -> None:
+        """Add what stands for these rounds to one tile, with these shares of them."""
+        if not owns:
+            return
+        (keep, learn), scratch = shares, self._scratch[0, : expected.size]
+        for own in owns:
+            expected += np.multiply(own[here], keep, out=scratch)
+        if learn:
+            expected += np.multiply(self.gap[here], np.float32(len(owns)) * learn, out=scratch)
+
+    def stand_in(self, out: Vector, here: slice, own: Vector) -> Vector:
+        """Write what stands for one round into `out`, one tile."""
+        out[:] = 0
+        self.add_stand_ins(out, here, [own], self.shares)
+        return out
+
+    # -- learning ------------------------------------------------------------------------------
+
+    def foretold(self) -> Vector | None:
+        """A sample of the gap, for the round that is submitted now; None: nothing is known yet."""
+        return self.gap[:: self._stride].copy() if self._replies else None
+
+    def begin_reply(self, every: int, delay: int) -> Shares:
+        """Begin to learn from a reply. Returns the shares to be in force after it, which follow
+        from the replies before it: the vector is walked once."""
+        if delay:  # 0 at the end of training: rounds in flight took as long as before
+            self._rounds = max(1, math.ceil(delay / every))
+        self._replies += 1
+        self._rate = np.float32(max(1 / (self._rounds + 1), 1 / self._replies))
+        self._measured = [0.0, 0.0]
+        quarter = 0.25 / self._rounds
+        keep, learn = 1 - self.theta * (0.5 + quarter), self.theta * (0.25 + quarter)
+        self._coming = np.float32(keep), np.float32(learn)
+        return self._coming
+
+    def learn_tile(self, here: slice, reply: Vector, own: Vector, foretold: Vector | None) -> None:
+        """Take in one tile of a reply (here), and of the contribution it replaces (all of it)."""
+        difference, scratch = self._scratch[:, : reply.size]
+        np.subtract(reply, own[here], out=difference)
+        if foretold is not None:
+            skip = -here.start % self._stride
+            sample = difference[skip :: self._stride].astype(np.float64)
+            first = (here.start + skip) // self._stride
+            then = foretold[first : first + sample.size].astype(np.float64)
+            # Not np.dot: its rounding depends on how many threads BLAS has.
+            self._measured[0] += float(np.sum(sample * then))
+            self._measured[1] += float(np.sum(then * then))
+        gap = self.gap[here]
+        np.subtract(difference, gap, out=scratch)
+        scratch *= self._rate
+        gap += scratch
+
+    def end_reply(self) -> None:
+        """The whole reply has been learned from: its shares are in force, and theta follows."""
+        self.shares = self._coming
+        if self._measured[1] > 0:
+            self._products = FORGET * self._products + self._measured
+            theta = self._products[0] / self._products[1]
+            self.theta = float(min(max(theta, 0.0), 1.0)) if math.isfinite(theta) else 0.0
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What a member that starts again must not learn anew."""
+        figures = [*self._products, float(self._replies), float(self._rounds)]
+        return {"gap": self.gap, "figures": np.array(figures)}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from `state`, before any round is in flight. BadMessage for what no member had."""
+        gap, figures = state.get("gap"), state.get("figures")
+        if gap is None or figures is None or gap.shape != self.gap.shape or figures.shape != (4,):
+            raise BadMessage(f"the checkpoint's drift is not one of {self.gap.size} elements")
+        if not (np.isfinite(figures).all() and (figures >= [-np.inf, 0, 0, 1]).all()):
+            raise BadMessage(f"the checkpoint's drift has the figures {figures.tolist()}")
+        self.gap[:] = gap
+        self._products = figures[:2].astype(np.float64)
+        self._replies, self._rounds = int(figures[2]), int(figures[3])
+        if self._products[1] > 0:
+            self.theta = float(np.clip(self._products[0] / self._products[1], 0.0, 1.0))

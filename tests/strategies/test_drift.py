@@ -1,0 +1,192 @@
+"""What stands for rounds in flight with `correction = "drift"`, against the rule in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fleet import Fleet, noisy_descent
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgetrain import strategies
+from edgetrain.errors import BadMessage
+from edgetrain.strategies.displacement import Displacement
+from edgetrain.strategies.drift import SAMPLE, Drift
+from edgetrain.vectors.vector import TILE
+
+SHAPES = {
+    "members": st.integers(1, 5),
+    "every": st.integers(1, 6),
+    "delay": st.integers(0, 14),
+    "steps": st.integers(1, 40),
+    "rng": st.randoms(use_true_random=False),
+}
+
+
+class Naive:
+    """One member as docs/dga.md writes it, whole vectors in float64."""
+
+    def __init__(self, initial, every, delay, stride=1):
+        self.base, self.local = initial.astype(np.float64), np.zeros(initial.size)
+        self.every, self.delay, self.stride = every, delay, stride
+        self.flights, self.replies = [], 0
+        self.gap, self.theta = np.zeros(initial.size), 0.0
+        self.keep, self.learn, self.products = 1.0, 0.0, np.zeros(2)
+
+    @property
+    def params(self):
+        stands = [self.keep * own + self.learn * self.gap for _, own, _ in self.flights]
+        return self.base + sum(stands) + self.local
+
+    def submit(self, step):
+        own, self.local = self.local, np.zeros(self.local.size)
+        self.flights.append((step, own, self.gap.copy() if self.replies else None))
+        return own
+
+    def apply(self, reply, step):
+        _, own, foretold = self.flights.pop(0)
+        self.base = self.base + reply
+        if self.delay == 0:  # it was overwritten at once: there is nothing to learn from
+            return
+        n = -(-self.delay // self.every)
+        self.replies += 1
+        self.keep = 1 - self.theta * (1 / 2 + 1 / (4 * n))
+        self.learn = self.theta * (1 / 4 + 1 / (4 * n))
+        rate = max(1 / (n + 1), 1 / self.replies)
+        difference = reply - own
+        if foretold is not None:
+            d, f = difference[:: self.stride], foretold[:: self.stride]
+            if f @ f > 0:
+                self.products = 0.8 * self.products + [d @ f, f @ f]
+                self.theta = min(max(self.products[0] / self.products[1], 0), 1)
+        self.gap = self.gap + rate * (difference - self.gap)
+
+
+def naive(initial, members, every, delay, steps, stride=1):
+    """Parameters of each member before each step, and the members."""
+    fleet = [Naive(initial, every, delay, stride) for _ in range(members)]
+    histories, own = [[] for _ in fleet], []
+    for step in range(1, steps + 1):
+        for m, member in enumerate(fleet):
+            histories[m].append(member.params)
+            move = noisy_descent(m, step - 1, member.params.astype(np.float32))
+            member.local -= move.astype(np.float64)
+        if step % every == 0:
+            own.append([member.submit(step) for member in fleet])
+        due = step - delay
+        if due > 0 and due % every == 0:
+            reply = np.mean(own[due // every - 1], axis=0)
+            for member in fleet:
+                member.apply(reply, step)
+    return histories, fleet
+
+
+@given(**(SHAPES | {"members": st.integers(2, 5)}))
+def test_it_is_the_rule_as_it_is_written(members, every, delay, steps, rng):
+    fleet = Fleet("dga(drift)", members, every, delay, steps, rng=rng).run()
+    histories, _ = naive(fleet.initial, members, every, delay, steps)
+    for member, expected in zip(fleet.members, histories, strict=True):
+        np.testing.assert_allclose(np.array(member.history), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_theta_is_measured_on_a_sample_of_a_long_vector():
+    elements = 2 * TILE + 3
+    fleet = Fleet("dga(drift)", 2, 2, 4, 16, elements=elements).run()
+    stride = -(-elements // SAMPLE)
+    histories, _ = naive(fleet.initial, 2, 2, 4, 16, stride)
+    for member, expected in zip(fleet.members, histories, strict=True):
+        np.testing.assert_allclose(np.array(member.history), expected, rtol=1e-3, atol=1e-3)
+    drift = fleet.members[0].half._drift
+    assert drift.foretold().size == len(range(0, elements, stride)) <= SAMPLE
+    assert 0.5 < drift.theta <= 1, "two members that pull apart are foretold well"
+
+
+@settings(max_examples=20)
+@given(rng=st.randoms(use_true_random=False), every=st.integers(1, 4), delay=st.integers(4, 12))
+def test_members_that_pull_apart_stay_nearer_to_each_other_than_with_dga(rng, every, delay):
+    def spread(name):
+        fleet = Fleet(name, 3, every, delay, 60, rng=rng).run()
+        histories = np.array([member.history for member in fleet.members])[:, 30:]
+        return float(np.std(histories, axis=0).mean())
+
+    assert spread("dga(drift)") < 0.9 * spread("dga")
+
+
+@given(**(SHAPES | {"members": st.just(1)}))
+def test_alone_it_is_dga_bit_for_bit(members, every, delay, steps, rng):
+    ends = [
+        Fleet(name, members, every, delay, steps, rng=rng).run().members[0]
+        for name in ("dga", "dga(drift)")
+    ]
+    assert ends[0].params.tobytes() == ends[1].params.tobytes()
+    assert np.array(ends[0].history).tobytes() == np.array(ends[1].history).tobytes()
+
+
+@given(**(SHAPES | {"delay": st.just(0)}))
+def test_without_delay_it_is_fedavg_bit_for_bit(members, every, delay, steps, rng):
+    ends = [
+        Fleet(name, members, every, delay, steps, rng=rng).run().members[0].params.tobytes()
+        for name in ("local-sgd", "dga(drift)")
+    ]
+    assert ends[0] == ends[1]
+
+
+@given(
+    members=st.integers(2, 4), every=st.integers(1, 4), wanted=st.integers(1, 12),
+    codec=st.sampled_from(["fp32", "topk(0.3) | q2"]),
+    rng=st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_a_delay_that_changes_moves_no_parameters(members, every, wanted, codec, rng):
+    """All that members walk reaches the base once, though what stands for a round follows n."""
+    fleet = Fleet(
+        "dga(drift)", members, every, None, 40,
+        rng=rng, wanted_delay=wanted, codec=codec, reply_codec="fp32", elements=8,
+    ).run()  # fmt: skip
+    assert {m.state for m in fleet.members} == {"done"}
+    assert len({m.params.tobytes() for m in fleet.members}) == 1
+    moved = fleet.members[0].half.base.astype(np.float64) - fleet.initial
+    unsent = sum(m.unsent for m in fleet.members) / members
+    walked = sum(m.walked for m in fleet.members) / members
+    np.testing.assert_allclose(moved + unsent, walked, rtol=1e-3, atol=1e-3)
+
+
+def half_of(elements=6):
+    params = np.zeros(elements, np.float32)
+    drift = Drift(elements)
+    return Displacement(params, every=2, delay=4, drift=drift), drift
+
+
+def trained(half, rng, rounds=8):
+    for _ in range(2 * rounds):
+        half.params += rng.standard_normal(half.params.size).astype(np.float32)
+        own = half.after_step()
+        if half.due() is not None:
+            half.apply([own + 1])
+    return half
+
+
+def test_a_checkpoint_has_all_that_was_learned():
+    half, drift = half_of()
+    trained(half, np.random.default_rng(0))
+    again, other = half_of()
+    again.restore_learned({name: value.copy() for name, value in half.learned().items()})
+    assert other.gap.tobytes() == drift.gap.tobytes()
+    assert (other.theta, other._replies, other._rounds) == (drift.theta, drift._replies, 2)
+    assert drift.theta > 0
+    assert strategies.find("dga").member_half(np.zeros(3, np.float32), None, 1, 0).learned() == {}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"gap": np.zeros(5, np.float32), "figures": np.ones(4)},
+        {"gap": np.zeros(6, np.float32), "figures": np.ones(3)},
+        {"gap": np.zeros(6, np.float32), "figures": np.array([1.0, np.nan, 1, 1])},
+        {"gap": np.zeros(6, np.float32), "figures": np.array([1.0, 1, -1, 1])},
+    ],
+)
+def test_a_checkpoint_that_no_member_wrote_is_refused(state):
+    half, _ = half_of()
+    with pytest.raises(BadMessage, match="the checkpoint's drift"):
+        half.restore_learned(state)

@@ -1,0 +1,82 @@
+"""dga(drift) as a whole job: emulated, simulated, batched, over chaos, after a checkpoint."""
+
+from __future__ import annotations
+
+import json
+
+import children
+import numpy as np
+import pytest
+from command_line import edgetrain, write_tiny
+from test_checkpoint_fleet import fleet
+
+from edgetrain.__main__ import main
+from edgetrain.jobs import reading
+from edgetrain.jobs.plan import plan
+from edgetrain.runs.folder import create, read_metrics
+from edgetrain.training.simulated import simulation
+
+JOB = (
+    "strategy=dga(drift)", "device=raspberry-pi-4b", "members=4", "steps=40", "batch=8", "every=5",
+    "delay=5",
+)  # fmt: skip
+
+
+def simulated(folder, name, *words, batched):
+    inside = create(folder, name)
+    return simulation.run(plan(reading.load(None, [*JOB, *words])), inside, batched=batched)
+
+
+def test_simulated_members_batched_learn_what_they_learn_one_by_one(tmp_path):
+    one = simulated(tmp_path, "one", batched=False)
+    many = simulated(tmp_path, "many", batched=True)
+    assert many["final"]["loss"] == pytest.approx(one["final"]["loss"], rel=1e-3)
+    own = simulated(tmp_path, "own", "strategy=dga", batched=True)
+    assert abs(own["final"]["loss"] / many["final"]["loss"] - 1) > 1e-3, "it makes a difference"
+
+
+def test_masked_contributions_are_foretold_as_well(tmp_path):
+    """The rule sees nothing but a member's own contribution and the reply that all are sent."""
+    plain = simulated(tmp_path, "plain", batched=True)
+    masked = simulated(tmp_path, "masked", "secure=true", batched=True)
+    assert masked["final"]["loss"] == pytest.approx(plain["final"]["loss"], rel=0.02)
+
+
+def test_processes_train_to_the_base_that_is_simulated(tmp_path):
+    job = write_tiny(
+        tmp_path,
+        fleet={"members": 2},
+        train={"steps": 24},
+        strategy={"name": "dga", "correction": "drift", "every": 3, "delay": 6},
+    )
+    bases = set()
+    for more in ((), ("--simulate", "device=raspberry-pi-4b", "pace_s=0.01")):
+        done = edgetrain("run", job, "--json", *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        folder = tmp_path / json.loads(done.stdout.splitlines()[-1])["folder"]
+        events = read_metrics(folder, "event")
+        bases |= {event["reason"] for event in events if event["event"] == "finished"}
+    assert len(bases) == 1, bases
+
+
+def test_nothing_is_lost_in_chaos(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    job = write_tiny(
+        tmp_path,
+        fleet={"members": 3, "pace_s": 0.05, "device": "raspberry-pi-4b", "network": "rtt-50ms"},
+        train={"steps": 60},
+        strategy={"name": "dga(drift)", "every": 3, "delay": 6},
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["chaos", job, "--schedules", "4"]) == 0
+    assert "every law held" in capsys.readouterr().out
+
+
+def test_a_member_that_lost_power_knows_what_it_had_learned(tmp_path):
+    """It trained alone after its checkpoint, so nothing was learned that the file does not have."""
+    lives, _, _ = fleet(tmp_path / "a", 60, [31], "dga(drift)", others=2, every=1, delay=4)
+    learned = [life.member.half.learned() for life in lives]
+    assert children.flat(lives[-1].model).size == learned[1]["gap"].size
+    assert np.abs(learned[0]["gap"]).max() > 0
+    # The first life was cut 31 steps in: the second did not begin at no replies, as a newcomer.
+    assert learned[1]["figures"][2] > learned[0]["figures"][2] + 8
