@@ -99,6 +99,7 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
         arguments.hub, arguments.hub_key, arguments.keys, insecure=arguments.insecure
     )
     common.say(f"joining {arguments.hub} over {via}" + (", encrypted" if credentials else ""))
+    from edgetrain.tasks import weights
     from edgetrain.training.train import Place, train
 
     folder = create(arguments.runs, f"{job.name or 'member'}-m{arguments.index}")
@@ -122,6 +123,7 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
             credentials=credentials,
             checkpoint=arguments.checkpoint,
             stop=stop,
+            model_file=folder / weights.FILE,
         )
     finally:
         write_summary(folder, summarise(folder, _promise(job, place)))

@@ -67,6 +67,7 @@ class Train:
     )
     evaluate_every: int = _ranged(0, 0, 10**9, "steps between evaluations; 0: about 50 in a run")
     threads: int = _ranged(1, 1, 1024, "torch threads of each member")
+    accelerator: str = _said("auto", "where the model is: cpu, cuda, or auto (cuda if it is there)")
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ class Job:
     task: str = _said("edgetrain.tasks:digits", "model, data, loss, evaluation: 'module:object'")
     name: str = _said("", "of the run folder; '': the task's name")
     seed: int = _ranged(0, 0, 2**63 - 1, "of initial parameters, partition, batches, network")
+    start: str = _said("", "a model.safetensors to begin from; '': parameters drawn by the seed")
     data: dict[str, Any] = field(
         default_factory=dict, metadata={"doc": "options of the task: folder, partition, …"}
     )
@@ -161,7 +163,10 @@ class Job:
     )
 
     def digest(self) -> str:
-        """Of everything that members of one job must agree on; where they run is not part of it."""
+        """Of everything that members of one job must agree on; where they run is not part of it.
+
+        Nor is `start`: a member that joins is given the fleet's parameters.
+        """
         data = {key: value for key, value in self.data.items() if key not in ("folder", "download")}
         agreed = {
             "task": self.task,
@@ -171,7 +176,7 @@ class Job:
             "train": {
                 key: value
                 for key, value in dataclasses.asdict(self.train).items()
-                if key not in ("threads", "evaluate_every")
+                if key not in ("threads", "evaluate_every", "accelerator")
             },
             "strategy": {
                 key: value

@@ -25,9 +25,21 @@ if TYPE_CHECKING:
 def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> Task:
     """The job's task, its data read; `beside` is the folder of the job file, searched for modules.
 
-    The job's seed partitions the data unless [data] has its own. Raises TaskError, and ConfigError
-    for a bundle that `keys`, the folder of this machine's keys, does not allow.
+    The job's seed partitions the data unless [data] has its own. Models begin from the file that
+    the job's `start` names. Raises TaskError, and ConfigError for a bundle that `keys`, the folder
+    of this machine's keys, does not allow.
     """
+    from edgetrain.tasks.weights import Started
+
+    task = _loaded(job, beside, keys)
+    if not job.start:
+        return task
+    path = Path(job.start).expanduser()
+    found: Task = Started(task, path if path.is_absolute() or beside is None else beside / path)  # type: ignore[assignment]  # it passes on what it does not have
+    return found
+
+
+def _loaded(job: Job, beside: Path | None, keys: Path | None) -> Task:
     from edgetrain.tasks import load_task
 
     defaults = {"seed": job.seed}

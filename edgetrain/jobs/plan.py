@@ -50,6 +50,10 @@ class Plan(Resolved):
     """What the job's privacy is worth, if all goes as planned."""
     samples: tuple[int, ...]
     """How many each member holds, where the job's privacy depends on it; else ()."""
+    parameters: int
+    """Of the model, trained ones, tied ones once."""
+    notes: tuple[str, ...] = ()
+    """What the owner of the job may want to know of the plan itself."""
 
     @property
     def links(self) -> list[Profile]:
@@ -60,15 +64,19 @@ class Plan(Resolved):
 def plan(job: Job, beside: Path | None = None) -> Plan:
     """Look up task, devices, network, strategy, codec and optimizer. Loads torch and the data.
 
+    The model is built without memory, where it can be.
+
     `beside` is the folder of the job file. ConfigError, NetworkError, TaskError.
     """
     from edgetrain.jobs.lookup import rehearse, samples_of, task_of
+    from edgetrain.tasks.meta import outline_of
     from edgetrain.tasks.work import optimizer_for
 
     boards, job = _members(job)
     found = resolve(job)
     task = task_of(job, beside)
-    optimizer_for(task.model(), job.train.optimizer)
+    outline = outline_of(task)
+    optimizer_for(outline.model, job.train.optimizer)
     device_profiles = {name: devices.load(name) for name in set(boards)}
     links = spread(networks_of(job.fleet.network), len(boards), "network")
     network_profiles = {name: networks.load(name) for name in set(links)}
@@ -98,6 +106,8 @@ def plan(job: Job, beside: Path | None = None) -> Plan:
         beside=beside,
         promise=promise(found, samples),
         samples=samples,
+        parameters=outline.parameters,
+        notes=tuple(filter(None, [outline.problem])),
     )
 
 

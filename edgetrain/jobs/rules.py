@@ -17,6 +17,8 @@ from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.strategies import Strategy, merging
 
+ACCELERATORS = ("auto", "cpu", "cuda")
+
 Refusal = tuple[str, str]
 """What does not go together, and the way out."""
 
@@ -33,6 +35,7 @@ def resolve(job: Job) -> Resolved:
 
 def check(found: Resolved) -> None:
     """ConfigError for what does not go together."""
+    _one_of("train.accelerator", found.job.train.accelerator, ACCELERATORS)
     _check_pace(found)
     _check_codecs(found)
     _check_masked(found)
@@ -211,9 +214,9 @@ def why_not_merged(text: str, strategy: Strategy, members: int, codec: Codec) ->
 
 def _check_privacy(table: Privacy) -> None:
     """ConfigError for a [privacy] table that contradicts itself."""
-    _one_of("unit", table.unit, UNITS)
-    _one_of("where", table.where, PLACES)
-    _one_of("sampling", table.sampling, SAMPLINGS)
+    _one_of("privacy.unit", table.unit, UNITS)
+    _one_of("privacy.where", table.where, PLACES)
+    _one_of("privacy.sampling", table.sampling, SAMPLINGS)
     if table.unit == "none":
         _refuse_idle(table)
     elif table.noise and table.epsilon:
@@ -226,7 +229,7 @@ def _check_privacy(table: Privacy) -> None:
 
 def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        raise ConfigError(f"privacy.{key} = '{value}'", did_you_mean(value, allowed))
+        raise ConfigError(f"{key} = '{value}'", did_you_mean(value, allowed))
 
 
 def _refuse_idle(table: Privacy) -> None:

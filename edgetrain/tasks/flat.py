@@ -12,6 +12,7 @@ docs/decisions/002-buffers-stay-local.md.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,6 +150,15 @@ class FlatModel:
         if not self.is_storage:
             for group in self._groups:
                 group.gradient.copy_(torch.from_numpy(self.gradient[group.where]))
+
+
+def with_parameters(model: torch.nn.Module, params: Vector) -> torch.nn.Module:
+    """A copy of a model with other parameters, [elements] in the order of FlatModel."""
+    found = copy.deepcopy(model)
+    flat = FlatModel(found)
+    flat.params[:] = params
+    flat.push_params()
+    return found
 
 
 def _bind(parameters: list[torch.nn.Parameter], start: int) -> _Group:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -36,6 +38,10 @@ def char_lm(
     seed: int = 0,
     context: int = 64,
     limit_bytes: int = 2_000_000,
+    width: int = 64,
+    heads: int = 4,
+    layers: int = 2,
+    tied: bool = True,
 ) -> CharLM:
     """Predict the next byte of a text from the `context` bytes before it.
 
@@ -43,10 +49,11 @@ def char_lm(
     without it, the .py sources of Python's standard library are, in the order of their paths. Not
     more than `limit_bytes` are used. Bytes rather than letters: the model has one shape whatever
     the text, and members with texts of their own can train it together. A sample is a block of
-    `context` bytes. Raises TaskError for a text that is missing or too short.
+    `context` bytes. `width`, `heads`, `layers` and `tied` are the size of the Transformer. Raises
+    TaskError for a text that is missing or too short.
     """
-    if not (isinstance(context, int) and 1 <= context <= 4096):
-        raise TaskError(f"data.context = {context!r}", "1 … 4096 bytes")
+    size = Size(context, width, heads, layers, tied)
+    size.check()
     if not (isinstance(limit_bytes, int) and limit_bytes > 0):
         raise TaskError(f"data.limit_bytes = {limit_bytes!r}", "a whole number from 1")
     paths = _standard_library() if folder is None else _texts(Path(folder).expanduser())
@@ -58,7 +65,7 @@ def char_lm(
             f"{where}: {len(text)} bytes, too short for ten blocks of {context}",
             "take a longer text, or a shorter data.context",
         )
-    return CharLM(text, blocks, context, partition, seed)
+    return CharLM(text, blocks, size, partition, seed)
 
 
 def _standard_library() -> list[Path]:
@@ -88,6 +95,32 @@ def _joined(paths: list[Path], limit_bytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(text, np.uint8)
 
 
+@dataclass(frozen=True)
+class Size:
+    """The size of a Transformer."""
+
+    context: int
+    width: int
+    heads: int
+    layers: int
+    tied: bool
+
+    def check(self) -> None:
+        """TaskError for a size that cannot be built."""
+        for key, most in (("context", 4096), ("width", 65536), ("heads", 1024), ("layers", 1024)):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not (isinstance(value, int) and 1 <= value <= most):
+                unit = " bytes" if key == "context" else ""
+                raise TaskError(f"data.{key} = {value!r}", f"1 … {most}{unit}")
+        if self.width % self.heads:
+            raise TaskError(
+                f"data.width = {self.width} does not divide into data.heads = {self.heads}",
+                f"a multiple of {self.heads}",
+            )
+        if not isinstance(self.tied, bool):
+            raise TaskError(f"data.tied = {self.tied!r}", "true or false")
+
+
 class CharLM:
     """A Task (see protocol); batches are (inputs, targets), both int64 of (batch, context), the
     targets one byte further. The figure is the mean cross-entropy of a byte, in nats."""
@@ -98,9 +131,9 @@ class CharLM:
     target: float | None = None
 
     def __init__(
-        self, text: NDArray[np.uint8], blocks: int, context: int, partition: str, seed: int
+        self, text: NDArray[np.uint8], blocks: int, size: Size, partition: str, seed: int
     ) -> None:
-        self._text, self._context = text, context
+        self._text, self._size, self._context = text, size, size.context
         numbers = np.arange(blocks)
         stretches = -(-blocks // STRETCH)
         # A short text has no tenth stretch: then its last tenth is held out.
@@ -114,7 +147,8 @@ class CharLM:
         self._shards = Shards(self._train * TOPICS // blocks, partition, seed)
 
     def model(self) -> nn.Module:
-        return Transformer(self._context)
+        size = self._size
+        return Transformer(size.context, size.width, size.heads, size.layers, size.tied)
 
     def samples(self, member: int, members: int) -> int:
         return len(self._shards.of(member, members))
@@ -153,25 +187,64 @@ class CharLM:
 
 
 class Transformer(nn.Module):
-    """A decoder as in GPT-2 (Radford et al. 2019), pre-norm, the output tied to the embedding.
+    """A decoder as in GPT-2 (Radford et al. 2019), pre-norm, the output tied to the embedding
+    unless `tied` is False.
 
-    (batch, length) int64 bytes in, (batch, length, 256) float32 scores out, length <= context.
+    (batch, length) int64 bytes in, (batch, length, 256) float32 scores out; `first_place` + length
+    <= context. A model of which a part is absent (set to None) passes on what its last piece
+    computes, (batch, length, width), and takes the same from the piece before it.
     """
 
-    def __init__(self, context: int, width: int = 64, heads: int = 4, layers: int = 2) -> None:
+    tensor_plan: Final = {
+        "blocks.*.queries_keys_values": "colwise",
+        "blocks.*.attended": "rowwise",
+        "blocks.*.layers.0": "colwise",
+        "blocks.*.layers.2": "rowwise",
+    }
+    """How linear layers are split over devices, in the words of transformers' tp_plan."""
+
+    def __init__(
+        self, context: int, width: int = 64, heads: int = 4, layers: int = 2, tied: bool = True
+    ) -> None:
         super().__init__()
-        self.bytes = nn.Embedding(BYTES, width)
-        self.places = nn.Embedding(context, width)
+        self.bytes: nn.Embedding | None = nn.Embedding(BYTES, width)
+        self.places: nn.Embedding | None = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        for embedding in (self.bytes, self.places):
-            nn.init.normal_(embedding.weight, std=0.02)
+        self.norm: nn.LayerNorm | None = nn.LayerNorm(width)
+        self.scores = None if tied else nn.Linear(width, BYTES, bias=False)
+        self.heads, self.first_place = heads, 0
+        for layer in (self.bytes, self.places, self.scores):
+            if layer is not None:
+                nn.init.normal_(layer.weight, std=0.02)
+
+    @property
+    def pieces(self) -> list[tuple[str, ...]]:
+        """The modules that each piece of `forward` uses, in order. A cut between two pieces leaves
+        the modules of the others absent."""
+        last = "bytes" if self.scores is None else "scores"
+        blocks = [(f"blocks.{place}",) for place in range(len(self.blocks))]
+        return [("bytes", "places"), *blocks, ("norm", last)]
 
     def forward(self, text: Tensor) -> Tensor:
-        hidden = self.bytes(text) + self.places.weight[: text.shape[1]]
+        hidden = text if text.is_floating_point() else self._embedded(text)
         for block in self.blocks:
-            hidden = block(hidden)
-        return F.linear(self.norm(hidden), self.bytes.weight)
+            if block is not None:
+                hidden = block(hidden)
+        return hidden if self.norm is None else self._scored(self.norm(hidden))
+
+    def _embedded(self, text: Tensor) -> Tensor:
+        assert self.bytes is not None
+        assert self.places is not None
+        places = self.places.weight[self.first_place : self.first_place + text.shape[1]]
+        hidden: Tensor = self.bytes(text) + places
+        return hidden
+
+    def _scored(self, hidden: Tensor) -> Tensor:
+        if self.scores is not None:
+            scores: Tensor = self.scores(hidden)
+            return scores
+        assert self.bytes is not None
+        return F.linear(hidden, self.bytes.weight)
 
 
 class Block(nn.Module):
@@ -179,7 +252,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.before_attention = nn.LayerNorm(width)
         self.queries_keys_values = nn.Linear(width, 3 * width)
         self.attended = nn.Linear(width, width)
@@ -189,11 +262,13 @@ class Block(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        batch, length, width = hidden.shape
+        batch, length, _ = hidden.shape
         parts = self.queries_keys_values(self.before_attention(hidden))
-        query, key, value = parts.view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        # Heads first: a device that has a part of the projection has whole heads.
+        heads = parts.view(batch, length, -1, 3, self.head_width)
+        query, key, value = heads.permute(3, 0, 2, 1, 4)
         attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        mixed = attention.transpose(1, 2).reshape(batch, length, width)
+        mixed = attention.transpose(1, 2).reshape(batch, length, -1)
         hidden = hidden + self.attended(mixed)
         own: Tensor = self.layers(self.before_layers(hidden))
         return hidden + own

@@ -186,6 +186,7 @@ def member_process(
     place: tuple[int, str, Path | None],
 ) -> None:
     """A member of an emulated job."""
+    from edgetrain.tasks import weights
     from edgetrain.training.train import Place, train
 
     attachment.enter()
@@ -193,4 +194,5 @@ def member_process(
     def open_log(name: str) -> MetricsLog:
         return MetricsLog(metrics_path(folder), name, time.monotonic, began.value)
 
-    train(job, Place(*place), attachment.address, open_log)
+    model_file = folder / weights.FILE
+    train(job, Place(*place), attachment.address, open_log, model_file=model_file)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.checkpoint import Keep
 from edgetrain.exchange.member.link import Link
@@ -34,6 +35,7 @@ from edgetrain.training.loop import Loop, Steps
 from edgetrain.training.member import Member, bind, release_of
 from edgetrain.training.pacing import Pace
 from edgetrain.training.stopping import Stop
+from edgetrain.training.trained import write_model
 from edgetrain.vectors.noise import Source, system
 
 
@@ -64,11 +66,13 @@ def train(
     checkpoint: Path | None = None,
     source: Source = system,
     stop: Stop | None = None,
+    model_file: Path | None = None,
 ) -> None:
     """Train one member of a job to its end. `open_log(name)` is called once training begins.
     Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
     needs to go on after it was killed. `source` is what noise is made of, where the job has
-    privacy. `stop` ends it between two steps.
+    privacy. `stop` ends it between two steps. The member that evaluates, m0, writes the trained
+    model to `model_file`.
 
     Raises what `join` raises, TaskError and ConfigError, Stopped.
     """
@@ -104,6 +108,25 @@ def train(
         with log:
             steps = Steps.of(job, place.index)
             Loop(steps, local, member, log, pace, Meter(), energy, clock).run()
+            if model_file is not None and place.index == 0:
+                with member.fleet_model():
+                    write_model(model, model_file)
+
+
+def device_for(accelerator: str, unit: str = "none") -> torch.device:
+    """Where a job's `train.accelerator` wants the model; `unit` is what its privacy protects.
+
+    ConfigError for CUDA that is not there.
+    """
+    there = torch.cuda.is_available()
+    if accelerator == "cuda" and not there:
+        raise ConfigError(
+            f"train.accelerator = 'cuda': torch {torch.__version__} finds no GPU here",
+            "say 'auto' or 'cpu', or install a driver and a torch built for CUDA",
+        )
+    if accelerator == "cpu" or not there or unit == "example":
+        return torch.device("cpu")
+    return torch.device("cuda")
 
 
 def prepare(
@@ -114,6 +137,8 @@ def prepare(
     torch.manual_seed(job.seed)
     model = task.model()
     pace = Pace(step_times(job, place, pace_of(job, place.device, model, task)))
+    # Before the optimizer and the flat vectors, which hold on to the parameters.
+    model.to(device_for(job.train.accelerator, job.privacy.unit))
     optimizer = optimizer_for(model, job.train.optimizer)
     return model, optimizer, bind(model, optimizer), pace
 

@@ -34,7 +34,7 @@ from edgetrain import strategies
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.jobs.job import Job
 from edgetrain.tasks import Task
-from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
 from edgetrain.tasks.work import Local, optimizer_for
 from edgetrain.vectors.vector import Vector
@@ -347,6 +347,10 @@ class Rows:
 
         self._attention = contextlib.ExitStack()
         self._attention.enter_context(batchable_attention())
+
+    def model_at(self, base: Vector) -> nn.Module:
+        """See Gradients."""
+        return with_parameters(self._model, base)
 
     def close(self) -> None:
         """See Gradients."""

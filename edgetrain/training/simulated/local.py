@@ -16,10 +16,11 @@ from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import work_of
 from edgetrain.tasks import Task
-from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.work import Local, optimizer_for
 from edgetrain.training.simulated.batched import Rows, why_not_batched
 from edgetrain.vectors.noise import Source, seeded
+from edgetrain.vectors.vector import Vector
 
 BATCHED_FROM = 32
 """Batch from this many members on, unless the user says otherwise. Fleets smaller than this gain
@@ -34,6 +35,10 @@ class Gradients(Protocol):
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
         """A fresh member: its model as two flat vectors, its optimizer, its work."""
+
+    def model_at(self, base: Vector) -> torch.nn.Module:
+        """A model of its own with these parameters, and the buffers of member 0, which evaluates;
+        member 0 has been made."""
 
     def close(self) -> None:
         """End worker threads. No member may be used any more."""
@@ -59,6 +64,7 @@ class OneByOne:
 
     def __init__(self, task: Task, job: Job, reason: str) -> None:
         self._task, self._job, self.reason = task, job, reason
+        self._first = torch.nn.Module()
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
         """See Gradients."""
@@ -68,7 +74,12 @@ class OneByOne:
         flat = FlatModel(model)
         optimizer = optimizer_for(model, job.train.optimizer)
         work = work_of(job, self._task, model, flat, index, noise_of(job, index))
+        self._first = model if index == 0 else self._first
         return flat, optimizer, _OwnRandomness(work)
+
+    def model_at(self, base: Vector) -> torch.nn.Module:
+        """See Gradients."""
+        return with_parameters(self._first, base)
 
     def close(self) -> None:
         """See Gradients."""

@@ -27,7 +27,7 @@ from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.plan import Plan
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.tasks import Task
+from edgetrain.tasks import Task, weights
 from edgetrain.training.outcome import recorded, write_errors
 from edgetrain.training.recorder import HubRecorder
 from edgetrain.training.simulated import local
@@ -36,6 +36,7 @@ from edgetrain.training.simulated.machines import ComputedUsage
 from edgetrain.training.simulated.member import SimulatedMember, Surroundings
 from edgetrain.training.simulated.virtual import SECOND, Process, World
 from edgetrain.training.simulated.wires import SimulatedNetwork
+from edgetrain.training.trained import write_model
 
 LOOK_S = 1e-4
 """Seconds for each member between two flushes of their logs, at least."""
@@ -72,6 +73,7 @@ def run(
         try:
             simulation.run(watch, poll_s, clock)
             outcome.status = simulation.verdict()
+            simulation.write_model(folder / weights.FILE)
         finally:
             outcome.network = simulation.report()
             simulation.close()
@@ -235,6 +237,13 @@ class Simulation:
             )
         told = [member for member in failed if member.name not in self.hub.given_up]
         return "incomplete" if told else "finished"
+
+    def write_model(self, path: Path) -> None:
+        """Write the fleet's parameters and the evaluating member's buffers, if it has trained.
+        ConfigError."""
+        training = self.members[0].training
+        if training is not None:
+            write_model(self._gradients.model_at(training.half.base), path)
 
     def report(self) -> dict[str, Any]:
         """What belongs in the run folder in place of the emulation's report."""

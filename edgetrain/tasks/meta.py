@@ -1,0 +1,40 @@
+"""A task's model without memory: built on torch's meta device, where tensors have only shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from edgetrain.tasks.protocol import Task
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A model that may be looked at, and whether it could be had without memory."""
+
+    model: torch.nn.Module
+    problem: str
+    """Why it had to be built in memory; "": it was not."""
+
+    @property
+    def parameters(self) -> int:
+        """Trained parameters, tied ones once."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+
+def outline_of(task: Task) -> Outline:
+    """The task's model on the meta device; built in memory if it cannot be built there.
+
+    Torch's random generator is left as it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                model = task.model()
+            if any(each.device.type == "meta" for each in model.parameters()):
+                return Outline(model, "")
+            problem = "it makes its tensors elsewhere"
+        except Exception as error:  # whatever a model's own code raises
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Outline(task.model(), f"the model cannot be built without memory: {problem}")

@@ -1,0 +1,87 @@
+"""Trained models as files: `model.safetensors`, written at the end of a run, read at the start.
+
+The format holds arrays and names and no code. Names are those of `named_parameters` and
+`named_buffers`; a tied parameter is there once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.tasks.protocol import Task
+
+FILE = "model.safetensors"
+
+
+def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter once, and the buffers that belong to the model's state, by name."""
+    found: dict[str, torch.Tensor] = dict(model.named_parameters())
+    kept = model.state_dict(keep_vars=True)
+    return found | {name: each for name, each in model.named_buffers() if name in kept}
+
+
+def save(model: torch.nn.Module, path: Path) -> None:
+    """Write the model's tensors to a new file at `path`. Raises OSError if the disk refuses."""
+    from safetensors.torch import save_file
+
+    held = {name: t.detach().cpu().clone().contiguous() for name, t in tensors_of(model).items()}
+    try:
+        save_file(held, path, metadata={"format": "pt"})
+    except Exception as error:  # safetensors has one error of its own for all
+        raise OSError(f"{error}") from error
+
+
+def load(model: torch.nn.Module, path: Path) -> None:
+    """Put a file's tensors into the model, in place. ConfigError for a file that is missing,
+    damaged, or of another model."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file, torch.no_grad():
+            names = set(file.keys())
+            mine = tensors_of(model)
+            _check_names(path, set(mine), names)
+            for name, tensor in mine.items():
+                found = file.get_tensor(name)
+                if found.shape != tensor.shape:
+                    raise ConfigError(
+                        f"start = '{path}': {name} is {tuple(found.shape)} there and "
+                        f"{tuple(tensor.shape)} in the task's model",
+                        "a file of the same model is needed",
+                    )
+                tensor.copy_(found)
+    except FileNotFoundError:
+        raise ConfigError(f"start = '{path}': there is no such file", "runs/…/" + FILE) from None
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"start = '{path}' cannot be read: {error}", "runs/…/" + FILE) from None
+
+
+def _check_names(path: Path, mine: set[str], theirs: set[str]) -> None:
+    for name in sorted(mine - theirs):
+        raise ConfigError(f"start = '{path}' has no '{name}'", did_you_mean(name, theirs))
+    for name in sorted(theirs - mine):
+        raise ConfigError(
+            f"start = '{path}': the task's model has no '{name}'", did_you_mean(name, mine)
+        )
+
+
+class Started:
+    """A task whose models begin from a file. All else is the task's own."""
+
+    def __init__(self, task: Task, path: Path) -> None:
+        self._task, self._path = task, path
+
+    def model(self) -> torch.nn.Module:
+        """See Task. ConfigError as `load`."""
+        model = self._task.model()
+        if next(model.parameters()).device.type != "meta":
+            load(model, self._path)
+        return model
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._task, name)
