@@ -1,7 +1,8 @@
 """The command: `edgetrain VERB …`, also `python -m edgetrain`.
 
-Errors raised on purpose become one clear line and exit status 2; Ctrl-C is 130, SIGTERM
-143. Only this module turns an exception into an exit status.
+Errors raised on purpose become one clear line and exit status 2, or 75 where a verb that a service
+manager starts may be started again (`hub`, `member`, `keys`); Ctrl-C is 130, SIGTERM 143. Only this
+module turns an exception into an exit status.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.debug:
             raise
         print(f"edgetrain: {error}", file=sys.stderr)
-        return 2
+        return getattr(arguments, "passing_status", 2) if error.passing else 2
     except Stopped as stopped:
         name = signal.Signals(stopped.signum).name
         print(f"edgetrain: stopped, as asked ({name})", file=sys.stderr)

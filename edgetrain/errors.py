@@ -1,7 +1,8 @@
 """Every error that can leave edgetrain, as a tree; each has a hint that says what to do.
 
     EdgetrainError            anything edgetrain raises on purpose: the command line prints one
-    │                         clear line and exits with 2
+    │                         clear line and exits with 2; `hub`, `member` and `keys` with 75 if
+    │                         the error is `passing`
     ├── ConfigError           a job, a profile or an argument has a value that is not allowed
     ├── TaskError             the task cannot be loaded, or its data is missing or damaged
     ├── NetworkError          an address, an interface or an emulated network is not usable
@@ -26,6 +27,9 @@ from collections.abc import Iterable
 class EdgetrainError(Exception):
     """Base of all errors raised on purpose. `hint` says what to do about it; "" is no hint."""
 
+    passing: bool = False
+    """Whether the same may work later, if nobody does anything about it."""
+
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
@@ -46,9 +50,21 @@ class TaskError(EdgetrainError):
 class NetworkError(EdgetrainError):
     """An address, an interface or an emulated network is not usable."""
 
+    def __init__(self, message: str, hint: str = "", *, passing: bool = False) -> None:
+        super().__init__(message, hint)
+        self.passing = passing
+
 
 class HubUnreachable(NetworkError):
     """The hub's address does not answer, or the hub fell silent."""
+
+    def __init__(self, message: str, hint: str = "", *, passing: bool = True) -> None:
+        super().__init__(message, hint, passing=passing)
+
+
+PASSING_CODES = frozenset({"name", "full", "started", "unknown", "session", "again"})
+"""Codes of refusals that may not be repeated later: a place gets free, another job begins, the hub
+notices that a member of this name is gone."""
 
 
 class Refused(EdgetrainError):
@@ -57,6 +73,7 @@ class Refused(EdgetrainError):
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
         self.code = code
+        self.passing = code in PASSING_CODES
 
 
 class Diverged(EdgetrainError):

@@ -118,6 +118,15 @@ def add_keys(parser: argparse.ArgumentParser) -> None:
     )
 
 
+TRY_AGAIN = 75
+"""Exit status of what may work later, as sysexits.h has it (EX_TEMPFAIL)."""
+
+
+def try_again(parser: argparse.ArgumentParser) -> None:
+    """Let errors that may pass by themselves end this verb with TRY_AGAIN."""
+    parser.set_defaults(passing_status=TRY_AGAIN)
+
+
 def say(text: str) -> None:
     """Print a line to stdout and flush it, also if stdout is a pipe."""
     print(text, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 from edgetrain.cli import common
@@ -16,12 +17,22 @@ on the hub's machine:
   edgetrain keys enroll pi-3                       prints a token that lets one device in
   edgetrain hub job.toml --bind tcp://eth0:5555    encrypted; enrols whoever has a token
 on the device:
-  edgetrain keys enroll --hub tcp://192.168.1.5:5555 --token TOKEN
+  edgetrain keys enroll --hub tcp://192.168.1.5:5555 --token -          asks for it
+  edgetrain keys enroll --hub tcp://192.168.1.5:5555 --token @FILE      reads it
   edgetrain member job.toml --hub tcp://192.168.1.5:5555 --index 3
 at any time, also while the hub runs:
   edgetrain keys list
   edgetrain keys revoke pi-3
+
+A token on the command line is seen by all users of the machine (ps): prefer '-' or @FILE. If the
+power or the network fails, enrol again with the same token, until it expires.
+
+exit status: 0 done; 2 it will not get better by itself (a wrong file, an unknown or used token);
+75 try again later (nobody answers, no route, the name cannot be resolved).
 """
+
+LONGEST_TOKEN_FILE = 4096
+"""Characters that are read of a file with a token."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -44,8 +55,18 @@ def add_parser(subparsers: Any) -> None:
     enroll.add_argument("name", nargs="?", default="", help="at the hub: what the device is called")
     enroll.add_argument("--minutes", type=float, default=60.0, help="the token holds (default: 60)")
     enroll.add_argument("--key", help="at the hub: the device's public key, in place of a token")
-    enroll.add_argument("--hub", metavar="tcp://HOST:PORT", help="at the device: a running hub")
-    enroll.add_argument("--token", help="at the device: what the hub's owner was given ('-': ask)")
+    enroll.add_argument(
+        "--hub",
+        action="append",
+        metavar="tcp://HOST:PORT",
+        help="at the device: a running hub; several times for its other addresses, the first that "
+        "answers is used",
+    )
+    enroll.add_argument(
+        "--token",
+        metavar="TOKEN",
+        help="at the device: what the hub's owner was given; @FILE: in this file; '-': ask for it",
+    )
     enroll.set_defaults(run=_enroll)
     listing = verbs.add_parser("list", help="this machine's public key, devices, open tokens, hubs")
     listing.set_defaults(run=_list)
@@ -54,6 +75,7 @@ def add_parser(subparsers: Any) -> None:
     revoke.set_defaults(run=_revoke)
     for each in (init, enroll, listing, revoke):
         common.add_keys(each)
+        common.try_again(each)
         each.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -111,33 +133,36 @@ def _let_in(arguments: argparse.Namespace) -> int:
 
 def _enroll_here(arguments: argparse.Namespace) -> int:
     """At the device: use a token at the hub, and remember the hub's key."""
-    import getpass
+    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+    from edgetrain.exchange.keys.pairs import short, spell
+    from edgetrain.exchange.zeromq.enrolment import enrol
 
-    from edgetrain.exchange.addresses import route
-    from edgetrain.exchange.keys.gate import ENROL, enrolled
-    from edgetrain.exchange.keys.keyring import Keyring, keys_folder, read_token
-    from edgetrain.exchange.keys.pairs import Credentials, short, spell
-    from edgetrain.exchange.zeromq.curve import new_pair, pair_of
-    from edgetrain.exchange.zeromq.member_socket import MemberSocket, wait_for_message
-
-    token = arguments.token
-    if not token:
-        raise ConfigError("--token is missing", "the hub's owner prints one; '-' asks for it")
-    hub, secret = read_token(getpass.getpass("token: ") if token == "-" else token)  # noqa: S105
-    ring = Keyring(keys_folder(arguments.keys))
-    own = ring.pair() if ring.exists else ring.init(new_pair)
-    route(arguments.hub, timeout_s=10.0)
-    with_token = Credentials(pair_of(secret), hub)
-    member = MemberSocket(arguments.hub, credentials=with_token)
-    try:
-        member.send([ENROL, own.public])
-        name = enrolled(wait_for_message(member, 10.0))
-    finally:
-        member.close()
-    ring.pin_hub(arguments.hub, hub)
-    said = f"enrolled as {name}; {arguments.hub} is known by its key {short(hub)}…"
-    _answer(arguments, {"name": name, "hub": arguments.hub, "key": spell(hub)}, said)
+    found = enrol(Keyring(keys_folder(arguments.keys)), arguments.hub, _token(arguments.token))
+    said = f"enrolled as {found.name}; {found.hub} is known by its key {short(found.key)}…"
+    _answer(arguments, {"name": found.name, "hub": found.hub, "key": spell(found.key)}, said)
     return 0
+
+
+def _token(given: str | None) -> str:
+    """The token that is meant by the option's value: itself, in a file, or to be asked for."""
+    if not given:
+        raise ConfigError("--token is missing", "the hub's owner prints one; '-' asks for it")
+    if given == "-":
+        import getpass
+
+        return getpass.getpass("token: ")
+    if not given.startswith("@"):
+        return given
+    path = Path(given[1:])
+    try:
+        with path.open(encoding="utf-8") as file:
+            words = file.read(LONGEST_TOKEN_FILE).split()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"cannot read the token in {path}: {reason}") from None
+    if not words:
+        raise ConfigError(f"there is no token in {path}", "it is empty")
+    return words[0]
 
 
 def _list(arguments: argparse.Namespace) -> int:

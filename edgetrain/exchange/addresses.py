@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -87,6 +88,23 @@ def check_hub_name(host: str) -> list[str]:
             "usually a line of /etc/hosts; use the hub's IP address, or localhost if you mean it",
         )
     return addresses
+
+
+def first_route(hubs: Sequence[str], timeout_s: float) -> tuple[str, str]:
+    """The first of a hub's addresses that answers, and the interface over which it is reached, as
+    `route` says it. Raises the error of the only address, or HubUnreachable with those of all."""
+    errors: list[NetworkError] = []
+    for hub in hubs:
+        try:
+            return hub, route(hub, timeout_s)
+        except NetworkError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    raise HubUnreachable(
+        "none of the hub's addresses answers: " + "; ".join(error.message for error in errors),
+        passing=any(error.passing for error in errors),
+    )
 
 
 def route(hub: str, timeout_s: float) -> str:

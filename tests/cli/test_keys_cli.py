@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,8 @@ def test_the_list_by_hand(tmp_path, capsys):
         (["enroll", "pi-1", "--key", "x"], "'x' is neither a public key nor a file"),
         (["enroll", "--hub", "tcp://localhost:1"], "--token is missing"),
         (["enroll", "--hub", "tcp://localhost:1", "--token", "x"], "is not an enrolment token"),
+        (["enroll", "--hub", "tcp://localhost:1", "--token", "@none"], "cannot read the token in"),
+        (["enroll", "--hub", "tcp://localhost:1", "--token", "@/dev/null"], "there is no token in"),
         (["revoke", "pi-1"], "no device 'pi-1' on the list"),
     ],
 )
@@ -105,6 +108,16 @@ def test_with_what_a_hub_is_joined(tmp_path, monkeypatch):
     assert credentials(near) == Credentials(own, b"h" * 32)
 
 
+def test_enrolment_where_nobody_answers_may_be_tried_again(tmp_path, capsys):
+    ring = Keyring(tmp_path)
+    ring.init(lambda: Pair(bytes(range(32)), b"s" * 32))
+    token = ring.issue_token("pi-1", lambda: Pair(b"p" * 32, b"t" * 32), time.time())
+    words = ["keys", "enroll", "--hub", "tcp://127.0.0.1:1", "--token", token]
+    assert main([*words, "--keys", str(tmp_path)]) == 75
+    assert "nothing listens at" in capsys.readouterr().err
+    assert ring.hubs() == {}
+
+
 def everything_written(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
@@ -123,11 +136,14 @@ def test_devices_enrol_and_train_encrypted_and_no_secret_is_left_anywhere(tmp_pa
             return edgetrain("keys", "enroll", "--hub", address, "--token", token, "--keys", at,
                              cwd=tmp_path)  # fmt: skip
 
-        done = enroll(tokens[0], theirs)
+        (tmp_path / "token").write_text(f"{tokens[0]}\n(lets one device in)\n")
+        done = enroll("@token", theirs)
         assert "enrolled as pi-0" in done.stdout, done.stderr
+        again = enroll(tokens[0], theirs)
+        assert "enrolled as pi-0" in again.stdout, again.stderr
         replayed = enroll(tokens[0], strange)
         assert replayed.returncode == 2
-        assert "does not let this machine's key in" in replayed.stderr
+        assert "the enrolment token for 'pi-0' was used before" in replayed.stderr
         serving.until("the enrolment token for 'pi-0' was used before")
         member = ("member", job, "--hub", address)
         plain = edgetrain(*member, "--index", "0", cwd=tmp_path)

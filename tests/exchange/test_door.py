@@ -401,7 +401,8 @@ def test_a_device_enrols_with_a_token_once_and_then_joins(place):
     member = place.join(device, hub)
     member.send([b"J"])
     assert heard(place.hub, 1)
-    with pytest.raises(Refused, match="does not let this machine's key in"):
+    assert enrol(device.public) == "pi-7", "it may not have heard the first answer"
+    with pytest.raises(Refused, match="was used before"):
         enrol(new_pair().public)
     assert any("token for 'pi-7' was used before" in line for line in place.told)
     assert place.ring.members() == {device.public: "pi-7"}

@@ -108,7 +108,9 @@ def enrolled(frames: Sequence[bytes] | None) -> str:
     Raises Refused with the hub's reason; NetworkError if there is no answer, or not a valid one.
     """
     if frames is None:
-        raise NetworkError("the hub did not answer the enrolment", "is it the hub of this token?")
+        raise NetworkError(
+            "the hub did not answer the enrolment", "is it the hub of this token?", passing=True
+        )
     if len(frames) != 3 or frames[0] != ENROL or len(frames[2]) > LONGEST_ANSWER:
         raise NetworkError("the hub's answer is not one to an enrolment")
     text = bytes(frames[2]).decode(errors="replace")

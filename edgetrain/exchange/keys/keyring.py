@@ -17,7 +17,9 @@ and sends its own public key. In the file `tokens` it has a state:
     state    event                   next      effect
     (none)   issue                   open
     open     redeem                  used      the device's key is on the list
-    open     its time is over        open      cannot be redeemed
+    used     redeem, the same key    used      none: the device has not heard the first answer
+    used     redeem, another key     used      refused
+    any      its time is over        the same  cannot be redeemed
     any      issue, time is over     (none)    its line is removed
 """
 
@@ -28,7 +30,7 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,17 +179,17 @@ class Keyring:
         return TOKEN + packed
 
     def redeem_token(self, token: Public, key: Public, now: float) -> str:
-        """Use a token up, and put the device's key on the list. Returns the device's name.
+        """Use a token up, and put the device's key on the list. Returns the device's name, also if
+        this key has used the token before and is still on the list.
 
         Raises ConfigError, which says why the token or the name cannot be used.
         """
         with self.locked():
-            tokens = self._tokens()
+            tokens, known = self._tokens(), self.members()
             found = next((t for t in tokens if t.public == token), None)
-            refused = _why_not(found, now)
+            refused = _why_not(found, now, used_by=known.get(key))
             if found is None or refused:
                 raise ConfigError(refused)
-            known = self.members()
             others = [n for k, n in known.items() if n == found.name and k != key]
             if others:
                 raise ConfigError(f"a device named '{found.name}' is on the list already")
@@ -197,8 +199,11 @@ class Keyring:
         return found.name
 
     def why_no_token(self, token: Public, now: float) -> str:
-        """Why a token cannot be redeemed, NO_SUCH_TOKEN for one that was never issued; or ""."""
-        return _why_not(next((t for t in self._tokens() if t.public == token), None), now)
+        """Why no device can redeem a token, NO_SUCH_TOKEN for one that was never issued; or "".
+        One that was used may be shown again by its device, as long as that is on the list."""
+        found = next((t for t in self._tokens() if t.public == token), None)
+        used_by = found.name if found is not None and found.name in self.members().values() else ""
+        return _why_not(found, now, used_by)
 
     def open_tokens(self, now: float) -> list[tuple[str, float]]:
         """(name, seconds left) of the tokens that can be redeemed."""
@@ -228,9 +233,13 @@ class Keyring:
 
     def pin_hub(self, address: str, key: Public) -> None:
         """From now on accept the hub at this address only with this key."""
+        self.pin_hubs({address: key})
+
+    def pin_hubs(self, pins: Mapping[str, Public | None]) -> None:
+        """The same for several addresses; None: the key of the hub there is not known."""
         with self.locked():
-            lines = [f"{a} {spell(k)}\n" for a, k in (self.hubs() | {address: key}).items()]
-            self.write("hubs", "".join(lines), 0o644)
+            known = {a: k for a, k in (self.hubs() | dict(pins)).items() if k is not None}
+            self.write("hubs", "".join(f"{a} {spell(k)}\n" for a, k in known.items()), 0o644)
 
     # -- files --------------------------------------------------------------------------------
 
@@ -289,10 +298,11 @@ class _Token:
     """"open" or "used"."""
 
 
-def _why_not(token: _Token | None, now: float) -> str:
+def _why_not(token: _Token | None, now: float, used_by: str | None = None) -> str:
+    """Why a token cannot be redeemed, or "". `used_by`: the name of the device that shows it."""
     if token is None:
         return NO_SUCH_TOKEN
-    if token.state != "open":
+    if token.state != "open" and token.name != used_by:
         return f"the enrolment token for '{token.name}' was used before"
     if token.expires <= now:
         return f"the enrolment token for '{token.name}' has expired"

@@ -129,7 +129,7 @@ class MemberHandshake:
                 )
             case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 if self.state == "new":
-                    raise HubUnreachable(*_UNLIKE[self._encrypted])
+                    raise HubUnreachable(*_UNLIKE[self._encrypted], passing=False)
                 return "renew" if self.state == "stands" else "hang up"
         self._broken_off += 1
         # A hub that was genuine once may be restarting behind a proxy.

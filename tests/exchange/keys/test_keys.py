@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import stat
@@ -205,10 +206,49 @@ def test_a_token_counts_once(ring):
     assert ring.redeem_token(token, device, 1030.0) == "pi-1"
     assert ring.members() == {device: "pi-1"}
     assert ring.open_tokens(1031.0) == []
-    for again in (device, made_up().public):
-        with pytest.raises(ConfigError, match="token for 'pi-1' was used before"):
-            ring.redeem_token(token, again, 1031.0)
+    with pytest.raises(ConfigError, match="token for 'pi-1' was used before"):
+        ring.redeem_token(token, made_up().public, 1031.0)
     assert ring.members() == {device: "pi-1"}
+
+
+def test_the_device_that_used_a_token_may_repeat_it_until_it_is_revoked(ring):
+    """The hub's answer may be lost, or the device's power."""
+    ring.init(made_up)
+    token, device = issued(ring), made_up().public
+    for now in (1001.0, 1002.0, 1059.0):
+        assert ring.redeem_token(token, device, now) == "pi-1"
+        assert ring.why_no_token(token, now) == ""
+    assert ring.members() == {device: "pi-1"}
+    with pytest.raises(ConfigError, match="has expired"):
+        ring.redeem_token(token, device, 1060.0)
+    assert "has expired" in ring.why_no_token(token, 1060.0)
+    ring.revoke("pi-1")
+    with pytest.raises(ConfigError, match="was used before"):
+        ring.redeem_token(token, device, 1031.0)
+    assert "was used before" in ring.why_no_token(token, 1031.0)
+    ring.allow(device, "pi-2")  # on the list, and not by this token
+    with pytest.raises(ConfigError, match="was used before"):
+        ring.redeem_token(token, device, 1031.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["issue", "redeem", "revoke"]), st.integers(0, 2))))
+def test_whatever_happens_a_token_is_one_device(tmp_path_factory, deeds):
+    ring = Keyring(tmp_path_factory.mktemp("ring"))
+    ring.init(made_up)
+    keys, tokens, users = [made_up().public for _ in range(3)], [], {}
+    for deed, which in deeds:
+        if deed == "issue":
+            with contextlib.suppress(ConfigError):
+                tokens.append(issued(ring))
+        elif deed == "revoke":
+            with contextlib.suppress(ConfigError):
+                ring.revoke("pi-1")
+        elif tokens:
+            with contextlib.suppress(ConfigError):
+                ring.redeem_token(tokens[-1], keys[which], 1001.0)
+                assert users.setdefault(tokens[-1], keys[which]) == keys[which]
+        assert set(ring.members().values()) <= {"pi-1"}
+        assert len(ring.members()) <= 1
 
 
 def test_a_token_expires_and_an_unknown_one_was_never_there(ring):
@@ -293,6 +333,10 @@ def test_the_gate_enrols_whoever_holds_a_token_once(ring, gate):
     assert said == "the enrolment token for 'pi-1' was used before"
     with pytest.raises(Refused, match=r"the hub refused: the enrolment token .* was used before"):
         enrolled(answer)
+    assert gate.admit(token) == (identity, ""), "its device may not have heard the answer"
+    answer, _ = gate.enrol(identity, [b"E", device])
+    assert enrolled(answer) == "pi-1"
+    ring.revoke("pi-1")
     assert gate.admit(token) == ("", said)
 
 
