@@ -19,6 +19,9 @@ from edgetrain.vectors.vector import Buffer
 SEND_LIMIT_BYTES = 4 << 20
 """Unacknowledged bytes of one connection, at most: the default of Linux (tcp_wmem)."""
 
+BATCH_BYTES = 8192
+"""ZeroMQ gathers this much for its first write of a message; the rest is a second write."""
+
 Frames = Sequence[Buffer]
 
 
@@ -37,6 +40,22 @@ class Message:
 
     frames: Frames
     left: int
+    batch: int = 0
+    """What is left of the first write."""
+
+    def __post_init__(self) -> None:
+        self.batch = min(self.left, BATCH_BYTES)
+
+    @property
+    def next_write(self) -> int:
+        """Bytes to the end of the write under way. Its last segment is not filled up with the next
+        write (TCP_NODELAY)."""
+        return self.batch or self.left
+
+    def take(self, size: int) -> None:
+        """Record that `size` bytes have been put on the way."""
+        self.left -= size
+        self.batch = max(self.batch - size, 0)
 
 
 @dataclass(frozen=True)
@@ -130,16 +149,17 @@ class Stream:
         self._waits = False
         while self._backlog and not self.cut and not self._path.down:
             room = window.room(now)
+            message = self._backlog[0]
             if room < MSS and window.in_flight:
                 self._waits = True
+                message.batch = 0  # while it waits, the next write fills up the last segment
                 if acks:
                     self._world.at(acks[0][0], self._pump)
                 return
-            message = self._backlog[0]
             # Where the window is the limit, acknowledgements come and let go a few at a time.
             most = self._chunk if room >= message.left else self._path.train_bytes
-            size = min(room, most, message.left)
-            message.left -= size
+            size = min(max(room - room % MSS, MSS), most, message.next_write)
+            message.take(size)
             whole = message.frames if not message.left else None
             if whole is not None:
                 self._backlog.popleft()
@@ -147,7 +167,7 @@ class Stream:
 
     def _enter(self, size: int, whole: Frames | None) -> None:
         now = self._world.now
-        self.window.sent(size, now)
+        self.window.sent(-(-size // MSS) * MSS, now)  # TCP counts segments
         self.sent_bytes += size
         self._through(0, now, now, size, whole, 0)
 
@@ -172,7 +192,7 @@ class Stream:
         acked_at = self._back.ack_delay(arrival)
         if self._acks:  # acknowledgements do not overtake each other
             acked_at = max(acked_at, self._acks[-1][0])
-        self._acks.append((acked_at, size, sent, spread))
+        self._acks.append((acked_at, segments * MSS, sent, spread))
         if self._waits and len(self._acks) == 1:
             self._world.at(acked_at, self._pump)
         self._last = max(arrival + stall, self._last)

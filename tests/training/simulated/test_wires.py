@@ -332,3 +332,26 @@ def test_seeds_reproduce_and_tell_apart():
     first = one_by_one(profile, 30_000, 40, seed=1)[0]
     assert one_by_one(profile, 30_000, 40, seed=1)[0] == first
     assert one_by_one(profile, 30_000, 40, seed=2)[0] != first
+
+
+def test_a_message_leaves_in_the_segments_of_two_writes():
+    """ZeroMQ writes 8,192 bytes and then the rest; TCP_NODELAY sends the tail of each."""
+    world = World()
+    links = SimulatedNetwork(world, [both_ways(delay_ms=50.0)])
+    flights = []
+
+    def connect():
+        wire = links.connect(0)
+        before = wire.up.window.in_flight
+        frames = [b"x" * 19_791]  # 19,800 bytes on the wire: 14 segments, had it been one write
+        wire.send(frames)
+        flights.append((wire.up.window.in_flight - before) // MSS)
+        world.sleep(0.25)
+        wire.up.window.size = 40.0 * MSS
+        wire.send(frames)
+        flights.append(wire.up.window.in_flight // MSS)
+
+    world.start("m0", connect)
+    while world.step():
+        pass
+    assert flights == [10, 6 + 9]

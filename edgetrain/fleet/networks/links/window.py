@@ -23,6 +23,7 @@ _RENO_BETA = 0.5
 _HYSTART_LOW = 16 * MSS
 _HYSTART_SPACING = 2_000_000
 _HYSTART_SAMPLES = 8
+_SHORT_SPREAD, _MOST_SAMPLES = 1_000_000, 16
 _GATHER = 1_000_000  # a super-packet is at most this much of a sender's pacing
 _FRIENDLY = 3 * (1 - _CUBIC_BETA) / (1 + _CUBIC_BETA)  # RFC 9438, 4.3: segments per round trip
 
@@ -60,7 +61,7 @@ class Window:
         # Linux keeps four times the mean deviation; for the first sample that is half the sample.
         self._deviation = 2 * self.rtt
         self._variance = max(self._deviation, _RTO_MIN)
-        self._most_deviation = _RTO_MIN
+        self._most_deviation = self._variance  # as in Linux: the timeout falls a round trip later
         self._variance_end = 0
         self._least_rtt = 1 << 62
         self._limit = limit_bytes
@@ -115,7 +116,8 @@ class Window:
         idle = (now - self._last_send) // self.timeout
         if idle > 0:
             self.threshold = max(self.threshold, 0.75 * self.size)
-            self.size = max(self.size / 2 ** min(idle, 30), min(_INITIAL, self.size))
+            kept = (int(self.size) // MSS >> min(idle, 30)) * MSS
+            self.size = max(float(kept), min(_INITIAL, self.size))
             self._epoch = 0
             self._last_send = now
 
@@ -128,7 +130,7 @@ class Window:
         was_limited = self._limited()
         self.in_flight -= count
         self._acked += count
-        self._time(rtt)
+        self._time_each(rtt, spread, count)
         self._least_rtt = min(self._least_rtt, rtt)
         if self._acked <= self._recover or self.held:
             return
@@ -136,6 +138,13 @@ class Window:
             self._hystart(count, rtt, now, now - spread)
         if was_limited:
             self._grow(count, now)
+
+    def _time_each(self, rtt: int, spread: int, count: int) -> None:
+        """Time every acknowledgement: segments that leave together wait for each other on the line,
+        and each acknowledges two."""
+        samples = min(-(-count // (2 * MSS)), _MOST_SAMPLES) if spread > _SHORT_SPREAD else 1
+        for sample in range(samples):
+            self._time(rtt + spread * sample // samples)
 
     def _time(self, rtt: int) -> None:
         """Update the round trip; its variance rises at once and falls by 1/4 per round trip."""

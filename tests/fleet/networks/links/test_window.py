@@ -188,3 +188,35 @@ def test_a_whole_window_is_whole():
             window.recovered()
         assert window.size % MSS == 0
         assert window.size >= 2 * MSS
+
+
+def test_a_pause_halves_whole_segments() -> None:
+    window = Window("cubic", 50_000_000, 4 << 20)
+    window.size = 29.0 * MSS
+    window.sent(MSS, 1)
+    window.acked(MSS, 50_000_001, 50_000_000)
+    window.room(50_000_001 + window.timeout)
+    assert window.size == 14 * MSS  # 29 >> 1, and not 14.5
+
+
+def test_every_acknowledgement_of_a_train_is_timed() -> None:
+    """What leaves together on a slow line comes back later and later; Linux times it all."""
+    rtt, spread = 100_000_000, 50_000_000
+    trains, single = (Window("cubic", rtt, 4 << 20) for _ in range(2))
+    for turn in range(40):
+        for window, last in ((trains, spread), (single, 0)):
+            window.sent(16 * MSS, turn * 10**9)
+            window.acked(16 * MSS, turn * 10**9 + rtt + last, rtt + last, last)
+    assert single.rtt == rtt
+    assert rtt + 0.4 * spread < trains.rtt < rtt + spread
+
+
+def test_the_timeout_of_a_new_connection_falls_a_round_trip_late() -> None:
+    window = Window("cubic", 400_000_000, 4 << 20)
+    first = window.timeout
+    timeouts = []
+    for turn in range(4):
+        window.sent(MSS, turn * 10**9)
+        window.acked(MSS, turn * 10**9 + 400_000_000, 400_000_000)
+        timeouts.append(window.timeout)
+    assert first == timeouts[0] > timeouts[1] > timeouts[2]
