@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
+from edgetrain.jobs.link_grid import Axes, Point, axes_of, points
 
 if TYPE_CHECKING:
     from edgetrain.runs.reports.calibration import Pair
@@ -40,6 +42,7 @@ examples:
   edgetrain calibrate                              eight jobs that cover the simulator, 5 minutes
   edgetrain calibrate job.toml
   edgetrain calibrate job.toml --strategies sync-sgd,dga --networks wan-200ms,4g-good
+  edgetrain calibrate --grid --rtt-ms 50,500 --rate-mbit 1,100 --strategies fedavg
 
 Runs every job twice, emulated (real processes, real TCP) and simulated (virtual time), and prints
 how far the simulation is from the emulated run: seconds per step, waiting (in parts of a step),
@@ -47,6 +50,9 @@ bytes, final figure, and whether the parameters are the same bit for bit. Where 
 two runs of one job differ by luck: such a job is simulated --draws times, with other losses each
 time; their mean is compared, and `by chance` says how far off one emulated run may be for no other
 reason.
+
+--grid compares links instead: round trip times, rates, message sizes and jitter, two members, under
+fedavg, dga and sync-sgd. The whole grid has 288 jobs and takes hours; the flags choose a part.
 """
 
 
@@ -66,6 +72,11 @@ def add_parser(subparsers: Any) -> None:
         "--draws", type=int, default=8, metavar="N",
         help="simulated runs of a job whose links lose packets (default 8)",
     )  # fmt: skip
+    grid = parser.add_argument_group("a grid of links (--grid)")
+    grid.add_argument("--grid", action="store_true", help="a job for each point of the grid")
+    for name, default in vars(Axes()).items():
+        values = ",".join(f"{value:g}" for value in default)
+        grid.add_argument(f"--{name.replace('_', '-')}", metavar="N,N", help=f"default: {values}")
     common.add_output(parser)
     parser.set_defaults(run=run)
 
@@ -74,7 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan all jobs, run each both ways, print and draw the errors."""
     if not 1 <= arguments.draws <= 1000:
         raise ConfigError(f"--draws {arguments.draws}", "allowed are 1 to 1000")
-    jobs, beside = jobs_of(arguments)
+    grid = _grid_points(arguments)
+    jobs, beside = ({}, None) if arguments.grid else jobs_of(arguments)
     common.simulator()
     from edgetrain.jobs.plan import plan
     from edgetrain.runs.folder import create
@@ -83,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     emulated.warm_up()
     planned = {name: plan(job, beside) for name, job in jobs.items()}
     folder = create(arguments.runs, "calibrate")
+    planned |= {name: plan(job) for name, job in _grid_jobs(grid, folder).items()}
     pairs: list[Pair] = []
     try:
         for number, (name, each) in enumerate(planned.items(), 1):
@@ -136,6 +149,39 @@ def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]
             name = f"{variant.strategy.name}, {network.strip()}"
             found[name] = replace(variant, fleet=replace(variant.fleet, network=network.strip()))
     return found, beside
+
+
+def _grid_points(arguments: argparse.Namespace) -> list[Point]:
+    """The points of the grid; none without --grid."""
+    from edgetrain import strategies
+    from edgetrain.strategies.spelling import split_list
+
+    axes = {name: getattr(arguments, name) for name in vars(Axes())}
+    if not arguments.grid:
+        if any(value is not None for value in axes.values()):
+            raise ConfigError("--rtt-ms, --rate-mbit, --kilobytes, --jitter-percent need --grid")
+        return []
+    if arguments.job or arguments.networks:
+        raise ConfigError("--grid makes its own jobs", "leave out JOB, KEY=VALUE and --networks")
+    names = split_list(arguments.strategies or "fedavg,dga,sync-sgd")
+    for name in names:
+        strategies.find(name)
+    return list(points(axes_of(axes), names))
+
+
+def _grid_jobs(grid: Sequence[Point], folder: Path) -> dict[str, Job]:
+    """The jobs of these points by name. Their networks are written into `folder`."""
+    from edgetrain.jobs.reading import load
+    from edgetrain.runs.toml import to_toml
+
+    networks = folder / "networks"
+    found = {}
+    for point in grid:
+        networks.mkdir(exist_ok=True)
+        path = networks / f"{point.network}.toml"
+        path.write_text(to_toml(point.profile()), "utf-8")
+        found[point.name] = load(None, [*point.overrides(), f"network={path}"])
+    return found
 
 
 def _progress(job: str, how: str) -> None:

@@ -9,6 +9,7 @@ from edgetrain.tasks.handwriting import digits, mnist
 from edgetrain.tasks.load import load_task
 from edgetrain.tasks.pictures import cifar10
 from edgetrain.tasks.protocol import Task, batches_from
+from edgetrain.tasks.sized import sized
 from edgetrain.tasks.text import char_lm
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "digits",
     "load_task",
     "mnist",
+    "sized",
 ]
