@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.addresses import Interface, Listening, listen_on, split_address
+from edgetrain.exchange.descriptors import RESERVED, raise_limit
 from edgetrain.exchange.hub.effects import Note
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.protocol import Hub
@@ -80,6 +81,12 @@ def serve_job(
     Raises Stopped, ConfigError, NetworkError, and EdgetrainError if the journal cannot be written.
     """
     job = request.job
+    most = raise_limit()
+    if job.fleet.members > most - RESERVED:
+        warn(
+            f"{job.fleet.members} members need more connections than the {most} that `ulimit -n` "
+            "allows this process: raise the hard limit"
+        )
     listening = listen_on(*split_address(request.bind))
     gate = _gate(request, listening)
     found, journal = resolve(job), None

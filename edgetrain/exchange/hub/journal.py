@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import struct
 import zlib
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgetrain.errors import BadMessage, ConfigError, EdgetrainError
+from edgetrain.exchange.descriptors import is_out_of_descriptors, reserve
 from edgetrain.exchange.files import replacing, sync_folder, write_all
 from edgetrain.exchange.hub import records
 from edgetrain.exchange.hub.records import Record, Round, State
@@ -112,7 +114,7 @@ class Journal:
         self._disk = disk
         self._log = -1
         self._rounds = self._bytes = self._unsynced = 0
-        self._suspended = False
+        self._suspended = self._postponed = False
         self._first = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -145,8 +147,12 @@ class Journal:
     def replies(self, first: int) -> Iterator[Round]:
         """The rounds from `first` (not before `tail`) to the newest.
 
-        Ends early where the disk spoilt a record since the journal was opened.
+        Ends early where a record cannot be read: the disk spoilt it since the journal was opened.
         """
+        with contextlib.suppress(OSError):
+            yield from self._replies(first)
+
+    def _replies(self, first: int) -> Iterator[Round]:
         expected = first
         for path in self._segments(0):
             if _next_name(path, self._segments(0)) <= first:
@@ -203,23 +209,20 @@ class Journal:
     def save(self, state: State, needed: int | None = None) -> None:
         """Write a snapshot: whole and durable, or not at all. Then drop what is older.
 
-        `needed` is the oldest round whose reply a member may still ask for.
+        `needed` is the oldest round whose reply a member may still ask for. If no descriptor is
+        free, the snapshot is postponed: records are appended as before.
         """
         self._base_bytes = 4 * state.elements
-        name = self.folder / f"{state.round:020d}.base"
-        durable = self._settings.fsync.every > 0
         try:
-            header, payloads = records.encode(state)
-            with replacing(name, name.with_suffix(".tmp"), 0o644, durable=durable) as file:
-                self.bytes_written += _write(self._disk, file, header, payloads)
-                # The records that the snapshot replaces have to be durable before it is in place.
-                if self._log >= 0 and durable and not self._suspended:
-                    os.fdatasync(self._log)
-            log = os.open(name.with_suffix(".log"), _APPEND | os.O_TRUNC, 0o644)
-            self._sync_folder()
+            with reserve():
+                log = self._write_snapshot(state)
         except OSError as error:
-            self._no_room(error)
+            if is_out_of_descriptors(error) and self._log >= 0:
+                self._postpone(state.round, error)
+            else:
+                self._no_room(error)
             return
+        self._postponed = False
         if self._suspended:
             self._suspended, self._first = False, state.round
             self._say(f"there is room again: the journal goes on from round {state.round}")
@@ -229,10 +232,51 @@ class Journal:
             self._first = state.round
         self._log = log
         self._rounds = self._bytes = self._unsynced = 0
-        self._compact(state.round, needed)
+        with contextlib.suppress(OSError):  # done with the next snapshot
+            self._compact(needed)
 
-    def _compact(self, newest: int, needed: int | None) -> None:
-        kept = sorted(self._snapshots())
+    def _write_snapshot(self, state: State) -> int:
+        """Bring a snapshot to the disk; returns a descriptor of the segment that follows it. That
+        is made first: a snapshot in place, and records behind the segment before it, would be a
+        gap. Raises OSError, and leaves everything as it was."""
+        name = self._path_of(state.round).with_suffix(".base")
+        segment, durable = self._path_of(state.round), self._settings.fsync.every > 0
+        is_new, log = not segment.exists(), -1
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            log = os.open(segment, _APPEND, 0o644)
+            header, payloads = records.encode(state)
+            with replacing(name, name.with_suffix(".tmp"), 0o644, durable=durable) as file:
+                self.bytes_written += _write(self._disk, file, header, payloads)
+                # The records that the snapshot replaces have to be durable before it is in place.
+                if self._log >= 0 and durable and not self._suspended:
+                    os.fdatasync(self._log)
+            is_new = False
+            os.ftruncate(log, 0)  # the snapshot has what was in it
+            if durable:
+                os.fsync(folder)
+        except OSError:
+            if log >= 0:
+                os.close(log)
+            if is_new:
+                segment.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(folder)
+        return log
+
+    def _postpone(self, round: int, error: OSError) -> None:
+        """Try the next snapshot when one is due again."""
+        if not self._postponed:
+            self._say(
+                f"no snapshot after round {round} in the journal {self.folder}: {error.strerror}; "
+                "rounds are still written, and the next snapshot is tried later"
+            )
+        self._postponed = True
+        self._rounds = self._bytes = 0
+
+    def _compact(self, needed: int | None) -> None:
+        kept = self._snapshots()
         for index, path in enumerate(kept[:-GENERATIONS]):
             begins = int(kept[index + 1].stem)  # a segment ends where the next one begins
             old = len(kept) - index > MOST_GENERATIONS
@@ -242,6 +286,11 @@ class Journal:
                 self._first = max(self._first, begins)
             else:
                 break
+        # A hub that was killed while it saved left a segment without a snapshot.
+        oldest = min(int(path.stem) for path in self._snapshots())
+        for path in self._segments(0):
+            if int(path.stem) < oldest:
+                path.unlink()
 
     def close(self) -> None:
         """Let go; works twice."""
@@ -260,16 +309,24 @@ class Journal:
     _base_bytes = 0
 
     def _snapshots(self) -> list[Path]:
-        return list(self.folder.glob("*.base"))
+        return self._files(".base")
 
     def _segments(self, first: int) -> list[Path]:
-        return sorted(p for p in self.folder.glob("*.log") if int(p.stem) >= first)
+        return [path for path in self._files(".log") if int(path.stem) >= first]
+
+    def _files(self, suffix: str) -> list[Path]:
+        """The journal's own files with this suffix, in the order of their rounds. Raises
+        OSError."""
+        with reserve():
+            found = list(self.folder.iterdir())
+        return sorted(p for p in found if p.suffix == suffix and _NAME.fullmatch(p.name))
 
     def _no_room(self, error: OSError) -> None:
         reason = f"the journal {self.folder} cannot be written: {error.strerror}"
-        if self._settings.stop_when_full:
+        if self._settings.stop_when_full or is_out_of_descriptors(error):
+            way = "raise `ulimit -n`" if is_out_of_descriptors(error) else "make room"
             raise EdgetrainError(
-                reason, "make room, then go on with `edgetrain hub --resume`; nothing is lost"
+                reason, f"{way}, then go on with `edgetrain hub --resume`; nothing is lost"
             ) from None
         if not self._suspended:
             self._say(f"{reason}; training goes on without it until there is room")
@@ -283,9 +340,9 @@ class Journal:
             sync_folder(self.folder)
 
     def _recover(self) -> None:
-        for partial in self.folder.glob("*.tmp"):
+        for partial in self._files(".tmp"):
             partial.unlink()
-        for path in sorted(self._snapshots(), reverse=True):
+        for path in reversed(self._snapshots()):
             first = next(_read(path, of_states=True), None)
             if isinstance(first, State):
                 self.state = first
@@ -342,6 +399,7 @@ class Journal:
             self._first = begins
 
 
+_NAME = re.compile(r"\d{20}\.(base|log|tmp)")
 _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -374,7 +432,8 @@ def _read(path: Path, *, of_states: bool = False) -> Iterator[Record]:
 def _scan(path: Path) -> Iterator[tuple[Record | State, int]]:
     """Each whole record of a file and where it ends; stops at the first that is not."""
     try:
-        file = path.open("rb")
+        with reserve():
+            file = path.open("rb")
     except FileNotFoundError:
         return
     with file:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from edgetrain.errors import ConfigError, NetworkError, Refused
+from edgetrain.exchange.descriptors import reserve
 from edgetrain.exchange.keys.keyring import LOOK_S, NO_SUCH_TOKEN, Keyring
 from edgetrain.exchange.keys.pairs import KEY_BYTES, Public, decode_base64url, short, spell
 
@@ -46,7 +47,8 @@ class Gate:
             name = self._members.get(key)
             if name is not None:
                 return f"member {spell(key)}", ""
-            refused = self._ring.why_no_token(key, self._wall())
+            with reserve():
+                refused = self._ring.why_no_token(key, self._wall())
         except ConfigError as error:
             return "", f"the list cannot be read: {error}"
         if not refused:
@@ -78,7 +80,8 @@ class Gate:
             return [ENROL, b"no", b"this is not an enrolment"], "a token's holder sent no enrolment"
         try:
             token = decode_base64url(spelled)
-            name = self._ring.redeem_token(token, frames[1], self._wall())
+            with reserve():
+                name = self._ring.redeem_token(token, frames[1], self._wall())
         except ConfigError as error:
             return [ENROL, b"no", error.message.encode()], error.message
         return [ENROL, b"ok", name.encode()], ""
@@ -90,7 +93,8 @@ class Gate:
         self._looked = self._clock()
         stamp = self._list_stamp()
         if stamp != self._stamp:
-            self._members = self._ring.members()
+            with reserve():
+                self._members = self._ring.members()
             self._stamp = stamp  # only after it was read: a damaged list is read again
 
     def _list_stamp(self) -> tuple[int, ...]:

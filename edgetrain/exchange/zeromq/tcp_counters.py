@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from edgetrain.exchange.descriptors import is_out_of_descriptors, reserve
 from edgetrain.exchange.transport import Traffic
 
 # struct tcp_info of Linux: tcpi_rtt (µs) at 68, tcpi_bytes_acked and _received at 120,
@@ -40,7 +41,8 @@ class ConnectionTo:
         if self._connection is not None and not _is_established(self._connection):
             self.let_go()
         if self._connection is None:
-            self._connection = connection_to(self._port)
+            with contextlib.suppress(OSError):
+                self._connection = connection_to(self._port)
         return self._connection is not None
 
     def traffic(self) -> Traffic:
@@ -78,12 +80,16 @@ class ConnectionsAt:
         return len(self._seen)
 
     def look(self) -> None:
-        """Read the counters of all connections. Those that are gone keep what was last read."""
+        """Read the counters of all connections. Those that are gone keep what was last read. If
+        the process has no descriptor left to look with, nothing changes."""
         found = {}
-        for inode, connection in _connections():
-            with connection:
-                if connection.getsockname()[1] == self._port:
-                    found[inode] = _traffic(_tcp_info(connection))
+        try:
+            for inode, connection in _connections():
+                with connection:
+                    if connection.getsockname()[1] == self._port:
+                        found[inode] = _traffic(_tcp_info(connection))
+        except OSError:
+            return
         gone = [traffic for inode, traffic in self._seen.items() if inode not in found]
         self._past = _sum([self._past, *gone], NO_TRAFFIC)
         self._seen = found
@@ -96,12 +102,22 @@ class ConnectionsAt:
 
 def connection_to(port: int) -> socket.socket | None:
     """A duplicate of this process's established connection to a remote port, for the caller to
-    close; None if there is none."""
+    close; None if there is none. Raises OSError if no descriptor is left."""
     for _, candidate in _connections():
         if candidate.getpeername()[1] == port:
             return candidate
         candidate.close()
     return None
+
+
+def _duplicate(descriptor: int) -> int:
+    try:
+        return os.dup(descriptor)
+    except OSError as error:
+        if not is_out_of_descriptors(error):
+            raise
+    with reserve():
+        return os.dup(descriptor)
 
 
 def _tcp_info(connection: socket.socket) -> bytes:
@@ -132,14 +148,18 @@ def _sum(past: Iterable[Traffic], now: Traffic) -> Traffic:
 
 def _connections() -> Iterator[tuple[str, socket.socket]]:
     """Every established TCP connection of this process, by what Linux calls it: duplicates, for
-    the caller to close."""
-    for entry in Path("/proc/self/fd").iterdir():
+    the caller to close. Raises OSError if no descriptor is left."""
+    with reserve():
+        entries = list(Path("/proc/self/fd").iterdir())
+    for entry in entries:
         try:
             inode = str(entry.readlink())
             if not inode.startswith("socket:"):
                 continue
-            candidate = socket.socket(fileno=os.dup(int(entry.name)))
-        except OSError:
+            candidate = socket.socket(fileno=_duplicate(int(entry.name)))
+        except OSError as error:
+            if is_out_of_descriptors(error):
+                raise
             continue
         try:
             inet = candidate.family in (socket.AF_INET, socket.AF_INET6)
