@@ -13,6 +13,8 @@ docs/decisions/002-buffers-stay-local.md.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,6 +130,22 @@ class FlatModel:
         if not self.is_storage:
             for group in self._groups:
                 group.params.copy_(torch.from_numpy(self.params[group.where]))
+
+    @contextmanager
+    def holding(self, vector: Vector) -> Iterator[None]:
+        """Within: the model's parameters are `vector`, float32 [elements].
+
+        Afterwards they, and `params`, have the bits they had. For a look at other parameters
+        between two steps: pulling and pushing would round those of a model that is not float32.
+        """
+        own = [group.params.clone() for group in self._groups]
+        try:
+            for group in self._groups:
+                group.params.copy_(torch.from_numpy(vector[group.where]))
+            yield
+        finally:
+            for group, before in zip(self._groups, own, strict=True):
+                group.params.copy_(before)
 
     def pull_gradient(self) -> None:
         """Collect gradients that are not views any more (`zero_grad(set_to_none=True)` drops them).

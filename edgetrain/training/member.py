@@ -291,21 +291,14 @@ class Member:
         """Within: the model holds the base, which all members share, not this member's own
         progress.
 
-        For evaluation and for saving. Afterwards the model is as it was. With synchronous SGD the
-        two are the same.
+        For evaluation and for saving. Afterwards the model has the bits it had, whatever its
+        dtype: looking changes nothing in training. With synchronous SGD the two are the same.
         """
         if self.half.base is self.flat.params:
             yield
             return
-        self.flat.pull_params()
-        own = self.flat.params.copy()
-        self.flat.params[:] = self.half.base
-        self.flat.push_params()
-        try:
+        with self.flat.holding(self.half.base):
             yield
-        finally:
-            self.flat.params[:] = own
-            self.flat.push_params()
 
     def traffic(self) -> Traffic:
         """Bytes at the socket, headers and acknowledgements of messages included."""

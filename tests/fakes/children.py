@@ -48,8 +48,9 @@ def optimizer(name: str, found: nn.Module) -> torch.optim.Optimizer:
 
 
 def flat(found: nn.Module) -> np.ndarray:
-    """All parameters, copied."""
-    return torch.cat([p.detach().flatten() for p in found.parameters()]).numpy().copy()
+    """All parameters, copied, as float32 unless they are float64."""
+    whole = torch.cat([p.detach().flatten() for p in found.parameters()])
+    return (whole if whole.dtype is torch.float64 else whole.float()).numpy().copy()
 
 
 def three_lines(address: str, out: str, index: int, steps: int) -> None:

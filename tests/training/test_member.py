@@ -203,6 +203,31 @@ def test_a_half_precision_member_and_its_likes_agree_on_the_master():
     assert found[0][1].flat.params.tobytes() == hub.hub.base.tobytes()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_looking_at_the_fleets_model_changes_nothing(dtype):
+    def train(looks):
+        wires, model = Loopback(), children.model(0).to(dtype)
+        optim = children.optimizer("sgd", model)
+        with children.HubThread(wires, "dga", 1, every=4, delay=6).serving():
+            link = Link(wires.connect(), time.monotonic)
+            with Member.join(link, bind(model, optim), optim, Request("", "m0")) as member:
+                for step in range(14):
+                    x, y = children.batch(0, step)
+                    optim.zero_grad()
+                    nn.functional.cross_entropy(model(x.to(dtype)), y).backward()
+                    member.step()
+                    for _ in range(looks):
+                        before = [p.detach().clone() for p in model.parameters()]
+                        with member.fleet_model():
+                            shown = children.flat(model.to(dtype))
+                        expected = torch.from_numpy(member.half.base.copy()).to(dtype).float()
+                        np.testing.assert_array_equal(shown.astype(np.float32), expected)
+                        assert all(map(torch.equal, before, model.parameters()))
+        return member.flat.params.tobytes()
+
+    assert train(looks=2) == train(looks=0)
+
+
 def test_samples_may_be_counted_in_whole_numbers():
     found, hub = fleet_of(
         2, {"request": Request("", "m0", 3)}, {"request": Request("", "m1", 1)}, strategy="fedavg"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, Self
 
 from edgetrain import strategies
@@ -51,6 +52,9 @@ class Flat(Protocol):
     def push_params(self) -> None:
         """Write `params` back into the model."""
 
+    def holding(self, vector: Vector) -> AbstractContextManager[None]:
+        """Within: the model's parameters are `vector`. Afterwards they have the bits they had."""
+
     def pull_gradient(self) -> None:
         """Collect the gradient into `gradient`."""
 
@@ -76,6 +80,21 @@ class FlatVectors:
         """See Flat: nothing to do."""
 
     push_params = pull_gradient = push_gradient = pull_params
+
+    def holding(self, vector: Vector) -> AbstractContextManager[None]:
+        """See Flat."""
+        return in_place(self.params, vector)
+
+
+@contextmanager
+def in_place(params: Vector, vector: Vector) -> Iterator[None]:
+    """Within: `params`, which are a model's own memory, hold `vector`; then what they held."""
+    own = params.copy()
+    params[:] = vector
+    try:
+        yield
+    finally:
+        params[:] = own
 
 
 Release = Callable[[Vector, Vector], None]

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from edgetrain import strategies
-from edgetrain.exchange.member.driver import Flat, Stepper
+from edgetrain.exchange.member.driver import Flat, Stepper, in_place
 from edgetrain.jobs.job import Job
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel, with_parameters
@@ -165,6 +165,11 @@ class Row:
             pending()
 
     pull_gradient = pull_params
+
+    def holding(self, vector: Vector) -> contextlib.AbstractContextManager[None]:
+        """See Flat."""
+        self.pull_params()
+        return in_place(self.params, vector)
 
     def push_params(self) -> None:
         """See Flat: nothing to do."""
