@@ -115,6 +115,9 @@ class Entry:
     resend: int
     """For a member that was started again: contributions to rounds from this one on are not with
     the fleet."""
+    is_exact: bool = False
+    """Whether contributions and replies arrive bit for bit: no codec and no mask rounds them, or
+    leaves a part for later."""
 
 
 class Exchange(Protocol):

@@ -8,6 +8,17 @@ of `named_parameters()`. What is not: frozen parameters, and buffers. Normalisat
 buffers: they stay with the member that measured them and are never sent, as in FedBN (Li et al.,
 ICLR 2021); averaging them with a delayed correction could make a variance negative. See
 docs/decisions/002-buffers-stay-local.md.
+
+A parameter may have no gradient at all (`grad is None`: the loss did not depend on it). That is not
+a gradient of zeros: an optimizer leaves the one alone, and moves the other by weight decay and
+momentum. In the flat gradient
+
+    zeros                    stand for no gradient
+    zeros, but SPECK first   stand for a gradient of zeros
+
+A sum of what members contribute is zeros where none of them had a gradient, so that all leave that
+parameter alone, as DistributedDataParallel does. A lossy codec makes zeros of its own: with one, no
+gradient is a gradient of zeros.
 """
 
 from __future__ import annotations
@@ -24,6 +35,9 @@ from edgetrain.errors import ConfigError
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.allocator import release_freed
 from edgetrain.vectors.vector import Layout, Vector, zeros
+
+SPECK = np.float32(1e-30)
+"""The first element of a gradient of zeros in the flat gradient: next to nothing, but not 0."""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -92,6 +106,7 @@ class FlatModel:
         (dtype, device) = next(iter(kinds))
         self.is_storage = len(kinds) == 1 and dtype is torch.float32 and device.type == "cpu"
         """Whether the vectors are the model's own memory."""
+        self._used: set[torch.Tensor] = set()
         if self.is_storage:
             self.params: Vector = self._groups[0].params.numpy()
             self.gradient: Vector = self._groups[0].gradient.numpy()
@@ -107,6 +122,21 @@ class FlatModel:
             group.gradient.zero_()
             for parameter, _, gradient in group.members:
                 parameter.grad = gradient
+
+    def note_used(self) -> None:
+        """From now on `drop_unused` knows which parameters a backward pass has reached."""
+        for group in self._groups:
+            for parameter, _, _ in group.members:
+                parameter.register_post_accumulate_grad_hook(self._used.add)  # type: ignore[no-untyped-call]
+
+    def drop_unused(self) -> None:
+        """After `zero_grad` and a backward pass: parameters that it has not reached have no
+        gradient, as after torch's own `zero_grad`. Only after `note_used`."""
+        for group in self._groups:
+            for parameter, _, _ in group.members:
+                if parameter not in self._used:
+                    parameter.grad = None
+        self._used.clear()
 
     def pull_params(self) -> None:
         """Bring `params` up to what the optimizer did; raises ConfigError if a view was broken."""
@@ -150,11 +180,13 @@ class FlatModel:
     def pull_gradient(self) -> None:
         """Collect gradients that are not views any more (`zero_grad(set_to_none=True)` drops them).
 
-        A parameter without a gradient counts as zero.
+        A parameter without a gradient counts as zero; see the module for a gradient of zeros.
         """
+        none = []
         for group in self._groups:
             for parameter, _, gradient in group.members:
                 found = parameter.grad
+                none.append(found is None)
                 if found is None:
                     gradient.zero_()
                 elif found.is_sparse or found.data_ptr() != gradient.data_ptr():
@@ -162,12 +194,30 @@ class FlatModel:
                 parameter.grad = gradient
             if not self.is_storage:
                 self.gradient[group.where] = _host(group.gradient)
+        for here, is_none in zip(self._tensors(), none, strict=True):
+            if not is_none and here.size and not _any(here):
+                here[0] = SPECK
 
-    def push_gradient(self) -> None:
-        """Write `gradient` back, for the optimizer to step with."""
+    def push_gradient(self, zeros_are_none: bool = False) -> None:
+        """Write `gradient` back, for the optimizer to step with. With `zeros_are_none` parameters
+        whose gradient is all zeros get none; see the module."""
+        none = []
+        for here in self._tensors():
+            none.append(zeros_are_none and bool(here.size) and not _any(here))
+            if here.size and abs(here[0]) <= SPECK and np.abs(here).max() <= SPECK:
+                here[:] = 0
         if not self.is_storage:
             for group in self._groups:
                 group.gradient.copy_(torch.from_numpy(self.gradient[group.where]))
+        members = (each for group in self._groups for each in group.members)
+        for (parameter, _, gradient), is_none in zip(members, none, strict=True):
+            parameter.grad = None if is_none else gradient
+
+    def _tensors(self) -> Iterator[Vector]:
+        """The part of `gradient` of each parameter, in order."""
+        for number, (_, start, _) in enumerate(self.layout, 1):
+            stop = self.layout[number][1] if number < len(self.layout) else self.elements
+            yield self.gradient[start:stop]
 
 
 def with_parameters(model: torch.nn.Module, params: Vector) -> torch.nn.Module:
@@ -199,6 +249,11 @@ def _bind(parameters: list[torch.nn.Parameter], start: int) -> _Group:
             parameter.grad = gradient_view
         members.append((parameter, view, gradient_view))
     return _Group(flat, gradient, slice(start, start + total), members)
+
+
+def _any(values: Vector) -> bool:
+    """Whether one of the values (at least one) is not 0; most gradients tell by their first."""
+    return bool(values[0]) or bool(values.any())
 
 
 def _zeros(total: int, like: torch.Tensor) -> torch.Tensor:

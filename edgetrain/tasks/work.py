@@ -60,12 +60,14 @@ class OneModel:
         batches: Iterator[tuple[torch.Tensor, ...]],
     ) -> None:
         self._task, self._model, self._flat, self._batches = task, model, flat, batches
+        flat.note_used()
 
     def backward(self, ahead: int = 0) -> Callable[[], float]:
         """See Local."""
         loss = self._task.loss(self._model, next(self._batches))
         self._flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        self._flat.drop_unused()
         return loss.item
 
     def evaluate(self) -> dict[str, float]:

@@ -40,10 +40,34 @@ def batch(member: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(0, 3, (5,), generator=generator)
 
 
+class Branches(nn.Module):
+    """Layers of which a step uses some: which depends on the step and on who takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.body = model(0)
+        names = "early", "late", "mine", "never", "dead"
+        self.layers = nn.ModuleDict({name: nn.Linear(6, 3) for name in names})
+        with torch.no_grad():
+            for p in self.layers.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
+
+    def forward(self, x: torch.Tensor, rank: int, step: int) -> torch.Tensor:
+        """The scores. `dead` gets a gradient, which is zero."""
+        scores = self.body(x) + 0 * self.layers["dead"](x)
+        scores = scores + self.layers["early" if step < 4 else "late"](x)
+        return scores + self.layers["mine"](x) if rank == step % 3 else scores
+
+
 def optimizer(name: str, found: nn.Module) -> torch.optim.Optimizer:
     """The ones that the tests compare."""
     if name == "adam":
         return torch.optim.Adam(found.parameters(), 0.01)
+    if name == "adamw":
+        return torch.optim.AdamW(found.parameters(), 0.01, weight_decay=0.5)
+    if name == "decay":
+        return torch.optim.SGD(found.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
     return torch.optim.SGD(found.parameters(), 0.1, momentum=0.9)
 
 
@@ -147,6 +171,15 @@ def with_ddp(store: str, out: str, rank: int, names: list[str], steps: int) -> N
             optim.zero_grad()
             x, y = batch(rank, step)
             nn.functional.cross_entropy(wrapped(x), y).backward()
+            optim.step()
+        np.save(f"{out}-{name}-{rank}.npy", flat(wrapped.module))
+    for name in ("adamw", "decay"):
+        wrapped = nn.parallel.DistributedDataParallel(Branches(), find_unused_parameters=True)
+        optim = optimizer(name, wrapped)
+        for step in range(steps):
+            optim.zero_grad()
+            x, y = batch(rank, step)
+            nn.functional.cross_entropy(wrapped(x, rank, step), y).backward()
             optim.step()
         np.save(f"{out}-{name}-{rank}.npy", flat(wrapped.module))
     torch.distributed.destroy_process_group()

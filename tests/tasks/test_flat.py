@@ -84,6 +84,44 @@ def test_a_parameter_without_a_gradient_counts_as_zero():
     assert not flat.gradient.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_gradient_of_zeros_is_not_taken_for_none(dtype):
+    model = small().to(dtype)
+    flat = FlatModel(model)
+    first, *others = list(model.parameters())
+    first.grad = torch.zeros_like(first)
+    for p in others:
+        p.grad = None
+    flat.pull_gradient()
+    assert 0 < flat.gradient.max() < 1e-29
+    flat.gradient[:] /= 1000  # a mean over members
+    flat.push_gradient(zeros_are_none=True)
+    assert first.grad is not None
+    assert not first.grad.any()
+    assert [p.grad for p in others] == [None] * 3
+    flat.pull_gradient()
+    flat.gradient[12:16] = 2  # another member had one
+    flat.push_gradient(zeros_are_none=True)
+    sums = [None if p.grad is None else float(p.grad.sum()) for p in model.parameters()]
+    assert sums == [0, 8, None, None]
+
+
+def test_parameters_that_a_backward_pass_did_not_reach_have_no_gradient():
+    model = small()
+    model.idle = nn.Linear(2, 2)
+    flat = FlatModel(model)
+    flat.note_used()
+    for used in (True, False, True):
+        flat.zero_grad()
+        x = torch.ones(1, 3)
+        out = model[2](model[1](model[0](x)))
+        (model.idle(out) if used else out).sum().backward()
+        flat.drop_unused()
+        grads = [p.grad is not None for p in model.parameters()]
+        assert grads == [True] * 4 + [used] * 2
+        assert model[0].weight.grad.data_ptr() == torch.from_numpy(flat.gradient).data_ptr()
+
+
 def test_zero_grad_keeps_the_views():
     model = small()
     flat = FlatModel(model)

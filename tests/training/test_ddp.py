@@ -17,6 +17,8 @@ from edgetrain.training.member import Member, bind
 
 STEPS = 12
 NAMES = ["sgd", "adam"]
+BRANCHES = ["adamw", "decay"]
+"""Optimizers that move a parameter whose gradient is zero."""
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +38,17 @@ def ddp(tmp_path_factory):
         child.stop()
     return {
         (name, rank): np.load(folder / f"params-{name}-{rank}.npy")
-        for name in NAMES
+        for name in NAMES + BRANCHES
         for rank in range(2)
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_members_end_where_two_ranks_of_ddp_end(ddp, name):
+def fleet_of_two(name, make, loss):
+    """What two members of a sync-sgd fleet end with, on the batches of the two ranks."""
     wires = Loopback()
 
     def train(index, transport):
-        model = children.model(0)
+        model = make()
         optimizer = children.optimizer(name, model)
         link = Link(transport, time.monotonic)
         with Member.join(
@@ -54,8 +56,7 @@ def test_two_members_end_where_two_ranks_of_ddp_end(ddp, name):
         ) as member:
             for step in range(STEPS):
                 optimizer.zero_grad()
-                x, y = children.batch(index, step)
-                nn.functional.cross_entropy(model(x), y).backward()
+                loss(model, index, step).backward()
                 member.step()
         return children.flat(model)
 
@@ -64,6 +65,29 @@ def test_two_members_end_where_two_ranks_of_ddp_end(ddp, name):
         found = children.in_threads(*[lambda i=i: train(i, ends[i]) for i in range(2)])
     assert len(hub.closed) == STEPS
     assert found[0].tobytes() == found[1].tobytes()
-    assert np.abs(found[0] - children.flat(children.model(0))).max() > 0.01, "it has trained"
+    assert np.abs(found[0] - children.flat(make())).max() > 0.01, "it has trained"
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_members_end_where_two_ranks_of_ddp_end(ddp, name):
+    def loss(model, index, step):
+        x, y = children.batch(index, step)
+        return nn.functional.cross_entropy(model(x), y)
+
+    found = fleet_of_two(name, lambda: children.model(0), loss)
     for rank in range(2):
         np.testing.assert_allclose(found[rank], ddp[name, rank], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_layers_that_nobody_used_are_left_alone_as_ddp_does(ddp, name):
+    def loss(model, index, step):
+        x, y = children.batch(index, step)
+        return nn.functional.cross_entropy(model(x, index, step), y)
+
+    found = fleet_of_two(name, children.Branches, loss)
+    for rank in range(2):
+        np.testing.assert_allclose(found[rank], ddp[name, rank], rtol=0, atol=1e-6)
+    never = children.flat(children.Branches().layers["never"])
+    assert never.tobytes() in found[0].tobytes()

@@ -58,8 +58,9 @@ class Flat(Protocol):
     def pull_gradient(self) -> None:
         """Collect the gradient into `gradient`."""
 
-    def push_gradient(self) -> None:
-        """Write `gradient` back, for the optimizer to step with."""
+    def push_gradient(self, zeros_are_none: bool = False) -> None:
+        """Write `gradient` back, for the optimizer to step with. `zeros_are_none`: a tensor of
+        zeros means that no member had a gradient for it, not that a codec has left it out."""
 
 
 class FlatVectors:
@@ -79,7 +80,10 @@ class FlatVectors:
     def pull_params(self) -> None:
         """See Flat: nothing to do."""
 
-    push_params = pull_gradient = push_gradient = pull_params
+    push_params = pull_gradient = pull_params
+
+    def push_gradient(self, zeros_are_none: bool = False) -> None:
+        """See Flat: nothing to do."""
 
     def holding(self, vector: Vector) -> AbstractContextManager[None]:
         """See Flat."""
@@ -204,7 +208,7 @@ class Driver:
             flat.pull_gradient()
         self._exchange(half.before_step, apply_anyway=False)
         if half.adjusts_gradient:
-            flat.push_gradient()
+            flat.push_gradient(zeros_are_none=half.moves_params or self.entry.is_exact)
         began = self._clock()
         self._optimizer.step()
         self.is_mid_step = False

@@ -337,6 +337,8 @@ def _entry(welcome: Welcome, start: Start) -> Entry:
         applied=start.applied,
         checksum=start.checksum,
         resend=start.resend,
+        is_exact=not welcome.threshold
+        and all(codecs.parse(name).lossless for name in (welcome.codec, welcome.reply_codec)),
     )
 
 

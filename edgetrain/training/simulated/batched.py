@@ -174,7 +174,8 @@ class Row:
     def push_params(self) -> None:
         """See Flat: nothing to do."""
 
-    push_gradient = push_params
+    def push_gradient(self, zeros_are_none: bool = False) -> None:
+        """See Flat: nothing to do; gradients of rows are never None."""
 
 
 class _Block:
