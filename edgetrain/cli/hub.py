@@ -23,6 +23,9 @@ examples:
 The hub needs neither torch nor the task. It prints the address that members are to be given.
 SIGTERM and Ctrl-C end it behind a last snapshot (exit status 143, or 130): members wait for it, and
 --resume goes on. A second one ends it at once.
+
+exit status: 0 done; 2 it will not get better by itself; 75 try again later (the interface is down
+or has no address yet, a name cannot be resolved).
 """
 
 
@@ -70,6 +73,7 @@ def add_parser(subparsers: Any) -> None:
         help="go on with the job in this run folder, from its journal; give the same --bind",
     )
     common.add_output(parser, json=False)
+    common.try_again(parser)
     parser.set_defaults(run=run)
 
 

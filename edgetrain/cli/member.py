@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
+from edgetrain.errors import ConfigError, Refused
 from edgetrain.jobs.job import Job
 from edgetrain.training.stopping import Stop
 
 if TYPE_CHECKING:
+    from edgetrain.runs.metrics.log import MetricsLog
     from edgetrain.training.train import Place
 
 _EXAMPLES = """\
@@ -30,6 +33,14 @@ is written: checkpoint.every_s, checkpoint.share, checkpoint.mb_an_hour.
 SIGTERM (systemd, docker stop, a shutdown) and Ctrl-C let it finish its step: with --checkpoint it
 writes one, and comes back when it is started again; without, it leaves for good. A second one ends
 it at once. The exit status is 143, or 130.
+
+exit status:
+  0   done; also: the job is over
+  2   it will not get better by itself: a wrong file or argument, another job or model, a name that
+      belongs to another key, a key that is not on the hub's list, training that diverged
+  75  try again later: nobody answers, the hub fell silent, the name cannot be resolved, no route,
+      an interface is down; all places are taken, the job has started without this member, a member
+      of this name is there still
 """
 
 
@@ -43,7 +54,14 @@ def add_parser(subparsers: Any) -> None:
         _EXAMPLES,
     )
     common.add_job(parser)
-    parser.add_argument("--hub", required=True, metavar="tcp://HOST:PORT", help="as the hub says")
+    parser.add_argument(
+        "--hub",
+        required=True,
+        action="append",
+        metavar="tcp://HOST:PORT",
+        help="as the hub says; several times for its other addresses: the first that answers is "
+        "used, and its key is the same at all of them",
+    )
     parser.add_argument(
         "--hub-key",
         metavar="KEY",
@@ -62,7 +80,16 @@ def add_parser(subparsers: Any) -> None:
         metavar="FOLDER",
         help="keep a checkpoint there, and go on from it if there is one (default: none is kept)",
     )
+    parser.add_argument(
+        "--metrics-mb",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="keep this run's metrics below N megabytes: steps share a line, events and "
+        "evaluations are kept (default: 0, a line a step)",
+    )
     common.add_output(parser, json=False)
+    common.try_again(parser)
     parser.set_defaults(run=run)
 
 
@@ -72,63 +99,96 @@ def run(arguments: argparse.Namespace) -> int:
         return _run(arguments, stop)
 
 
+class _Record:
+    """The run folder of a member: made when it has been let in, so that a refusal leaves none."""
+
+    def __init__(self, root: Path, job: Job, index: int) -> None:
+        self._root, self._job = root, job
+        self._name = f"{job.name or 'member'}-m{index}"
+        self.folder: Path | None = None
+
+    def open_log(self, name: str) -> MetricsLog:
+        """Make the folder; the log in it. ConfigError."""
+        from edgetrain.runs import folder as run_folders
+        from edgetrain.runs.metrics.log import MetricsLog
+
+        self.folder = folder = run_folders.create(self._root, self._name)
+        run_folders.write_job(folder, self._job.to_dict())
+        run_folders.write_environment(folder)
+        common.say(f"training as {name}; run folder: {folder}")
+        return MetricsLog(run_folders.metrics_path(folder), name, time.monotonic, time.monotonic())
+
+    def close(self, more: Callable[[], dict[str, Any]]) -> None:
+        """Write the summary, with `more` in it, if there is a folder. A disk that is full by now
+        does not undo the training: that is a warning."""
+        from edgetrain.runs.folder import write_summary
+        from edgetrain.runs.summary import summarise
+
+        if self.folder is None:
+            return
+        try:
+            write_summary(self.folder, summarise(self.folder, more()))
+        except ConfigError as error:
+            common.warn(f"the run has no summary: {error}")
+
+
 def _run(arguments: argparse.Namespace, stop: Stop) -> int:
     job, beside = common.job_of(arguments)
-    from edgetrain.errors import ConfigError
-    from edgetrain.exchange.addresses import route
+    from edgetrain.exchange.addresses import first_route
     from edgetrain.exchange.keys.credentials import credentials as credentials_for
     from edgetrain.fleet.assignment import devices_of
-    from edgetrain.runs.folder import (
-        create,
-        metrics_path,
-        write_environment,
-        write_job,
-        write_summary,
-    )
-    from edgetrain.runs.metrics.log import MetricsLog
-    from edgetrain.runs.summary import summarise
+    from edgetrain.runs.folder import check_room
 
-    if not 0 <= arguments.index < job.fleet.members:
-        raise ConfigError(
-            f"--index {arguments.index}: allowed are 0 to {job.fleet.members - 1}",
-            "the job's fleet.members says how many there are",
-        )
+    _check(arguments, job)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    via = route(arguments.hub, timeout_s=10.0)
+    check_room(arguments.runs)
     credentials = credentials_for(
         arguments.hub, arguments.hub_key, arguments.keys, insecure=arguments.insecure
     )
-    common.say(f"joining {arguments.hub} over {via}" + (", encrypted" if credentials else ""))
-    from edgetrain.tasks import weights
+    hub, via = first_route(arguments.hub, timeout_s=10.0)
+    common.say(f"joining {hub} over {via}" + (", encrypted" if credentials else ""))
     from edgetrain.training.train import Place, train
 
-    folder = create(arguments.runs, f"{job.name or 'member'}-m{arguments.index}")
-    write_job(folder, job.to_dict())
-    write_environment(folder)
+    record = _Record(arguments.runs, job, arguments.index)
     named = devices_of(job.fleet.device)
     device = named[arguments.index] if len(named) > 1 else named[0]
-
-    def open_log(name: str) -> MetricsLog:
-        common.say(f"training as {name}; run folder: {folder}")
-        return MetricsLog(metrics_path(folder), name, time.monotonic, time.monotonic())
-
     own_keys = Path(arguments.keys) if arguments.keys else None
     place = Place(arguments.index, device, beside, own_keys)
     try:
         train(
             job,
             place,
-            arguments.hub,
-            open_log,
+            hub,
+            record.open_log,
             credentials=credentials,
             checkpoint=arguments.checkpoint,
             stop=stop,
-            model_file=folder / weights.FILE,
+            keeps_model=True,
+            metrics_bytes=int(1e6 * arguments.metrics_mb),
         )
+    except Refused as refused:
+        if refused.code != "ended":
+            raise
+        common.say(refused.message)
+        return 0
     finally:
-        write_summary(folder, summarise(folder, _promise(job, place)))
+        record.close(lambda: _promise(job, place))
     common.say("done")
     return 0
+
+
+def _check(arguments: argparse.Namespace, job: Job) -> None:
+    """ConfigError for numbers that are out of their range."""
+    if not 0 <= arguments.index < job.fleet.members:
+        raise ConfigError(
+            f"--index {arguments.index}: allowed are 0 to {job.fleet.members - 1}",
+            "the job's fleet.members says how many there are",
+        )
+    if not (arguments.metrics_mb == 0 or 0.01 <= arguments.metrics_mb <= 1e6):
+        raise ConfigError(
+            f"--metrics-mb {arguments.metrics_mb:g}: allowed are 0.01 to 1e6",
+            "or 0, for a line a step however many there are",
+        )
 
 
 def _promise(job: Job, place: Place) -> dict[str, Any]:
@@ -139,7 +199,6 @@ def _promise(job: Job, place: Place) -> dict[str, Any]:
     """
     if job.privacy.unit == "none":
         return {}
-    from edgetrain.errors import ConfigError
     from edgetrain.jobs.lookup import samples_of, task_of
     from edgetrain.jobs.privacy.promise import fix_noise, promise
     from edgetrain.jobs.resolved import look_up

@@ -52,6 +52,25 @@ def interfaces() -> list[Interface]:
     return sorted(found, key=lambda i: (i.loopback, ":" in i.address, i.name, i.address))
 
 
+def interface_states() -> dict[str, bool]:
+    """Whether each interface of this machine is up, by its name; also those without an address."""
+    return {name: state.isup for name, state in psutil.net_if_stats().items()}
+
+
+def _unusable(name: str, up: bool, of: str = "") -> NetworkError:
+    """What is wrong with an interface that a hub is to listen on. It may pass: at the start of a
+    machine interfaces come up one after the other."""
+    if up:
+        return NetworkError(
+            f"the interface {name} has no address (yet)", "wait for DHCP, or set one", passing=True
+        )
+    return NetworkError(
+        f"the interface {name}{of} is down",
+        f"plug its cable in, join its Wi-Fi, or: ip link set {name} up",
+        passing=True,
+    )
+
+
 def resolve(host: str) -> list[str]:
     """The IP addresses of a host name, IPv4 first. Raises NetworkError if there is none."""
     try:
@@ -61,6 +80,7 @@ def resolve(host: str) -> list[str]:
         raise NetworkError(
             f"the name '{host}' cannot be resolved: {reason}",
             "check the spelling, or use an IP address",
+            passing=True,
         ) from None
     addresses = dict.fromkeys(str(answer[4][0]).split("%")[0] for answer in answers)
     return sorted(addresses, key=lambda address: ":" in address)
@@ -144,10 +164,13 @@ def listen_on(host: str, port: int) -> Listening:
     """
     if not 0 <= port <= 65535:
         raise ConfigError(f"port {port}: allowed are 0 (any free one) to 65535")
-    mine = [interface for interface in interfaces() if interface.up]
+    every = interfaces()
+    mine = [interface for interface in every if interface.up]
     if host in ANY:
         return Listening(f"tcp://0.0.0.0:{port}", tuple(i for i in mine if ":" not in i.address))
     chosen = tuple(interface for interface in mine if interface.name == host)
+    if not chosen and host in interface_states():
+        raise _unusable(host, interface_states()[host])
     if not chosen:
         addresses = check_hub_name(host)
         chosen = tuple(interface for interface in mine if interface.address in addresses)
@@ -155,6 +178,9 @@ def listen_on(host: str, port: int) -> Listening:
         loopback = [a for a in addresses if ipaddress.ip_address(a).is_loopback]
         if not chosen and loopback:
             chosen = (Interface("lo", loopback[0], True),)
+        down = next((i for i in every if not i.up and i.address in addresses), None)
+        if not chosen and down is not None:
+            raise _unusable(down.name, up=False, of=f", which has {down.address},")
     if not chosen:
         known = ", ".join(f"{i.name} {i.address}" for i in mine)
         raise NetworkError(
@@ -205,4 +231,8 @@ def check_reachable(address: str, timeout_s: float) -> str:
             "start the hub first (edgetrain hub job.toml), and compare the port it prints",
         ) from None
     except OSError as error:
-        raise HubUnreachable(f"{address} cannot be reached: {error.strerror or error}") from None
+        down = [name for name, up in sorted(interface_states().items()) if not up]
+        hint = f"these interfaces are down: {', '.join(down)}" if down else ""
+        raise HubUnreachable(
+            f"{address} cannot be reached: {error.strerror or error}", hint
+        ) from None

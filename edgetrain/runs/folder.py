@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import re
 import shutil
 import time
@@ -51,6 +52,23 @@ def create(root: Path | str, name: str, *, now: time.struct_time | None = None) 
         except FileExistsError:
             continue
     raise ConfigError(f"cannot make a run folder: {Path(root) / base} is taken 9,999 times")
+
+
+def check_room(root: Path | str) -> None:
+    """Raise ConfigError if `create` would fail for a reason that can be seen without making
+    anything: a disk that is full, a folder that cannot be written, a file in its place."""
+    path = Path(root)
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    try:
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{there} is a file")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        free = shutil.disk_usage(there).free
+        if free < _ROOM_BYTES:
+            raise OSError(errno.ENOSPC, f"only {free} bytes are left on its disk")
+    except OSError as error:
+        raise _cannot_write(path, error) from None
 
 
 def create_inside(folder: Path, name: str) -> Path:

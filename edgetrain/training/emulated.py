@@ -186,7 +186,6 @@ def member_process(
     place: tuple[int, str, Path | None],
 ) -> None:
     """A member of an emulated job."""
-    from edgetrain.tasks import weights
     from edgetrain.training.train import Place, train
 
     attachment.enter()
@@ -194,5 +193,4 @@ def member_process(
     def open_log(name: str) -> MetricsLog:
         return MetricsLog(metrics_path(folder), name, time.monotonic, began.value)
 
-    model_file = folder / weights.FILE
-    train(job, Place(*place), attachment.address, open_log, model_file=model_file)
+    train(job, Place(*place), attachment.address, open_log, keeps_model=True)

@@ -13,6 +13,9 @@ from edgetrain.tasks.work import Local
 from edgetrain.training.member import Member
 from edgetrain.training.pacing import Pace
 
+LINE_BYTES = 512
+"""More than the line of a step has."""
+
 EVALUATIONS = 50
 """Evaluations in a run unless the job says how often."""
 
@@ -26,6 +29,9 @@ class Steps:
     """Steps between two evaluations; 0: this member evaluates nothing."""
     record_every: int = 1
     """Steps that share a line of metrics."""
+    most_bytes: int = 0
+    """How large the lines of this member may become in the whole run: steps share a line where it
+    would be more. Events and evaluations are kept. 0: no limit."""
 
     @classmethod
     def of(cls, job: Job, index: int, record_every: int = 1) -> Steps:
@@ -59,6 +65,7 @@ class Loop:
         self._steps = steps.steps
         self._evaluate_every = steps.evaluate_every
         self._record_every = steps.record_every
+        self._most_bytes = steps.most_bytes
         self._unrecorded = 0
         self._seconds = [0.0, 0.0, 0.0]
         self._before = member.traffic()
@@ -131,7 +138,8 @@ class Loop:
         sums[0] += wait_s
         sums[1] += compute_s
         sums[2] += overhead_s
-        if self._unrecorded < self._record_every and step < self._steps:
+        waits = self._unrecorded < self._record_every or not self._has_room(step)
+        if waits and step < self._steps:
             return
         traffic = self._member.traffic()
         self._log.step(
@@ -150,6 +158,14 @@ class Loop:
         )
         self._seconds = [0.0, 0.0, 0.0]
         self._unrecorded = 0
+
+    def _has_room(self, step: int) -> bool:
+        """Whether one more line leaves as much of the limit as the steps after this one are of all
+        steps. The last line is always written: its room is set aside."""
+        if not self._most_bytes:
+            return True
+        share = (self._most_bytes - LINE_BYTES) * step / self._steps
+        return self._log.written_bytes + LINE_BYTES <= share
 
     def _evaluate(self) -> None:
         if not self._evaluate_every:

@@ -6,9 +6,10 @@ a slower device), evaluation and metrics. It knows nothing of how its process wa
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ from edgetrain.jobs.resolved import look_up, mask_terms_of
 from edgetrain.jobs.rules import check_on_member, refuse_checkpoint
 from edgetrain.runs.environment import Meter
 from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.tasks import Task
+from edgetrain.tasks import Task, weights
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import optimizer_for
 from edgetrain.training.keeping import keeping_of
@@ -66,13 +67,15 @@ def train(
     checkpoint: Path | None = None,
     source: Source = system,
     stop: Stop | None = None,
-    model_file: Path | None = None,
+    keeps_model: bool = False,
+    metrics_bytes: int = 0,
 ) -> None:
     """Train one member of a job to its end. `open_log(name)` is called once training begins.
     Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
     needs to go on after it was killed. `source` is what noise is made of, where the job has
-    privacy. `stop` ends it between two steps. The member that evaluates, m0, writes the trained
-    model to `model_file`.
+    privacy. `stop` ends it between two steps. With `keeps_model` the member that evaluates, m0,
+    writes the trained model beside its log; a disk that refuses is a line of the log.
+    `metrics_bytes`: how large the member's metrics may become; 0: no limit.
 
     Raises what `join` raises, TaskError and ConfigError, Stopped.
     """
@@ -106,11 +109,20 @@ def train(
         local = work_of(job, task, model, flat, place.index, source, member.steps)
         log = open_log(member.name)
         with log:
-            steps = Steps.of(job, place.index)
+            steps = replace(Steps.of(job, place.index), most_bytes=metrics_bytes)
             Loop(steps, local, member, log, pace, Meter(), energy, clock).run()
-            if model_file is not None and place.index == 0:
-                with member.fleet_model():
-                    write_model(model, model_file)
+            if keeps_model and place.index == 0:
+                _keep_model(member, model, log)
+
+
+def _keep_model(member: Member, model: torch.nn.Module, log: MetricsLog) -> None:
+    """Write the fleet's model beside the log. Training is over: an error does not undo it."""
+    try:
+        with member.fleet_model():
+            write_model(model, log.path.with_name(weights.FILE))
+    except ConfigError as error:
+        logging.getLogger("edgetrain").warning("the trained model is not kept: %s", error)
+        log.event("error", f"the trained model is not kept: {error}")
 
 
 def device_for(accelerator: str, unit: str = "none") -> torch.device:

@@ -197,7 +197,7 @@ def test_an_unreachable_hub(tmp_path, capsys):
     with socket.socket() as taken:  # bound and not listening: nobody answers there
         taken.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        assert main(["member", "--hub", address, "--index", "0"]) == 2
+        assert main(["member", "--hub", address, "--index", "0"]) == 75
     assert_one_clear_line(2, capsys.readouterr().err, f"nothing listens at {address}")
 
 
@@ -210,7 +210,7 @@ def test_an_unreachable_hub(tmp_path, capsys):
     ],
 )
 def test_a_member_that_cannot_be(words, says, capsys):
-    assert main(["member", *words]) == 2
+    assert main(["member", *words]) == (75 if says == "cannot be resolved" else 2)
     assert_one_clear_line(2, capsys.readouterr().err, says)
 
 
@@ -226,7 +226,7 @@ def test_a_member_that_cannot_be(words, says, capsys):
     ],
 )
 def test_a_hub_that_cannot_be(words, says, capsys):
-    assert main(["hub", *words]) == 2
+    assert main(["hub", *words]) == (75 if says == "cannot be resolved" else 2)
     assert_one_clear_line(2, capsys.readouterr().err, says)
 
 

@@ -29,6 +29,8 @@ LOOP = Interface("lo", "127.0.0.1", True)
 def machine(monkeypatch):
     """A machine with these interfaces, and names that mean what is set."""
     monkeypatch.setattr(f"{listen_on.__module__}.interfaces", lambda: [LAN, WIFI, DOWN, SIX, LOOP])
+    states = {i.name: i.up for i in (LAN, WIFI, DOWN, LOOP)} | {"eth2": True}
+    monkeypatch.setattr(f"{listen_on.__module__}.interface_states", lambda: states)
     names = {"pi": ["127.0.1.1"], "hub.lan": ["192.168.1.17"], "far.lan": ["192.168.1.99"],
              "both": ["127.0.1.1", "192.168.1.17"], "six.lan": ["2001:db8::17", "192.168.1.17"],
              "localhost": ["127.0.0.1"]}  # fmt: skip
@@ -126,8 +128,22 @@ def test_listening_on_this_machine_only(machine, host):
     assert found.bind.startswith("tcp://127.0.")
 
 
-@pytest.mark.parametrize("host", ["far.lan", "8.8.8.8", "172.16.0.1"])
-def test_an_address_that_is_not_ours_or_down_lists_those_that_are(machine, host):
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("eth1", "the interface eth1 is down"),
+        ("172.16.0.1", "the interface eth1, which has 172.16.0.1, is down"),
+        ("eth2", "the interface eth2 has no address"),
+    ],
+)
+def test_an_interface_that_is_down_is_said_to_be_down(machine, host, said):
+    with pytest.raises(NetworkError, match=said) as caught:
+        listen_on(host, 5555)
+    assert caught.value.passing
+
+
+@pytest.mark.parametrize("host", ["far.lan", "8.8.8.8"])
+def test_an_address_that_is_not_ours_lists_those_that_are(machine, host):
     with pytest.raises(NetworkError, match=r"not an address of this machine.*eth0 192\.168\.1\.17"):
         listen_on(host, 5555)
 

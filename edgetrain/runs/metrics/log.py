@@ -50,6 +50,8 @@ class MetricsLog:
         self.path = Path(path)
         self.member = member
         self.lost = 0
+        self.written_bytes = 0
+        """Of all lines so far, those that the disk did not take included."""
         self._clock, self._t0, self._flush_s = clock, t0, flush_s
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -196,6 +198,7 @@ class MetricsLog:
         if self._file.closed:
             return
         line = self._line(kind, keys, ago)
+        self.written_bytes += len(line)
         self._pending.append(line)
         self._pending_bytes += len(line)
         waited = self._clock() - self._flushed_at
