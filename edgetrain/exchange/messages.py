@@ -81,7 +81,8 @@ class Join:
     job: str = _text(64)
     """Digest of the settings that all members share; "" from a member with its own loop."""
     model: str = _text(64)
-    """Digest of the names, shapes and dtypes of the trained parameters, as in the payload."""
+    """Digest of the names, shapes and dtypes of the trained parameters, as in the payload; behind a
+    colon, of the values of what is not trained (see layout.digest)."""
     elements: int = _integer(1, MAX_ELEMENTS)
     name: str = _text(64)
     """The name the member asks for; "" lets the hub choose."""
@@ -135,6 +136,7 @@ CODES = {
     "protocol": "the two sides speak different protocol versions",
     "job": "the member runs another job, or the same job with other settings",
     "model": "names, shapes or dtypes of the model's parameters differ",
+    "fixed": "what of the model is not trained has other values on another member",
     "layout": "the model's tensors are missing, differ from the digest, or do not suit a codec",
     "name": "a member with this name, or with this key, is there already",
     "taken": "the name is that of a member with another key",

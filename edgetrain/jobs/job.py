@@ -68,6 +68,7 @@ class Train:
     evaluate_every: int = _ranged(0, 0, 10**9, "steps between evaluations; 0: about 50 in a run")
     threads: int = _ranged(1, 1, 1024, "torch threads of each member")
     accelerator: str = _said("auto", "where the model is: cpu, cuda, or auto (cuda if it is there)")
+    fixed: str = _said("equal", "frozen weights and fixed buffers: equal on all members, or own")
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class Job:
             "train": {
                 key: value
                 for key, value in dataclasses.asdict(self.train).items()
-                if key not in ("threads", "evaluate_every", "accelerator")
+                if key not in ("threads", "evaluate_every", "accelerator", "fixed")
             },
             "strategy": {
                 key: value

@@ -18,6 +18,7 @@ from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.strategies import Strategy, merging
 
 ACCELERATORS = ("auto", "cpu", "cuda")
+FIXED = ("equal", "own")
 
 Refusal = tuple[str, str]
 """What does not go together, and the way out."""
@@ -36,6 +37,7 @@ def resolve(job: Job) -> Resolved:
 def check(found: Resolved) -> None:
     """ConfigError for what does not go together."""
     _one_of("train.accelerator", found.job.train.accelerator, ACCELERATORS)
+    _one_of("train.fixed", found.job.train.fixed, FIXED)
     _check_pace(found)
     _check_codecs(found)
     _check_masked(found)

@@ -24,6 +24,7 @@ gradient is a gradient of zeros.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,7 +68,8 @@ class FlatModel:
     for a model without trained parameters, or with parameters that are not real floats.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, *, compare_fixed: bool = True) -> None:
+        """With `compare_fixed` there is a digest of the values that are not in the vector."""
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ConfigError("the model has no parameters with requires_grad: nothing to train")
@@ -95,7 +97,7 @@ class FlatModel:
         self.elements = start
         # In the order of the vector: a model cut over devices has another one.
         described = [
-            (name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
+            (plain(name), tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
             for kind in kinds.values()
             for name, parameter in kind
         ]
@@ -103,6 +105,9 @@ class FlatModel:
         """Names, shapes and dtypes, as the hub is told them."""
         self.digest = layouts.digest(self.description)
         """Of the description: equal digests mean vectors that can be added."""
+        self.fixed = digest_of_fixed(model) if compare_fixed else ""
+        """A digest of the values that are not in the vector; "": not to be compared."""
+        self._model = model
         (dtype, device) = next(iter(kinds))
         self.is_storage = len(kinds) == 1 and dtype is torch.float32 and device.type == "cpu"
         """Whether the vectors are the model's own memory."""
@@ -139,7 +144,9 @@ class FlatModel:
         self._used.clear()
 
     def pull_params(self) -> None:
-        """Bring `params` up to what the optimizer did; raises ConfigError if a view was broken."""
+        """Bring `params` up to what the optimizer did. ConfigError if a view was broken, or if
+        another parameter is trained now."""
+        self._check_trained()
         for group in self._groups:
             for parameter, view, _ in group.members:
                 if parameter.data_ptr() != view.data_ptr():
@@ -154,6 +161,16 @@ class FlatModel:
                 else:
                     before = torch.from_numpy(mirror).to(group.params.dtype)
                     mirror += _host(group.params) - _host(before)
+
+    def _check_trained(self) -> None:
+        bound = {id(parameter) for group in self._groups for parameter, _, _ in group.members}
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in bound:
+                raise ConfigError(
+                    f"parameter '{name}' has been unfrozen or added since the model joined: it "
+                    "would be trained on this member alone",
+                    "close the member, and join again with the model as it is now",
+                )
 
     def push_params(self) -> None:
         """Write `params` back into the model."""
@@ -227,6 +244,32 @@ def with_parameters(model: torch.nn.Module, params: Vector) -> torch.nn.Module:
     flat.params[:] = params
     flat.push_params()
     return found
+
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "_u", "_v")
+"""Ends of the names of buffers that a forward pass changes: of normalisation and of spectral norms.
+Each member has its own."""
+
+
+def plain(name: str) -> str:
+    """A parameter's name without what torch.compile and DistributedDataParallel put before it."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
+def digest_of_fixed(model: torch.nn.Module) -> str:
+    """24 hexadecimal digits of what members do not exchange and must have alike: frozen parameters
+    and buffers, but for statistics. "" where there is nothing of that kind."""
+    found = hashlib.blake2b(digest_size=12)
+    fixed: list[tuple[str, torch.Tensor]] = []
+    fixed += [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    fixed += [(name, b) for name, b in model.named_buffers() if not name.endswith(STATISTICS)]
+    for name, tensor in fixed:
+        if tensor.is_meta:
+            continue
+        values = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+        found.update(f"{plain(name)} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(values.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest() if fixed else ""
 
 
 def _bind(parameters: list[torch.nn.Parameter], start: int) -> _Group:

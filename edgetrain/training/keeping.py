@@ -17,6 +17,7 @@ from edgetrain.exchange.member.checkpoint import Folder, Keep, Keeper, Saved
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.seam import Entry, Past, Request
 from edgetrain.training.state import Stateful, TrainingState, pack, unpack
+from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.vector import checksum
 
 log = logging.getLogger("edgetrain")
@@ -34,19 +35,21 @@ class Keeping:
     def find(self, request: Request) -> Saved | None:
         """The newest checkpoint; None: there is none. ConfigError where it is of another job, model
         or optimizer than this member's."""
-        folder = self.keeper.folder
+        folder, optimizer = self.keeper.folder, self._state.optimizer
         saved = folder.load()
         for note in folder.notes:
             log.warning("%s; the one before it is taken", note)
         if saved is None:
             return None
+        same_model = layouts.tensors_agree(request.model, saved.model)
+        same_model = same_model and layouts.fixed_agree(request.model, saved.model)
         mine = [
-            ("model", request.model, saved.model),
-            ("job", request.job, saved.job),
-            ("optimizer", self._state.optimizer, saved.optimizer),
+            ("model", request.model, saved.model, same_model),
+            ("job", request.job, saved.job, request.job == saved.job),
+            ("optimizer", optimizer, saved.optimizer, optimizer == saved.optimizer),
         ]
-        for what, here, there in mine:
-            if here != there:
+        for what, here, there, is_same in mine:
+            if not is_same:
                 raise ConfigError(
                     f"the checkpoint in {folder.path} is of the {what} {there[:12] or 'none'}, "
                     f"this member has {here[:12] or 'none'}",

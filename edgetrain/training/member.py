@@ -28,7 +28,7 @@ from edgetrain.exchange.seam import Entry, Exchange, Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.job import Privacy
-from edgetrain.jobs.rules import refuse_checkpoint
+from edgetrain.jobs.rules import FIXED, refuse_checkpoint
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.keeping import Keeping, keeping_of, past_of
 from edgetrain.training.state import Stateful
@@ -56,6 +56,7 @@ def join(
     checkpoint: str | Path | Keep | None = None,
     state: Mapping[str, Stateful] | None = None,
     privacy: Privacy | None = None,
+    fixed: str = "equal",
 ) -> Member:
     """Join the hub at "tcp://host:port" with a model and its optimizer; returns when training
     starts.
@@ -80,7 +81,8 @@ def join(
     until it is where the member is: `while scheduler.last_epoch < member.begins_at`.
 
     `privacy` (an edgetrain.Privacy with unit "member") clips and noises each contribution
-    before it leaves; without a checkpoint.
+    before it leaves; without a checkpoint. Frozen parameters and buffers (but for statistics of
+    normalisation) must be `fixed` "equal" on all members, or "own", and are not compared.
 
     Raises HubUnreachable, NetworkError, Refused, ConfigError.
     """
@@ -93,7 +95,7 @@ def join(
     credentials = credentials_for(hub, hub_key, keys, insecure=insecure)
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
     keeping = None if keep is None else keeping_of(keep, name, model, optimizer, others=state)
-    flat = bind(model, optimizer)
+    flat = bind(model, optimizer, fixed)
     link = Link(MemberSocket(hub, credentials=credentials), time.monotonic, timeout_s)
     request = Request("", name, weight, job, secure=secure)
     return Member.join(link, flat, optimizer, request, keeping=keeping, release=release)
@@ -147,7 +149,7 @@ class Member:
         """
         stop = stop or Stop(clock)
         exchange.interrupt = functools.partial(stop.check, GRACE_S)
-        digest = layouts.digest(flat.description)
+        digest = layouts.digest(flat.description, flat.fixed)
         request = replace(request, model=digest, layout=flat.description)
         saved = None
         try:
@@ -363,8 +365,15 @@ def release_of(table: Privacy, source: Source = system) -> Release | None:
     return lambda vector, out: mechanism.released(vector, source, out)
 
 
-def bind(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> FlatModel:
-    """The model as flat vectors. ConfigError for an optimizer that would train other tensors."""
+def bind(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, fixed: str = "equal"
+) -> FlatModel:
+    """The model as flat vectors. ConfigError for an optimizer that would train other tensors.
+
+    `fixed`: what is not trained is "equal" on all members, and compared, or each member's "own".
+    """
+    if fixed not in FIXED:
+        raise ConfigError(f"fixed = {fixed!r}", f"allowed are {' and '.join(FIXED)}")
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not trained <= known:
@@ -372,4 +381,4 @@ def bind(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> FlatModel:
             f"the optimizer lacks {len(trained - known)} of the model's {len(trained)} parameters",
             "make it from model.parameters(), or freeze what is not trained",
         )
-    return FlatModel(model)
+    return FlatModel(model, compare_fixed=fixed == "equal")

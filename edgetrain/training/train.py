@@ -152,7 +152,7 @@ def prepare(
     # Before the optimizer and the flat vectors, which hold on to the parameters.
     model.to(device_for(job.train.accelerator, job.privacy.unit))
     optimizer = optimizer_for(model, job.train.optimizer)
-    return model, optimizer, bind(model, optimizer), pace
+    return model, optimizer, bind(model, optimizer, job.train.fixed), pace
 
 
 def request_of(job: Job, place: Place, task: Task, digest: str | None = None) -> Request:

@@ -10,6 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import BadMessage, ConfigError
@@ -54,9 +55,37 @@ def describe(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> bytes:
     return described
 
 
-def digest(description: Buffer) -> str:
-    """A digest of names, shapes and dtypes: vectors with equal digests can be added."""
-    return hashlib.sha256(description).hexdigest()[:32]
+def digest(description: Buffer, fixed: str = "") -> str:
+    """A digest of names, shapes and dtypes: vectors with equal digests can be added.
+
+    `fixed` is a digest of the values that are not in the vector, which it then ends with; "": they
+    are not to be compared.
+    """
+    found = hashlib.sha256(description).hexdigest()[:32]
+    return f"{found}:{fixed}" if fixed else found
+
+
+def tensors_agree(one: str, other: str) -> bool:
+    """Whether two digests are of tensors with equal names, shapes and dtypes."""
+    return one.partition(":")[0] == other.partition(":")[0]
+
+
+def fixed_agree(one: str, other: str) -> bool:
+    """Whether two digests are of models with equal values outside the vector, as far as both say
+    what these are."""
+    mine, yours = one.partition(":")[2], other.partition(":")[2]
+    return not mine or not yours or mine == yours
+
+
+def first_difference(one: Buffer, other: Buffer) -> str:
+    """The first tensor that differs between two descriptions, as a text; "" where one is empty."""
+    if not one or not other:
+        return ""
+    pair = (bytes(each).decode(errors="replace").splitlines() for each in (one, other))
+    for mine, yours in zip_longest(*pair, fillvalue="no tensor"):
+        if mine != yours:
+            return f"the first tensor that differs is '{mine[:120]}' and '{yours[:120]}'"
+    return ""
 
 
 def read(description: Buffer, elements: int) -> Layout:

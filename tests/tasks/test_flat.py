@@ -298,6 +298,28 @@ def test_a_digest_is_equal_where_vectors_can_be_added():
     assert len({one, *(FlatModel(model).digest for model in others)}) == 5
 
 
+def test_what_is_not_exchanged_has_a_digest():
+    def fixed(change=lambda model: None, **how):
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.randn(p.shape))
+        model[0].requires_grad_(False)
+        model.register_buffer("table", torch.arange(4.0))
+        change(model)
+        return FlatModel(model, **how).fixed
+
+    assert len(fixed()) == 24
+    assert fixed(lambda m: m[2].weight.data.fill_(1)) == fixed(), "it is exchanged"
+    assert fixed(lambda m: m[1].running_mean.fill_(1)) == fixed(), "each member has its own"
+    assert fixed(lambda m: m.half()) != fixed()
+    assert fixed(lambda m: m[0].weight.data[0, 0].add_(1e-3)) != fixed()
+    assert fixed(lambda m: m.table[3].add_(1)) != fixed()
+    assert fixed(compare_fixed=False) == ""
+    assert FlatModel(small()).fixed == ""
+
+
 @cuda
 def test_a_model_on_a_gpu_has_a_mirror_in_main_memory():
     model = small().cuda()

@@ -137,6 +137,10 @@ def test_a_refusal_reaches_the_process_as_one_line(processes_of_ours, tmp_path):
             assert "the hub refused: model: the job's model is" in child.error
             assert "with 6 parameters" in child.error
             assert "with 83" in child.error
+            first = (
+                "the first tensor that differs is 'float32 2x2 weight' and 'float32 8x6 0.weight'"
+            )
+            assert first in child.error
             assert member.traffic().sent_bytes > 0
 
 
@@ -298,6 +302,81 @@ def test_another_model_is_refused_with_both_sizes():
         assert caught.value.code == "model"
         first.close()
     assert hub.hub.finished
+
+
+def with_frozen_layer(value):
+    model = children.model(0)
+    model.append(nn.Linear(3, 3).requires_grad_(False))
+    model.append(nn.BatchNorm1d(3))
+    with torch.no_grad():
+        model[3].weight.fill_(value)
+        model[4].running_mean.fill_(value)
+    return model
+
+
+def test_frozen_weights_that_differ_are_refused_unless_each_member_has_its_own():
+    wires, refused = Loopback(), []
+
+    def train(index, fixed="equal"):
+        model = with_frozen_layer(index + 1.0)
+        optim = children.optimizer("sgd", model)
+        link = Link(wires.connect(), time.monotonic)
+        try:
+            request = Request("", f"m{index}")
+            with Member.join(link, bind(model, optim, fixed), optim, request) as member:
+                member.step()
+        except Refused as refusal:
+            assert fixed == "equal"
+            refused.append(refusal)
+            return train(index, "own")
+        return children.flat(model[3])
+
+    with children.HubThread(wires, "fedavg", 2).serving():
+        found = children.in_threads(lambda: train(0), lambda: train(1))
+    assert [refusal.code for refusal in refused] == ["fixed"]
+    assert "say fixed='own'" in str(refused[0])
+    assert found[0][0] != found[1][0]
+    with pytest.raises(ConfigError, match="allowed are equal and own"):
+        bind(children.model(0), torch.optim.SGD(children.model(0).parameters(), 0.1), "any")
+
+
+@pytest.mark.parametrize("strategy", ["sync-sgd", "dga"])
+def test_a_layer_unfrozen_while_training_is_named(strategy):
+    wires, model = Loopback(), with_frozen_layer(1.0)
+    optim = children.optimizer("sgd", model)
+
+    def train():
+        link = Link(wires.connect(), time.monotonic)
+        with Member.join(link, bind(model, optim), optim, Request("", "m0")) as member:
+            member.step()
+            model[3].requires_grad_(True)
+            member.step()
+
+    says = r"'3\.weight' has been unfrozen .*join again"
+    served = children.HubThread(wires, strategy, 1).serving()
+    with served, pytest.raises(ConfigError, match=says):
+        train()
+
+
+def test_a_compiled_and_a_plain_copy_of_a_model_train_together():
+    class Wrapped(nn.Module):
+        """Names its parameters as torch.compile and DistributedDataParallel do."""
+
+        def __init__(self, inner, name):
+            super().__init__()
+            self.add_module(name, inner)
+            self.inner = name
+
+        def forward(self, x):
+            return getattr(self, self.inner)(x)
+
+    models = [
+        {"model": Wrapped(children.model(0), "_orig_mod")},
+        {"model": Wrapped(children.model(0), "module")},
+        {},
+    ]
+    found, _ = fleet_of(3, *models)
+    assert len({params.tobytes() for params, _ in found}) == 1
 
 
 def test_an_unreachable_hub_is_named():

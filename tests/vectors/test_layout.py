@@ -130,3 +130,23 @@ def test_too_many_tensors_are_refused_at_home():
 
 def test_the_example_is_true():
     assert doctest.testmod(layout).failed == 0
+
+
+def test_digests_with_fixed_values_agree_with_those_that_do_not_tell():
+    text = layout.describe([("weight", (2, 2), "float32")])
+    plain, one, other = (layout.digest(text, fixed) for fixed in ("", "a" * 24, "b" * 24))
+    assert layout.tensors_agree(plain, one)
+    assert layout.tensors_agree(one, other)
+    assert not layout.tensors_agree(plain, layout.digest(b"another"))
+    assert layout.fixed_agree(plain, one)
+    assert layout.fixed_agree(one, one)
+    assert not layout.fixed_agree(one, other)
+    assert max(map(len, (plain, one, other))) <= 64
+
+
+def test_the_first_tensor_that_differs_is_named():
+    one = layout.describe([("a", (2,), "float32"), ("b", (3,), "float32")])
+    other = layout.describe([("a", (2,), "float32"), ("b", (4,), "float32"), ("c", (), "float32")])
+    assert "'float32 3 b' and 'float32 4 b'" in layout.first_difference(one, other)
+    assert "'no tensor' and 'float32 - c'" in layout.first_difference(one, one + b"float32 - c\n")
+    assert layout.first_difference(one, one) == layout.first_difference(one, b"") == ""

@@ -19,6 +19,12 @@ WhyNot = tuple[str, str] | None
 """(code of a refusal, reason), or None: no objection."""
 
 
+_OTHER_FIXED = (
+    "what is not trained (frozen parameters, buffers but for normalisation statistics) has other "
+    "values than the first member's"
+)
+
+
 @dataclass(frozen=True)
 class Model:
     """The model of a job, as its first member described it."""
@@ -34,7 +40,8 @@ class Model:
         if not self.description:
             return ()
         layout = layouts.read(self.description, self.elements)
-        if (told := layouts.digest(self.description)) != self.digest:
+        told = layouts.digest(self.description)
+        if not layouts.tensors_agree(told, self.digest):
             raise BadMessage(
                 f"the tensors it tells have the digest {told[:12]}, it says {self.digest[:12]}"
             )
@@ -65,6 +72,8 @@ class Admission:
             )
         if self.model.digest and self._has_another_model(join):
             return self._other_model(join)
+        if self.model.digest and not layouts.fixed_agree(self.model.digest, join.model):
+            return "fixed", _OTHER_FIXED
         if self.finished:
             return self._ended()
         if self.rounds.started and not self.terms.allows_late_join:
@@ -116,6 +125,8 @@ class Admission:
             return "session", f"the hub does not know the session of '{message.name}' (any more)"
         if self._has_another_model(message):
             return self._other_model(message)
+        if not layouts.fixed_agree(self.model.digest, message.model):
+            return "fixed", _OTHER_FIXED
         there = self.members.owned_by_owner_of(sender)
         if there is not None and there is not member:
             return self._has_a_place(there)
@@ -154,13 +165,17 @@ class Admission:
         return newest or (self.tail is not None and self.tail <= applied)
 
     def _has_another_model(self, told: Join | Resume) -> bool:
-        return (told.model, told.elements) != (self.model.digest, self.model.elements)
+        same = layouts.tensors_agree(told.model, self.model.digest)
+        return not same or told.elements != self.model.elements
 
     def _other_model(self, told: Join | Resume) -> WhyNot:
-        return "model", (
+        reason = (
             f"the job's model is {self.model.digest[:12]} with {self.model.elements:,} parameters, "
             f"the member's {told.model[:12]} with {told.elements:,}"
         )
+        payload = told.payload if isinstance(told, Join) else b""
+        differs = layouts.first_difference(self.model.description, payload)
+        return "model", f"{reason}; {differs}" if differs else reason
 
     def _other_protocol(self, told: Join | Resume) -> WhyNot:
         return "protocol", f"the hub speaks version {PROTOCOL}, the member {told.protocol}"

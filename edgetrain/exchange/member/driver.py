@@ -36,7 +36,8 @@ class Flat(Protocol):
     that people have; `FlatVectors` is the one without a model.
 
     `params` and `gradient`, [elements], belong to the model; the member reads and writes them
-    between pulling and pushing. `description` says which tensors they are (vectors.layout).
+    between pulling and pushing. `description` says which tensors they are (vectors.layout), and
+    `fixed` is a digest of what else the model computes with; "": it is not compared.
     `is_storage`: they are the model's own memory, so that pulling and pushing cost nothing.
     """
 
@@ -44,6 +45,7 @@ class Flat(Protocol):
     gradient: Vector
     elements: int
     description: bytes
+    fixed: str
     is_storage: bool
 
     def pull_params(self) -> None:
@@ -70,6 +72,7 @@ class FlatVectors:
     """
 
     is_storage = True
+    fixed = ""
 
     def __init__(self, params: Vector, description: bytes = b"") -> None:
         self.params = params

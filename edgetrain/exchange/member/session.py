@@ -266,7 +266,16 @@ def _raise(refuse: Refuse) -> NoReturn:
     """Raise what the hub's refusal means: Diverged or Refused."""
     if refuse.code == "diverged":
         raise Diverged(refuse.reason, "stop this run: its replicas are not equal")
-    raise Refused(refuse.code, f"the hub refused: {refuse.code}: {refuse.reason}")
+    raise Refused(
+        refuse.code, f"the hub refused: {refuse.code}: {refuse.reason}", _HINTS.get(refuse.code, "")
+    )
+
+
+_HINTS = {
+    "fixed": "give all members equal models before they join (the same seed or the same file), or "
+    "say fixed='own' if each is to have its own",
+}
+"""Ways out of refusals, for people, by code."""
 
 
 class Silence:

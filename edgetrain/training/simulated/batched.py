@@ -150,6 +150,8 @@ class Row:
     """
 
     is_storage = False
+    fixed = ""
+    """Models with frozen parameters or buffers are not batched."""
 
     def __init__(self, params: Vector, gradient: Vector, like: FlatModel) -> None:
         self.params, self.gradient = params, gradient

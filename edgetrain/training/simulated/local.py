@@ -71,7 +71,7 @@ class OneByOne:
         job = self._job
         torch.manual_seed(job.seed)
         model = self._task.model()
-        flat = FlatModel(model)
+        flat = FlatModel(model, compare_fixed=job.train.fixed == "equal")
         optimizer = optimizer_for(model, job.train.optimizer)
         work = work_of(job, self._task, model, flat, index, noise_of(job, index))
         self._first = model if index == 0 else self._first
