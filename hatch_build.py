@@ -3,15 +3,23 @@
 The library has no Python ABI, so one wheel serves every Python 3 on an architecture. Without a
 compiler, or with EDGETRAIN_PURE set, the wheel is pure Python and the kernels are compiled on first
 use instead, or NumPy does their work. An editable install takes that way too.
+
+EDGETRAIN_TARGET=aarch64 (or x86_64) builds for that machine with its cross-compiler, which then
+must be there; the tag says which machine and that the library asks for no newer glibc than 2.17. A
+library of another machine than the tag's is never put into a wheel.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import platform
 import shutil
+import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,22 +36,63 @@ class KernelsBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         self._folder: str | None = None
         if version == "editable" or os.environ.get("EDGETRAIN_PURE"):
             return
+        target = os.environ.get("EDGETRAIN_TARGET", "")
+        if target and target not in _MACHINES:
+            raise ValueError(f"EDGETRAIN_TARGET={target}: known are {', '.join(_MACHINES)}")
+        machine = target or platform.machine()
         compiler = _load(Path(self.root) / "edgetrain" / "codecs" / "kernels" / "compiler.py")
         self._folder = tempfile.mkdtemp(prefix="edgetrain-kernels-")
         library = Path(self._folder) / "_kernels.so"
         try:
-            compiler.compile_kernels(library)
+            with _cross_compiler(target):
+                compiler.compile_kernels(library)
         except compiler.CannotCompile as error:
+            if target:
+                raise
             self.app.display_warning(f"building a pure wheel: {error}")
             return
+        found = machine_of(library)
+        if found != machine:
+            raise ValueError(
+                f"the C compiler made a library for {found}, and the wheel is for {machine}: "
+                f"EDGETRAIN_TARGET={found} makes one for {found}"
+            )
         build_data["force_include"][str(library)] = "edgetrain/codecs/kernels/_kernels.so"
         build_data["pure_python"] = False
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["tag"] = f"py3-none-{platform}"
+        here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        tag = f"manylinux_2_17_{target}" if target else here
+        build_data["tag"] = f"py3-none-{tag}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+_MACHINES = {"aarch64": 0xB7, "x86_64": 0x3E}
+"""Numbers of machines in ELF files."""
+
+
+def machine_of(library: Path) -> str:
+    """The machine that an ELF file is for, as uname calls it; "an unknown machine" for others."""
+    header = library.read_bytes()[:20]
+    if header[:4] != b"\x7fELF":
+        return platform.machine() if sys.platform != "linux" else "an unknown machine"
+    number = int.from_bytes(header[18:20], "little" if header[5] == 1 else "big")
+    known = {number: name for name, number in _MACHINES.items()}
+    return known.get(number, f"machine {number:#x}")
+
+
+@contextlib.contextmanager
+def _cross_compiler(target: str) -> Iterator[None]:
+    """Let CC be the compiler for a target; the user's own CC is kept if there is one."""
+    if not target or os.environ.get("CC") or target == platform.machine():
+        yield
+        return
+    os.environ["CC"] = f"{target}-linux-gnu-gcc"
+    try:
+        yield
+    finally:
+        del os.environ["CC"]
 
 
 def _load(path: Path) -> ModuleType:

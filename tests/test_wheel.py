@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -172,3 +174,51 @@ def test_members_run_the_code_that_the_folder_of_their_keys_allows(installed, tm
             assert found.finish() == 2
         assert "is not allowed on this device" in found.said
     assert ran.read_text().splitlines() == trained, "nothing of it ran any more"
+
+
+def build_for(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Build the wheel with these variables; hatchling says what went wrong on stderr."""
+    pytest.importorskip("hatchling")
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "CC")}
+    argv = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    return subprocess.run(
+        argv, cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, timeout=280
+    )
+
+
+CROSS = "aarch64-linux-gnu-gcc"
+
+
+@pytest.mark.skipif(not shutil.which(CROSS), reason="package gcc-aarch64-linux-gnu is missing")
+def test_a_wheel_for_arm_has_a_library_for_arm_that_old_systems_can_load(tmp_path):
+    done = build_for(tmp_path, EDGETRAIN_TARGET="aarch64")
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.whl")
+    assert path.name.endswith("-py3-none-manylinux_2_17_aarch64.whl")
+    with zipfile.ZipFile(path) as wheel:
+        wheel.extract("edgetrain/codecs/kernels/_kernels.so", tmp_path)
+        assert (
+            "Tag: py3-none-manylinux_2_17_aarch64"
+            in wheel.read(next(n for n in wheel.namelist() if n.endswith("/WHEEL"))).decode()
+        )
+    library = tmp_path / "edgetrain/codecs/kernels/_kernels.so"
+    assert library.read_bytes()[18:20] == b"\xb7\x00"
+    if not shutil.which("aarch64-linux-gnu-objdump"):
+        pytest.skip("package binutils-aarch64-linux-gnu is missing")
+    said = run(["aarch64-linux-gnu-objdump", "-T", library], tmp_path)
+    asked = {tuple(int(n) for n in v.split(".")) for v in re.findall(r"GLIBC_([\d.]+)", said)}
+    assert asked
+    assert max(asked) <= (2, 17), said
+
+
+@pytest.mark.skipif(not shutil.which(CROSS), reason="package gcc-aarch64-linux-gnu is missing")
+def test_a_library_of_another_machine_is_never_put_into_a_wheel(tmp_path):
+    for environment, said in (
+        ({"CC": CROSS}, "made a library for aarch64, and the wheel is for"),
+        ({"CC": "cc", "EDGETRAIN_TARGET": "aarch64"}, "and the wheel is for aarch64"),
+        ({"EDGETRAIN_TARGET": "riscv"}, "EDGETRAIN_TARGET=riscv: known are aarch64, x86_64"),
+    ):
+        done = build_for(tmp_path, **environment)
+        assert done.returncode != 0
+        assert said in done.stderr + done.stdout
+    assert not list(tmp_path.glob("*.whl"))

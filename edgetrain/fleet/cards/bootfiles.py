@@ -1,0 +1,93 @@
+"""The files of a card's boot partition (FAT), through mtools: nothing is mounted."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgetrain.errors import ConfigError
+from edgetrain.fleet.cards.looking import Partition, find_program
+
+Content = bytes | Path
+"""Of a file: its bytes, or a file of this machine that has them."""
+SPARE = 1 << 20
+"""Bytes that stay free: folders and half-filled clusters take some."""
+
+
+class BootFiles:
+    """The FAT file system at an offset of a card. Methods raise ConfigError."""
+
+    def __init__(self, path: str, partition: Partition) -> None:
+        self._image = f"{path}@@{partition.start}"
+
+    def read(self, name: str) -> bytes | None:
+        """A file's bytes; None if it is not there."""
+        done = self._run("mcopy", "-n", f"::{name}", "-")
+        return done.stdout if not done.returncode else None
+
+    def free(self) -> int:
+        """Bytes that are free."""
+        done = self._run("mdir", "::")
+        found = re.search(rb"([\d ]+) bytes free", done.stdout)
+        if done.returncode or not found:
+            raise ConfigError("the boot partition cannot be read", _said(done))
+        return int(found[1].replace(b" ", b""))
+
+    def write(self, files: Mapping[str, Content]) -> None:
+        """Write files, in place of those of the same name. Folders are made.
+
+        Raises ConfigError before anything is written if there is not enough space.
+        """
+        need = sum(_length(content) for content in files.values())
+        there = sum(len(self.read(name) or b"") for name in files if "/" not in name)
+        if need + SPARE > self.free() + there:
+            raise ConfigError(
+                f"the boot partition has {self.free() / 1e6:.0f} MB free, and "
+                f"{(need + SPARE) / 1e6:.0f} MB are needed",
+                "an image with a larger boot partition, or less data",
+            )
+        for folder in sorted({name.rpartition("/")[0] for name in files} - {""}):
+            self._run("mmd", "-D", "s", f"::{folder}")
+        for name, content in files.items():
+            source = str(content) if isinstance(content, Path) else "-"
+            data = content if isinstance(content, bytes) else None
+            done = self._run("mcopy", "-o", source, f"::{name}", data=data)
+            if done.returncode:
+                raise ConfigError(f"cannot write {name} to the boot partition", _said(done))
+
+    def check(self, files: Mapping[str, Content]) -> None:
+        """Read files back. Raises ConfigError for the first that is not what was written."""
+        for name, content in files.items():
+            found = self.read(name)
+            if found is None or hashlib.sha256(found).digest() != _digest(content):
+                raise ConfigError(f"{name} did not read back from the card", "throw it away")
+
+    def _run(
+        self, name: str, *words: str, data: bytes | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        program = find_program(name)
+        if program is None:
+            raise ConfigError(f"{name} is not installed", "apt install mtools")
+        return subprocess.run(
+            [program, "-i", self._image, *words], input=data or b"", capture_output=True,
+            timeout=600, check=False, env={"MTOOLSRC": "/dev/null", "LC_ALL": "C"},
+        )  # fmt: skip
+
+
+def _length(content: Content) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
+
+
+def _digest(content: Content) -> bytes:
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).digest()
+    with content.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""

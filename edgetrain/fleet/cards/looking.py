@@ -1,0 +1,248 @@
+"""What is in an image: partitions, operating system, Python, and how it is set up at first boot.
+
+Asks partx, blkid and debugfs, which every Debian has; mounts nothing and needs no root for files.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgetrain.errors import ConfigError
+from edgetrain.fleet.cards.source import SECTOR
+
+TOOLS = {
+    "partx": "util-linux",
+    "blkid": "util-linux",
+    "debugfs": "e2fsprogs",
+    "mcopy": "mtools",
+}
+"""Programs, and Debian's packages that have them."""
+
+CLOUD_INIT, FIRSTRUN = "cloud-init", "firstrun.sh"
+MACHINES = {0xB7: "aarch64", 0x3E: "x86_64", 0x28: "armv7l", 0x03: "i686"}
+"""Of ELF files."""
+OLDEST_PYTHON = (3, 11)
+RELEASES = {
+    "raspberry-pi-os-13": "Raspberry Pi OS 13 (trixie)",
+    "raspberry-pi-os-12": "Raspberry Pi OS 12 (bookworm)",
+    "ubuntu-24.04": "Ubuntu Server 24.04",
+    "debian-13": "Debian 13 with cloud-init",
+    "debian-12": "Debian 12 with cloud-init",
+}
+"""Operating systems that cards are made for."""
+_CLOUD_INIT_SINCE = "2025-10-02"
+"""Images of Raspberry Pi OS before this have cloud-init and do not use it."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition: where it is, in bytes, and the file system on it ("" is none that is known)."""
+
+    number: int
+    start: int
+    size: int
+    filesystem: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an image is."""
+
+    release: str
+    """As in RELEASES, or another name of the same kind."""
+    python: tuple[int, int]
+    machine: str
+    """As uname has it: "aarch64"."""
+    first_boot: str
+    """CLOUD_INIT or FIRSTRUN."""
+    boot: Partition
+    root: Partition
+
+    def describe(self) -> str:
+        """One line for a person."""
+        name = RELEASES.get(self.release, self.release)
+        return f"{name}, Python {self.python[0]}.{self.python[1]}, {self.machine}"
+
+
+def missing_tools(names: Sequence[str] = tuple(TOOLS)) -> list[str]:
+    """Those of the programs that are not installed."""
+    return [name for name in names if not find_program(name)]
+
+
+def check_tools() -> None:
+    """Raises ConfigError, which names the packages to install."""
+    if missing := missing_tools():
+        packages = sorted({TOOLS[name] for name in missing})
+        raise ConfigError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+            f"apt install {' '.join(packages)}",
+        )
+
+
+def look(path: str, head: memoryview | bytes, size: int) -> Look:
+    """Look into an image or a card whose first bytes may be blank: `head` is what they will be.
+
+    path: the card; size: bytes of the image. Raises ConfigError, which says what was looked for, if
+    the worker cannot run there.
+    """
+    check_tools()
+    parts = partitions(path, head, size)
+    boot = next((p for p in parts if p.filesystem == "vfat"), None)
+    root = next((p for p in parts if p.filesystem in ("ext4", "ext3", "ext2")), None)
+    found = ", ".join(f"{p.number}: {p.filesystem or 'unknown'}" for p in parts) or "none"
+    if boot is None or boot.number != parts[0].number:
+        raise ConfigError(
+            f"the image's first partition is not FAT (partitions: {found})",
+            "a Raspberry Pi boots from one; for a Jetson use NVIDIA's SDK Manager",
+        )
+    if root is None:
+        raise ConfigError(f"the image has no ext4 partition to look into (partitions: {found})")
+    files = Files(path, root)
+    return _judge(files, boot, root)
+
+
+def partitions(path: str, head: memoryview | bytes, size: int) -> list[Partition]:
+    """The partitions of a card, from the first bytes that it will have. Raises ConfigError."""
+    with tempfile.NamedTemporaryFile(prefix="edgetrain-head-") as file:
+        file.write(head)
+        file.truncate(max(size, len(head)))
+        file.flush()
+        words = ["--bytes", "--pairs", "--output", "NR,START,SECTORS", file.name]
+        done = _run("partx", *words)
+    if done.returncode:
+        raise ConfigError("the image has no partition table that partx can read")
+    found = []
+    for line in done.stdout.decode().splitlines():
+        row = dict(word.split("=", 1) for word in shlex.split(line))
+        start, length = SECTOR * int(row["START"]), SECTOR * int(row["SECTORS"])
+        about = _probe(path, start, length)
+        kind, label = about.get("TYPE", ""), about.get("LABEL", "")
+        found.append(Partition(int(row["NR"]), start, length, kind, label))
+    return found
+
+
+class Files:
+    """The files of an ext4 partition, read without mounting it."""
+
+    def __init__(self, path: str, partition: Partition) -> None:
+        self._device = f"{path}?offset={partition.start}"
+
+    def read(self, name: str) -> bytes | None:
+        """A file's bytes; None if it is not there. Links are not followed."""
+        if not self.exists(name):
+            return None
+        return self._ask(f"cat {name}").stdout
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file, folder or link of this name."""
+        return b"Inode:" in self._ask(f"stat {name}").stdout
+
+    def link(self, name: str) -> str:
+        """Where a symbolic link leads; "" if it is not one."""
+        found = re.search(rb'Fast link dest: "(.*?)"', self._ask(f"stat {name}").stdout)
+        return found[1].decode(errors="replace") if found else ""
+
+    def _ask(self, request: str) -> subprocess.CompletedProcess[bytes]:
+        return _run("debugfs", "-R", request, self._device)
+
+
+def _judge(files: Files, boot: Partition, root: Partition) -> Look:
+    release = _release(files)
+    link = files.link("/usr/bin/python3")
+    version = re.fullmatch(r"python(\d+)\.(\d+)", link.rpartition("/")[2])
+    if not version:
+        raise ConfigError(
+            f"the image ({release}) has no Python 3 at /usr/bin/python3", "another image"
+        )
+    python = (int(version[1]), int(version[2]))
+    machine = _machine(files.read(f"/usr/bin/{version[0]}") or b"")
+    if machine not in ("aarch64", "x86_64"):
+        raise ConfigError(
+            f"the image ({release}) is for {machine}: torch is made for 64-bit systems",
+            "take the arm64 image of the same release",
+        )
+    if python < OLDEST_PYTHON:
+        raise ConfigError(
+            f"the image ({release}) has Python {python[0]}.{python[1]}, and edgetrain needs "
+            f"{OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]}",
+            "a newer release of the operating system",
+        )
+    if release not in RELEASES:
+        raise ConfigError(
+            f"the image is {release}, which this version has no first boot for",
+            f"known: {', '.join(sorted(RELEASES))}",
+        )
+    return Look(release, python, machine, _first_boot(files, release), boot, root)
+
+
+def _release(files: Files) -> str:
+    """The operating system, "raspberry-pi-os-13". Raises ConfigError if nothing says what it is."""
+    for name in ("/usr/lib/os-release", "/etc/os-release"):
+        content = files.read(name)
+        if content:
+            break
+    else:
+        raise ConfigError("the image has no /usr/lib/os-release: its system is not known")
+    lines = [line for line in content.decode(errors="replace").splitlines() if "=" in line]
+    said = {key: value.strip("\"'") for key, value in (line.split("=", 1) for line in lines)}
+    kind, version = said.get("ID", "unknown"), said.get("VERSION_ID", "")
+    if kind in ("debian", "raspbian") and files.exists("/etc/rpi-issue"):
+        kind = "raspberry-pi-os"
+    return f"{kind}-{version}" if version else kind
+
+
+def _first_boot(files: Files, release: str) -> str:
+    """How the image is set up at its first boot."""
+    has_cloud_init = files.exists("/usr/bin/cloud-init")
+    if not release.startswith("raspberry-pi-os"):
+        if not has_cloud_init:
+            raise ConfigError(
+                f"the image ({release}) has no /usr/bin/cloud-init: nothing would set it up"
+            )
+        return CLOUD_INIT
+    issue = (files.read("/etc/rpi-issue") or b"").decode(errors="replace")
+    date = re.search(r"\d{4}-\d\d-\d\d", issue)
+    if has_cloud_init and not (date and date[0] < _CLOUD_INIT_SINCE):
+        return CLOUD_INIT
+    return FIRSTRUN
+
+
+def _machine(program: bytes) -> str:
+    """What an ELF program runs on."""
+    if program[:4] != b"\x7fELF" or len(program) < 20:
+        return "an unknown machine"
+    order = "<" if program[5] == 1 else ">"
+    number = struct.unpack_from(f"{order}H", program, 18)[0]
+    return MACHINES.get(number, f"machine {number:#x}")
+
+
+def _probe(path: str, start: int, size: int) -> Mapping[str, str]:
+    words = ("--probe", "--offset", str(start), "--size", str(size), "--output", "export", path)
+    lines = _run("blkid", *words).stdout.decode(errors="replace").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def find_program(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/bin:/bin")
+
+
+def _run(name: str, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a tool; what it prints is its answer. Raises ConfigError if it does not end."""
+    program = find_program(name)
+    if program is None:
+        raise ConfigError(f"{name} is not installed", f"apt install {TOOLS[name]}")
+    try:
+        return subprocess.run(
+            [program, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=60,
+            check=False, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{name} does not end", "is the card still in the reader?") from None

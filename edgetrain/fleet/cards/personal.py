@@ -1,0 +1,257 @@
+"""What makes a card one device's: the files of its boot partition, for each first-boot format.
+
+Pure: nothing is read or written here. All formats do the same: host name, user with SSH keys and
+sudo, sshd with keys only, network, country, Wi-Fi power saving off; and start one unit, which runs
+first_boot.py (see there).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgetrain.fleet.cards.cluster import DHCP
+from edgetrain.fleet.cards.looking import CLOUD_INIT
+
+BOOT = "/boot/firmware"
+"""Where devices mount the boot partition."""
+FOLDER = "edgetrain"
+"""Of our files on the boot partition."""
+UNIT = "edgetrain-first-boot.service"
+
+_NO_POWERSAVE = "[connection]\nwifi.powersave = 2\n"
+_SSHD = "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin no\n"
+_UNIT_TEXT = f"""\
+[Unit]
+Description=edgetrain first boot: unpack the worker, make keys, enrol
+RequiresMountsFor={BOOT}
+ConditionPathExists={BOOT}/{FOLDER}/config.json
+ConditionPathExists=!/var/lib/edgetrain-setup/done
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+ExecStart=/usr/bin/python3 {BOOT}/{FOLDER}/first_boot.py
+Restart=on-failure
+RestartSec=30
+RestartPreventExitStatus=2
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@dataclass(frozen=True)
+class Network:
+    """How a device reaches the hub. Texts are empty where there is nothing to say."""
+
+    address: str = DHCP
+    gateway: str = ""
+    ssid: str = ""
+    country: str = ""
+    passphrase: str = field(default="", repr=False)
+
+    @property
+    def psk(self) -> str:
+        """The key that the passphrase stands for: 64 hexadecimal digits, of this network alone."""
+        if re.fullmatch(r"[0-9a-fA-F]{64}", self.passphrase):
+            return self.passphrase.lower()
+        word, salt = self.passphrase.encode(), self.ssid.encode()
+        return hashlib.pbkdf2_hmac("sha1", word, salt, 4096, 32).hex()
+
+
+@dataclass(frozen=True)
+class Personal:
+    """One device, as its card describes it."""
+
+    name: str
+    user: str
+    ssh_keys: tuple[str, ...]
+    network: Network
+    instance: str
+    """Another one each time that a card is written: else its first-boot settings are ignored."""
+
+
+def instance_id(name: str, nonce: bytes) -> str:
+    """The instance of a device's card; `nonce` is drawn for each writing."""
+    return f"edgetrain-{name}-{nonce.hex()}"
+
+
+def files(device: Personal, first_boot: str) -> dict[str, bytes]:
+    """The files that the operating system reads at its first boot, by their names."""
+    if first_boot == CLOUD_INIT:
+        return {
+            "user-data": b"#cloud-config\n" + _json(_user_data(device)),
+            "network-config": _json(_network_config(device.network)),
+            "meta-data": f"instance-id: {device.instance}\n".encode(),
+        }
+    return {"firstrun.sh": _firstrun(device).encode()}
+
+
+def command_line(before: str, device: Personal, first_boot: str) -> str:
+    """cmdline.txt, from what is in it: one line. Words of an earlier writing are replaced.
+
+    The memory cgroup is switched on: without it a unit's MemoryMax is ignored. The kernels of
+    Raspberry Pi OS switch it off, and the last word of this line wins.
+    """
+    ours = re.compile(
+        r"ds=nocloud|cgroup_(enable|disable)=memory|systemd\.(run|unit)|cfg80211\.ieee80211_regdom"
+    )
+    words = [word for word in before.split() if not ours.match(word)]
+    words.append("cgroup_enable=memory")
+    if device.network.country:
+        words.append(f"cfg80211.ieee80211_regdom={device.network.country}")
+    if first_boot == CLOUD_INIT:
+        words.append(f"ds=nocloud;i={device.instance}")
+    else:
+        words += [
+            f"systemd.run={BOOT}/firstrun.sh",
+            "systemd.run_success_action=reboot",
+            "systemd.unit=kernel-command-line.target",
+        ]
+    return " ".join(words) + "\n"
+
+
+# -- cloud-init ----------------------------------------------------------------------------------
+
+
+def _user_data(device: Personal) -> dict[str, Any]:
+    return {
+        "hostname": device.name,
+        "manage_etc_hosts": True,
+        "ssh_pwauth": False,
+        "disable_root": True,
+        "ssh_deletekeys": True,
+        "ssh_genkeytypes": ["ed25519"],
+        "users": [
+            {
+                "name": device.user,
+                "groups": "users,sudo,video",
+                "shell": "/bin/bash",
+                "lock_passwd": True,
+                "sudo": "ALL=(ALL) NOPASSWD:ALL",
+                "ssh_authorized_keys": list(device.ssh_keys),
+            }
+        ],
+        "write_files": [
+            {"path": path, "permissions": mode, "content": content}
+            for path, (mode, content) in _system_files(device).items()
+        ],
+        "runcmd": [
+            ["sh", "-c", "rfkill unblock wifi || true"],
+            ["sh", "-c", "systemctl enable --now ssh || systemctl enable --now sshd"],
+            ["systemctl", "daemon-reload"],
+            ["systemctl", "enable", "--now", "--no-block", UNIT],
+        ],
+    }
+
+
+def _system_files(device: Personal) -> dict[str, tuple[str, str]]:
+    """Files of the operating system: their modes and contents."""
+    return {
+        f"/etc/sudoers.d/010_{device.user}": (
+            "0440",
+            f"{device.user} ALL=(ALL) NOPASSWD: ALL\n",
+        ),
+        "/etc/ssh/sshd_config.d/10-edgetrain.conf": ("0644", _SSHD),
+        "/etc/NetworkManager/conf.d/10-edgetrain.conf": ("0644", _NO_POWERSAVE),
+        f"/etc/systemd/system/{UNIT}": ("0644", _UNIT_TEXT),
+    }
+
+
+def _network_config(network: Network) -> dict[str, Any]:
+    addressing: dict[str, Any] = {"dhcp4": True}
+    if network.address != DHCP:
+        addressing = {"dhcp4": False, "addresses": [network.address]}
+        if network.gateway:
+            addressing["routes"] = [{"to": "default", "via": network.gateway}]
+    on_a_cable = network.address != DHCP and not network.ssid
+    cable = addressing if on_a_cable or network.address == DHCP else {"dhcp4": True}
+    found: dict[str, Any] = {
+        "version": 2,
+        "ethernets": {"cable": {"match": {"name": "e*"}, "optional": True, **cable}},
+    }
+    if network.ssid:
+        found["wifis"] = {
+            "wlan0": {
+                **addressing,
+                "optional": True,
+                "regulatory-domain": network.country,
+                "access-points": {network.ssid: {"password": network.psk}},
+            }
+        }
+    return found
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+# -- firstrun.sh ---------------------------------------------------------------------------------
+
+
+def _firstrun(device: Personal) -> str:
+    """A script that runs once, as root, before the first proper boot of Raspberry Pi OS 12."""
+    user, name = shlex.quote(device.user), shlex.quote(device.name)
+    keys = "\n".join(device.ssh_keys)
+    home = f"/home/{device.user}"
+    parts = [
+        "#!/bin/bash\nset +e\n",
+        f"echo {name} > /etc/hostname\n"
+        f"sed -i 's/127\\.0\\.1\\.1.*/127.0.1.1\\t{device.name}/' /etc/hosts\n",
+        # The image's own first user would ask for a name and a password on the screen.
+        "systemctl disable userconfig 2> /dev/null\n"
+        f"id {user} 2> /dev/null || useradd -m -s /bin/bash {user}\n"
+        f"passwd -l {user} > /dev/null\n"
+        f"for group in users sudo video; do usermod -aG $group {user}; done\n",
+        f"install -d -m 0700 -o {user} -g {user} {home}/.ssh\n",
+        _here(f"{home}/.ssh/authorized_keys", "0600", keys + "\n"),
+        f"chown {user}:{user} {home}/.ssh/authorized_keys\n",
+        *(_here(path, mode, text) for path, (mode, text) in _system_files(device).items()),
+        "systemctl enable ssh\n",
+        *_firstrun_network(device.network),
+        f"ln -sf /etc/systemd/system/{UNIT} /etc/systemd/system/multi-user.target.wants/{UNIT}\n",
+        f"rm -f {BOOT}/firstrun.sh\n"
+        f"sed -i 's| systemd\\.[^ ]*||g' {BOOT}/cmdline.txt\n"
+        "sync\nexit 0\n",
+    ]
+    return "".join(parts)
+
+
+def _firstrun_network(network: Network) -> list[str]:
+    """NetworkManager's files for a static address and for a wireless network."""
+    found = []
+    manual = f"method=manual\naddress1={network.address}"
+    if network.gateway:
+        manual += f",{network.gateway}"
+    address = manual if network.address != DHCP else "method=auto"
+    if network.ssid:
+        lines = (
+            "[connection]\nid=edgetrain-wifi\ntype=wifi\n\n[wifi]\nmode=infrastructure\n"
+            f"ssid={network.ssid}\n\n[wifi-security]\nkey-mgmt=wpa-psk\npsk={network.psk}\n\n"
+            f"[ipv4]\n{address}\n"
+        )
+        found.append(_nm("edgetrain-wifi", lines))
+        found.append(
+            "rfkill unblock wifi\n"
+            "[ -x /usr/bin/raspi-config ] && "
+            f"raspi-config nonint do_wifi_country {network.country}\n"
+        )
+    elif network.address != DHCP:
+        lines = f"[connection]\nid=edgetrain-cable\ntype=ethernet\n\n[ipv4]\n{address}\n"
+        found.append(_nm("edgetrain-cable", lines))
+    return found
+
+
+def _nm(name: str, text: str) -> str:
+    return _here(f"/etc/NetworkManager/system-connections/{name}.nmconnection", "0600", text)
+
+
+def _here(path: str, mode: str, text: str) -> str:
+    """Shell lines that write a file."""
+    return f"install -D -m {mode} /dev/stdin {shlex.quote(path)} << 'EDGETRAIN'\n{text}EDGETRAIN\n"

@@ -1,0 +1,66 @@
+"""Put one device's files on a card that was written and does not boot yet, and check them there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgetrain.errors import ConfigError
+from edgetrain.fleet.cards import looking, personal
+from edgetrain.fleet.cards.bootfiles import BootFiles, Content
+from edgetrain.fleet.cards.looking import Look
+from edgetrain.fleet.cards.personal import FOLDER, Personal
+from edgetrain.fleet.cards.writing import Card, Finish
+
+PROGRAM = Path(__file__).with_name("first_boot.py")
+"""What runs on the device."""
+COMMAND_LINE = "cmdline.txt"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a device gets besides its settings: files below FOLDER, and config.json for them."""
+
+    files: Mapping[str, Content]
+    """By their names in FOLDER: "worker.tar", "token", "job.toml", …"""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def placed(device: Personal, load: Load, found: Look, before: bytes) -> dict[str, Content]:
+    """All files that go onto the boot partition. `before` is what is in cmdline.txt."""
+    ours: dict[str, Content] = {f"{FOLDER}/{name}": data for name, data in load.files.items()}
+    ours[f"{FOLDER}/first_boot.py"] = PROGRAM.read_bytes()
+    ours[f"{FOLDER}/config.json"] = json.dumps(load.config, indent=1).encode() + b"\n"
+    settings = personal.files(device, found.first_boot)
+    line = personal.command_line(before.decode(errors="replace"), device, found.first_boot)
+    return {**ours, **settings, COMMAND_LINE: line.encode()}
+
+
+def finisher(device: Personal, load: Load, check: Finish | None = None) -> Finish:
+    """What `writing.write` calls for a device's card: looks into it and writes its files.
+
+    check: called with the card and its first bytes before anything is written. Its errors, and all
+    others, leave a card that does not boot.
+    """
+
+    def finish(card: Card, head: memoryview) -> None:
+        if check:
+            check(card, head)
+        medium = card.medium
+        found = looking.look(medium.name, head, medium.size)
+        boot = BootFiles(medium.name, found.boot)
+        before = boot.read(COMMAND_LINE)
+        if before is None:
+            raise ConfigError(
+                f"the boot partition has no {COMMAND_LINE}: the image is not for a Raspberry Pi"
+            )
+        files = placed(device, load, found, before)
+        boot.write(files)
+        medium.flush()
+        medium.forget()
+        boot.check(files)
+
+    return finish

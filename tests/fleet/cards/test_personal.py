@@ -1,0 +1,241 @@
+"""From a stock image to one device's card: what is found in images, and what is put there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pi_images
+import pytest
+
+from edgetrain.errors import ConfigError
+from edgetrain.fleet.cards import bootfiles, looking, personal, placing, writing
+from edgetrain.fleet.cards.medium import FileMedium
+from edgetrain.fleet.cards.source import Source
+
+GOLDEN = Path(__file__).parent / "golden"
+WHY_NOT = pi_images.missing() or ", ".join(looking.missing_tools())
+needs_tools = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> dict[str, Path]:
+    """One image of each system, made when it is asked for."""
+    folder = tmp_path_factory.mktemp("images")
+
+    class Made(dict):
+        def __missing__(self, name: str) -> Path:
+            self[name] = pi_images.make(folder / f"{len(self)}.img", pi_images.SYSTEMS[name])
+            return self[name]
+
+    return Made()
+
+
+def look(path: Path) -> looking.Look:
+    content = path.read_bytes()
+    return looking.look(str(path), content[: 1 << 20], len(content))
+
+
+FOUND = {
+    "raspberry-pi-os-13": ("raspberry-pi-os-13", (3, 13), "cloud-init", "bootfs"),
+    "raspberry-pi-os-13 of October": ("raspberry-pi-os-13", (3, 13), "firstrun.sh", "bootfs"),
+    "raspberry-pi-os-12": ("raspberry-pi-os-12", (3, 11), "firstrun.sh", "bootfs"),
+    "ubuntu-24.04": ("ubuntu-24.04", (3, 12), "cloud-init", "system-boot"),
+}
+
+
+@needs_tools
+@pytest.mark.parametrize("name", FOUND)
+def test_what_an_image_is(images, name):
+    found = look(images[name])
+    release, python, first_boot, label = FOUND[name]
+    assert (found.release, found.python, found.first_boot) == (release, python, first_boot)
+    assert found.machine == "aarch64"
+    assert found.boot == looking.Partition(1, 4 << 20, 20 << 20, "vfat", label.upper())
+    assert found.root.start == 24 << 20
+    assert looking.RELEASES[release] in found.describe()
+
+
+@needs_tools
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("32-bit", r"raspberry-pi-os-13\) is for armv7l.*take the arm64 image"),
+        ("raspberry-pi-os-11", r"raspberry-pi-os-11\) has Python 3\.9, and edgetrain needs 3\.11"),
+        ("fedora", "the image is fedora-42, .*known: debian-12, "),
+    ],
+)
+def test_images_that_are_refused(images, name, said):
+    with pytest.raises(ConfigError, match=said):
+        look(images[name])
+
+
+@needs_tools
+def test_a_boot_partition_that_is_not_fat(tmp_path):
+    system = pi_images.SYSTEMS["raspberry-pi-os-13"]
+    path = pi_images.make(tmp_path / "x.img", system, boot_kind="ext4")
+    with pytest.raises(ConfigError, match=r"first partition is not FAT \(partitions: 1: ext4, 2"):
+        look(path)
+
+
+def test_a_missing_tool_is_named_with_its_package(monkeypatch):
+    monkeypatch.setattr(looking, "find_program", lambda name: name != "mcopy" or None)
+    with pytest.raises(ConfigError, match=r"mcopy is not installed \(apt install mtools\)"):
+        looking.check_tools()
+
+
+# -- formats --------------------------------------------------------------------------------------
+
+NETWORKS = {
+    "dhcp": personal.Network(),
+    "static": personal.Network("192.168.1.20/24", "192.168.1.1"),
+    "wifi": personal.Network(ssid="lab & 'co'", country="DE", passphrase="correct horse"),
+    "wifi-static": personal.Network("192.168.1.20/24", "", "lab", "DE", "correct horse"),
+}
+
+
+def device(network: str = "wifi", nonce: bytes = b"\1\2\3\4") -> personal.Personal:
+    instance = personal.instance_id("pi-0", nonce)
+    return personal.Personal("pi-0", "fleet", (KEY,), NETWORKS[network], instance)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("first_boot", ["cloud-init", "firstrun.sh"])
+def test_files_are_as_the_golden_ones(network, first_boot):
+    """EDGETRAIN_GOLDEN=write writes them: look at the difference before you keep it."""
+    found = personal.files(device(network), first_boot)
+    line = personal.command_line(pi_images.PI_LINE, device(network), first_boot)
+    for name, content in {**found, "cmdline.txt": line.encode()}.items():
+        path = GOLDEN / f"{first_boot}-{network}" / name
+        if os.environ.get("EDGETRAIN_GOLDEN") == "write":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        assert path.read_bytes() == content, path
+
+
+def test_no_file_and_no_repr_has_the_passphrase_itself():
+    for first_boot in ("cloud-init", "firstrun.sh"):
+        for content in personal.files(device("wifi"), first_boot).values():
+            assert b"correct horse" not in content
+    assert "correct horse" not in repr(device("wifi"))
+    # wpa_passphrase lab "correct horse"
+    assert NETWORKS["wifi-static"].psk == personal.Network(
+        ssid="lab", passphrase=NETWORKS["wifi-static"].psk
+    ).psk  # fmt: skip
+
+
+def test_the_key_of_a_wireless_network_is_the_standards():
+    """The test vector of IEEE 802.11i-2004, H.4.3."""
+    network = personal.Network(ssid="IEEE", country="DE", passphrase="password")
+    assert network.psk == "f42c6fc52df0ebef9ebb4b90b38a5f902e83fe1b135a70e23aed762e9710a12e"
+
+
+def test_cloud_init_gets_another_instance_each_time():
+    first, second = (device(nonce=bytes([i] * 4)) for i in (1, 2))
+    for name in ("meta-data",):
+        contents = [personal.files(d, "cloud-init")[name] for d in (first, second)]
+        assert contents[0] != contents[1]
+    once = personal.command_line(pi_images.PI_LINE, first, "cloud-init")
+    again = personal.command_line(once, second, "cloud-init")
+    assert again.count("ds=nocloud") == 1
+    assert again.endswith(f"ds=nocloud;i={second.instance}\n")
+    assert again.split()[: len(pi_images.PI_LINE.split())] == pi_images.PI_LINE.split()
+
+
+@pytest.mark.parametrize("first_boot", ["cloud-init", "firstrun.sh"])
+def test_the_command_line_is_one_line_and_switches_the_memory_cgroup_on(first_boot):
+    before = "console=tty1 cgroup_disable=memory rootwait\n# more\n"
+    line = personal.command_line(before, device(), first_boot)
+    assert line.count("\n") == 1
+    assert " cgroup_enable=memory " in line
+    assert "cgroup_disable" not in line
+
+
+def test_firstrun_is_a_script_that_bash_accepts():
+    for network in NETWORKS:
+        script = personal.files(device(network), "firstrun.sh")["firstrun.sh"]
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+# -- onto a card ----------------------------------------------------------------------------------
+
+
+def flash(image: Path, card: Path, load: placing.Load, **more) -> writing.Card:
+    source = Source(image)
+    medium = FileMedium(card, image.stat().st_size)
+    try:
+        finish = placing.finisher(device(), load, **more)
+        return writing.write(source, [medium], finish=finish, probe_size=False).cards[0]
+    finally:
+        medium.close()
+        source.close()
+
+
+@needs_tools
+@pytest.mark.parametrize("name", FOUND)
+def test_a_card_has_its_devices_files_and_the_image_is_as_it_was(images, name, tmp_path):
+    archive = tmp_path / "worker.tar"
+    archive.write_bytes(os.urandom(3_000_000))
+    load = placing.Load({"worker.tar": archive, "token": b"secret"}, {"name": "pi-0"})
+    began = time.monotonic()
+    done = flash(images[name], tmp_path / "card.img", load)
+    assert done.ok, done.error
+    assert time.monotonic() - began < 10
+    boot = bootfiles.BootFiles(str(tmp_path / "card.img"), look(tmp_path / "card.img").boot)
+    first_boot = FOUND[name][2]
+    for file, content in personal.files(device(), first_boot).items():
+        assert boot.read(file) == content
+    assert boot.read("edgetrain/worker.tar") == archive.read_bytes()
+    assert boot.read("edgetrain/token") == b"secret"
+    assert json.loads(boot.read("edgetrain/config.json")) == {"name": "pi-0"}
+    assert boot.read("edgetrain/first_boot.py") == placing.PROGRAM.read_bytes()
+    line = boot.read("cmdline.txt").decode()
+    assert line.startswith(pi_images.SYSTEMS[name].line.strip())
+    was, now = images[name].read_bytes(), (tmp_path / "card.img").read_bytes()
+    assert now[: 4 << 20] == was[: 4 << 20]
+    assert now[24 << 20 :] == was[24 << 20 :]
+
+
+@needs_tools
+def test_a_card_written_twice_has_only_the_second_settings(images, tmp_path):
+    image, card = images["raspberry-pi-os-13"], tmp_path / "card.img"
+    for token in (b"first token", b"2nd"):
+        assert flash(image, card, placing.Load({"token": token})).ok
+    boot = bootfiles.BootFiles(str(card), look(card).boot)
+    assert boot.read("edgetrain/token") == b"2nd"
+
+
+def does_not_boot(card: Path) -> bool:
+    return card.read_bytes()[:512] == bytes(512)
+
+
+@needs_tools
+def test_no_space_for_the_archive(images, tmp_path):
+    archive = tmp_path / "worker.tar"
+    archive.write_bytes(bytes(25_000_000))
+    card = tmp_path / "card.img"
+    done = flash(images["raspberry-pi-os-13"], card, placing.Load({"worker.tar": archive}))
+    assert "MB free, and 26 MB are needed" in done.error
+    assert does_not_boot(card)
+
+
+@needs_tools
+def test_an_image_that_is_refused_leaves_a_card_that_does_not_boot(images, tmp_path):
+    card = tmp_path / "card.img"
+    done = flash(images["32-bit"], card, placing.Load({}))
+    assert "is for armv7l" in done.error
+    assert does_not_boot(card)
+
+
+@needs_tools
+def test_files_that_do_not_read_back(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(bootfiles.BootFiles, "read", lambda self, name: b"x")
+    card = tmp_path / "card.img"
+    done = flash(images["raspberry-pi-os-13"], card, placing.Load({"token": b"secret"}))
+    assert "did not read back from the card" in done.error
+    assert does_not_boot(card)
