@@ -142,10 +142,10 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
     _check(arguments, job)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     check_room(arguments.runs)
+    hub, via = first_route(arguments.hub, timeout_s=10.0)
     credentials = credentials_for(
         arguments.hub, arguments.hub_key, arguments.keys, insecure=arguments.insecure
     )
-    hub, via = first_route(arguments.hub, timeout_s=10.0)
     common.say(f"joining {hub} over {via}" + (", encrypted" if credentials else ""))
     from edgetrain.training.train import Place, train
 
