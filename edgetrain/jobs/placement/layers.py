@@ -1,0 +1,55 @@
+"""What a model is made of, as the planner sees it: layers in the order they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer. Figures are of one sample; a layer is never cut, but may be divided."""
+
+    name: str
+    parameters: int
+    flops: float
+    """Of the forward pass, a multiply-add counted as two."""
+    backward_flops: float
+    operators: int
+    """Calls of the forward pass, however many samples there are."""
+    backward_operators: int
+    saved_bytes: float
+    """Kept from the forward for the backward pass."""
+    passed_bytes: float
+    """Handed to the next layer."""
+    divided: float = 0.0
+    """The share of its parameters that tensor parallelism divides."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The layers of a model. `tied` are (first layer, other layer, parameters) that both hold."""
+
+    layers: tuple[Layer, ...]
+    tied: tuple[tuple[int, int, int], ...] = ()
+    heads: int = 0
+    """Attention heads, which tensor parallelism divides; 0: it divides nothing."""
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model, tied ones once."""
+        return sum(layer.parameters for layer in self.layers) - sum(n for _, _, n in self.tied)
+
+    @property
+    def flops(self) -> float:
+        """Of a sample's forward and backward pass."""
+        return sum(layer.flops + layer.backward_flops for layer in self.layers)
+
+    @property
+    def operators(self) -> int:
+        """Of a step's forward and backward pass."""
+        return sum(layer.operators + layer.backward_operators for layer in self.layers)
+
+    @property
+    def saved_bytes(self) -> float:
+        """Kept of a sample from its forward for its backward pass."""
+        return sum(layer.saved_bytes for layer in self.layers)

@@ -1,0 +1,270 @@
+"""Search the placements of a model on servers: the fastest of each kind that fits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from edgetrain.jobs.placement.cutting import Cut, cut_in_order, cut_over
+from edgetrain.jobs.placement.formulas import Kept, weights_of
+from edgetrain.jobs.placement.layers import Model
+from edgetrain.jobs.placement.machines import Servers, Slot, slots
+from edgetrain.jobs.placement.stages import Shape, StageCosts, Sums
+from edgetrain.jobs.placement.words import Placement
+
+SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("zero-bubble", 2))
+"""Those that the search tries, and how many stages a rank then holds. GPipe is never better than
+1F1B, which takes as long and keeps less."""
+TENSORS = (1, 2, 4, 8)
+MOST_MIXED, MOST_CHOSEN = 16, 6
+"""Slots up to which it is searched which of them a pipeline uses, of unequal servers and of equal
+ones. With more it fills the servers in order."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step of the job is: samples of all members, and what of a parameter is kept."""
+
+    members: int
+    batch: int
+    kept: Kept
+
+
+@dataclass(frozen=True)
+class Found:
+    """A placement, what it costs, and what each of its stages holds."""
+
+    placement: Placement
+    seconds: float
+    bytes: tuple[float, ...]
+    """Of each rank of the pipeline, at most."""
+    usable_bytes: tuple[float, ...]
+    """Of the same ranks."""
+    ends: tuple[tuple[int, int], ...]
+    """Layers of each stage, [first, end)."""
+    servers: tuple[int, ...]
+    """The server of each rank of the pipeline."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A kind of placement that does not fit, with the least that it would need."""
+
+    kind: str
+    needs_bytes: float
+    usable_bytes: float
+
+
+def kind_of(placement: Placement) -> str:
+    """What a placement is called in a table of the best of each kind."""
+    words = []
+    if placement.data > 1:
+        words.append("sharded data" if placement.shard > 1 else "data")
+    if placement.pipeline > 1:
+        words.append("pipeline")
+    if placement.tensor > 1:
+        words.append("tensor")
+    return " x ".join(words) or "one device"
+
+
+def search(model: Model, servers: Servers, work: Work) -> tuple[list[Found], list[Refused]]:
+    """The fastest placement of each kind, in order; and the kinds that do not fit."""
+    sums = Sums(model)
+    best: dict[str, Found] = {}
+    least: dict[str, Refused] = {}
+    tried = sorted(_options(sums, servers, work), key=lambda each: each.bound)
+    for each in tried:
+        kind = kind_of(each.placement)
+        known = best.get(kind)
+        limit = known.seconds if known else math.inf
+        if each.bound >= limit:
+            continue
+        found = each.solve(limit)
+        if found is not None:
+            best[kind] = found
+        elif known is None:
+            refused = each.refusal(kind)
+            if kind not in least or refused.needs_bytes < least[kind].needs_bytes:
+                least[kind] = refused
+    ranked = sorted(best.values(), key=lambda each: each.seconds)
+    return ranked, [refused for kind, refused in least.items() if kind not in best]
+
+
+def evaluate(model: Model, servers: Servers, work: Work, placement: Placement) -> Found | Refused:
+    """What one placement costs; its cuts are chosen if it names none. The caller has checked that
+    it can be had on these servers."""
+    option = _option(Sums(model), servers, work, placement, given=True)
+    assert option is not None
+    return option.solve(math.inf) or option.refusal(kind_of(placement))
+
+
+class _Option:
+    """One configuration: all but the cuts, and a bound that no cut can be faster than."""
+
+    def __init__(self, sums: Sums, costs: StageCosts, placement: Placement, room: list[Slot],
+                 mixed: bool) -> None:  # fmt: skip
+        self.placement, self._room, self._costs, self._mixed = placement, room, costs, mixed
+        self._sums = sums
+        self._a, self._c = weights_of(
+            placement.schedule, placement.pipeline, placement.microbatches, placement.stages
+        )
+        fastest = max(range(len(room)), key=lambda d: room[d].flops_s)
+        total = costs.whole_seconds(fastest)
+        many = min(len(room), sums.layers) if mixed else placement.all_stages
+        self.bound = self._a * total + self._c * total / many + costs.least_sync
+
+    def solve(self, limit: float) -> Found | None:
+        """The best cut, if a step with it takes less than `limit` seconds."""
+        found: Found | None = None
+        most = math.inf
+        # Adding gradients up takes as long as on the stage that holds most: cut again without such
+        # stages, as long as that can be worth it.
+        while True:
+            left = limit - self._costs.least_sync
+            cut = self._given() if self.placement.cuts else self._cut(left, most)
+            if cut is None:
+                return found
+            syncing = self._costs.sync_seconds(cut.ends, cut.slots)
+            seconds = cut.cost + syncing
+            if seconds < limit:
+                found, limit = self._found(cut, seconds), seconds
+            if self.placement.cuts or self.placement.data == 1:
+                return found
+            most = syncing
+
+    def _cut(self, limit: float, syncing: float) -> Cut | None:
+        costs, room = self._costs, self._room
+        costs.below = syncing
+        if self._mixed:
+            most = min(len(room), self._sums.layers)
+            return cut_over(costs, [s.server for s in room], most, self._a, self._c, limit)
+        return cut_in_order(costs, len(room), self._far(), self._a, self._c, limit)
+
+    def _far(self) -> list[bool]:
+        after = [*self._room[1:], self._room[0]]
+        return [here.server != there.server for here, there in zip(self._room, after, strict=True)]
+
+    def _given(self) -> Cut | None:
+        far, self._costs.below = self._far(), math.inf
+        edges = [0, *self.placement.cuts, self._sums.layers]
+        ends = tuple(itertools.pairwise(edges))
+        count = len(ends)
+        times = [
+            float(self._costs.inner(s, count - s, far[s])[i, j])
+            for s, (i, j) in enumerate(ends[:-1])
+        ]
+        times.append(float(self._costs.last(count - 1)[ends[-1][0]]))
+        if not max(times) < math.inf:
+            return None
+        return Cut(self._a * sum(times) + self._c * max(times), ends, tuple(range(count)))
+
+    def _found(self, cut: Cut, seconds: float) -> Found:
+        used = [self._room[s] for s in cut.slots]
+        pipeline = len(cut.ends) // self.placement.stages
+        placement = replace(
+            self.placement,
+            pipeline=pipeline,
+            cuts=tuple(first for first, _ in cut.ends[1:]),
+        )
+        peaks = self._costs.peak_bytes(cut.ends)
+        ranks = range(pipeline)
+        return Found(
+            placement,
+            seconds,
+            tuple(sum(peaks[stage] for stage in placement.stages_of(rank)) for rank in ranks),
+            tuple(used[rank].usable_bytes for rank in ranks),
+            cut.ends,
+            tuple(used[rank].server for rank in ranks),
+        )
+
+    def refusal(self, kind: str) -> Refused:
+        """Layers dealt out by their number, as if memory were no matter."""
+        stages, layers = max(1, self.placement.all_stages), self._sums.layers
+        edges = [round(layers * s / stages) for s in range(stages + 1)]
+        ends = tuple(itertools.pairwise(edges))
+        peaks = self._costs.peak_bytes(ends)
+        ranks = range(self.placement.pipeline)
+        held = [sum(peaks[s] for s in self.placement.stages_of(rank)) for rank in ranks]
+        return Refused(kind, max(held), min(slot.usable_bytes for slot in self._room))
+
+
+def _options(sums: Sums, servers: Servers, work: Work) -> Iterator[_Option]:
+    for data in _divisors(work.members, servers.ranks):
+        for tensor in TENSORS:
+            if data * tensor > servers.ranks or not _divides(sums.model, tensor):
+                continue
+            for placement in _widths(sums, servers, work, data, tensor):
+                option = _option(sums, servers, work, placement)
+                if option is not None:
+                    yield option
+
+
+def _widths(
+    sums: Sums, servers: Servers, work: Work, data: int, tensor: int
+) -> Iterator[Placement]:
+    room = slots(servers, data * tensor)
+    samples = work.members // data * work.batch
+    shards = [(1, 0)] if data == 1 else [(1, 0), (data, 2), (data, 3)]
+    if not room:
+        return
+    chosen = _is_chosen(servers, room)
+    for pipeline in _lengths(len(room), sums.layers):
+        for schedule, stages in SCHEDULES if pipeline > 1 else SCHEDULES[:1]:
+            if pipeline * stages > sums.layers:
+                continue
+            if pipeline > 1 and chosen and (stages == 1 or not servers.are_equal):
+                continue  # that of one stage stands for all lengths
+            for microbatches in _divisors(samples, samples):
+                if schedule == "interleaved" and microbatches % pipeline:
+                    continue
+                for shard, zero in shards:
+                    for recompute in (False, True):
+                        yield Placement(
+                            data, shard, zero, pipeline, tensor, schedule,
+                            stages, microbatches, recompute,
+                        )  # fmt: skip
+
+
+def _is_chosen(servers: Servers, room: list[Slot]) -> bool:
+    """Whether the cutting chooses which slots are used, and how many."""
+    if servers.are_equal:
+        return len(servers.servers) > 1 and len(room) <= MOST_CHOSEN
+    return len(room) <= MOST_MIXED
+
+
+def _lengths(room: int, layers: int) -> list[int]:
+    """Numbers of pipeline ranks to try."""
+    most = min(room, layers)
+    if most <= 8:
+        return list(range(1, most + 1))
+    return sorted({*_divisors(room, most), most})
+
+
+def _option(
+    sums: Sums, servers: Servers, work: Work, placement: Placement, given: bool = False
+) -> _Option | None:
+    width = placement.data * placement.tensor
+    room = slots(servers, width)
+    if not room or (placement.pipeline > len(room)):
+        return None
+    mixed = placement.pipeline == 1 and not given and _is_chosen(servers, room)
+    inside = servers.servers[room[0].server].inside
+    samples = work.members // placement.data * work.batch / placement.microbatches
+    shape = Shape(
+        placement.data, placement.shard, placement.zero, placement.tensor, placement.schedule,
+        placement.pipeline, placement.stages, placement.microbatches, samples,
+        placement.recompute,
+    )  # fmt: skip
+    used = room if mixed else [room[s % placement.pipeline] for s in range(placement.all_stages)]
+    costs = StageCosts(sums, shape, used, (inside, servers.between), work.kept)
+    return _Option(sums, costs, placement, used, mixed)
+
+
+def _divides(model: Model, tensor: int) -> bool:
+    return tensor == 1 or (model.heads > 0 and model.heads % tensor == 0)
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [each for each in range(1, min(number, most) + 1) if number % each == 0]

@@ -1,0 +1,239 @@
+"""What a stage costs: seconds for one micro-batch, and bytes, for every run of layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from edgetrain.jobs.placement.cutting import Array
+from edgetrain.jobs.placement.formulas import (
+    PROCESS_BYTES,
+    Kept,
+    Link,
+    in_flight,
+    rank_bytes,
+)
+from edgetrain.jobs.placement.layers import Model
+from edgetrain.jobs.placement.machines import Slot
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is the same for all stages of a placement."""
+
+    data: int
+    shard: int
+    zero: int
+    tensor: int
+    schedule: str
+    pipeline: int
+    looped: int
+    microbatches: int
+    samples: float
+    """In a micro-batch of one rank."""
+    recompute: bool
+
+
+class Sums:
+    """Sums over every run of layers [i, j) of a model, [layers + 1, layers + 1] each."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.layers = len(model.layers)
+        self._by_tensor: dict[int, Divided] = {}
+        places = np.arange(self.layers + 1)
+        self.first, self.end = places[:, None], places[None, :]
+        self.allowed = self.end > self.first
+        self.passed = np.array([layer.passed_bytes for layer in model.layers] + [0.0])
+        self.saved = self._sum([layer.saved_bytes for layer in model.layers])
+        self.operators = self._sum([float(layer.operators) for layer in model.layers])
+        self.back_operators = self._sum([float(x.backward_operators) for x in model.layers])
+        self.boundary = self._sum(
+            [0.0, *(layer.passed_bytes for layer in model.layers[:-1])]  # what enters each layer
+        )
+        self.largest_saved = self._most([layer.saved_bytes for layer in model.layers])
+
+    def _sum(self, values: list[float]) -> Array:
+        total = np.concatenate([[0.0], np.cumsum(np.array(values, float))])
+        return total[None, :] - total[:, None]
+
+    def _most(self, values: list[float]) -> Array:
+        found = np.zeros((self.layers + 1, self.layers + 1))
+        for i in range(self.layers):
+            found[i, i + 1 :] = np.maximum.accumulate(np.array(values[i:], float))
+        return found
+
+    def divided(self, tensor: int) -> Divided:
+        """Parameters and flops of a rank that has a `tensor`-th of what can be divided."""
+        if tensor not in self._by_tensor:
+            self._by_tensor[tensor] = self._divide(tensor)
+        return self._by_tensor[tensor]
+
+    def _divide(self, tensor: int) -> Divided:
+        kept = [1 - x.divided + x.divided / tensor for x in self.model.layers]
+        parameters = [x.parameters * part for x, part in zip(self.model.layers, kept, strict=True)]
+        held = self._sum(parameters)
+        for a, b, tied in self.model.tied:
+            held = held - tied * ((self.first <= a) & (self.end > b))
+        zipped = list(zip(self.model.layers, kept, strict=True))
+        return Divided(
+            held,
+            self._most(parameters),
+            self._sum([x.flops * part for x, part in zipped]),
+            self._sum([x.backward_flops * part for x, part in zipped]),
+            self._sum([x.passed_bytes * (x.divided > 0) for x in self.model.layers]),
+            self._sum([float(x.divided > 0) for x in self.model.layers]),
+        )
+
+
+@dataclass(frozen=True)
+class Divided:
+    """Sums over runs of layers, of what one rank of a tensor-parallel group has."""
+
+    held: Array
+    largest: Array
+    flops: Array
+    back_flops: Array
+    exchanged: Array
+    """Bytes a sample that the layers whose parameters are divided pass on."""
+    exchanges: Array
+    """How many of them there are."""
+
+
+class StageCosts:
+    """See cutting.Costs: the stages of one shape over slots of servers."""
+
+    def __init__(
+        self,
+        sums: Sums,
+        shape: Shape,
+        slots: list[Slot],
+        links: tuple[Link, Link],
+        kept: Kept,
+    ) -> None:
+        """`links` are those inside a server and between servers."""
+        self.layers = sums.layers
+        self._sums, self._shape, self._slots, self._kept = sums, shape, slots, kept
+        self._inside, self._between = links
+        self._divided = sums.divided(shape.tensor)
+        self.below = math.inf
+        """Stages whose gradients take this many seconds to add up, or more, are left out."""
+        self._times: dict[tuple[float, float, Link], Array] = {}
+
+    def last(self, slot: int) -> Array:
+        """See Costs."""
+        time = self.computing(slot)[:, self.layers].copy()
+        room = self._slots[slot].usable_bytes / self._shape.looped
+        time[self.bytes(1)[:, self.layers] > room] = math.inf
+        time[self._syncing(slot)[:, self.layers] >= self.below] = math.inf
+        return time
+
+    def inner(self, slot: int, left: int, far: bool) -> Array:
+        """See Costs."""
+        link = self._between if far else self._inside
+        passed = self._sums.passed[np.clip(self._sums.end - 1, 0, self.layers)]
+        time = self.computing(slot) + 2 * (link.alpha + self._shape.samples * passed / link.beta)
+        fits = self.bytes(left) <= self._slots[slot].usable_bytes / self._shape.looped
+        inside = self._sums.allowed & (self._sums.end < self.layers) & fits
+        inside &= self._syncing(slot) < self.below
+        return np.where(inside, time, math.inf)
+
+    def bytes(self, left: int) -> Array:
+        """Of a rank whose stage has this many stages from it to the end, itself included; where a
+        rank holds several stages, of one of them."""
+        shape, sums = self._shape, self._sums
+        rank, ranks = 0, left
+        if shape.looped > 1:
+            ranks = shape.pipeline
+            rank = (shape.looped * ranks - left) % ranks
+        many = in_flight(shape.schedule, rank, ranks, shape.microbatches, shape.looped)
+        share = self._share_of_saved
+        saved = shape.samples * sums.saved * share
+        if shape.recompute:
+            again = shape.samples * sums.largest_saved * share
+            active = many * shape.samples * sums.boundary + again
+        else:
+            active = many * saved
+        return PROCESS_BYTES / shape.looped + self.state + active
+
+    @cached_property
+    def state(self) -> Array:
+        """Parameters, gradients and optimizer of each stage's rank, in bytes."""
+        held, largest = self._divided.held, self._divided.largest
+        one = rank_bytes(1.0, 0.0, self._kept, self._shape.shard, self._shape.zero)
+        top = rank_bytes(0.0, 1.0, self._kept, self._shape.shard, self._shape.zero)
+        return one * held + top * largest
+
+    @cached_property
+    def _share_of_saved(self) -> float:
+        model = self._sums.model
+        total = sum(layer.saved_bytes for layer in model.layers) or 1.0
+        split = sum(layer.saved_bytes for layer in model.layers if layer.divided)
+        # Of a transformer's block, what lies between its two halves is whole on every rank: about
+        # a third (Korthikanti et al., Reducing Activation Recomputation, MLSys 2023, equation 2).
+        rest = (1 / 3 + 2 / 3 / self._shape.tensor) if self._shape.tensor > 1 else 1.0
+        return (total - split + split * rest) / total
+
+    def computing(self, slot: int) -> Array:
+        """Seconds of each run of layers for one micro-batch, forward and backward, on a slot."""
+        at = self._slots[slot]
+        key = (at.flops_s, at.dispatch_s, at.wide)
+        if key not in self._times:
+            self._times[key] = self._compute(at)
+        return self._times[key]
+
+    def whole_seconds(self, slot: int) -> float:
+        """Seconds of all layers in one stage on a slot, without building anything."""
+        return float(self._compute(self._slots[slot], np.s_[:1, -1:])[0, 0])
+
+    def _compute(self, at: Slot, part: Any = np.s_[:, :]) -> Array:
+        shape, sums, own = self._shape, self._sums, self._divided
+        again = 1 + shape.recompute
+        operators = again * sums.operators[part] + sums.back_operators[part]
+        flops = again * own.flops[part] + own.back_flops[part]
+        time = operators * at.dispatch_s + flops * shape.samples / at.flops_s
+        if shape.tensor > 1:
+            # Two sums in the forward and two in the backward pass of each block: Shoeybi et al.,
+            # Megatron-LM, 2019.
+            n, link = shape.tensor, at.wide
+            one = 2 * (n - 1) * (own.exchanges[part] * link.alpha)
+            one = one + 2 * (n - 1) / n * shape.samples * own.exchanged[part] / link.beta
+            time = time + (3 + again) * one
+        if shape.zero >= 3:
+            time = time + 2 * (
+                (shape.shard - 1) * at.wide.alpha
+                + (shape.shard - 1)
+                / shape.shard
+                * self._kept.working
+                * own.held[part]
+                / at.wide.beta
+            )
+        found: Array = np.where(sums.allowed[part], time, math.inf)
+        return found
+
+    def _syncing(self, slot: int) -> Array:
+        """Seconds until the gradients of each run of layers are added up over the data ranks."""
+        n, link = self._shape.data, self._slots[slot].wide
+        if n == 1:
+            return np.zeros_like(self._divided.held)
+        return 2 * (n - 1) * (link.alpha + 4.0 * self._divided.held / n / link.beta)
+
+    def sync_seconds(self, ends: tuple[tuple[int, int], ...], slots: tuple[int, ...]) -> float:
+        """The same of the slowest stage, once a step."""
+        return max(
+            float(self._syncing(slot)[i, j]) for slot, (i, j) in zip(slots, ends, strict=True)
+        )
+
+    @property
+    def least_sync(self) -> float:
+        """What no cut into as many stages as there are slots can be below."""
+        held = float(self._divided.held[0, self.layers]) / len(self._slots)
+        return min(at.wide.all_reduce(self._shape.data, 4.0 * held) for at in self._slots)
+
+    def peak_bytes(self, ends: tuple[tuple[int, int], ...]) -> list[float]:
+        """Of each stage, on its rank."""
+        return [float(self.bytes(len(ends) - s)[i, j]) for s, (i, j) in enumerate(ends)]

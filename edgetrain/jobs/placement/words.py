@@ -1,0 +1,196 @@
+"""A placement, and how it is spelled: "data=2 pipeline=2 schedule=1f1b microbatches=8"."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from edgetrain.errors import ConfigError, did_you_mean
+
+EDGE = "edge"
+"""On the fleet's own devices, each of which holds the whole model."""
+
+SCHEDULES: dict[str, str] = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "looped-bfs": "LoopedBFS",
+    "zero-bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+"""How a pipeline's stages take turns, and torch's name for it."""
+LOOPED = ("interleaved", "looped-bfs", "zero-bubble")
+"""Schedules in which a rank holds several stages: 0, K, 2K …"""
+V_SHAPED = ("zbv", "dualpipev")
+"""Schedules in which a rank holds two stages: one from the front, one from the back."""
+ZEROS = (0, 2, 3)
+"""What a `shard` divides: nothing; gradients and optimizer; the parameters as well."""
+
+_MOST = 4096
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a group of ranks holds one model together. The mesh is pipeline x data x tensor, in this
+    order: the ranks of a stage are neighbours."""
+
+    data: int = 1
+    """Ranks that each have a part of the batch."""
+    shard: int = 1
+    """Of these, ranks that share one copy of parameters and optimizer; 1: each has its own."""
+    zero: int = 0
+    """What they share: see ZEROS."""
+    pipeline: int = 1
+    """Ranks in a row that each hold a part of the layers."""
+    tensor: int = 1
+    """Ranks that each hold a part of every large layer."""
+    schedule: str = "1f1b"
+    stages: int = 1
+    """Stages that each rank of the pipeline holds."""
+    microbatches: int = 1
+    """Parts that a rank's batch is computed in."""
+    recompute: bool = False
+    """Whether activations are computed again in the backward pass, and not kept."""
+    cuts: tuple[int, ...] = ()
+    """Where each stage but the first begins, in layers; (): by their number alone."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes, one for each accelerator."""
+        return self.data * self.pipeline * self.tensor
+
+    @property
+    def all_stages(self) -> int:
+        """Parts that the model is cut into."""
+        return self.pipeline * self.stages
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages that one rank of the pipeline holds, from the front."""
+        if self.schedule in V_SHAPED and self.stages == 2:
+            return [rank, self.all_stages - 1 - rank]
+        return list(range(rank, self.all_stages, self.pipeline))
+
+    def check(self) -> None:
+        """ConfigError for a placement that contradicts itself."""
+        for name in ("data", "shard", "pipeline", "tensor", "stages", "microbatches"):
+            value = getattr(self, name)
+            if not 1 <= value <= _MOST:
+                raise ConfigError(f"placement: {name}={value}", f"1 to {_MOST}")
+        if self.zero not in ZEROS:
+            raise ConfigError(f"placement: zero={self.zero}", "0, 2 or 3")
+        if self.data % self.shard:
+            near = math.gcd(self.data, self.shard)
+            raise ConfigError(
+                f"placement: shard={self.shard} does not divide data={self.data}", f"shard={near}"
+            )
+        if (self.shard > 1) != (self.zero > 0):
+            raise ConfigError(
+                f"placement: shard={self.shard} with zero={self.zero}",
+                "shard=2 zero=3 divides the parameters among two ranks; leave both out otherwise",
+            )
+        self._check_schedule()
+        if self.cuts and (
+            len(self.cuts) != self.all_stages - 1 or list(self.cuts) != sorted(set(self.cuts))
+        ):
+            raise ConfigError(
+                f"placement: cuts={_joined(self.cuts)} for {self.all_stages} stages",
+                f"{self.all_stages - 1} places that increase",
+            )
+
+    def _check_schedule(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(
+                f"placement: schedule={self.schedule}", did_you_mean(self.schedule, SCHEDULES)
+            )
+        if self.pipeline == 1 and self.stages > 1:
+            raise ConfigError(
+                f"placement: stages={self.stages} with pipeline=1", "leave stages out"
+            )
+        if self.pipeline == 1:
+            return
+        looped, v = self.schedule in LOOPED, self.schedule in V_SHAPED
+        if (looped and self.stages < 2) or (v and self.stages != 2):
+            raise ConfigError(
+                f"placement: schedule={self.schedule} with stages={self.stages}", "stages=2"
+            )
+        if not (looped or v) and self.stages != 1:
+            raise ConfigError(
+                f"placement: schedule={self.schedule} with stages={self.stages}",
+                "leave stages out, or schedule=interleaved",
+            )
+        least = self.all_stages if self.schedule == "dualpipev" else 1
+        if self.microbatches < least:
+            raise ConfigError(
+                f"placement: schedule={self.schedule} with microbatches={self.microbatches}",
+                f"at least {least}",
+            )
+        if self.schedule == "interleaved" and self.microbatches % self.pipeline:
+            near = self.pipeline * max(1, round(self.microbatches / self.pipeline))
+            raise ConfigError(
+                f"placement: interleaved turns of {self.pipeline} ranks with "
+                f"microbatches={self.microbatches}",
+                f"microbatches={near}",
+            )
+
+    def __str__(self) -> str:
+        plain = Placement()
+        words = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value == getattr(plain, each.name) or (
+                each.name == "schedule" and self.pipeline == 1
+            ):
+                continue
+            text = _joined(value) if each.name == "cuts" else str(value)
+            words.append(f"{each.name}={'yes' if value is True else text}")
+        if self.pipeline > 1 and self.schedule == plain.schedule:
+            words.insert(len(words) - bool(self.cuts), f"schedule={self.schedule}")
+        return " ".join(words) or "data=1"
+
+
+def _joined(cuts: tuple[int, ...]) -> str:
+    return ",".join(map(str, cuts))
+
+
+def parse(text: str) -> Placement:
+    """A placement from its words. ConfigError names the word and what is allowed.
+
+    >>> parse("data=2 pipeline=2").ranks
+    4
+    """
+    known = {each.name: each.type for each in fields(Placement)}
+    given: dict[str, object] = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if name not in known or not equals:
+            raise ConfigError(
+                f"placement: '{word}'",
+                did_you_mean(name, known) if equals else "it reads data=2 pipeline=2",
+            )
+        if name in given:
+            raise ConfigError(f"placement: {name} is there twice")
+        given[name] = _value(name, value)
+    if "zero" not in given and int(str(given.get("shard", 1))) > 1:
+        given["zero"] = 3
+    schedule = given.get("schedule")
+    if "stages" not in given and schedule in (*LOOPED, *V_SHAPED):
+        given["stages"] = 2
+    found = Placement(**given)  # type: ignore[arg-type]  # _value made what each field takes
+    found.check()
+    return found
+
+
+def _value(name: str, text: str) -> object:
+    if name == "schedule":
+        return text.lower()
+    if name == "recompute":
+        if text not in ("yes", "no"):
+            raise ConfigError(f"placement: recompute={text}", "yes or no")
+        return text == "yes"
+    try:
+        if name == "cuts":
+            return tuple(int(part) for part in text.split(","))
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"placement: {name}={text}", "a whole number from 1") from None

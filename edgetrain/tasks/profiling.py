@@ -1,0 +1,307 @@
+"""What a model's layers cost, without the memory that it would take.
+
+One step of the task runs on fake tensors: shapes without numbers. Layers are found by structure, or
+the model names them (`pieces`). A task needs nothing for it: what its model is called with, and the
+loss of what it answers, come out of `Task.loss` with a stand-in for the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from edgetrain.errors import TaskError
+from edgetrain.tasks.protocol import Batch, Task
+
+# -- a task without its model ---------------------------------------------------------------------
+
+
+class _Seen(Exception):
+    """The model was called."""
+
+
+class _Catch(nn.Module):
+    """In place of the model: remembers what it is called with, and goes no further."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.zeros(()))
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.arguments = (args, kwargs)
+        raise _Seen
+
+
+class _Answer(nn.Module):
+    """In place of the model: answers with what was computed elsewhere."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.zeros(()))
+        self._output, self.calls = output, 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self._output
+
+
+def inputs_of(task: Task, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the task calls its model with, for this batch. TaskError if it does not call it."""
+    catch = _Catch()
+    with contextlib.suppress(_Seen):
+        task.loss(catch, batch)
+    if catch.arguments is None:
+        raise TaskError(
+            f"task '{task.name}': loss(model, batch) does not call the model",
+            "only a model that is called can be cut into stages",
+        )
+    return catch.arguments
+
+
+def loss_of(task: Task, output: Any, batch: Batch) -> Tensor:
+    """The task's loss for an output that was computed elsewhere. TaskError if it calls its model
+    more than once: one output cannot be the answer to several calls."""
+    answer = _Answer(output)
+    found = task.loss(answer, batch)
+    if answer.calls != 1:
+        raise TaskError(
+            f"task '{task.name}': loss(model, batch) calls the model {answer.calls} times",
+            "a model that is cut into stages is called once",
+        )
+    return found
+
+
+# -- layers ---------------------------------------------------------------------------------------
+
+
+def pieces_of(model: nn.Module) -> list[tuple[str, ...]]:
+    """The modules of each layer, by name, in the order they run: as the model's `pieces` says, or
+    its children, with lists, dictionaries and sequences of modules opened."""
+    named = getattr(model, "pieces", None)
+    if named is not None:
+        return [tuple(each) for each in named]
+    return [(name,) for name in _opened(model, "")]
+
+
+def _opened(module: nn.Module, prefix: str) -> Iterator[str]:
+    for name, child in module.named_children():
+        holds = isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+        if holds and len(list(child.children())):
+            yield from _opened(child, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+@dataclass
+class Profile:
+    """One layer, as `jobs.placement.layers.Layer` has it; figures are of one sample."""
+
+    name: str
+    parameters: int = 0
+    flops: float = 0.0
+    backward_flops: float = 0.0
+    operators: int = 0
+    backward_operators: int = 0
+    saved_bytes: float = 0.0
+    passed_bytes: float = 0.0
+    divided: float = 0.0
+
+
+@dataclass
+class Profiles:
+    """The layers of a model. `tied` are (first layer, other layer, parameters) that both hold."""
+
+    layers: list[Profile]
+    tied: list[tuple[int, int, int]] = field(default_factory=list)
+    heads: int = 0
+    buffers: tuple[str, ...] = ()
+    """Modules that keep statistics of batches, by name."""
+
+
+def profile(task: Task, batch: Batch) -> Profiles:
+    """The layers of the task's model in one step of this batch, [samples, …].
+
+    The batch is only looked at for its shapes. Raises what the task's own code raises.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True):
+        model = task.model()
+        pieces = pieces_of(model)
+        found = _counted_parameters(model, pieces)
+        # Two passes: the flop counter decomposes composite operators, which would count twice.
+        forward, both = _flops(task, model, batch)
+        watch = _Watch(model, pieces)
+        with watch:
+            task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        _fill(found.layers, pieces, forward, both, watch, len(batch[0]))
+    found.heads = int(
+        getattr(model, "heads", 0) or getattr(_config(model), "num_key_value_heads", 0)
+    )
+    norms = nn.modules.batchnorm._NormBase
+    found.buffers = tuple(n for n, m in model.named_modules() if isinstance(m, norms))
+    return found
+
+
+def _config(model: nn.Module) -> Any:
+    return getattr(model, "config", None)
+
+
+def tensor_plan(model: nn.Module) -> dict[str, str]:
+    """Name patterns of linear layers and how each is divided, in the words of transformers; {} if
+    the model does not say."""
+    plan: dict[str, str] | None = getattr(model, "tensor_plan", None)
+    if plan is None:
+        plan = getattr(_config(model), "base_model_tp_plan", None)
+    return dict(plan or {})
+
+
+def _counted_parameters(model: nn.Module, pieces: list[tuple[str, ...]]) -> Profiles:
+    layers = [Profile(names[0]) for names in pieces]
+    homes: dict[int, list[int]] = {}
+    sizes: dict[int, tuple[int, bool]] = {}
+    divided = [f"{pattern}.*" for pattern in tensor_plan(model)]
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        split = any(fnmatchcase(name, pattern) for pattern in divided)
+        sizes[id(parameter)] = (parameter.numel(), split)
+        inside = [at for at, names in enumerate(pieces) if _is_in(name, names)]
+        for at in inside or [0]:
+            if at not in homes.setdefault(id(parameter), []):
+                homes[id(parameter)].append(at)
+    tied = []
+    shares = [0] * len(layers)
+    for key, where in homes.items():
+        count, split = sizes[key]
+        for at in where:
+            layers[at].parameters += count
+            shares[at] += count * split
+        tied += [(where[0], other, count) for other in where[1:]]
+    for layer, share in zip(layers, shares, strict=True):
+        layer.divided = share / layer.parameters if layer.parameters else 0.0
+    return Profiles(layers, tied)
+
+
+def _is_in(parameter: str, modules: tuple[str, ...]) -> bool:
+    return any(parameter.startswith(f"{name}.") for name in modules)
+
+
+def _flops(task: Task, model: nn.Module, batch: Batch) -> tuple[dict[str, int], dict[str, int]]:
+    """Of every module by name ("" is the whole): in the forward pass, and in both."""
+    model.zero_grad(set_to_none=True)
+    with FlopCounterMode(display=False, depth=None) as first:  # type: ignore[arg-type]
+        loss = task.loss(model, batch)
+    with FlopCounterMode(display=False, depth=None) as second:  # type: ignore[arg-type]
+        loss = task.loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+    model.zero_grad(set_to_none=True)
+    return _by_name(model, first), _by_name(model, second)
+
+
+def _by_name(model: nn.Module, counter: FlopCounterMode) -> dict[str, int]:
+    top = f"{type(model).__name__}."
+    found = {"": counter.get_total_flops()}
+    for name, counts in counter.get_flop_counts().items():
+        if name.startswith(top):
+            found[name.removeprefix(top)] = sum(counts.values())
+    return found
+
+
+class _Watch(TorchDispatchMode):
+    """One step: which layer is being computed, its operators, and what it keeps for backward."""
+
+    def __init__(self, model: nn.Module, pieces: list[tuple[str, ...]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators = [0] * len(pieces)
+        self.saved = [0] * len(pieces)
+        self.passed = [0] * len(pieces)
+        self.backward = 0
+        self._at, self._in_forward = 0, True
+        self._kept: set[int] = {p.untyped_storage()._cdata for p in model.parameters()}
+        self._hold: list[Tensor] = []
+        self._hooks: list[Any] = []
+        self._model, self._pieces = model, pieces
+
+    def __enter__(self) -> _Watch:
+        seen: set[str] = set()
+        for at, names in enumerate(self._pieces):
+            for name in names:
+                module = self._model.get_submodule(name)
+                if name not in seen:
+                    hook = module.register_forward_pre_hook(self._entered(at), with_kwargs=True)
+                    self._hooks.append(hook)
+                seen.add(name)
+        self._saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda kept: kept)
+        self._saving.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._saving.__exit__(*error)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+        self._hold.clear()
+
+    def _entered(self, at: int) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if at != self._at:
+                tensors = [t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)]
+                self.passed[self._at] = sum(t.numel() * t.element_size() for t in tensors)
+            self._at = at
+
+        return enter
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._kept:
+            self._kept.add(storage._cdata)
+            self._hold.append(tensor)  # an address that is free again would be another tensor's
+            self.saved[self._at] += storage.nbytes()
+        return tensor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and func.namespace != "prim":  # fake tensors ask for their device
+            if torch._C._current_graph_task_id() == -1:
+                self.operators[self._at] += 1
+            else:
+                self.backward += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _fill(
+    layers: list[Profile],
+    pieces: list[tuple[str, ...]],
+    forward: dict[str, int],
+    both: dict[str, int],
+    watch: _Watch,
+    samples: int,
+) -> None:
+    """Figures of each layer. What happens in no layer's module is the last layer's."""
+    used: set[str] = set()
+    for layer, names in zip(layers, pieces, strict=True):
+        mine = [name for name in names if name not in used]
+        used |= set(names)
+        layer.flops = sum(forward.get(name, 0) for name in mine)
+        layer.backward_flops = sum(both.get(name, 0) for name in mine) - layer.flops
+    layers[-1].flops += forward[""] - sum(layer.flops for layer in layers)
+    layers[-1].backward_flops += (both[""] - forward[""]) - sum(x.backward_flops for x in layers)
+    total = sum(watch.operators) or 1
+    left = watch.backward
+    for place, layer in enumerate(layers):
+        layer.flops /= samples
+        layer.backward_flops /= samples
+        layer.saved_bytes = watch.saved[place] / samples
+        layer.passed_bytes = watch.passed[place] / samples
+        layer.operators = watch.operators[place]
+        layer.backward_operators = round(watch.backward * watch.operators[place] / total)
+        left -= layer.backward_operators
+    layers[-1].backward_operators += left

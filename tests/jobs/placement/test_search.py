@@ -1,0 +1,205 @@
+"""The planner: equal to trying everything, fast enough, and the papers' own figures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from edgetrain.jobs.placement import formulas
+from edgetrain.jobs.placement.formulas import Kept, Link, bubble, state_bytes, weights_of
+from edgetrain.jobs.placement.layers import Layer, Model
+from edgetrain.jobs.placement.machines import Server, Servers, slots
+from edgetrain.jobs.placement.search import Found, Work, evaluate, search
+from edgetrain.jobs.placement.stages import Sums
+from edgetrain.jobs.placement.words import Placement
+
+FP32 = Kept(4.0, 1)
+
+
+def layer(name="", parameters=1000, flops=1e9, saved=1e6, passed=1e5, divided=0.0):
+    return Layer(str(name), parameters, flops, 2 * flops, 10, 20, saved, passed, divided)
+
+
+LINK = Link(1e-5, 1e10)
+
+
+def server(name="s", count=4, memory=1e10, speed=1e12, link=LINK):
+    return Server(name, count, memory, speed, 1e-5, link)
+
+
+# -- the papers -----------------------------------------------------------------------------------
+
+
+def test_zero_is_as_its_paper_counts_it():
+    """Rajbhandari et al. 2020, figure 1: 7.5 billion parameters on 64 ranks."""
+    found = [state_bytes(7.5e9, ranks=64, zero=zero) / 1e9 for zero in range(4)]
+    assert [round(each, 1) for each in found] == [120.0, 31.4, 16.6, 1.9]
+
+
+def test_a_billion_parameters_take_20_gb_with_gradients_in_both_precisions():
+    assert state_bytes(1e9, gradients=2.0 + 4.0) == 20e9
+    assert state_bytes(1e9) == 16e9
+
+
+def test_bubbles_are_as_their_papers_count_them():
+    """GPipe: (K-1)/(M+K-1). Interleaved stages: v times less idle time for the same work."""
+    assert bubble(4, 8) == 3 / 11
+    idle, looped = bubble(4, 8) / (1 - bubble(4, 8)), bubble(4, 8, 2) / (1 - bubble(4, 8, 2))
+    assert idle / looped == pytest.approx(2)
+    for schedule, v in (("1f1b", 1), ("gpipe", 1), ("interleaved", 2)):
+        a, c = weights_of(schedule, 4, 8, v)
+        step = a * 4 * v * (1 / v) + c * (1 / v)  # equal stages, a second for a rank's layers
+        assert 1 - 8 / step == pytest.approx(bubble(4, 8, v))
+
+
+def test_a_ring_sends_each_byte_nearly_twice():
+    link = Link(0.001, 1e6)
+    assert link.all_reduce(4, 4e6) == pytest.approx(2 * 3 * (0.001 + 1))
+    assert link.all_reduce(1, 4e6) == 0
+
+
+# -- all of them ----------------------------------------------------------------------------------
+
+
+def brute(model, servers, work):
+    """Every subset of slots, every cut, every width, number of micro-batches, sharding and
+    recomputation; the formulas written out again."""
+    best = math.inf
+    count = len(model.layers)
+    for data in [d for d in range(1, work.members + 1) if work.members % d == 0]:
+        room = slots(servers, data)
+        samples = work.members // data * work.batch
+        parts = [m for m in range(1, samples + 1) if samples % m == 0]
+        shards = [(1, 0)] if data == 1 else [(1, 0), (data, 2), (data, 3)]
+        for m, (shard, zero), again in itertools.product(parts, shards, (0, 1)):
+            for k in range(1, min(len(room), count) + 1):
+                for chosen in itertools.combinations(room, k):
+                    for cuts in itertools.combinations(range(1, count), k - 1):
+                        how = (data, shard, zero, m, samples / m, again)
+                        best = min(best, step(model, servers, work.kept, chosen, cuts, *how))
+    return best
+
+
+def step(model, servers, kept, chosen, cuts, data, shard, zero, m, each, again):
+    edges = [0, *cuts, len(model.layers)]
+    times, syncing = [], []
+    one = servers.servers[chosen[0].server]
+    for s, (i, j) in enumerate(itertools.pairwise(edges)):
+        slot, layers = chosen[s], model.layers[i:j]
+        own = sum(x.parameters for x in layers)
+        own -= sum(n for a, b, n in model.tied if i <= a and b < j)
+        flight = min(m, len(chosen) - s)
+        if again:
+            flight *= sum(model.layers[x - 1].passed_bytes for x in range(max(i, 1), j))
+            flight += max(x.saved_bytes for x in layers)
+        else:
+            flight *= sum(x.saved_bytes for x in layers)
+        memory = formulas.PROCESS_BYTES + each * flight
+        memory += formulas.rank_bytes(own, max(x.parameters for x in layers), kept, shard, zero)
+        if memory > slot.usable_bytes:
+            return math.inf
+        t = sum((1 + again) * x.operators + x.backward_operators for x in layers) * slot.dispatch_s
+        t += each * sum((1 + again) * x.flops + x.backward_flops for x in layers) / slot.flops_s
+        if zero == 3:
+            t += 2 * slot.wide.gather(shard, kept.working * own)
+        if j < len(model.layers):
+            near = chosen[s + 1].server == slot.server
+            link = one.inside if near else servers.between
+            t += 2 * link.send(each * layers[-1].passed_bytes)
+        times.append(t)
+        syncing.append(slot.wide.all_reduce(data, 4 * own))
+    return sum(times) + (m - 1) * max(times) + max(syncing)
+
+
+def made_up(rng):
+    layers = tuple(
+        layer(i, rng.randint(1, 9) * 10**6, rng.uniform(1, 9) * 1e8, rng.randint(1, 9) * 1e6,
+              rng.randint(1, 9) * 1e5)
+        for i in range(rng.randint(2, 5))
+    )  # fmt: skip
+    tied = ((0, len(layers) - 1, 10**6),) if rng.random() < 0.3 else ()
+    inside = Link(1e-5, 1e9)
+    memory = formulas.PROCESS_BYTES
+    machines = tuple(
+        Server(str(i), rng.randint(1, 2),
+               (memory + rng.choice([2e8, 4e8, 9e8])) / formulas.USABLE,
+               rng.choice([1e10, 2e10, 4e10]), 1e-5, inside)
+        for i in range(rng.randint(1, 3))
+    )  # fmt: skip
+    if rng.random() < 0.3:
+        machines = tuple(replace(machines[0], name=each.name) for each in machines)
+    between = Link(rng.choice([1e-4, 1e-3]), rng.choice([1e7, 1e8]))
+    work = Work(rng.choice([1, 2, 4]), rng.choice([1, 2]), FP32)
+    return Model(layers, tied), Servers(machines, between), work
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_nothing_is_faster_than_what_is_found(part, monkeypatch):
+    """300 small cases, unequal servers included, against every placement there is."""
+    monkeypatch.setattr("edgetrain.jobs.placement.search.SCHEDULES", (("1f1b", 1),))
+    fits = 0
+    for seed in range(100 * part, 100 * part + 100):
+        model, servers, work = made_up(random.Random(seed))
+        ranked, refused = search(model, servers, work)
+        found = ranked[0].seconds if ranked else math.inf
+        assert found == pytest.approx(brute(model, servers, work), rel=1e-9), seed
+        assert ranked or refused
+        fits += bool(ranked)
+        for each in ranked:
+            each.placement.check()
+            assert max(b / u for b, u in zip(each.bytes, each.usable_bytes, strict=True)) <= 1
+            if len(servers.servers) == 1:
+                again = evaluate(model, servers, work, each.placement)
+                assert isinstance(again, Found)
+                assert again.seconds == pytest.approx(each.seconds)
+    assert 30 < fits < 100, "some fit, and some do not"
+
+
+def gpt(layers, seed=0):
+    rng = random.Random(seed)
+    d = 4096
+    first, last = layer("in", 25_000 * d, 1e9, 2e7, 1.6e7), layer("out", 50_000 * d, 8e11, 1e8, 0)
+    blocks = [
+        layer(i, 12 * d * d, 8e11 * rng.uniform(0.7, 1.4), 5e8, 1.6e7, 1.0) for i in range(layers)
+    ]
+    return Model((first, *blocks, last), heads=32)
+
+
+@pytest.mark.parametrize(("layers", "count", "most_s"), [(48, 16, 1.0), (96, 64, 5.0)])
+def test_large_models_are_planned_in_seconds(layers, count, most_s):
+    machines = tuple(server(str(i), 8, 80e9, 3e14, Link(2e-5, 4e11)) for i in range(count // 8))
+    began = time.process_time()
+    ranked, _ = search(gpt(layers), Servers(machines, Link(5e-5, 5e10)), Work(8, 32, Kept(2.0, 2)))
+    took = time.process_time() - began
+    assert ranked
+    assert took < most_s, f"{took:.1f} s"
+
+
+def test_unequal_devices_get_unequal_numbers_of_layers():
+    model = Model(tuple(layer(i) for i in range(12)))
+    machines = (server("fast", 1, speed=3e12), server("slow", 1, speed=1e12))
+    ranked, _ = search(model, Servers(machines, Link(1e-6, 1e12)), Work(1, 16, FP32))
+    pipeline = next(each for each in ranked if each.placement.pipeline == 2)
+    assert [j - i for i, j in pipeline.ends] == [9, 3]
+
+
+def test_sums_over_layers_count_tied_parameters_once():
+    model = Model((layer(0, 5), layer(1, 7), layer(2, 5)), ((0, 2, 5),))
+    held = Sums(model).divided(1).held
+    assert model.parameters == held[0, 3] == 12
+    assert held[0, 2] == held[1, 3] == 12
+
+
+def test_one_placement_is_judged_as_the_search_would():
+    model = Model(tuple(layer(i) for i in range(6)))
+    servers, work = Servers((server(),), Link(1e-4, 1e9)), Work(2, 8, FP32)
+    given = evaluate(model, servers, work, Placement(data=2, pipeline=2, microbatches=4))
+    assert isinstance(given, Found)
+    assert given.placement.cuts == (3,)
+    worse = evaluate(model, servers, work, replace(given.placement, cuts=(1,)))
+    assert worse.seconds > given.seconds
