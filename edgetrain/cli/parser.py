@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
         keys,
         member,
         networks,
+        plan,
         privacy,
         run,
         strategies,
@@ -48,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="command", required=True, metavar="VERB")
     for module in (
         *(compare, run, init, hub, member, keys, bundle, privacy, strategies, codecs),
-        *(devices, networks, sweep, capacity, calibrate, chaos, doctor, bench),
+        *(devices, networks, sweep, capacity, plan, calibrate, chaos, doctor, bench),
     ):
         module.add_parser(verbs)
     return top

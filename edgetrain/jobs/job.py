@@ -140,6 +140,19 @@ class Privacy:
 
 
 @dataclass(frozen=True)
+class ServersTable:
+    """When and how the job runs on GPU servers, on one group of processes that hold it together."""
+
+    cluster: str = _said("", "a cluster.toml with [[server]] tables; '': this machine")
+    placement: str = _said("auto", "auto, edge (never on servers), or 'data=2 pipeline=2'")
+    precision: str = _said("fp32", "of matrix products on servers: fp32 or bf16")
+    fallback: str = _said("never", "from devices to servers: never, when-needed, when-faster")
+    data: dict[str, Any] = field(
+        default_factory=dict, metadata={"doc": "options of the task that differ on servers"}
+    )
+
+
+@dataclass(frozen=True)
 class Job:
     """A training job. Keys and defaults are these fields; `docs/jobs.md` explains them."""
 
@@ -156,6 +169,7 @@ class Job:
     hub: HubTable = field(default_factory=HubTable)
     checkpoint: CheckpointTable = field(default_factory=CheckpointTable)
     privacy: Privacy = field(default_factory=Privacy)
+    servers: ServersTable = field(default_factory=ServersTable)
     faults: list[dict[str, Any]] = field(
         default_factory=list, metadata={"doc": "what goes wrong with links, and when; a list"}
     )

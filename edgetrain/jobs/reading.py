@@ -23,6 +23,7 @@ from edgetrain.jobs.job import (
     HubTable,
     Job,
     Privacy,
+    ServersTable,
     StrategyTable,
     Train,
     _sgd,
@@ -69,6 +70,7 @@ _TABLES: dict[str, type[Any]] = {
     "hub": HubTable,
     "checkpoint": CheckpointTable,
     "privacy": Privacy,
+    "servers": ServersTable,
 }
 _SHORT = {"strategy": "strategy.name", "privacy": "privacy.unit"}
 """Tables that may be said in one word."""
@@ -88,7 +90,12 @@ def _full_key(key: str) -> str:
     """`network` for `fleet.network`: a last part will do where it is the only one."""
     known = keys()
     head = key.split(".")[0]
-    if key in known or head == "data" or key.startswith("train.optimizer"):
+    if (
+        key in known
+        or head == "data"
+        or key.startswith("servers.data")
+        or key.startswith("train.optimizer")
+    ):
         return key
     if key in _SHORT:
         return _SHORT[key]

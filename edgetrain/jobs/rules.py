@@ -17,6 +17,8 @@ from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.strategies import Strategy, merging
 
+PRECISIONS = ("fp32", "bf16")
+FALLBACKS = ("never", "when-needed", "when-faster")
 ACCELERATORS = ("auto", "cpu", "cuda")
 FIXED = ("equal", "own")
 
@@ -38,6 +40,8 @@ def check(found: Resolved) -> None:
     """ConfigError for what does not go together."""
     _one_of("train.accelerator", found.job.train.accelerator, ACCELERATORS)
     _one_of("train.fixed", found.job.train.fixed, FIXED)
+    _one_of("servers.precision", found.job.servers.precision, PRECISIONS)
+    _one_of("servers.fallback", found.job.servers.fallback, FALLBACKS)
     _check_pace(found)
     _check_codecs(found)
     _check_masked(found)

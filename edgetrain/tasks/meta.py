@@ -38,3 +38,13 @@ def outline_of(task: Task) -> Outline:
         except Exception as error:  # whatever a model's own code raises
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
         return Outline(task.model(), f"the model cannot be built without memory: {problem}")
+
+
+def gpus() -> list[int]:
+    """Bytes of memory of each GPU that torch finds here."""
+    if not torch.cuda.is_available():
+        return []
+    return [
+        torch.cuda.get_device_properties(place).total_memory
+        for place in range(torch.cuda.device_count())
+    ]

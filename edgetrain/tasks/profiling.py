@@ -240,13 +240,13 @@ class _Watch(TorchDispatchMode):
                     self._hooks.append(hook)
                 seen.add(name)
         self._saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda kept: kept)
-        self._saving.__enter__()  # type: ignore[no-untyped-call]
-        super().__enter__()
+        self._saving.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._saving.__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._saving.__exit__(*error)
         for hook in self._hooks:
             hook.remove()
         self._hold.clear()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
-from edgetrain.fleet.checks import text
+from edgetrain.fleet.checks import number, text
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 """One label of a host name (RFC 1123), in small letters."""
@@ -90,8 +90,20 @@ class Server:
 
     name: str
     host: str
+    """Its name in the network, or "local": the machine that reads this."""
     profile: str = ""
+    """A profile of the catalog; "": this machine's own speed."""
     interface: str = ""
+    accelerators: int = 0
+    """Processes that it runs; 0: as many as its profile has accelerators, or cores."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """The network between servers."""
+
+    rate_mbit: float = 10_000.0
+    rtt_ms: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,7 @@ class Cluster:
     job: JobFiles | None = None
     devices: tuple[DeviceEntry, ...] = ()
     servers: tuple[Server, ...] = ()
+    between: Between = Between()
     trusted: bool = False
     """Whether the network between the servers is one that strangers cannot reach."""
 
@@ -132,7 +145,14 @@ _TABLES: dict[str, dict[str, bool]] = {
     "ssh": {"user": True, "keys": True},
     "job": {"file": True, "data": False, "bundle": False},
     "device": {"name": True, "profile": True, "address": False, "gateway": False},
-    "server": {"name": True, "host": True, "profile": False, "interface": False},
+    "server": {
+        "name": True,
+        "host": True,
+        "profile": False,
+        "interface": False,
+        "accelerators": False,
+    },
+    "between": {"rate_mbit": False, "rtt_ms": False},
 }
 """Every table's keys, and whether one is required."""
 _LISTS = ("device", "server")
@@ -173,7 +193,8 @@ def parse(table: Mapping[str, Any], path: Path) -> Cluster:
     trusted = table.get("trusted", False)
     if not isinstance(trusted, bool):
         raise ConfigError(f"{path}: trusted = {trusted!r}", "allowed: true or false")
-    read = {"hub": _hub, "image": _image, "wifi": _wifi, "ssh": _ssh, "job": _job}
+    read = {"hub": _hub, "image": _image, "wifi": _wifi, "ssh": _ssh, "job": _job,
+            "between": _between}  # fmt: skip
     given: dict[str, Any] = {
         name: make(table[name], path) for name, make in read.items() if name in table
     }
@@ -410,11 +431,22 @@ def _check_gateway(gateway: str, address: str, where: str) -> None:
 
 
 def _server(table: Mapping[str, Any], where: str) -> Server:
-    values = {key: text(value, f"{where}.{key}") for key, value in table.items()}
+    words = {key: value for key, value in table.items() if key != "accelerators"}
+    values = {key: text(value, f"{where}.{key}") for key, value in words.items()}
     for key in ("name", "host"):
         if not values[key]:
             raise ConfigError(f"{where}.{key} is empty")
-    return Server(**values)
+    limits = (1, 1024, "")
+    count = number(table.get("accelerators", 1), limits, f"{where}.accelerators", whole=True)
+    return Server(**values, accelerators=int(count) if "accelerators" in table else 0)
+
+
+def _between(table: Mapping[str, Any], path: Path) -> Between:
+    limits = {"rate_mbit": (1e-3, 1e7, "Mbit/s"), "rtt_ms": (0, 1e5, "ms")}
+    given = {
+        key: number(value, limits[key], f"{path}: between.{key}") for key, value in table.items()
+    }
+    return Between(**given)
 
 
 def _path(table: Mapping[str, Any], name: str, key: str, path: Path) -> Path:

@@ -39,6 +39,10 @@ class Device:
     slow_factor: float | None = None  # how many times longer these take
     throttle_after_s: float | None = None  # seconds of computing until the board is hot
     throttle_factor: float | None = None  # how many times longer a step takes from then on
+    accelerators: int | None = None  # of a server; memory and speed above are those of one
+    bf16_gflops: float | None = None  # as train_gflops, matrix products in bfloat16
+    inside_gbit: float | None = None  # between two accelerators of the machine, each way
+    inside_s: float | None = None  # before the first byte, between the same
     boards: tuple[str, ...] = ()  # beginnings of /proc/device-tree/model that mean this device
     source: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
 
@@ -65,10 +69,16 @@ RANGES: dict[str, Limits] = {
     "slow_factor": (1, 1e4, ""),
     "throttle_after_s": (0, 1e9, "s"),
     "throttle_factor": (1, 1e4, ""),
+    "accelerators": (1, 1024, ""),
+    "bf16_gflops": (1e-3, 1e8, "Gflop/s"),
+    "inside_gbit": (1e-3, 1e6, "Gbit/s"),
+    "inside_s": (0, 1, "s"),
 }
-_OPTIONAL = ("step_jitter", "slow_chance", "slow_factor", "throttle_after_s", "throttle_factor")
-_PAIRS = (("slow_chance", "slow_factor"), ("throttle_after_s", "throttle_factor"))
-_WHOLE = ("cores", "memory_bytes")
+_OPTIONAL = ("step_jitter", "slow_chance", "slow_factor", "throttle_after_s", "throttle_factor",
+             "accelerators", "bf16_gflops", "inside_gbit", "inside_s")  # fmt: skip
+_PAIRS = (("slow_chance", "slow_factor"), ("throttle_after_s", "throttle_factor"),
+          ("inside_gbit", "inside_s"))  # fmt: skip
+_WHOLE = ("cores", "memory_bytes", "accelerators")
 _KEYS = ("title", *RANGES, "boards", "source")
 
 
@@ -116,7 +126,7 @@ def parse(name: str, table: Mapping[str, Any], path: Path) -> Device:
             f"{path}: load_watts = {figures['load_watts']:g} is less than idle_watts = "
             f"{figures['idle_watts']:g}"
         )
-    figures |= {key: int(figures[key]) for key in _WHOLE}
+    figures |= {key: int(figures[key]) for key in _WHOLE if key in figures}
     return Device(
         name=name,
         title=_text("title", table["title"], path),

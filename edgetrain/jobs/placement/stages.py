@@ -59,7 +59,8 @@ class Sums:
 
     def _sum(self, values: list[float]) -> Array:
         total = np.concatenate([[0.0], np.cumsum(np.array(values, float))])
-        return total[None, :] - total[:, None]
+        found: Array = total[None, :] - total[:, None]
+        return found
 
     def _most(self, values: list[float]) -> Array:
         found = np.zeros((self.layers + 1, self.layers + 1))

@@ -1,0 +1,110 @@
+"""`edgetrain plan`: where a job fits, how long a step takes there, why not elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.cli import common
+
+if TYPE_CHECKING:
+    from edgetrain.jobs.placement.decision import Decision, Question
+    from edgetrain.jobs.placement.search import Found
+
+_EXAMPLES = """\
+examples:
+  edgetrain plan job.toml
+  edgetrain plan job.toml --placement "data=2 pipeline=2"
+  edgetrain plan job.toml servers.cluster=cluster.toml fallback=when-needed --json
+  edgetrain plan task=edgetrain.tasks:char_lm data.width=1024 data.heads=16 data.layers=24 \\
+    device=raspberry-pi-4b fallback=when-needed
+
+Nothing is trained and no model is built: its layers are measured on tensors without numbers. The
+first line below the model says what `edgetrain run` does with the job. The exit status is 0 if
+the job runs somewhere, and 1 if it fits nowhere.
+
+A placement is a few words: data=D ranks share the batch, pipeline=P ranks each have a part of the
+layers, tensor=T ranks each have a part of every layer; shard=S zero=3 divides the parameters among
+S of the data ranks. schedule, microbatches, recompute and cuts are chosen if they are left out of
+servers.placement = "auto". docs/gpu-servers.md explains them.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = common.verb(
+        subparsers,
+        "plan",
+        "say where a job fits, how long a step takes there, and why not elsewhere",
+        "Plan a job: on its own devices, or on a group of processes on servers.",
+        _EXAMPLES,
+    )
+    common.add_job(parser)
+    parser.add_argument("--placement", metavar="WORDS", help="judge this placement on the servers")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan."""
+    job, beside = common.job_of(arguments)
+    if arguments.placement:
+        job = replace(job, servers=replace(job.servers, placement=arguments.placement))
+    from edgetrain.jobs.placement.decision import decide
+    from edgetrain.jobs.placement.question import question_of
+    from edgetrain.runs.reports.placement_table import text
+
+    question = question_of(job, beside)
+    decision = decide(question)
+    plan = plain(question, decision) | {"name": job.name or job.task.rpartition(":")[2]}
+    common.say(json.dumps(plan) if arguments.json else text(plan))
+    return 0 if decision.chosen else 1
+
+
+def plain(question: Question, decision: Decision) -> dict[str, Any]:
+    """A plan as plain values, in seconds and bytes, for tables and --json."""
+    edge, model = decision.edge, question.model
+    return {
+        "chosen": decision.chosen,
+        "why": decision.why,
+        "members": question.work.members,
+        "samples": question.work.members * question.work.batch,
+        "model": {
+            "parameters": model.parameters,
+            "flops": model.flops,
+            "saved_bytes": model.saved_bytes,
+            "layers": [vars(layer) for layer in model.layers],
+        },
+        "edge": {
+            "device": edge.board.name,
+            "needs_bytes": edge.needs_bytes,
+            "usable_bytes": edge.board.usable_bytes,
+            "seconds": edge.seconds,
+            "problem": edge.problem,
+        },
+        "placements": [_placement(question, each) for each in decision.found],
+        "refused": list(decision.refused),
+        "notes": list(decision.notes),
+    }
+
+
+def _placement(question: Question, found: Found) -> dict[str, Any]:
+    assert question.servers is not None
+    placement, names = found.placement, [layer.name for layer in question.model.layers]
+    held = [
+        [found.ends[stage] for stage in placement.stages_of(r)] for r in range(len(found.bytes))
+    ]
+    return {
+        "placement": str(placement),
+        "ranks": placement.ranks,
+        "seconds": found.seconds,
+        "bytes": list(found.bytes),
+        "usable_bytes": list(found.usable_bytes),
+        "layers": [
+            ", ".join(names[i] if j == i + 1 else f"{names[i]} … {names[j - 1]}" for i, j in each)
+            for each in held
+        ],
+        "servers": [question.servers.servers[each].name for each in found.servers],
+    }

@@ -1,0 +1,245 @@
+"""Where a job runs, and why: its devices, or a group of processes on servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgetrain.errors import ConfigError
+from edgetrain.jobs.placement.formulas import Kept, edge_bytes
+from edgetrain.jobs.placement.layers import Model
+from edgetrain.jobs.placement.machines import Servers
+from edgetrain.jobs.placement.search import Found, Refused, Work, evaluate, kind_of, search
+from edgetrain.jobs.placement.words import EDGE, Placement, parse
+
+
+@dataclass(frozen=True)
+class Board:
+    """A kind of device: what a process can have of its memory, and seconds of a step there."""
+
+    name: str
+    usable_bytes: float
+    seconds: float | None
+    """Of the whole fleet's step, exchange included; None: the profile says no speed."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """All that decides where a job runs."""
+
+    model: Model
+    work: Work
+    strategy: str
+    kept_on_edge: str
+    """A key of formulas.EDGE_BYTES."""
+    boards: tuple[Board, ...]
+    """Of the fleet, each kind once."""
+    others: tuple[Board, ...]
+    """Of the catalog."""
+    placement: str = "auto"
+    fallback: str = "never"
+    servers: Servers | None = None
+    edge_problem: str = ""
+    """What else keeps the job from its devices."""
+    group_problem: str = ""
+    """What keeps the job from servers."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What the fleet's own devices make of the job."""
+
+    needs_bytes: float
+    board: Board
+    """The one with the least memory."""
+    seconds: float | None
+    problem: str
+    """Why not; "": they hold it."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where the job runs, the alternatives in order, and why each other place was refused."""
+
+    chosen: str
+    """"edge", a placement's words, or "" where it fits nowhere."""
+    why: str
+    edge: Edge
+    found: tuple[Found, ...] = ()
+    """The fastest placement of each kind; the chosen one first, if it is one of them."""
+    refused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def placement(self) -> Placement | None:
+        """Of the group that runs the job; None: its devices do, or nothing can."""
+        if not self.chosen or self.chosen == EDGE:
+            return None
+        return self.found[0].placement
+
+
+def decide(question: Question) -> Decision:
+    """Decide. ConfigError for a placement in words that these servers cannot have."""
+    edge = _edge(question)
+    words = question.placement
+    if words not in ("auto", EDGE):
+        return _as_told(question, edge, parse(words))
+    found, refused = _group(question)
+    needed, faster = question.fallback == "when-needed", question.fallback == "when-faster"
+    if words == EDGE or not (needed or faster):
+        refused = [*_offer(found, words), *refused]
+        chosen = "" if edge.problem else EDGE
+        why = edge.problem or "the devices hold it, and the job does not ask for servers"
+        return Decision(chosen, why, edge, tuple(found), tuple(refused), question.notes)
+    best = found[0] if found else None
+    if edge.problem:
+        why = edge.problem if best else f"{edge.problem}; {'; '.join(refused)}"
+        chosen = str(best.placement) if best else ""
+        return Decision(chosen, why, edge, tuple(found), tuple(refused), question.notes)
+    if faster and best and edge.seconds is not None and best.seconds < edge.seconds:
+        why = f"a step takes {_s(best.seconds)} there and {_s(edge.seconds)} on the devices"
+        chosen = str(best.placement)
+        return Decision(chosen, why, edge, tuple(found), tuple(refused), question.notes)
+    why = "the devices hold it" if needed else "the devices hold it, and servers are not faster"
+    return Decision(EDGE, why, edge, tuple(found), tuple(refused), question.notes)
+
+
+def _edge(question: Question) -> Edge:
+    model, work = question.model, question.work
+    activations = model.saved_bytes * work.batch
+    needs = edge_bytes(model.parameters, question.kept_on_edge, work.kept.slots, activations)
+    board = min(question.boards, key=lambda each: each.usable_bytes)
+    seconds = [each.seconds for each in question.boards]
+    known = [each for each in seconds if each is not None]
+    slowest = max(known) if len(known) == len(seconds) else None
+    problem = question.edge_problem
+    if needs > board.usable_bytes:
+        problem = (
+            f"needs {_gb(needs)} a member, {board.name} has {_gb(board.usable_bytes)}"
+            f"{_nearest(question.others, needs)}"
+        )
+    return Edge(needs, board, slowest, problem)
+
+
+def _nearest(others: tuple[Board, ...], needs: float) -> str:
+    """The smallest device of the catalog that would hold it."""
+    room = [each for each in others if each.usable_bytes >= needs]
+    if not room:
+        return "; no device of the catalog holds it"
+    best = min(room, key=lambda each: each.usable_bytes)
+    step = "" if best.seconds is None else f", at {_s(best.seconds)} a step"
+    return f"; {best.name} would hold it{step}"
+
+
+def _group(question: Question) -> tuple[list[Found], list[str]]:
+    if question.group_problem:
+        return [], [f"servers: {question.group_problem}"]
+    if question.servers is None:
+        return [], [
+            "servers: the job names none (servers.cluster = a cluster.toml with [[server]] tables)"
+        ]
+    found, refused = search(question.model, question.servers, question.work)
+    return found, [_said(each) for each in refused]
+
+
+def _said(refused: Refused) -> str:
+    return (
+        f"{refused.kind}: needs {_gb(refused.needs_bytes)} on a rank, which has "
+        f"{_gb(refused.usable_bytes)}"
+    )
+
+
+def _offer(found: list[Found], words: str) -> list[str]:
+    if not found:
+        return []
+    asked = "servers.placement = 'edge'" if words == EDGE else "servers.fallback = 'never'"
+    best = found[0]
+    return [f"servers: {asked}; {best.placement} would take {_s(best.seconds)} a step"]
+
+
+def _as_told(question: Question, edge: Edge, placement: Placement) -> Decision:
+    """The job runs as its words say, or nowhere."""
+    if question.group_problem:
+        return Decision("", f"servers: {question.group_problem}", edge, notes=question.notes)
+    servers = question.servers
+    if servers is None:
+        return Decision("", _group(question)[1][0], edge, notes=question.notes)
+    check(placement, question.model, servers, question.work)
+    result = evaluate(question.model, servers, question.work, placement)
+    if isinstance(result, Refused):
+        others, refused = _group(question)
+        why = f"{placement}: {_said(result)}"
+        if others:
+            why += f"; {others[0].placement} fits"
+        return Decision("", why, edge, tuple(others), tuple(refused), question.notes)
+    others, refused = _group(question)
+    rest = [each for each in others if kind_of(each.placement) != kind_of(result.placement)]
+    found = (result, *rest)
+    why = "servers.placement says so"
+    return Decision(str(result.placement), why, edge, found, tuple(refused), question.notes)
+
+
+def check(placement: Placement, model: Model, servers: Servers, work: Work) -> None:
+    """ConfigError for a placement that these servers, this model or this batch cannot have, with
+    both numbers and the nearest that works."""
+    layers = len(model.layers)
+    width = placement.data * placement.tensor
+    if placement.ranks > servers.ranks:
+        raise ConfigError(
+            f"placement: {placement} is {placement.ranks} ranks, the servers have {servers.ranks}",
+            "fewer ranks, or more servers",
+        )
+    if placement.all_stages > layers:
+        raise ConfigError(
+            f"placement: {placement.all_stages} stages of a model with {layers} layers",
+            f"at most {layers}",
+        )
+    if placement.cuts and placement.cuts[-1] >= layers:
+        raise ConfigError(f"placement: a cut at {placement.cuts[-1]} of {layers} layers")
+    if work.members % placement.data:
+        near = max(d for d in range(1, placement.data) if work.members % d == 0)
+        raise ConfigError(
+            f"placement: data={placement.data} does not divide the job's {work.members} members, "
+            "whose batches its ranks share",
+            f"data={near}",
+        )
+    samples = work.members // placement.data * work.batch
+    if samples % placement.microbatches:
+        near = max(m for m in range(1, placement.microbatches) if samples % m == 0)
+        raise ConfigError(
+            f"placement: microbatches={placement.microbatches} of a rank's {samples} samples",
+            f"microbatches={near}",
+        )
+    if placement.tensor > 1 and not model.heads:
+        raise ConfigError(
+            f"placement: tensor={placement.tensor}, and the model does not say how its layers "
+            "are divided",
+            "a model's tensor_plan does; or leave tensor out",
+        )
+    if placement.tensor > 1 and model.heads % placement.tensor:
+        near = max(t for t in range(1, placement.tensor) if model.heads % t == 0)
+        raise ConfigError(
+            f"placement: tensor={placement.tensor} does not divide the model's {model.heads} heads",
+            f"tensor={near}",
+        )
+    most = max(server.accelerators for server in servers.servers)
+    if placement.pipeline > 1 and width > most:
+        raise ConfigError(
+            f"placement: a stage of {width} ranks, and no server has more than {most}",
+            "fewer data or tensor ranks, or a longer pipeline",
+        )
+
+
+def kept_by(precision: str, slots: int) -> Kept:
+    """What a rank keeps of each parameter."""
+    return Kept(2.0 if precision == "bf16" else 4.0, slots)
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.3g} GB"
+
+
+def _s(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.3g} s"

@@ -1,0 +1,223 @@
+"""From a job to the question where it runs. Loads the task, and builds no model in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.fleet import devices
+from edgetrain.fleet.assignment import devices_of
+from edgetrain.fleet.cards import cluster as clusters
+from edgetrain.fleet.devices import Device
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.placement.decision import Board, Decision, Question, decide, kept_by
+from edgetrain.jobs.placement.formulas import USABLE, Link
+from edgetrain.jobs.placement.layers import Layer, Model
+from edgetrain.jobs.placement.machines import Server, Servers
+from edgetrain.jobs.placement.search import Work
+from edgetrain.jobs.resolved import Resolved
+from edgetrain.jobs.rules import resolve
+
+if TYPE_CHECKING:
+    from edgetrain.tasks.protocol import Task
+
+SLOTS = {"adam": 2, "adamw": 2, "nadam": 2, "radam": 2, "adamax": 2, "adadelta": 2, "rprop": 2}
+"""Values that optimizers keep of each parameter; others: 1."""
+LOCAL = "local"
+NOMINAL_GFLOPS, NOMINAL_DISPATCH_S = 24.0, 32e-6
+"""Of a core of a machine without a profile: half of the reference machine's 48 Gflop/s of two cores
+(benchmarks/steps.py). A plan for one machine compares placements on it: only ratios matter."""
+LOOPBACK = Link(50e-6, 1.5e9)
+"""Between processes of one machine over gloo, as measured with 1 MB tensors."""
+CLOSURES = ("lbfgs",)
+
+
+def plan_placement(job: Job, beside: Path | None = None) -> Decision:
+    """Decide where a job runs. `beside` is the folder of the job file.
+
+    ConfigError, TaskError, NetworkError for what cannot be anywhere.
+    """
+    return decide(question_of(job, beside))
+
+
+def question_of(job: Job, beside: Path | None = None) -> Question:
+    """The question of a job. See `plan_placement`."""
+    from edgetrain.jobs.lookup import task_of
+
+    found = resolve(job)
+    named = devices_of(job.fleet.device)
+    if len(named) > 1:
+        job = replace(job, fleet=replace(job.fleet, members=len(named)))
+        found = replace(found, job=job)
+    task = task_of(job, beside)
+    model, problem, notes = model_of(task, job)
+    boards, edge_problem = _boards(found, model, sorted(set(named)), beside)
+    others, _ = _boards(found, model, devices.names(), beside)
+    slots = _slots(job)
+    kept = "gradient" if not found.strategy.moves_params else "waits"
+    return Question(
+        model=model,
+        work=Work(job.fleet.members, job.train.batch, kept_by(job.servers.precision, slots)),
+        strategy=found.strategy.name,
+        kept_on_edge="runs on" if found.strategy.delays else kept,
+        boards=boards,
+        others=tuple(each for each in others if each.name != "gpu-server"),
+        placement=job.servers.placement,
+        fallback=job.servers.fallback,
+        servers=servers_of(job, beside),
+        edge_problem=edge_problem,
+        group_problem=problem or _group_problem(job),
+        notes=notes,
+    )
+
+
+def model_of(task: Task, job: Job) -> tuple[Model, str, tuple[str, ...]]:
+    """The layers of the task's model; what keeps it from being cut, or ""; and notes."""
+    from edgetrain.tasks.meta import outline_of
+    from edgetrain.tasks.profiling import profile
+
+    batch = next(task.batches(0, job.fleet.members, job.train.batch, job.seed))
+    try:
+        found = profile(task, batch)
+    except EdgetrainError:
+        raise
+    except Exception as error:  # whatever a model's own code raises on tensors without numbers
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        outline = outline_of(task)
+        flops, operators = devices.measure_step(task.model(), batch, task.loss)
+        whole = Layer("model", outline.parameters, flops / 3, 2 * flops / 3, operators // 3,
+                      operators - operators // 3, 0.0, 0.0)  # fmt: skip
+        note = f"measured by building it, activations left out: it fails on fake tensors ({said})"
+        return Model((whole,)), "", (note,)
+    layers = tuple(Layer(**vars(each)) for each in found.layers)
+    notes = [
+        f"the tied parameters of {layers[a].name} and {layers[b].name} ({n:,}) are on both stages"
+        for a, b, n in found.tied
+    ]
+    problem = ""
+    if found.buffers:
+        problem = (
+            f"{found.buffers[0]} keeps statistics of batches, which ranks and micro-batches would "
+            "each see another part of (GroupNorm or LayerNorm have none)"
+        )
+    return Model(layers, tuple(found.tied), found.heads), problem, tuple(notes)
+
+
+def _group_problem(job: Job) -> str:
+    """What of the job a group of ranks cannot do."""
+    name = str(job.train.optimizer.get("name", "")).lower()
+    if name in CLOSURES:
+        return f"optimizer '{name}' computes the loss again within its step, which ranks cannot"
+    if job.privacy.unit != "none":
+        return f"privacy.unit = '{job.privacy.unit}': a group clips and noises nothing"
+    if job.strategy.secure:
+        return "strategy.secure: a group has no contributions that could be masked"
+    return ""
+
+
+def _slots(job: Job) -> int:
+    name = str(job.train.optimizer.get("name", "")).lower()
+    if name == "sgd":
+        return 1 if job.train.optimizer.get("momentum") else 0
+    return SLOTS.get(name, 1)
+
+
+# -- devices --------------------------------------------------------------------------------------
+
+
+def _boards(
+    found: Resolved, model: Model, names: Sequence[str], beside: Path | None
+) -> tuple[tuple[Board, ...], str]:
+    boards, problem = [], ""
+    for name in names:
+        device = devices.load(name)
+        step_s = found.job.fleet.pace_s or device.step_seconds(
+            model.flops * found.job.train.batch, model.operators
+        )
+        seconds, said = _fleet_seconds(found.job, model, step_s, beside)
+        problem = problem or said
+        boards.append(Board(name, USABLE * device.memory_bytes, seconds))
+    return tuple(boards), problem
+
+
+def _fleet_seconds(
+    job: Job, model: Model, step_s: float, beside: Path | None
+) -> tuple[float | None, str]:
+    """Seconds of a step of the fleet, if each of its devices takes `step_s` to compute one."""
+    from edgetrain.errors import NetworkError
+    from edgetrain.jobs.capacity.estimate import answer
+    from edgetrain.jobs.capacity.question import Options, question_of
+
+    if not step_s:
+        return None, ""
+    options = Options(rounds=20, parameters=model.parameters, step_s=step_s)
+    try:
+        return answer(question_of(job, options, beside)).seconds_per_step, ""
+    except NetworkError as error:
+        return None, error.message
+
+
+# -- servers --------------------------------------------------------------------------------------
+
+
+def servers_of(job: Job, beside: Path | None = None) -> Servers | None:
+    """The servers of a job; without a cluster file this machine, if the job wants a group at all.
+
+    ConfigError.
+    """
+    bf16 = job.servers.precision == "bf16"
+    if not job.servers.cluster:
+        wanted = job.servers.placement not in ("auto", "edge") or job.servers.fallback != "never"
+        return Servers((_here(LOCAL, 0),), LOOPBACK) if wanted else None
+    path = Path(job.servers.cluster).expanduser()
+    path = path if path.is_absolute() or beside is None else beside / path
+    cluster = clusters.load(path)
+    if not cluster.servers:
+        raise ConfigError(f"{path} has no [[server]]", "name, host and profile of each")
+    found = tuple(_server(each, bf16) for each in cluster.servers)
+    between = cluster.between
+    return Servers(found, Link(between.rtt_ms / 2e3, between.rate_mbit * 1e6 / 8))
+
+
+def _server(entry: clusters.Server, bf16: bool) -> Server:
+    if not entry.profile:
+        return _here(entry.name, entry.accelerators)
+    device = devices.load(entry.profile)
+    rate = device.bf16_gflops if bf16 and device.bf16_gflops else device.train_gflops
+    if rate is None or device.dispatch_s is None:
+        raise ConfigError(f"server '{entry.name}': the profile '{device.name}' has no speed")
+    return Server(
+        entry.name,
+        entry.accelerators or device.accelerators or 1,
+        device.memory_bytes,
+        rate * 1e9,
+        device.dispatch_s,
+        _inside(device),
+        device.name,
+    )
+
+
+def _inside(device: Device) -> Link:
+    if device.inside_gbit is None or device.inside_s is None:
+        return LOOPBACK
+    return Link(device.inside_s, device.inside_gbit * 1e9 / 8)
+
+
+def _here(name: str, accelerators: int) -> Server:
+    """This machine: its GPUs if torch finds any, else a rank for each core."""
+    from edgetrain.runs.environment import usable_cores
+    from edgetrain.tasks.meta import gpus
+
+    found = gpus()
+    if found:
+        like = devices.load("gpu-server")
+        rate = like.train_gflops or NOMINAL_GFLOPS
+        dispatch_s = like.dispatch_s or NOMINAL_DISPATCH_S
+        count = accelerators or len(found)
+        return Server(name, count, min(found), rate * 1e9, dispatch_s, _inside(like))
+    count = accelerators or usable_cores()
+    memory = devices.load(devices.HOST).memory_bytes / count
+    return Server(name, count, memory, NOMINAL_GFLOPS * 1e9, NOMINAL_DISPATCH_S, LOOPBACK)

@@ -1,0 +1,149 @@
+"""Where jobs go: three fleets of one job file, and what each refusal says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgetrain.errors import ConfigError
+from edgetrain.fleet.cards import cluster
+from edgetrain.jobs.placement.decision import Board, Question, decide
+from edgetrain.jobs.placement.formulas import Kept, Link
+from edgetrain.jobs.placement.layers import Layer, Model
+from edgetrain.jobs.placement.machines import Server, Servers
+from edgetrain.jobs.placement.question import plan_placement, question_of
+from edgetrain.jobs.placement.search import Work
+from edgetrain.jobs.reading import load
+from edgetrain.tasks.classification import Classification
+
+PI4, PI5 = Board("pi-4", 3.4e9, 100.0), Board("pi-5", 6.8e9, 86.0)
+GROUP = Servers((Server("a", 4, 8e10, 1e13, 1e-5, Link(1e-5, 1e10)),), Link(1e-4, 1e9))
+
+
+def question(parameters=1_000_000, **changes):
+    layers = tuple(
+        Layer(f"l{i}", parameters // 4, 1e9, 2e9, 5, 10, 1e6, 1e5, 1.0) for i in range(4)
+    )
+    found = Question(
+        Model(layers, heads=4), Work(4, 8, Kept(4.0, 1)), "dga", "runs on", (PI4,), (PI4, PI5),
+        servers=GROUP, fallback="when-needed",
+    )  # fmt: skip
+    return replace(found, **changes)
+
+
+def test_a_job_that_fits_its_devices_runs_there():
+    decision = decide(question())
+    assert decision.chosen == "edge"
+    assert decision.placement is None
+    assert decision.found, "the servers' placements are shown all the same"
+
+
+def test_a_job_that_does_not_fit_goes_to_the_group_and_says_why():
+    decision = decide(question(120_000_000))
+    assert decision.placement is not None
+    assert decision.placement.ranks <= 4
+    assert decision.why.startswith("needs 5.36 GB a member, pi-4 has 3.4 GB; pi-5 would hold it")
+    assert decision.why.endswith("at 86 s a step")
+
+
+def test_without_servers_the_nearest_thing_that_fits_is_named():
+    decision = decide(question(120_000_000, servers=None))
+    assert decision.chosen == ""
+    assert "pi-5 would hold it" in decision.why
+    assert "servers.cluster = a cluster.toml" in decision.why
+
+
+def test_what_was_not_asked_for_is_not_done():
+    decision = decide(question(120_000_000, fallback="never"))
+    assert decision.chosen == ""
+    assert any("servers.fallback = 'never'" in each for each in decision.refused)
+    assert decide(question(placement="edge", fallback="when-faster")).chosen == "edge"
+
+
+def test_when_faster_compares_the_step():
+    assert decide(question(fallback="when-faster")).placement is not None
+    quick = (replace(PI4, seconds=1e-6),)
+    assert decide(question(fallback="when-faster", boards=quick)).chosen == "edge"
+    unknown = (replace(PI4, seconds=None),)
+    assert decide(question(fallback="when-faster", boards=unknown)).chosen == "edge"
+
+
+def test_words_are_taken_at_their_word():
+    decision = decide(question(placement="data=2 pipeline=2 microbatches=4", fallback="never"))
+    assert decision.chosen.startswith("data=2 pipeline=2 microbatches=4")
+    assert decision.why == "servers.placement says so"
+
+
+def test_words_that_do_not_fit_are_refused_with_what_does():
+    decision = decide(question(8_000_000_000, placement="data=1"))
+    assert decision.chosen == ""
+    assert "data=1: one device: needs" in decision.why
+    assert decision.why.endswith("fits")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("data=8", "8 ranks, the servers have 4"),
+        ("data=3", "data=3 does not divide the job's 4 members, whose batches its ranks share "
+                   "(data=2)"),
+        ("pipeline=4 schedule=interleaved microbatches=4", "8 stages of a model with 4 layers"),
+        ("pipeline=2 cuts=9", "a cut at 9 of 4 layers"),
+        ("pipeline=2 microbatches=5", "microbatches=5 of a rank's 32 samples (microbatches=4)"),
+        ("tensor=3", "tensor=3 does not divide the model's 4 heads (tensor=2)"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_is_refused_with_both_numbers(words, said):
+    with pytest.raises(ConfigError) as caught:
+        decide(question(placement=words))
+    assert said in str(caught.value)
+
+
+def test_a_model_without_a_table_is_not_divided():
+    plain = replace(question().model, heads=0)
+    with pytest.raises(ConfigError, match="does not say how its layers are divided"):
+        decide(question(model=plain, placement="tensor=2"))
+
+
+def test_fewer_microbatches_than_stages_are_allowed():
+    assert decide(question(placement="pipeline=4 microbatches=2")).placement is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["optimizer=lbfgs"], "computes the loss again within its step"),
+        (["secure=true"], "no contributions that could be masked"),
+        (["privacy.unit=example", "privacy.noise=1"], "clips and noises nothing"),
+    ],
+)
+def test_what_a_group_cannot_do_is_said(overrides, said):
+    decision = plan_placement(load(None, ["servers.placement=data=2", *overrides]))
+    assert decision.chosen == ""
+    assert said in decision.why
+
+
+def test_batch_statistics_stay_out_of_groups(monkeypatch):
+    from torch import nn
+
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    monkeypatch.setattr(Classification, "model", lambda self: model)
+    decision = plan_placement(load(None, ["servers.placement=data=2"]))
+    assert "statistics of batches" in decision.why
+    assert decision.chosen == ""
+
+
+def test_servers_come_from_the_cluster_file(tmp_path):
+    (tmp_path / "cluster.toml").write_text(
+        "[between]\nrate_mbit = 8000\nrtt_ms = 2\n"
+        '[[server]]\nname = "a"\nhost = "local"\nprofile = "gpu-server"\n'
+        '[[server]]\nname = "b"\nhost = "b"\nprofile = "gpu-server"\naccelerators = 2\n'
+    )
+    job = load(None, ["servers.cluster=cluster.toml", "precision=bf16", "members=2"])
+    servers = question_of(job, tmp_path).servers
+    assert [each.accelerators for each in servers.servers] == [8, 2]
+    assert servers.between == Link(0.001, 1e9)
+    assert servers.servers[0].flops_s == 395600e9
+    with pytest.raises(ConfigError, match=r"accelerators = 0 is out of range"):
+        cluster.parse({"server": [{"name": "a", "host": "a", "accelerators": 0}]}, tmp_path)
