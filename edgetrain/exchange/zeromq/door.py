@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import zmq
 
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.limits import Refusals
-from edgetrain.exchange.zeromq.handshakes import Newcomers
 
 DOORS_PER_POLL = 16
 """New connections authenticated per poll, so that a flood of them cannot starve connected members.
@@ -20,10 +21,17 @@ class Door:
     `refusals` reports who was refused.
     """
 
-    def __init__(self, sock: zmq.Socket[bytes], gate: Gate, refusals: Refusals) -> None:
-        """`sock`: a REP socket of the hub's context, which stays the caller's to close."""
+    def __init__(
+        self,
+        sock: zmq.Socket[bytes],
+        gate: Gate,
+        refusals: Refusals,
+        on_refusal: Callable[[], None],
+    ) -> None:
+        """`sock`: a REP socket of the hub's context, which stays the caller's to close.
+        `on_refusal` is called before each refusal."""
         self.gate = gate
-        self.newcomers = Newcomers()
+        self._on_refusal = on_refusal
         self._refusals = refusals
         self.socket = sock
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -42,7 +50,7 @@ class Door:
             if mechanism == b"CURVE" and len(proved) == 1:
                 identity, refused = self.gate.admit(proved[0])
             if refused:
-                self.newcomers.was_refused()
+                self._on_refusal()
                 kind = refused if "token" not in refused else "token"
                 kind = "key" if refused.startswith("key ") else kind
                 self._refusals.add(kind, f"{address.decode(errors='replace')}: {refused}")

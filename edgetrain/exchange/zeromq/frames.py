@@ -15,6 +15,10 @@ WAITING_MESSAGES = 64
 either, and TCP stops the peer. Messages are bounded in size, so nothing can fill the hub's memory.
 """
 
+WAITING_BYTES = 16 << 20
+"""Fewer messages may wait if they are larger than this together; but at least FEWEST_WAITING."""
+FEWEST_WAITING = 4
+
 UNREAD_MESSAGES = 100_000
 """A peer that leaves this many messages unread counts as unreachable."""
 
@@ -41,6 +45,14 @@ def set_options(
     sock.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
     sock.setsockopt(zmq.TCP_KEEPALIVE_CNT, SILENCE_S // 2)
     sock.setsockopt(zmq.IPV6, 1)
+
+
+def waiting_messages(max_message_bytes: int) -> int:
+    """Messages of one peer that may wait to be read, if they are at most so large (-1: no
+    limit)."""
+    if max_message_bytes < 0:
+        return WAITING_MESSAGES
+    return max(FEWEST_WAITING, min(WAITING_MESSAGES, WAITING_BYTES // max(1, max_message_bytes)))
 
 
 def frame_of(buffer: Buffer) -> zmq.Frame | Buffer:

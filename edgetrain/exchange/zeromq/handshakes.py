@@ -48,11 +48,14 @@ from zmq.utils.monitor import parse_monitor_message
 
 from edgetrain.errors import HubUnreachable, Refused
 
-HANDSHAKE_FAILED = (
+HANDSHAKE_FAILED: int = (
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+"""Handshakes that failed, by their reason."""
+
+PLAIN_HUB_EVENTS = HANDSHAKE_FAILED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 """Events of a hub without keys."""
 
 MEMBER_EVENTS = HANDSHAKE_FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -156,6 +159,10 @@ class Newcomers:
     def was_refused(self) -> None:
         """The gate refused a connection; that has been reported."""
         self._refused += 1
+
+    def was_ended(self, descriptor: int) -> None:
+        """The hub ends the connection with this descriptor; that has been reported."""
+        self._silent.discard(descriptor)
 
     def record_event(self, event: int, value: int) -> bool:
         """Move on by one of ENCRYPTED_HUB_EVENTS; returns whether a connection ended that did not

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import math
+import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,23 +15,24 @@ from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.pairs import short, spell
 from edgetrain.exchange.limits import Refusals
 from edgetrain.exchange.transport import Traffic, owner_of
+from edgetrain.exchange.zeromq.arrivals import Limits
 from edgetrain.exchange.zeromq.door import Door
 from edgetrain.exchange.zeromq.frames import (
     HANDSHAKE_MS,
     UNREAD_MESSAGES,
-    WAITING_MESSAGES,
     frame_of,
     payload_of,
     set_options,
+    waiting_messages,
 )
 from edgetrain.exchange.zeromq.handshakes import (
     ENCRYPTED_HUB_EVENTS,
-    HANDSHAKE_FAILED,
-    next_event,
+    PLAIN_HUB_EVENTS,
 )
 from edgetrain.exchange.zeromq.member_connections import MemberConnections
 from edgetrain.exchange.zeromq.sockets import OpenSockets
 from edgetrain.exchange.zeromq.tcp_counters import ConnectionsAt
+from edgetrain.exchange.zeromq.watch import Watch
 from edgetrain.vectors.allocator import keep_freed
 from edgetrain.vectors.vector import Buffer
 
@@ -67,26 +68,30 @@ class HubSocket:
         set_options(self._socket, max_message_bytes, handshake_ms)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._socket.setsockopt(zmq.RCVHWM, WAITING_MESSAGES)
+        waiting = waiting_messages(max_message_bytes)
+        self._socket.setsockopt(zmq.RCVHWM, waiting)
         self._socket.setsockopt(zmq.SNDHWM, UNREAD_MESSAGES)
         self.refusals = Refusals()
         self._door: Door | None = None
         self._members = MemberConnections()
         self._allowed: Mapping[bytes, str] = {}
         """The keys on the list, when last checked."""
+        events = PLAIN_HUB_EVENTS if gate is None else ENCRYPTED_HUB_EVENTS
+        monitor = self._sockets.watch(self._socket, events)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limits = Limits.of(descriptors, waiting, max_message_bytes)
+        self._watch = Watch(monitor, limits, gate is not None, handshake_ms)
+        self._sockets.before_close(self._watch.stop)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
         if gate is not None:
             self._allowed = gate.allowed()
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, gate.pair.secret)
             self._socket.setsockopt(zmq.ZAP_DOMAIN, b"edgetrain")
-            self._door = Door(self._sockets.open(zmq.REP), gate, self.refusals)
-        events = HANDSHAKE_FAILED if gate is None else ENCRYPTED_HUB_EVENTS
-        self._monitor = self._sockets.watch(self._socket, events)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
-        if self._door is not None:
-            self._poller.register(self._door.socket, zmq.POLLIN)
+            door = Door(self._sockets.open(zmq.REP), gate, self.refusals, self._watch.was_refused)
+            self._poller.register(door.socket, zmq.POLLIN)
+            self._door = door
         shown = f"[{host}]" if ":" in host else host
         self.port = self._bind(shown, host, port)
         self.address = f"tcp://{shown}:{self.port}"
@@ -122,7 +127,8 @@ class HubSocket:
                 sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            if self._door is None or self._is_from_member(self._door, sender.bytes, frames):
+            descriptor = int(frames[0].get(zmq.SRCFD)) if frames else -1
+            if self._is_from_member(sender.bytes, descriptor, frames):
                 yield sender.bytes, [payload_of(frame) for frame in frames]
 
     def _wait(self, timeout_s: float) -> set[object]:
@@ -138,20 +144,19 @@ class HubSocket:
             self._handle_newcomers(ready)
 
     def _handle_newcomers(self, ready: set[object]) -> None:
-        if self._monitor in ready:
-            self._read_monitor()
+        for kind, line in self._watch.read_lines():
+            self.refusals.add(kind, line)
         if self._door is not None and self._door.socket in ready:
             self._door.answer_requests()
 
-    def _is_from_member(self, door: Door, sender: bytes, frames: Sequence[zmq.Frame]) -> bool:
+    def _is_from_member(self, sender: bytes, descriptor: int, frames: Sequence[zmq.Frame]) -> bool:
         """Whether a message is from a member. Answers the enrolment of a token's holder; drops
         messages under a key that was revoked, or that is not the one in the sender's name."""
-        identity = ""
-        descriptor = -1
-        if frames:
-            descriptor = int(frames[0].get(zmq.SRCFD))
-            door.newcomers.message_came(descriptor)
-            identity = str(frames[0].get("User-Id"))
+        door = self._door
+        if door is None:
+            self._watch.count_message(descriptor, b"")
+            return True
+        identity = str(frames[0].get("User-Id")) if frames else ""
         if identity.startswith("token "):
             answer, remark = door.gate.enrol(identity, [frame.bytes for frame in frames[:3]])
             if remark:
@@ -160,6 +165,7 @@ class HubSocket:
             return False
         if door.gate.knows(identity):
             if identity == f"member {spell(owner_of(sender))}":
+                self._watch.count_message(descriptor, owner_of(sender))
                 self._members.message_came(sender, descriptor)
                 return True
             self.refusals.add("name", "a connection that goes by another's key; it is not heard")
@@ -167,23 +173,6 @@ class HubSocket:
         key = identity.removeprefix("member ")[:8]
         self.refusals.add("revoked", f"key {key}… has been revoked; what it sends is dropped")
         return False
-
-    def _read_monitor(self) -> None:
-        """Report connections that failed before the gate was asked."""
-        for _ in range(MESSAGES_PER_POLL):
-            found = next_event(self._monitor)
-            if found is None:
-                return
-            event, value = found
-            if self._door is not None and self._door.newcomers.record_event(event, value):
-                self.refusals.add("unproved", f"a connection: {_UNPROVED}")
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                reason = _PROTOCOL_ERRORS.get(value, "it does not speak ZeroMQ as members do")
-                self.refusals.add(reason, f"a connection: {reason}")
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and value in _TIMED_OUT:
-                seconds = self._handshake_ms // 1000
-                reason = f"it did not say who it is within {seconds} s"
-                self.refusals.add("silent", f"a connection: {reason}")
 
     def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
         """Queue a message for a peer; False if there is no connection to it, or its queue is full.
@@ -219,20 +208,9 @@ class HubSocket:
     def close(self) -> None:
         """Send what is queued, for at most LINGER_MS, then close. Works twice."""
         if not self._socket.closed:
+            self._watch.stop()
             self._socket.disable_monitor()
         self._sockets.close()
-
-
-_TIMED_OUT = (errno.EAGAIN, errno.ETIMEDOUT)
-
-_UNPROVED = (
-    "it could not prove itself: its pinned key differs, it does not encrypt as this hub does, or "
-    "it does not speak ZeroMQ"
-)
-
-_PROTOCOL_ERRORS: dict[int, str] = {
-    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it encrypts, and this hub does not",
-}
 
 
 def _bind_error(error: zmq.ZMQError, host: str, port: int) -> NetworkError:

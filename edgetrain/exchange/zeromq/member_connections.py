@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Container
 
 from edgetrain.exchange.limits import CONNECTIONS_REMEMBERED
 from edgetrain.exchange.transport import owner_of
+from edgetrain.exchange.zeromq.tcp_counters import shut_down
 
 
 class MemberConnections:
@@ -43,15 +43,6 @@ class MemberConnections:
             descriptor, inode = self._known.pop(sender)
             with contextlib.suppress(OSError):
                 if os.fstat(descriptor).st_ino == inode:
-                    _shut_down(descriptor)
+                    shut_down(descriptor)
                     ended.add(owner_of(sender))
         return ended
-
-
-def _shut_down(descriptor: int) -> None:
-    """End the connection of a descriptor that stays libzmq's."""
-    borrowed = socket.socket(fileno=descriptor)
-    try:
-        borrowed.shutdown(socket.SHUT_RDWR)
-    finally:
-        borrowed.detach()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
+from collections.abc import Callable
 
 import zmq
 
@@ -25,6 +26,7 @@ class OpenSockets:
     def __init__(self, owner: object) -> None:
         self.context = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
+        self._before_close: list[Callable[[], None]] = []
         self._process = os.getpid()
         name = type(owner).__name__
         # Not at exit: then nobody waits for the context, and other threads may still use sockets.
@@ -43,6 +45,11 @@ class OpenSockets:
         self._sockets.append(monitor)
         return monitor
 
+    def before_close(self, stop: Callable[[], None]) -> None:
+        """Call `stop` before the sockets are closed, so that no other thread uses them. It must not
+        refer to the owner, and works twice."""
+        self._before_close.append(stop)
+
     def close_socket(self, sock: zmq.Socket[bytes], linger_ms: int | None = None) -> None:
         """Close one socket. What is queued has `linger_ms` (None: as set) to be sent. Works
         twice."""
@@ -53,6 +60,8 @@ class OpenSockets:
     def close(self, linger_ms: int | None = None) -> None:
         """Close all sockets and the context, after at most `linger_ms` (None: as set). Works
         twice."""
+        for stop in self._before_close:
+            stop()
         for sock in [*self._sockets]:
             self.close_socket(sock, linger_ms)
         self.context.term()

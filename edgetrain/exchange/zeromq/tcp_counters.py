@@ -6,9 +6,12 @@ libzmq does not say which sockets it has, so they are looked for among this proc
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import struct
+import sys
+import termios
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -108,6 +111,42 @@ def connection_to(port: int) -> socket.socket | None:
             return candidate
         candidate.close()
     return None
+
+
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """The socket of a descriptor that stays libzmq's. Raises OSError if it is none."""
+    borrowed = socket.socket(fileno=descriptor)
+    try:
+        yield borrowed
+    finally:
+        borrowed.detach()
+
+
+def received_bytes_of(descriptor: int) -> int:
+    """Bytes that were received at a connection and that libzmq has read; 0 if it is closed."""
+    try:
+        with _borrowed(descriptor) as borrowed:
+            waiting = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+            received = _traffic(_tcp_info(borrowed)).received_bytes
+    except OSError:
+        return 0
+    return received - int.from_bytes(waiting, sys.byteorder)
+
+
+def peer_of(descriptor: int) -> str:
+    """The address of the machine at the other end of a connection; "?" if it is closed."""
+    try:
+        with _borrowed(descriptor) as borrowed:
+            return str(borrowed.getpeername()[0]).removeprefix("::ffff:")
+    except OSError:
+        return "?"
+
+
+def shut_down(descriptor: int) -> None:
+    """End a connection that is libzmq's, which then closes it and drops what it has queued."""
+    with contextlib.suppress(OSError), _borrowed(descriptor) as borrowed:
+        borrowed.shutdown(socket.SHUT_RDWR)
 
 
 def _duplicate(descriptor: int) -> int:
