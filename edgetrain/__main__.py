@@ -37,6 +37,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     arguments, more = top.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
     if more and hasattr(arguments, "job") and all("=" in w and w[0] != "-" for w in more):
         arguments.job += more
+    elif more and hasattr(arguments, "devices") and all(w[0] != "-" for w in more):
+        arguments.devices += more
     elif more:
         top.error(f"unrecognized arguments: {' '.join(more)}")
     return arguments

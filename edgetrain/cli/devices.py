@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.cli import common
+from edgetrain.cli import cards, common
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ examples:
   edgetrain devices list
   edgetrain devices show raspberry-pi-4b --json
   edgetrain devices init cluster.toml --count 8         a file that describes your machines
+  edgetrain devices worker --for raspberry-pi-os-13     what they run, as one file
+  edgetrain devices flash cluster.toml                  a card for each
 """
 
 
@@ -28,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     parser = common.verb(
         subparsers,
         "devices",
-        "device profiles: list, show; real devices: init",
+        "device profiles: list, show; real devices: init, worker, flash",
         "The boards whose speed and power a job can emulate, each figure with its source; and "
         "cards\nthat make such boards members of a fleet.",
         _EXAMPLES,
@@ -47,6 +49,7 @@ def add_parser(subparsers: Any) -> None:
     )
     init.add_argument("--force", action="store_true", help="write over a file that is there")
     init.set_defaults(run=_init)
+    cards.add_verbs(verbs)
     for each in (listing, show):
         each.add_argument("--json", action="store_true", help="print JSON")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="TOKEN",
         help="at the device: what the hub's owner was given; @FILE: in this file; '-': ask for it",
     )
+    enroll.add_argument(
+        "--cluster", type=Path, metavar="FILE", help="at the hub: a token for each device of a file"
+    )
+    enroll.add_argument(
+        "--out", type=Path, metavar="FILE", help="with --cluster: where they go; keep it secret"
+    )
     enroll.set_defaults(run=_enroll)
     listing = verbs.add_parser("list", help="this machine's public key, devices, open tokens, hubs")
     listing.set_defaults(run=_list)
@@ -97,6 +104,8 @@ def _init(arguments: argparse.Namespace) -> int:
 def _enroll(arguments: argparse.Namespace) -> int:
     if arguments.hub:
         return _enroll_here(arguments)
+    if arguments.cluster:
+        return _let_cluster_in(arguments)
     if not arguments.name or arguments.token:
         raise ConfigError(
             "who is to be enrolled?",
@@ -129,6 +138,42 @@ def _let_in(arguments: argparse.Namespace) -> int:
         "minutes, at a hub that runs here; keep it secret until then)",
     )
     return 0
+
+
+def _let_cluster_in(arguments: argparse.Namespace) -> int:
+    """At the hub: write a token for each device of a cluster file, for another machine's cards."""
+    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+    from edgetrain.exchange.zeromq.curve import new_pair
+    from edgetrain.fleet.cards import cluster
+
+    if arguments.name or arguments.key or not arguments.out:
+        raise ConfigError("--cluster wants --out FILE, and neither a name nor a key")
+    if not 0 < arguments.minutes <= 60 * 24 * 30:
+        raise ConfigError(f"--minutes {arguments.minutes:g}: allowed are more than 0 to 43200")
+    ring = Keyring(keys_folder(arguments.keys))
+    names = [device.name for device in cluster.load(arguments.cluster).devices]
+    listed = set(ring.members().values())
+    new = [name for name in names if name not in listed]
+    tokens = {n: ring.issue_token(n, new_pair, time.time(), arguments.minutes) for n in new}
+    try:
+        with os.fdopen(_for_owner(arguments.out), "w", encoding="utf-8") as file:
+            json.dump(tokens, file, indent=1)
+    except OSError as error:
+        raise ConfigError(f"cannot write {arguments.out}: {error.strerror}") from None
+    known = [name for name in names if name in listed]
+    said = f"{len(tokens)} tokens in {arguments.out}; keep it secret, and remove it after use"
+    if known:
+        said += f"\nno token for {', '.join(known)}: on the list already (keys revoke NAME)"
+    found = {"out": str(arguments.out), "devices": new, "listed": known}
+    _answer(arguments, found | {"minutes": arguments.minutes}, said)
+    return 0
+
+
+def _for_owner(path: Path) -> int:
+    """Open a file to write that nobody else can read."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.fchmod(file, 0o600)
+    return file
 
 
 def _enroll_here(arguments: argparse.Namespace) -> int:

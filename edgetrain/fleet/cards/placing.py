@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,16 +39,14 @@ def placed(device: Personal, load: Load, found: Look, before: bytes) -> dict[str
     return {**ours, **settings, COMMAND_LINE: line.encode()}
 
 
-def finisher(device: Personal, load: Load, check: Finish | None = None) -> Finish:
+def finisher(device: Personal, load_for: Callable[[Look], Load]) -> Finish:
     """What `writing.write` calls for a device's card: looks into it and writes its files.
 
-    check: called with the card and its first bytes before anything is written. Its errors, and all
-    others, leave a card that does not boot.
+    load_for: what the device gets on the system that was found; may raise EdgetrainError. After
+    any error the card does not boot.
     """
 
     def finish(card: Card, head: memoryview) -> None:
-        if check:
-            check(card, head)
         medium = card.medium
         found = looking.look(medium.name, head, medium.size)
         boot = BootFiles(medium.name, found.boot)
@@ -57,7 +55,7 @@ def finisher(device: Personal, load: Load, check: Finish | None = None) -> Finis
             raise ConfigError(
                 f"the boot partition has no {COMMAND_LINE}: the image is not for a Raspberry Pi"
             )
-        files = placed(device, load, found, before)
+        files = placed(device, load_for(found), found, before)
         boot.write(files)
         medium.flush()
         medium.forget()

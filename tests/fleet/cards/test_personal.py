@@ -165,11 +165,11 @@ def test_firstrun_is_a_script_that_bash_accepts():
 # -- onto a card ----------------------------------------------------------------------------------
 
 
-def flash(image: Path, card: Path, load: placing.Load, **more) -> writing.Card:
+def flash(image: Path, card: Path, load: placing.Load) -> writing.Card:
     source = Source(image)
     medium = FileMedium(card, image.stat().st_size)
     try:
-        finish = placing.finisher(device(), load, **more)
+        finish = placing.finisher(device(), lambda found: load)
         return writing.write(source, [medium], finish=finish, probe_size=False).cards[0]
     finally:
         medium.close()

@@ -1,0 +1,469 @@
+"""`edgetrain devices flash` and `worker`: cards for real devices, and what runs on them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import getpass
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.cli import common
+from edgetrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgetrain.fleet.cards.cluster import Cluster, DeviceEntry
+    from edgetrain.fleet.cards.disks import Disk
+    from edgetrain.fleet.cards.flashing import Image, Settings, Target
+    from edgetrain.fleet.cards.writing import Progress, Written
+    from edgetrain.jobs.job import Job
+
+_FLASH = """\
+examples:
+  edgetrain devices flash cluster.toml --dry-run          what would be done
+  edgetrain devices flash cluster.toml                    all devices, with the cards that are found
+  edgetrain devices flash cluster.toml pi-3 --to /dev/sdb --yes
+  edgetrain devices flash cluster.toml --image-out cards  files in place of cards
+
+Writes the image to all cards at once, reads every block back, puts each device's settings, worker,
+job and one-time token on its boot partition, reads those back, and makes the card bootable last. A
+card that was written in part does not boot; the same command goes on with it. Cards that have the
+image already are written only where they differ.
+
+Tokens are made here if this machine has the hub's keys; otherwise on the hub's machine by
+`edgetrain keys enroll --cluster cluster.toml --out tokens.json`, and given with --tokens.
+
+exit status: 0 all cards are done, 1 some are not, 2 nothing was begun.
+"""
+_WORKER = """\
+examples:
+  edgetrain devices worker --for raspberry-pi-os-13
+  edgetrain devices worker --for ubuntu-24.04 -o worker.tar
+
+Fetches the packages of a hash-locked list with pip, builds edgetrain for the device's processor
+(package gcc-aarch64-linux-gnu), and packs both into one file. The same list gives the same bytes.
+"""
+_DAY = 24 * 60.0
+MINUTES = 7 * _DAY
+"""Of a token on a card, by default: a card may lie for a while."""
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add `flash` and `worker` to the verbs of `devices`."""
+    shape = argparse.RawDescriptionHelpFormatter
+    flash = verbs.add_parser(
+        "flash", help="write cards that join a hub by themselves", epilog=_FLASH,
+        formatter_class=shape,
+    )  # fmt: skip
+    flash.add_argument("cluster", type=Path, metavar="CLUSTER", help="a cluster file")
+    flash.add_argument("devices", nargs="*", metavar="DEVICE", help="which (default: all)")
+    where = flash.add_mutually_exclusive_group()
+    where.add_argument(
+        "--to", action="append", metavar="/dev/sdX", help="a card, once for each device, in order"
+    )
+    where.add_argument("--image-out", type=Path, metavar="FOLDER", help="files instead of cards")
+    flash.add_argument("--worker", type=Path, metavar="FILE", help="the worker archive to use")
+    flash.add_argument("--tokens", type=Path, metavar="FILE", help="made on the hub's machine")
+    flash.add_argument(
+        "--minutes", type=float, default=MINUTES, help="a token holds (default: %(default)g)"
+    )
+    flash.add_argument(
+        "--replace", action="store_true", help="take these devices' old keys off the hub's list"
+    )
+    flash.add_argument("--larger", action="store_true", help="allow cards of more than 256 GiB")
+    flash.add_argument("--dry-run", action="store_true", help="check everything, write nothing")
+    flash.add_argument("--yes", action="store_true", help="do not ask (wants --to or --image-out)")
+    flash.set_defaults(run=_flash)
+    worker = verbs.add_parser(
+        "worker", help="make the archive that devices run", epilog=_WORKER, formatter_class=shape
+    )
+    worker.add_argument("--for", dest="release", required=True, metavar="SYSTEM")
+    worker.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: where flash looks")
+    worker.add_argument("--wheel", type=Path, metavar="FILE", help="edgetrain's, for that machine")
+    worker.set_defaults(run=_worker)
+    common.add_keys(flash)
+    for each in (flash, worker):
+        each.add_argument("--json", action="store_true", help="print one JSON object at the end")
+
+
+def archive_folder() -> Path:
+    """Where worker archives are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "edgetrain" / "workers"
+
+
+def _worker(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet.cards import archive, making
+
+    out = arguments.out or archive_folder() / f"{arguments.release}.tar"
+    workers = archive.workers()
+    workers.lock(arguments.release)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        made = making.make(workers, arguments.release, out, arguments.wheel, common.warn)
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    size = out.stat().st_size
+    if arguments.json:
+        found = {"file": str(out), "bytes": size, **dataclasses.asdict(made)}
+        common.say(json.dumps(found))
+    else:
+        torch = made.packages["torch"]
+        common.say(
+            f"{out}  {size / 1e6:.0f} MB, {made.unpacked / 1e6:.0f} MB on the device\n"
+            f"Python {made.python}, {made.machine}, edgetrain {made.packages['edgetrain']}, "
+            f"torch {torch}"
+        )
+    return 0
+
+
+def _flash(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet.cards import archive, cluster, flashing, looking
+
+    found = cluster.load(arguments.cluster)
+    job = _job(found)
+    devices = found.chosen(tuple(arguments.devices))
+    if not devices:
+        raise ConfigError(f"{found.path} has no [[device]]")
+    if arguments.yes and not (arguments.to or arguments.image_out):
+        raise ConfigError("--yes without --to: which card?", "--to /dev/sdX says it")
+    if not 0 < arguments.minutes <= 30 * _DAY:
+        raise ConfigError(f"--minutes {arguments.minutes:g}: allowed are more than 0 to 43200")
+    looking.check_tools()
+    for line in cluster.warnings(found):
+        common.warn(f"warning: {line}")
+    workers = archive.workers()
+    for device in devices:
+        _check_profile(workers, device)
+    archives = flashing.Archives(workers, arguments.worker, archive_folder())
+    image = flashing.image_of(found)
+    if image.look:
+        for device in devices:
+            archives.for_card(image.look, device)
+    elif arguments.worker:
+        archives.path("")
+    settings = _settings(arguments, found, job, devices)
+
+    def write(targets: Sequence[Target], told: Callable[[Progress], None]) -> Written:
+        ready = _with_tokens(arguments, settings, [t.device for t in targets])
+        finish = {t.device.name: _finisher(found, t.device, ready, archives) for t in targets}
+        return flashing.flash(image, targets, finish, told)
+
+    return _Session(arguments, image, devices, write).run()
+
+
+def _finisher(found: Cluster, device: DeviceEntry, settings: Settings, archives: Any) -> Any:
+    from edgetrain.fleet.cards import flashing, placing
+
+    me = flashing.person(found, device, settings, secrets.token_bytes(6))
+    return placing.finisher(me, flashing.load_for(found, device, settings, archives))
+
+
+def _check_profile(workers: Any, device: DeviceEntry) -> None:
+    """Refuse a profile that does not exist, and one that no card can be made for."""
+    from edgetrain.fleet import devices
+
+    devices.load(device.profile)
+    if device.profile.startswith("jetson"):
+        raise ConfigError(
+            f"{device.name} is a {device.profile}, and Jetson boards are not flashed from here",
+            "use NVIDIA's SDK Manager or l4t_initrd_flash, then enrol the board by hand "
+            "(docs/real-machines.md)",
+        )
+    if device.profile not in workers.boards:
+        known = ", ".join(sorted(workers.boards))
+        raise ConfigError(f"no card can be made for '{device.profile}'", f"known: {known}")
+
+
+# -- what goes on the cards ----------------------------------------------------------------------
+
+
+def _job(found: Cluster) -> Job:
+    """The job of a cluster, checked against it. Raises ConfigError."""
+    from edgetrain.fleet.cards import cluster
+    from edgetrain.jobs.reading import load
+
+    for table in ("hub", "image", "ssh", "job"):
+        if getattr(found, table) is None:
+            raise ConfigError(
+                f"{found.path}: [{table}] is missing", "`edgetrain devices init` explains it"
+            )
+    assert found.job
+    job = load(found.job.file)
+    cluster.check_fleet(found, job.fleet.members, job.fleet.device)
+    return job
+
+
+def _settings(
+    arguments: argparse.Namespace, found: Cluster, job: Job, devices: Sequence[DeviceEntry]
+) -> Settings:
+    """What all cards have; without tokens."""
+    from edgetrain.fleet.cards import cluster, flashing
+
+    assert found.ssh
+    assert found.job
+    passphrase = ""
+    if found.wifi:
+        ssid = found.wifi.ssid
+        passphrase = cluster.secret(
+            found.wifi, found.path.parent, os.environ,
+            lambda: getpass.getpass(f"passphrase of '{ssid}': "),
+        )  # fmt: skip
+    data = flashing.pack_data(found.job.data) if found.job.data else None
+    settings = flashing.Settings(
+        tuple(cluster.ssh_keys(found.ssh)),
+        found.job.file.read_bytes(),
+        {},
+        60 * arguments.minutes,
+        passphrase,
+        data,
+        _bundle(found, job),
+    )
+    _check_tokens(arguments, devices)
+    return settings
+
+
+def _bundle(found: Cluster, job: Job) -> tuple[str, bytes, str] | None:
+    """The job's own code: its name on the device, content and digest. Raises ConfigError."""
+    from edgetrain.jobs.bundles import digest_of
+
+    assert found.job
+    named = job.task.partition("#")[0] if "#" in job.task else ""
+    if found.job.bundle is None:
+        if named:
+            raise ConfigError(
+                f"the job's task is in {named}, and {found.path} has no job.bundle",
+                f'bundle = "{named}"',
+            )
+        return None
+    if Path(named).name != named or found.job.bundle.name != named:
+        raise ConfigError(
+            f"the job's task is '{job.task}', and job.bundle is {found.job.bundle.name}",
+            "on a device both are in one folder: give the bundle's plain name in both",
+        )
+    try:
+        content = found.job.bundle.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {found.job.bundle}: {error.strerror}") from None
+    return named, content, digest_of(content)
+
+
+def _check_tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> None:
+    """Raises ConfigError if a token cannot be had for each of these devices."""
+    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+
+    names = [device.name for device in devices]
+    if arguments.tokens:
+        known = _token_file(arguments.tokens)
+        if lacking := [name for name in names if name not in known]:
+            raise ConfigError(f"{arguments.tokens} has no token for {', '.join(lacking)}")
+        return
+    ring = Keyring(keys_folder(arguments.keys))
+    if not ring.exists:
+        raise ConfigError(
+            f"the hub's keys are not on this machine (in {ring.path})",
+            "here: edgetrain keys init; or on the hub's machine: edgetrain keys enroll --cluster "
+            f"{arguments.cluster} --out tokens.json, and give it with --tokens",
+        )
+    listed = sorted(set(ring.members().values()) & set(names))
+    if listed and not arguments.replace:
+        raise ConfigError(
+            f"{', '.join(listed)} may join the hub already, with the key of an older card",
+            "--replace takes that key off the list; or name the devices that are new",
+        )
+
+
+def _with_tokens(
+    arguments: argparse.Namespace, settings: Settings, devices: Sequence[DeviceEntry]
+) -> Settings:
+    """The settings with a token for each of these devices, made now."""
+    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+    from edgetrain.exchange.zeromq.curve import new_pair
+
+    if arguments.tokens:
+        return dataclasses.replace(settings, tokens=_token_file(arguments.tokens))
+    ring = Keyring(keys_folder(arguments.keys))
+    tokens = {}
+    for device in devices:
+        if device.name in ring.members().values():
+            ring.revoke(device.name)
+        tokens[device.name] = ring.issue_token(
+            device.name, new_pair, time.time(), arguments.minutes
+        )
+    return dataclasses.replace(settings, tokens=tokens)
+
+
+def _token_file(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise ConfigError(
+            f"{path} is not a file of tokens", "edgetrain keys enroll --cluster FILE --out FILE"
+        )
+    return found
+
+
+# -- which cards ---------------------------------------------------------------------------------
+
+
+class _Session:
+    """Cards for all devices, in as many turns as there are cards at a time."""
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        image: Image,
+        devices: Sequence[DeviceEntry],
+        write: Callable[[Sequence[Target], Callable[[Progress], None]], Written],
+    ) -> None:
+        self._arguments = arguments
+        self._image = image
+        self._left = list(devices)
+        self._write = write
+        self._results: list[dict[str, Any]] = []
+
+    def run(self) -> int:
+        """Write all cards; returns the exit status."""
+        arguments = self._arguments
+        name = self._image.look.describe() if self._image.look else "packed: looked into later"
+        common.warn(f"image  {self._image.path.name} ({name})")
+        if not self._image.sha256:
+            common.warn("warning: no SHA-256 is known for this image; image.sha256 checks it")
+        while self._left:
+            targets = self._targets()
+            for target in targets:
+                self._left.remove(target.device)
+            if arguments.dry_run:
+                self._results += [_planned(target) for target in targets]
+                continue
+            self._turn(targets)
+            if arguments.to or not self._left:
+                break
+        self._results += [
+            {"device": device.name, "ok": False, "error": "no card was left for it"}
+            for device in self._left
+        ]
+        if arguments.json:
+            common.say(json.dumps({"image": str(self._image.path), "cards": self._results}))
+        good = sum(bool(result["ok"]) for result in self._results)
+        if not arguments.dry_run and good:
+            common.warn("next: put the cards into the devices, and start `edgetrain hub`")
+        return 0 if good == len(self._results) else 1
+
+    def _turn(self, targets: Sequence[Target]) -> None:
+        done = self._write(targets, _Bar())
+        for target, card in zip(targets, done.cards, strict=True):
+            said = f"done: {card.written / 1e6:.0f} MB written" if card.ok else card.error
+            if card.skipped and card.ok:
+                said += f", {card.skipped / 1e6:.0f} MB were there"
+            common.warn(f"{target.device.name}  {target.path}  {said}")
+            self._results.append(
+                {
+                    "device": target.device.name,
+                    "card": target.path,
+                    "ok": card.ok,
+                    "error": card.error,
+                    "written": card.written,
+                    "skipped": card.skipped,
+                    "write_s": round(card.write_s, 3),
+                    "check_s": round(card.check_s, 3),
+                }
+            )
+
+    def _targets(self) -> list[Target]:
+        """The next cards to write, agreed with the user. Raises ConfigError."""
+        from edgetrain.fleet.cards.flashing import Target
+
+        arguments = self._arguments
+        if arguments.image_out:
+            if not arguments.dry_run:
+                arguments.image_out.mkdir(parents=True, exist_ok=True)
+            folder = arguments.image_out
+            size = self._image.size or 0
+            return [Target(d, str(folder / f"{d.name}.img"), size) for d in self._left]
+        disks = self._disks()
+        targets = [Target(d, disk.path) for d, disk in zip(self._left, disks, strict=False)]
+        for target, disk in zip(targets, disks, strict=False):
+            common.warn(f"{target.device.name}  <-  {disk.describe()}")
+        if not arguments.yes and not arguments.dry_run:
+            _confirm(f"everything on {len(targets)} card(s) will be lost")
+        return targets
+
+    def _disks(self) -> list[Disk]:
+        from edgetrain.fleet.cards import disks
+
+        arguments, need = self._arguments, self._image.size or 0
+        while True:
+            listing = disks.disks(disks.listing())
+            if arguments.to:
+                return [self._named(listing, path, need) for path in arguments.to]
+            found = disks.cards(listing, need, larger=arguments.larger)
+            if found:
+                return found
+            reasons = [
+                f"{d.path} {disks.why_not(d, need, larger=arguments.larger)}" for d in listing
+            ]
+            if arguments.dry_run or not sys.stdin.isatty():
+                raise ConfigError(f"no card was found ({'; '.join(reasons) or 'no disk at all'})")
+            names = ", ".join(device.name for device in self._left)
+            _confirm(f"put in cards for {names} ({'; '.join(reasons)})")
+
+    def _named(self, listing: list[Disk], path: str, need: int) -> Disk:
+        from edgetrain.fleet.cards import disks
+
+        if len(set(self._arguments.to)) != len(self._arguments.to):
+            raise ConfigError("--to names a card twice")
+        if len(self._arguments.to) > len(self._left):
+            raise ConfigError(
+                f"--to names {len(self._arguments.to)} cards for {len(self._left)} devices"
+            )
+        disk = disks.disk_at(str(Path(path).resolve()), listing)
+        if reason := disks.why_not(disk, need, larger=self._arguments.larger):
+            raise ConfigError(f"{disk.path} {reason}")
+        return disk
+
+
+def _planned(target: Target) -> dict[str, Any]:
+    common.warn(f"{target.device.name}  would be written to {target.path}")
+    return {"device": target.device.name, "card": target.path, "ok": True, "planned": True}
+
+
+def _confirm(what: str) -> None:
+    """Raises ConfigError unless the user agrees."""
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{what}, and nobody can be asked", "--yes, with --to")
+    if input(f"{what}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ConfigError("nothing was written", "as you wished")
+
+
+class _Bar:
+    """Progress on stderr: one line that changes on a terminal, a line at each tenth elsewhere."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, int] = ("", -1)
+        self._begin: dict[str, float] = {}
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, now: Progress) -> None:
+        begin = self._begin.setdefault(now.phase, now.seconds)
+        step = (now.phase, int(now.share * (1000 if self._live else 10)))
+        if step == self._last:
+            return
+        self._last = step
+        spent = now.seconds - begin
+        left = f", {spent / now.share - spent:.0f} s left" if 0.02 < now.share < 1 else ""
+        failed = sum(bool(card.error) for card in now.cards)
+        text = f"{now.phase} {now.share:4.0%}{left}{f', {failed} failed' if failed else ''}"
+        end = "\r" if self._live and now.share < 1 else "\n"
+        sys.stderr.write(f"\r{text:60}{end}" if self._live else f"{text}\n")
+        sys.stderr.flush()

@@ -1,0 +1,216 @@
+"""Cards for the devices of a cluster: what goes on each, and all of them written at once."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgetrain.errors import ConfigError
+from edgetrain.fleet import catalog
+from edgetrain.fleet.cards import archive, blockmap, looking, personal, writing
+from edgetrain.fleet.cards.archive import Manifest, Workers
+from edgetrain.fleet.cards.blockmap import BlockMap
+from edgetrain.fleet.cards.cluster import Cluster, DeviceEntry
+from edgetrain.fleet.cards.looking import Look
+from edgetrain.fleet.cards.medium import FileMedium
+from edgetrain.fleet.cards.placing import Load
+from edgetrain.fleet.cards.source import CHUNK, Source
+from edgetrain.fleet.cards.writing import Card, Progress, Written
+
+UNIT = "edgetrain-member.service"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all cards have in common, and each device's token."""
+
+    ssh_keys: tuple[str, ...]
+    job: bytes
+    tokens: Mapping[str, str] = field(repr=False)
+    enrol_s: float
+    """Seconds that a device tries to enrol for: the life of its token."""
+    passphrase: str = field(default="", repr=False)
+    data: bytes | None = None
+    """A tar file of the job's data."""
+    bundle: tuple[str, bytes, str] | None = None
+    """The name, content and digest of the job's own code."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """The image of a cluster, with what lies beside it. `look` is None while it is packed."""
+
+    path: Path
+    sha256: str
+    block_map: BlockMap | None
+    size: int | None
+    """Bytes decoded; None if only decoding tells."""
+    look: Look | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device, and the card or file that is to become its own. size: of a file to make."""
+
+    device: DeviceEntry
+    path: str
+    size: int | None = None
+
+
+def image_of(cluster: Cluster) -> Image:
+    """The image that a cluster file names; looks into it if it is not packed.
+
+    Raises ConfigError.
+    """
+    if cluster.image is None:
+        raise ConfigError(f"{cluster.path}: [image] is missing", "which image goes on the cards?")
+    path = cluster.image.file
+    bmap = cluster.image.bmap or blockmap.beside(path)
+    sha256 = cluster.image.sha256 or blockmap.digest_beside(path)
+    block_map = blockmap.read(bmap) if bmap else None
+    source = Source(path)
+    try:
+        size = block_map.size if block_map else source.size
+        found = None
+        if source.kind == "raw":
+            _, head = next(source.chunks(), (0, memoryview(b"")))
+            found = looking.look(str(path), head[: min(len(head), CHUNK)], source.packed_size)
+        return Image(path, sha256, block_map, size, found)
+    finally:
+        source.close()
+
+
+class Archives:
+    """The worker archive for each system that is found on a card."""
+
+    def __init__(self, workers: Workers, given: Path | None, folder: Path) -> None:
+        """given: the one to use; None: the system's own, in `folder`."""
+        self._workers = workers
+        self._given = given
+        self._folder = folder
+        self._checked: dict[Path, Manifest] = {}
+
+    def path(self, release: str) -> Path:
+        """The archive for a system. Raises ConfigError if it is not there."""
+        path = self._given or self._folder / f"{release}.tar"
+        if not path.is_file():
+            raise ConfigError(
+                f"there is no worker archive {path}", f"edgetrain devices worker --for {release}"
+            )
+        return path
+
+    def for_card(self, found: Look, device: DeviceEntry) -> Path:
+        """The archive for a card. Raises ConfigError if it cannot run there."""
+        path = self.path(found.release)
+        if path not in self._checked:
+            self._checked[path] = archive.check(path)
+        archive.check_fits(self._checked[path], found)
+        self._workers.check_board(self._checked[path], device.profile)
+        return path
+
+
+def load_for(
+    cluster: Cluster, device: DeviceEntry, settings: Settings, archives: Archives
+) -> Callable[[Look], Load]:
+    """What a device gets besides the operating system's settings, once its system is known."""
+    hubs = cluster.hub.addresses if cluster.hub else ()
+    names = ["job.toml"]
+    files: dict[str, bytes | Path] = {
+        "job.toml": settings.job,
+        "token": settings.tokens[device.name].encode(),
+        UNIT: unit(hubs, cluster.index(device), data=settings.data is not None).encode(),
+    }
+    config = {
+        "name": device.name,
+        "index": cluster.index(device),
+        "hubs": list(hubs),
+        "enrol_s": settings.enrol_s,
+        "settings": names,
+    }
+    if settings.data is not None:
+        files["data.tar"] = settings.data
+    if settings.bundle:
+        name, content, digest = settings.bundle
+        files[name] = content
+        names.append(name)
+        config["bundle"] = digest
+
+    def load(found: Look) -> Load:
+        return Load({**files, "worker.tar": archives.for_card(found, device)}, config)
+
+    return load
+
+
+def person(
+    cluster: Cluster, device: DeviceEntry, settings: Settings, nonce: bytes
+) -> personal.Personal:
+    """A device as its card describes it. nonce: another one each time."""
+    if cluster.ssh is None:
+        raise ConfigError(f"{cluster.path}: [ssh] is missing", "who may log in on the devices?")
+    network = personal.Network(
+        device.address,
+        device.gateway,
+        cluster.wifi.ssid if cluster.wifi else "",
+        cluster.wifi.country if cluster.wifi else "",
+        settings.passphrase,
+    )
+    instance = personal.instance_id(device.name, nonce)
+    return personal.Personal(device.name, cluster.ssh.user, settings.ssh_keys, network, instance)
+
+
+def unit(hubs: Sequence[str], index: int, *, data: bool) -> str:
+    """The unit of a member, with all but the number of threads filled in."""
+    text = (catalog.folder("devices") / "systemd" / UNIT).read_text(encoding="utf-8")
+    text = text[text.index("[Unit]") :]  # without what explains the template
+    text = text.replace("@HUBS@", " ".join(f"--hub {hub}" for hub in hubs))
+    text = text.replace("@OPTIONS@", "data.folder=/etc/edgetrain/data" if data else "")
+    return text.replace("@INDEX@", str(index))
+
+
+def pack_data(folder: Path) -> bytes:
+    """A tar file of a folder of data, the same bytes for the same files. Raises ConfigError."""
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {folder}", "job.data names the folder that devices get")
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path in sorted(folder.rglob("*")):
+            if not path.is_file():
+                continue
+            entry = tarfile.TarInfo(path.relative_to(folder).as_posix())
+            entry.size, entry.mode, entry.mtime = path.stat().st_size, 0o644, 0
+            with path.open("rb") as file:
+                tar.addfile(entry, file)
+    return out.getvalue()
+
+
+def flash(
+    image: Image,
+    targets: Sequence[Target],
+    finish: Mapping[str, writing.Finish],
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> Written:
+    """Write the cards of several devices at once. finish: by the device's name.
+
+    Raises ConfigError if a card cannot be opened, or if the image cannot be used.
+    """
+    media: list[FileMedium] = []
+    source = Source(image.path, image.sha256)
+    try:
+        for target in targets:
+            media.append(FileMedium(target.path, target.size))
+        of_medium = {id(m): finish[t.device.name] for m, t in zip(media, targets, strict=True)}
+
+        def finish_card(card: Card, head: memoryview) -> None:
+            of_medium[id(card.medium)](card, head)
+
+        return writing.write(
+            source, media, image.block_map, finish=finish_card, progress=progress,
+            probe_size=all(target.size is None for target in targets),
+        )  # fmt: skip
+    finally:
+        for medium in media:
+            medium.close()
+        source.close()

@@ -1,0 +1,277 @@
+"""`edgetrain devices flash`, as its user types it: onto files, and all that it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import stat
+from pathlib import Path
+
+import pi_images
+import pytest
+
+from edgetrain.__main__ import main
+from edgetrain.cli import cards
+from edgetrain.exchange.keys.keyring import Keyring, read_token
+from edgetrain.exchange.zeromq.curve import pair_of
+from edgetrain.fleet.cards import archive, bootfiles, disks, looking
+
+WHY_NOT = pi_images.missing() or ", ".join(looking.missing_tools())
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"not installed: {WHY_NOT}")
+CLUSTER = """
+[hub]
+addresses = ["tcp://192.168.1.5:5555", "tcp://hub.local:5555"]
+[image]
+file = "os.img"
+[wifi]
+ssid = "lab"
+country = "DE"
+secret = "file:lab.psk"
+[ssh]
+user = "fleet"
+keys = ["id.pub"]
+[job]
+file = "job.toml"
+data = "digits"
+[[device]]
+name = "pi-0"
+profile = "raspberry-pi-4b"
+[[device]]
+name = "pi-1"
+profile = "raspberry-pi-3b"
+address = "192.168.1.20/24"
+"""
+JOB = 'task = "edgetrain.tasks:digits"\n[fleet]\nmembers = 2\n'
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("image") / "os.img"
+    return pi_images.make(path, pi_images.SYSTEMS["raspberry-pi-os-13"])
+
+
+@pytest.fixture
+def folder(tmp_path, image, monkeypatch) -> Path:
+    """A folder with all that a cluster needs, and no cards in this machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(disks, "listing", lambda: '{"blockdevices": []}')
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    (tmp_path / "os.img").symlink_to(image)
+    (tmp_path / "lab.psk").write_text("correct horse\n")
+    (tmp_path / "id.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host\n")
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits/digits.csv").write_text("1,2,3\n")
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    worker(tmp_path, "raspberry-pi-os-13", "3.13")
+    assert main(["keys", "init", "--keys", "hub"]) == 0
+    return tmp_path
+
+
+def worker(folder: Path, release: str, python: str, torch: str = "2.9.1", needs=()) -> Path:
+    site = folder / f"site-{release}-{python}-{torch}"
+    site.mkdir()
+    (site / "edgetrain.py").write_text("")
+    path = folder / "cache/edgetrain/workers" / f"{release}.tar"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    packages = {"edgetrain": "0.1.0", "torch": torch}
+    archive.pack(site, archive.Manifest(release, python, "aarch64", packages, needs), path)
+    return path
+
+
+def flash(*words: str) -> int:
+    return main(["devices", "flash", "cluster.toml", "--keys", "hub", *words])
+
+
+def boot_files(path: Path) -> bootfiles.BootFiles:
+    content = path.read_bytes()
+    found = looking.look(str(path), content[: 1 << 20], len(content))
+    return bootfiles.BootFiles(str(path), found.boot)
+
+
+def test_a_card_for_each_device(folder, capsys):
+    assert flash("--image-out", "cards", "--json") == 0
+    said = capsys.readouterr()
+    answer = json.loads(said.out.splitlines()[-1])
+    assert [(c["device"], c["ok"]) for c in answer["cards"]] == [("pi-0", True), ("pi-1", True)]
+    assert "image  os.img (Raspberry Pi OS 13 (trixie), Python 3.13, aarch64)" in said.err
+    assert "correct horse" not in said.out + said.err
+    tokens = []
+    for index, name in enumerate(("pi-0", "pi-1")):
+        boot = boot_files(folder / "cards" / f"{name}.img")
+        config = json.loads(boot.read("edgetrain/config.json"))
+        assert (config["name"], config["index"]) == (name, index)
+        assert config["hubs"] == ["tcp://192.168.1.5:5555", "tcp://hub.local:5555"]
+        token = boot.read("edgetrain/token").decode()
+        tokens.append(pair_of(read_token(token)[1]).public)
+        assert boot.read("edgetrain/job.toml").decode() == JOB
+        assert b"digits.csv" in boot.read("edgetrain/data.tar")
+        user_data = json.loads(boot.read("user-data").removeprefix(b"#cloud-config\n"))
+        assert user_data["hostname"] == name
+        unit = boot.read("edgetrain/edgetrain-member.service").decode()
+        assert f"--hub tcp://192.168.1.5:5555 --hub tcp://hub.local:5555 --index {index}" in unit
+        assert "data.folder=/etc/edgetrain/data" in unit
+        assert "@" not in unit.replace("@THREADS@", "").replace("@system-service", "")
+    ring = Keyring(folder / "hub")
+    assert [name for name, _ in ring.open_tokens(0)] == ["pi-0", "pi-1"]
+    assert len(set(tokens)) == 2
+
+
+def test_a_packed_image_is_looked_into_when_it_is_on_the_card(folder, image, capsys):
+    (folder / "os.img.xz").write_bytes(lzma.compress(image.read_bytes(), preset=0))
+    (folder / "cluster.toml").write_text(CLUSTER.replace('"os.img"', '"os.img.xz"'))
+    assert flash("pi-1", "--image-out", "cards") == 0
+    assert "packed: looked into later" in capsys.readouterr().err
+    assert not (folder / "cards/pi-0.img").exists()
+    assert boot_files(folder / "cards/pi-1.img").read("edgetrain/token")
+
+
+def test_a_dry_run_writes_nothing_and_issues_no_token(folder, capsys):
+    assert flash("--image-out", "cards", "--dry-run") == 0
+    assert "pi-1  would be written to cards/pi-1.img" in capsys.readouterr().err
+    assert not (folder / "cards").exists()
+    assert not Keyring(folder / "hub").open_tokens(0)
+
+
+def test_tokens_from_the_hubs_machine(folder, capsys):
+    assert main(["keys", "enroll", "--cluster", "cluster.toml", "--out", "t.json",
+                 "--keys", "hub"]) == 0  # fmt: skip
+    assert stat.S_IMODE((folder / "t.json").stat().st_mode) == 0o600
+    tokens = json.loads((folder / "t.json").read_text())
+    assert "2 tokens in t.json" in capsys.readouterr().out
+    words = ["devices", "flash", "cluster.toml", "--keys", "none", "--image-out", "cards"]
+    assert main([*words, "--tokens", "t.json"]) == 0
+    assert boot_files(folder / "cards/pi-0.img").read("edgetrain/token").decode() == tokens["pi-0"]
+    (folder / "t.json").write_text('{"pi-0": "x"}')
+    assert main([*words, "--tokens", "t.json"]) == 2
+    assert "has no token for pi-1" in capsys.readouterr().err
+    assert main(words) == 2
+    assert "the hub's keys are not on this machine" in capsys.readouterr().err
+
+
+def test_a_device_that_is_on_the_list_wants_replace(folder, capsys):
+    Keyring(folder / "hub").allow(b"k" * 32, "pi-0")
+    assert flash("--image-out", "cards") == 2
+    assert "pi-0 may join the hub already" in capsys.readouterr().err
+    assert flash("--image-out", "cards", "--replace") == 0
+    assert "pi-0" not in Keyring(folder / "hub").members().values()
+
+
+def test_a_card_that_fails_does_not_stop_the_others(folder, capsys, monkeypatch):
+    (folder / "cards").mkdir()
+    placed = bootfiles.BootFiles.check
+
+    def check(self: bootfiles.BootFiles, files: dict) -> None:
+        if "pi-0" in str(self._image):
+            files = {**files, "gone": b"x"}
+        placed(self, files)
+
+    monkeypatch.setattr(bootfiles.BootFiles, "check", check)
+    assert flash("--image-out", "cards", "--json") == 1
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [c["ok"] for c in answer["cards"]] == [False, True]
+    assert (folder / "cards/pi-0.img").read_bytes()[:512] == bytes(512)
+
+
+REFUSED = [
+    ("job.toml", "members = 2", "members = 3", "has 2 devices, and the job's fleet.members is 3"),
+    ("job.toml", "members = 2", 'members = 2\ndevice = "raspberry-pi-4b"', "would slow real"),
+    ("job.toml", "edgetrain.tasks:digits", "my.bundle#x:Y", 'no job.bundle (bundle = "my.bundle")'),
+    ("cluster.toml", "raspberry-pi-3b", "raspbery-pi-3b", "did you mean 'raspberry-pi-3b'"),
+    ("cluster.toml", "raspberry-pi-3b", "jetson-nano", "use NVIDIA's SDK Manager"),
+    ("cluster.toml", "raspberry-pi-3b", "laptop", "no card can be made for 'laptop'"),
+    ("cluster.toml", "file:lab.psk", "env:NO_SUCH_PSK", "the environment has no NO_SUCH_PSK"),
+    ("cluster.toml", '"os.img"', '"none.img"', "cannot read the image"),
+    ("cluster.toml", 'data = "digits"', 'data = "none"', "no folder"),
+    ("lab.psk", "correct horse", "short", "has 5 characters"),
+    ("id.pub", "ssh-ed25519 AAAA", "-----BEGIN OPENSSH PRIVATE KEY-----", "is a private key"),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new", "said"), REFUSED, ids=[r[3][:24] for r in REFUSED])
+def test_bad_input_costs_one_line_and_nothing_is_begun(folder, capsys, name, old, new, said):
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new, 1))
+    capsys.readouterr()
+    assert flash("--image-out", "cards") == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len([line for line in error.splitlines() if line.startswith("edgetrain: ")]) == 1
+    assert "correct horse" not in error
+    assert not (folder / "cards").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pi-2", "--image-out", "cards"], "no device 'pi-2' (did you mean 'pi-"),
+        (["--yes"], "--yes without --to"),
+        (["--image-out", "cards", "--minutes", "43201"], "allowed are more than 0 to 43200"),
+        (["--to", "/dev/sdq", "--yes"], "no disk /dev/sdq"),
+        ([], "no card was found (no disk at all)"),
+        (["--image-out", "cards", "--worker", "none.tar"], "there is no worker archive none.tar"),
+    ],
+)
+def test_bad_words(folder, capsys, words, said):
+    capsys.readouterr()
+    assert flash(*words) == 2
+    assert said in capsys.readouterr().err
+
+
+def listed(**more) -> str:
+    entry = {
+        "name": "sdq", "kname": "sdq", "path": "/dev/sdq", "type": "disk", "size": 32 * 10**9,
+        "ro": False, "rm": True, "hotplug": True, "tran": "usb", "subsystems": "block:scsi:usb",
+        "model": "SD", "serial": "7", "mountpoints": [None], "fstype": None, **more,
+    }  # fmt: skip
+    return json.dumps({"blockdevices": [entry]})
+
+
+def test_a_card_in_use_is_refused_and_a_good_one_is_shown_before_it_is_written(
+    folder, capsys, monkeypatch
+):
+    monkeypatch.setattr(disks, "listing", lambda: listed(mountpoints=["/media/me"]))
+    assert flash("pi-0", "--to", "/dev/sdq", "--yes") == 2
+    assert "/dev/sdq is in use: sdq is mounted at /media/me" in capsys.readouterr().err
+    monkeypatch.setattr(disks, "listing", listed)
+    assert flash("pi-0", "--to", "/dev/sdq") == 2
+    said = capsys.readouterr().err
+    assert "pi-0  <-  /dev/sdq  32.0 GB  SD, serial 7" in said
+    assert "everything on 1 card(s) will be lost, and nobody can be asked" in said
+    assert flash("--to", "/dev/sdq", "--to", "/dev/sdq", "--yes") == 2
+    assert "--to names a card twice" in capsys.readouterr().err
+    assert flash("--dry-run") == 0
+    assert flash("pi-0", "--to", "/dev/sdq", "--yes") == 2
+    assert "/dev/sdq: No such file" in capsys.readouterr().err.replace("cannot open ", "")
+
+
+def test_a_worker_that_cannot_run_there_is_refused_before_anything_is_written(folder, capsys):
+    worker(folder, "raspberry-pi-os-13", "3.13", "2.10.0", ("lse",))
+    assert flash("--image-out", "cards") == 2
+    assert "torch 2.10.0 needs lse, which the cortex-a72" in capsys.readouterr().err
+    path = worker(folder, "raspberry-pi-os-12", "3.11")
+    assert flash("--image-out", "cards", "--worker", str(path)) == 2
+    assert "the worker is for Python 3.11 on aarch64, and the image has" in capsys.readouterr().err
+    assert not (folder / "cards").exists()
+
+
+def test_a_worker_is_made_from_the_list_of_its_system(folder, capsys, monkeypatch):
+    from edgetrain.fleet.cards import making
+
+    def make(workers, release, out, wheel, told):
+        (folder / "made").mkdir()
+        python, machine = workers.releases[release]
+        packages = {"edgetrain": "0.1.0", "torch": "2.9.1"}
+        found = archive.Manifest(release, python, machine, packages)
+        return archive.pack(folder / "made", found, out)
+
+    monkeypatch.setattr(making, "make", make)
+    assert main(["devices", "worker", "--for", "ubuntu-24.04", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer["file"] == str(cards.archive_folder() / "ubuntu-24.04.tar")
+    assert answer["python"] == "3.12"
+    assert main(["devices", "worker", "--for", "ubuntu-24.4"]) == 2
+    assert "did you mean 'ubuntu-24.04'" in capsys.readouterr().err
