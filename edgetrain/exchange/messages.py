@@ -137,6 +137,7 @@ CODES = {
     "job": "the member runs another job, or the same job with other settings",
     "model": "names, shapes or dtypes of the model's parameters differ",
     "fixed": "what of the model is not trained has other values on another member",
+    "large": "the model is larger than the hub has memory for",
     "layout": "the model's tensors are missing, differ from the digest, or do not suit a codec",
     "name": "a member with this name, or with this key, is there already",
     "taken": "the name is that of a member with another key",

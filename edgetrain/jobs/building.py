@@ -9,7 +9,7 @@ from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.messages import MAX_HEADER_BYTES
+from edgetrain.exchange.messages import MAX_ELEMENTS, MAX_HEADER_BYTES
 from edgetrain.jobs.privacy.promise import fix_noise
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.strategies.merging.private import PrivateMean
@@ -41,6 +41,7 @@ def hub_of(found: Resolved, *, any_job: bool = False, source: Source = system) -
             job.hub.gone_s,
             job.hub.beat_s,
             job.hub.return_s,
+            int(250_000 * job.hub.most_mb) or MAX_ELEMENTS,
         ),
         _merge_rule(found, source),
         found.codec,

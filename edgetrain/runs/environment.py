@@ -87,6 +87,19 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def free_memory() -> int:
+    """Bytes that a process may still take: of the machine, and of its control group if that has a
+    limit."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
+    most, used = _text(str(group / "memory.max")), _text(str(group / "memory.current"))
+    if most.strip().isdigit() and used.strip().isdigit():
+        free = min(free, max(0, int(most) - int(used)))
+    return free
+
+
 class Usage(Protocol):
     """What a process has used of its machine so far."""
 

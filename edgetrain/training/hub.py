@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgetrain.errors import ConfigError, EdgetrainError
@@ -31,9 +31,13 @@ from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved, journal_settings
 from edgetrain.jobs.rules import resolve
 from edgetrain.runs import folder as run_folders
+from edgetrain.runs.environment import free_memory
 from edgetrain.runs.summary import summarise
 from edgetrain.training.recorder import HubRecorder
 from edgetrain.training.stopping import Stop
+
+LARGEST_SHARE = 4
+"""The largest model that a hub takes has a quarter of the memory that was free when it started."""
 
 Say = Callable[[str], None]
 """Gets one line at a time, for people to read."""
@@ -91,6 +95,9 @@ def serve_job(
     gate = _gate(request, listening)
     found, journal = resolve(job), None
     hub = hub_of(found, any_job=request.any_job)
+    if not job.hub.most_mb:
+        most_elements = free_memory() // (4 * LARGEST_SHARE)
+        hub.policy = replace(hub.policy, most_elements=max(1, most_elements))
     socket = HubSocket(listening.bind, message_limit(found.codec), gate)
     folder, earlier_s = _run_folder(request)
     if request.journal is not False:
@@ -165,7 +172,8 @@ def _restored(
             "go on with --resume RUN, or name another folder",
         )
     if journal.state.agreed.endswith(ANY_JOB):
-        hub = hub_of(found, any_job=True)
+        policy, hub = hub.policy, hub_of(found, any_job=True)
+        hub.policy = policy
     hub.restore(journal.state, journal.records(), clock())
     nobody = f"nobody; it waits {found.job.hub.return_s:g} s for its members to come back"
     say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or nobody}")

@@ -16,6 +16,17 @@ def parts_of(elements: int, part_elements: int) -> Iterator[slice]:
         yield slice(start, min(start + part_elements, elements))
 
 
+def base_part_count(elements: int) -> int:
+    """The number of parts of a base."""
+    return -(-elements // BASE_PART_ELEMENTS)
+
+
+def base_part(part: int, elements: int) -> slice:
+    """The slice of one part of a base; empty if there is no such part."""
+    start = min(part * BASE_PART_ELEMENTS, elements)
+    return slice(start, min(start + BASE_PART_ELEMENTS, elements))
+
+
 def base_parts(elements: int) -> Iterator[slice]:
     """The slices of a base, one for each part."""
     return parts_of(elements, BASE_PART_ELEMENTS)

@@ -74,6 +74,8 @@ class Admission:
             return self._other_model(join)
         if self.model.digest and not layouts.fixed_agree(self.model.digest, join.model):
             return "fixed", _OTHER_FIXED
+        if not self.model.elements and join.elements > self.policy.most_elements:
+            return self._too_large(join)
         if self.finished:
             return self._ended()
         if self.rounds.started and not self.terms.allows_late_join:
@@ -176,6 +178,13 @@ class Admission:
         payload = told.payload if isinstance(told, Join) else b""
         differs = layouts.first_difference(self.model.description, payload)
         return "model", f"{reason}; {differs}" if differs else reason
+
+    def _too_large(self, told: Join) -> WhyNot:
+        takes, most = 4e-6 * told.elements, 4e-6 * self.policy.most_elements
+        return "large", (
+            f"the member's model has {told.elements:,} parameters, {takes:,.0f} MB; this hub takes "
+            f"{most:,.0f} MB: hub.most_mb in its job, or more free memory"
+        )
 
     def _other_protocol(self, told: Join | Resume) -> WhyNot:
         return "protocol", f"the hub speaks version {PROTOCOL}, the member {told.protocol}"

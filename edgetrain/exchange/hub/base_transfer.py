@@ -12,7 +12,7 @@ import numpy as np
 from edgetrain.exchange.hub.contributions import NOT_FINITE
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.messages import Base
-from edgetrain.vectors.parts import base_parts
+from edgetrain.vectors.parts import base_part, base_part_count, base_parts
 from edgetrain.vectors.vector import Buffer, Vector, all_finite
 
 
@@ -44,12 +44,11 @@ class FirstBase:
 
     def accept_part(self, message: Base, elements: int) -> tuple[str, str] | None:
         """The next part of a vector [elements]; returns what is wrong with it: (code, reason)."""
-        parts = list(base_parts(elements))
-        here = parts[message.part] if message.part < len(parts) else slice(0, 0)
+        here = base_part(message.part, elements)
         size = memoryview(message.payload).nbytes
         if message.part != len(self._payloads):
             return "order", f"base part {message.part} was not asked for"
-        if message.parts != len(parts) or size != 4 * (here.stop - here.start):
+        if message.parts != base_part_count(elements) or size != 4 * (here.stop - here.start):
             return "size", f"part {message.part} of the base has {size} bytes"
         if not all_finite(np.frombuffer(message.payload, np.float32)):
             return "payload", f"the base: {NOT_FINITE}"
@@ -58,7 +57,7 @@ class FirstBase:
 
     def is_whole(self, elements: int) -> bool:
         """Whether all parts of a vector [elements] are here."""
-        return len(self._payloads) >= len(list(base_parts(elements)))
+        return len(self._payloads) >= base_part_count(elements)
 
     def messages(self) -> list[Base]:
         """The messages that pass the parts on to other members. Their payloads are those that came,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.messages import MAX_ELEMENTS
 
 if TYPE_CHECKING:
     from edgetrain.strategies import Strategy
@@ -75,3 +76,5 @@ class Policy:
     return_s: float = 60.0
     """Seconds that members have to come back after the hub was restarted, or after all of them
     were lost."""
+    most_elements: int = MAX_ELEMENTS
+    """Elements of the largest model that a member may bring."""

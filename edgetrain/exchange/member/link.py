@@ -35,7 +35,7 @@ from edgetrain.exchange.messages import (
 from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply
 from edgetrain.exchange.transport import MemberTransport, Traffic
 from edgetrain.vectors import layout as layouts
-from edgetrain.vectors.parts import base_parts
+from edgetrain.vectors.parts import base_part, base_part_count, base_parts
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Buffer, Vector
 
@@ -344,10 +344,10 @@ def _entry(welcome: Welcome, start: Start) -> Entry:
 
 def _write_base(base: Base, params: Vector) -> None:
     """Write one part of the fleet's base into a newcomer's parameters."""
-    parts = list(base_parts(params.size))
-    if base.part >= len(parts):
-        raise BadMessage(f"base part {base.part} of {len(parts)}")
-    here, received = parts[base.part], np.frombuffer(base.payload, np.float32)
+    here, parts = base_part(base.part, params.size), base_part_count(params.size)
+    if base.part >= parts:
+        raise BadMessage(f"base part {base.part} of {parts}")
+    received = np.frombuffer(base.payload, np.float32)
     if received.size != here.stop - here.start:
         raise BadMessage(f"base part {base.part} has {received.size} elements")
     params[here] = received

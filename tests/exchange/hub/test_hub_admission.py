@@ -3,14 +3,20 @@ start from."""
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hub_desk import ELEMENTS, ZEROS, Desk, raw, refusal, the
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgetrain import codecs
+from edgetrain.exchange.hub.base_transfer import FirstBase
+from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Leave, Reply, Start, Welcome
 from edgetrain.vectors import layout as layouts
-from edgetrain.vectors.parts import BASE_PART_ELEMENTS
+from edgetrain.vectors.parts import BASE_PART_ELEMENTS, base_part, base_part_count, base_parts
 from edgetrain.vectors.vector import checksum
 
 
@@ -34,6 +40,41 @@ def test_equal_parameters_are_not_sent_again():
     said = desk.tell("a", Base(0, 1, raw(ZEROS)))
     assert [type(m) for m in said["b"]] == [Start]
     assert the(Start, said["b"]).keep
+
+
+def test_a_model_that_is_too_large_is_refused_before_its_base_is_asked_for():
+    desk = Desk(2, most_elements=ELEMENTS)
+    said = desk.join("a", elements=1 << 40)
+    code, reason = refusal(desk, said, "a")
+    assert code == "large"
+    assert "1,099,511,627,776 parameters, 4,398,047 MB" in reason
+    assert "hub.most_mb" in reason
+    assert the(Welcome, desk.join("b")["b"]).upload, "the next one may bring its own"
+
+
+def test_a_part_of_a_base_costs_the_same_however_many_there_are():
+    """The part is refused or kept; no list is made of those to come."""
+    member = MemberRecord("a", b"a", 0, 1.0, 0)
+    first = FirstBase()
+    first.expect_from(member)
+    part = Base(0, 1 << 21, bytes(4 * BASE_PART_ELEMENTS))
+    tracemalloc.start()
+    try:
+        assert first.accept_part(part, 1 << 40) is None
+        assert not first.is_whole(1 << 40)
+        assert first.accept_part(part, 1 << 40) == ("order", "base part 0 was not asked for")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.integers(1, 5 * BASE_PART_ELEMENTS))
+def test_the_parts_of_a_base_are_its_slices(elements):
+    parts = list(base_parts(elements))
+    assert base_part_count(elements) == len(parts)
+    assert [base_part(part, elements) for part in range(len(parts))] == parts
+    beyond = base_part(len(parts), elements)
+    assert beyond.start == beyond.stop == elements
 
 
 def test_a_base_of_several_parts_arrives_whole():
