@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
-from edgetrain.errors import ConfigError, Refused
+from edgetrain.errors import ConfigError, EdgetrainError, Refused, Stopped
 from edgetrain.jobs.job import Job
+from edgetrain.training.service import Service
 from edgetrain.training.stopping import Stop
 
 if TYPE_CHECKING:
@@ -94,9 +95,17 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check that the hub can be reached, then train."""
+    """Check that the hub can be reached, then train; a service manager is told how it goes."""
+    service = Service()
+    service.status("looking for the hub")
     with Stop().installed() as stop:
-        return _run(arguments, stop)
+        try:
+            status = _run(arguments, stop, service)
+        except (EdgetrainError, Stopped) as error:
+            service.stopping(str(error) if isinstance(error, EdgetrainError) else "asked to stop")
+            raise
+    service.stopping("done")
+    return status
 
 
 class _Record:
@@ -132,7 +141,7 @@ class _Record:
             common.warn(f"the run has no summary: {error}")
 
 
-def _run(arguments: argparse.Namespace, stop: Stop) -> int:
+def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     job, beside = common.job_of(arguments)
     from edgetrain.exchange.addresses import first_route
     from edgetrain.exchange.keys.credentials import credentials as credentials_for
@@ -147,6 +156,7 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
         arguments.hub, arguments.hub_key, arguments.keys, insecure=arguments.insecure
     )
     common.say(f"joining {hub} over {via}" + (", encrypted" if credentials else ""))
+    service.status(f"joining {hub}")
     from edgetrain.training.train import Place, train
 
     record = _Record(arguments.runs, job, arguments.index)
@@ -165,6 +175,7 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> int:
             stop=stop,
             keeps_model=True,
             metrics_bytes=int(1e6 * arguments.metrics_mb),
+            service=service,
         )
     except Refused as refused:
         if refused.code != "ended":

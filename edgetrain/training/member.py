@@ -217,6 +217,7 @@ class Member:
         if self._keeping is not None and not self.half.local_steps and self._keeping.keeper.due:
             self._keeping.save(driver, self._request)
             driver.restart_clock()
+        self.stop.alive()
         if self.stop.asked:
             self.flat.pull_params()
             self._end_as_asked()

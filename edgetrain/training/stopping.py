@@ -31,11 +31,13 @@ class Stop:
     """A handler for signals, and their request. Before `defer` a signal raises Stopped at once;
     afterwards it is a request, and training calls `check` where nothing is half done.
 
-    `asked` is the signal's number; 0: there was none.
+    `asked` is the signal's number; 0: there was none. `alive` is called at each `check`: these are
+    the points at which a member that waits shows that it is not hung.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.asked = 0
+        self.alive: Callable[[], None] = lambda: None
         self._clock = clock
         self._since = 0.0
         self._deferred = False
@@ -70,5 +72,6 @@ class Stop:
 
     def check(self, grace_s: float = 0.0) -> None:
         """Raise Stopped if that was requested at least `grace_s` seconds ago."""
+        self.alive()
         if self.asked and self._clock() - self._since >= grace_s:
             raise Stopped(self.asked)

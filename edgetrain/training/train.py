@@ -35,6 +35,7 @@ from edgetrain.training.keeping import keeping_of
 from edgetrain.training.loop import Loop, Steps
 from edgetrain.training.member import Member, bind, release_of
 from edgetrain.training.pacing import Pace
+from edgetrain.training.service import Service
 from edgetrain.training.stopping import Stop
 from edgetrain.training.trained import write_model
 from edgetrain.vectors.noise import Source, system
@@ -69,13 +70,15 @@ def train(
     stop: Stop | None = None,
     keeps_model: bool = False,
     metrics_bytes: int = 0,
+    service: Service | None = None,
 ) -> None:
     """Train one member of a job to its end. `open_log(name)` is called once training begins.
     Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
     needs to go on after it was killed. `source` is what noise is made of, where the job has
     privacy. `stop` ends it between two steps. With `keeps_model` the member that evaluates, m0,
     writes the trained model beside its log; a disk that refuses is a line of the log.
-    `metrics_bytes`: how large the member's metrics may become; 0: no limit.
+    `metrics_bytes`: how large the member's metrics may become; 0: no limit. `service` is told when
+    the hub has let the member in, and that it is alive.
 
     Raises what `join` raises, TaskError and ConfigError, Stopped.
     """
@@ -97,6 +100,9 @@ def train(
     link = Link(
         MemberSocket(hub, credentials=credentials), time.monotonic, outage_s=job.hub.outage_s
     )
+    service, stop = service or Service({}), stop or Stop()
+    link.on_welcome = lambda members: service.ready(f"welcome; waiting for all {members} members")
+    stop.alive = service.alive
     with Member.join(
         link,
         flat,
@@ -106,6 +112,9 @@ def train(
         release=release_of(job.privacy, source),
         stop=stop,
     ) as member:
+        service.describe = lambda: f"training: {member.steps} of {job.train.steps} steps"
+        service.status(service.describe())
+        stop.alive = lambda: service.alive(member.steps)
         local = work_of(job, task, model, flat, place.index, source, member.steps)
         log = open_log(member.name)
         with log:

@@ -62,9 +62,10 @@ class LinkStatistics:
 class Link:
     """The link of one member to its hub: an `Exchange`, whose docstrings say who owns what.
 
-    `interrupt` is called between two messages. Replies are put into vectors of `memory`, so that
-    contributions made in it take no more of it than that: a contribution that has been sent is free
-    when its reply comes.
+    `interrupt` is called between two messages; `on_welcome`, with the number of members, when the
+    hub has let this one in, which may be long before training starts. Replies are put into vectors
+    of `memory`, so that contributions made in it take no more of it than that: a contribution that
+    has been sent is free when its reply comes.
     """
 
     memory: VectorPool
@@ -85,6 +86,7 @@ class Link:
         self._transport, self._clock = transport, clock
         self._patience_s, self._outage_s = patience_s, outage_s
         self.interrupt: Callable[[], None] = lambda: None
+        self.on_welcome: Callable[[int], None] = lambda members: None
         self._submitted = -1
         self._catch_up: CatchUp | None = None
 
@@ -130,6 +132,7 @@ class Link:
         self.outbox = Outbox(welcome.name, codec, elements, welcome.members, self.memory, masker)
         self.inbox = Inbox(reply_codec, elements, self.memory)
         self._silence.set_beat(welcome.beat_s)
+        self.on_welcome(welcome.members)
         log.info(
             "joined as %s; %s, every %d, %d members",
             welcome.name, welcome.strategy, welcome.every, welcome.members,

@@ -1,0 +1,182 @@
+"""What a service manager is told of a member, and when."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import hub, running, write_tiny
+
+from edgetrain.fleet import catalog
+from edgetrain.fleet.cards import flashing
+from edgetrain.training.service import SLOWEST, UNKNOWN_S, Service
+
+UNIT = catalog.folder("devices") / "systemd" / flashing.UNIT
+
+
+class Manager:
+    """A service manager's end of the socket: what it was told, field by field."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._socket.settimeout(60)
+        self.told: list[tuple[str, str]] = []
+
+    def read(self) -> None:
+        """One more message; TimeoutError if none comes."""
+        for line in self._socket.recv(65536).decode().splitlines():
+            key, _, value = line.partition("=")
+            self.told.append((key, value))
+
+    def drain(self) -> list[tuple[str, str]]:
+        """All that was told so far."""
+        self._socket.setblocking(False)
+        try:
+            while True:
+                self.read()
+        except BlockingIOError:
+            self._socket.settimeout(60)
+        return self.told
+
+    def until(self, key: str, begin: str) -> None:
+        """Read until a field of this name begins like this."""
+        while not any(k == key and v.startswith(begin) for k, v in self.told):
+            self.read()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path, monkeypatch) -> Iterator[Manager]:
+    found = Manager(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(found.path))
+    monkeypatch.setenv("WATCHDOG_USEC", "120000000")
+    yield found
+    found.close()
+
+
+def test_ready_comes_after_the_welcome_and_before_training(manager, tmp_path, monkeypatch):
+    job = write_tiny(
+        tmp_path, fleet={"members": 2}, train={"steps": 6}, strategy={"name": "fedavg", "every": 2}
+    )
+    with hub(job, cwd=tmp_path) as (_, address):
+        words = ("member", job, "--hub", address, "--index")
+        with running(*words, "0", cwd=tmp_path) as first:
+            manager.until("READY", "1")
+            before = [field for field in manager.told if field[0] != "WATCHDOG_USEC"]
+            assert before[0] == ("STATUS", "looking for the hub")
+            assert before[1] == ("STATUS", f"joining {address}")
+            assert before[2:] == [("READY", "1"), ("STATUS", "welcome; waiting for all 2 members")]
+            monkeypatch.delenv("NOTIFY_SOCKET")
+            with running(*words, "1", cwd=tmp_path) as second:
+                assert (first.finish(), second.finish()) == (0, 0), first.said + second.said
+    told = manager.drain()
+    assert ("STOPPING", "1") in told
+    assert told[-1] == ("STATUS", "done")
+    assert told.count(("READY", "1")) == 1
+
+
+def test_a_member_without_a_hub_is_never_ready_and_says_why(manager, tmp_path):
+    job = write_tiny(tmp_path)
+    words = ("member", job, "--hub", "tcp://localhost:9", "--index", "0")
+    with running(*words, cwd=tmp_path) as member:
+        assert member.finish() == 75
+    told = manager.drain()
+    assert "READY" not in dict(told)
+    assert told[-1][0] == "STATUS"
+    assert "nothing listens at tcp://localhost:9" in told[-1][1]
+
+
+def service(manager: Manager, now: list[float], **more: str) -> Service:
+    environment = {"NOTIFY_SOCKET": str(manager.path), **more}
+    return Service(environment, lambda: now[0])
+
+
+def test_signs_of_life_come_every_few_seconds_however_often_it_is_called(manager):
+    now = [0.0]
+    found = service(manager, now, WATCHDOG_USEC="20000000")
+    found.describe = lambda: "round 41"
+    for _ in range(120):
+        now[0] += 0.1
+        found.alive()
+    told = manager.drain()
+    assert told == [("WATCHDOG", "1"), ("STATUS", "round 41")] * 2  # a quarter of 20 s
+
+
+def test_slowness_is_not_death(manager):
+    now = [0.0]
+    found = service(manager, now, WATCHDOG_USEC="20000000")
+    found.ready("welcome")
+    assert manager.drain()[-1] == ("WATCHDOG_USEC", f"{1e6 * UNKNOWN_S:.0f}")
+    for step, seconds in enumerate((30.0, 10.0, 31.0), 1):
+        now[0] += seconds
+        found.alive(step)
+    raised = [value for key, value in manager.drain() if key == "WATCHDOG_USEC"][1:]
+    assert raised == [f"{1e6 * SLOWEST * s:.0f}" for s in (30.0, 31.0)]
+    quick = service(manager, now, WATCHDOG_USEC="20000000")
+    now[0] += 0.01
+    quick.alive(1)
+    assert manager.drain()[-1] == ("WATCHDOG_USEC", "20000000"), "never less than the unit says"
+
+
+def test_waiting_is_not_a_step(manager):
+    now = [0.0]
+    found = service(manager, now, WATCHDOG_USEC="20000000")
+    now[0] += 500
+    found.alive()
+    assert "WATCHDOG_USEC" not in dict(manager.drain())
+
+
+def test_without_a_service_manager_nothing_is_told_and_a_dead_one_is_no_error(tmp_path):
+    Service({}).ready("x")
+    Service({"NOTIFY_SOCKET": str(tmp_path / "none")}).stopping("x")
+    Service({"NOTIFY_SOCKET": "@edgetrain-nobody-listens"}).alive()
+
+
+def test_a_field_is_one_line(manager):
+    service(manager, [0.0]).status("two\nREADY=1")
+    assert manager.drain() == [("STATUS", "two READY=1")]
+
+
+# -- the unit -------------------------------------------------------------------------------------
+
+
+def filled(tmp_path: Path) -> Path:
+    """The unit as it is on a device, with a program that is there."""
+    text = flashing.unit(["tcp://192.168.1.5:5555"], 3, data=True).replace("@THREADS@", "4")
+    path = tmp_path / flashing.UNIT
+    path.write_text(text)
+    return path
+
+
+def test_the_unit_has_every_word_filled_in(tmp_path):
+    text = filled(tmp_path).read_text()
+    assert "@" not in text.replace("@system-service", "")
+    assert "--hub tcp://192.168.1.5:5555 --index 3" in text
+    assert "train.threads=4 data.folder=/etc/edgetrain/data" in text
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="package systemd is missing")
+def test_systemd_accepts_the_unit_and_finds_it_little_exposed(tmp_path):
+    path = filled(tmp_path)
+    words = ["systemd-analyze", "--no-pager", "--man=no", "verify", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    newer = ("RestartSteps", "RestartMaxDelaySec")  # systemd 254
+    wrong = [
+        line
+        for line in done.stderr.splitlines()
+        if path.name in line and not any(word in line for word in newer)
+    ]
+    assert not wrong
+    words = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=40"]
+    done = subprocess.run([*words, str(path)], capture_output=True, text=True, check=False)
+    if "unrecognized option" in done.stderr or "Failed to" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stdout.splitlines()[-1]
