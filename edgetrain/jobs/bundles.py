@@ -90,27 +90,31 @@ def _found(source: Path) -> dict[str, Path]:
 
 
 def _read(path: Path) -> bytes:
+    """The content of a file, at most MOST_BYTES. ConfigError, also for what is not a regular file:
+    reading a pipe or a device may never end."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(f"{path}: {path.stat().st_size} bytes", _limits())
-        return path.read_bytes()
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ConfigError(f"{path} is not a regular file", "put the file itself there")
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    if len(content) > MOST_BYTES:
+        raise ConfigError(f"{path} is larger than {MOST_BYTES} bytes", _limits())
+    return content
 
 
 # -- reading --------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a bundle's file, once; ConfigError where it is missing or too large."""
+    """The bytes of a bundle's file, once; ConfigError where it is missing, is not a file or is too
+    large."""
     try:
-        with path.open("rb") as file:
-            archive = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read bundle {path}: {error.strerror}") from None
-    if len(archive) > MOST_BYTES:
-        raise ConfigError(f"bundle {path} is larger than {MOST_BYTES} bytes", _limits())
-    return archive
+        return _read(path)
+    except ConfigError as error:
+        raise ConfigError(f"bundle: {error.message}", error.hint) from None
 
 
 def unpack(archive: bytes) -> dict[str, bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.jobs import reading
 from edgetrain.jobs.job import Job
 from edgetrain.runs.files import write_text
-from edgetrain.runs.toml import to_toml
+from edgetrain.runs.toml import read_toml, to_toml
 
 FILE = "sweep.toml"
 
@@ -284,10 +283,6 @@ def write(folder: Path, sweep: Sweep) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)
     except FileNotFoundError:
         raise ConfigError(f"no file '{path}'", "write a job with `edgetrain init`") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,6 +27,10 @@ from edgetrain.jobs.job import (
     Train,
     _sgd,
 )
+from edgetrain.runs.toml import parse_toml, read_toml
+
+LONGEST_SHOWN = 120
+"""Characters of a value that an error shows."""
 
 
 def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Job:
@@ -52,13 +55,9 @@ def _read(path: str | Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return read_toml(Path(path))
     except FileNotFoundError:
         raise ConfigError(f"no job file '{path}'", "write one with `edgetrain init`") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
 
 
 # -- overrides ------------------------------------------------------------------------------------
@@ -127,8 +126,8 @@ def _override(values: dict[str, Any], override: str) -> None:
 def _value(text: str) -> Any:
     """A TOML value where it is one, else the text itself: names need no quotes."""
     try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"v = {text}")["v"]
+    except ValueError:
         return text
 
 
@@ -164,7 +163,9 @@ def _checked(key: str, value: Any, hint: Any, spec: dataclasses.Field[Any], sour
     if isinstance(value, list):
         fits = fits and all(isinstance(item, Mapping) for item in value)
     if not fits:
-        raise ConfigError(f"{source}: {key} = {value!r}", f"allowed is {allowed}")
+        shown = repr(value)
+        shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}…"
+        raise ConfigError(f"{source}: {key} = {shown}", f"allowed is {allowed}")
     if isinstance(value, list):
         return [dict(item) for item in value]
     return dict(value) if isinstance(value, dict) else value

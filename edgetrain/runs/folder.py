@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import time
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.runs.environment import capture
 from edgetrain.runs.files import write_text
 from edgetrain.runs.metrics.lines import Record, read
-from edgetrain.runs.toml import to_toml
+from edgetrain.runs.toml import read_toml, to_toml
 
 JOB, ENVIRONMENT, METRICS, SUMMARY = "job.toml", "environment.json", "metrics.jsonl", "summary.json"
 _ROOM_BYTES = 1 << 20
@@ -137,11 +136,9 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 def read_job(folder: Path) -> dict[str, Any]:
     """Read job.toml, or {} if there is none. Raises ConfigError if it is damaged."""
     try:
-        return tomllib.loads((folder / JOB).read_text(encoding="utf-8"))
+        return read_toml(folder / JOB)
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{folder / JOB} is not TOML: {error}") from None
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import stat
 import tempfile
 import zipfile
@@ -315,3 +316,14 @@ def test_the_command(tmp_path, capsys):
     assert "0 bundles" in capsys.readouterr().err
     assert main(["bundle", "allow", "nonsense"]) == 2
     assert "no digest and no file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("show", "pipe"), ("make", "folder", "-o", "made.bundle")])
+def test_a_pipe_is_not_waited_for(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo("folder/task.py")
+    assert main(["bundle", *words]) == 2
+    assert "is not a regular file" in capsys.readouterr().err
+    assert not (tmp_path / "made.bundle").exists()

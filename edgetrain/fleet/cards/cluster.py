@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.fleet import catalog
 from edgetrain.fleet.checks import number, text
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
@@ -166,15 +166,11 @@ def load(path: str | Path) -> Cluster:
     """
     path = Path(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = catalog.read_toml(path)
     except FileNotFoundError:
         raise ConfigError(
             f"no cluster file '{path}'", "write one with `edgetrain devices init`"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
     return parse(table, path)
 
 

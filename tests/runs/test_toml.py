@@ -1,0 +1,74 @@
+"""TOML that comes from anywhere: too deep, too large, not text; one clear line, and soon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgetrain.__main__ import main
+from edgetrain.errors import ConfigError
+from edgetrain.fleet import catalog
+from edgetrain.runs import toml
+from edgetrain.runs.toml import MOST_DEPTH, parse_toml, read_toml, to_toml
+
+BAD = {
+    "deep lists": ("v = " + "[" * 3000 + "]" * 3000, "nested more than 32 deep"),
+    "lists below the parser's own limit": ("v = " + "[" * 200 + "]" * 200, "nested more than 32"),
+    "deep tables": ("v = " + "{a=" * 100 + "1" + "}" * 100, "nested more than 32 deep"),
+    "a dotted key": (".".join("a" * 100_000) + " = 1", "nested more than 32 deep"),
+    "a long word": ('"' + "a" * 500_000, "Illegal|Unterminated|Expected"),
+    "a long number": ("v = " + "9" * 5000, "Exceeds the limit"),
+    "not TOML": ("members: 8", "Expected"),
+    "not text": (b"\xff\xfe", "can't decode"),
+    "too large": (b"# " + b"x" * (5 << 20), "is larger than"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("room", [toml, catalog], ids=lambda room: room.__name__)
+def test_bad_files_are_one_error(kind, room, tmp_path):
+    content, said = BAD[kind]
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=said) as caught:
+        room.read_toml(path)
+    assert str(path) in str(caught.value)
+
+
+def test_endless_files_and_folders(tmp_path):
+    with pytest.raises(ConfigError, match="is larger than"):
+        read_toml(Path("/dev/zero"))
+    with pytest.raises(ConfigError, match="Is a directory"):
+        read_toml(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_toml(tmp_path / "none")
+
+
+def nested(depth):
+    value = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@given(st.integers(1, 2 * MOST_DEPTH), st.booleans())
+def test_depth_is_counted_exactly(depth, lists):
+    text = "a = " + ("[" * (depth - 1) + "]" * (depth - 1) if lists and depth > 1 else "1")
+    if not lists:
+        text = ".".join("a" * depth) + " = 1"
+    if depth <= MOST_DEPTH:
+        assert to_toml(parse_toml(text))
+    else:
+        with pytest.raises(ValueError, match="nested"):
+            parse_toml(text)
+
+
+@pytest.mark.parametrize("word", ["seed=" + "9" * 5000, "seed=" + "[" * 3000 + "]" * 3000])
+def test_overrides_that_cannot_be_read_are_shown_in_part(word, capsys):
+    assert main(["run", word]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("edgetrain: defaults: seed = '")
+    assert len(said) < 300
