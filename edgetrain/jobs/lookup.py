@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgetrain import strategies
 from edgetrain.exchange.keys.keyring import keys_folder
 from edgetrain.fleet import devices
 from edgetrain.jobs import bundles
@@ -62,6 +63,13 @@ def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
     flops, operators = devices.measure_step(model, batch, task.loss)
     model.zero_grad(set_to_none=True)
     return devices.load(device).step_seconds(flops, operators)
+
+
+def buffers_of(job: Job) -> str:
+    """What becomes of running statistics: "mean" if the job says so and its strategy can, that is
+    if it exchanges displacements and no examples are to be protected; otherwise "local"."""
+    can = strategies.find(job.strategy.name).moves_params
+    return job.strategy.buffers if can and job.privacy.unit != "example" else "local"
 
 
 def samples_of(job: Job, task: Task) -> tuple[int, ...]:

@@ -50,6 +50,8 @@ class Plan(Resolved):
     """What the job's privacy is worth, if all goes as planned."""
     samples: tuple[int, ...]
     """How many each member holds, where the job's privacy depends on it; else ()."""
+    buffers: str | None
+    """What becomes of running statistics, "mean" or "local"; None: the model measures none."""
     parameters: int
     """Of the model, trained ones, tied ones once."""
     notes: tuple[str, ...] = ()
@@ -68,7 +70,8 @@ def plan(job: Job, beside: Path | None = None) -> Plan:
 
     `beside` is the folder of the job file. ConfigError, NetworkError, TaskError.
     """
-    from edgetrain.jobs.lookup import rehearse, samples_of, task_of
+    from edgetrain.jobs.lookup import buffers_of, rehearse, samples_of, task_of
+    from edgetrain.tasks.flat import statistics_of
     from edgetrain.tasks.meta import outline_of
     from edgetrain.tasks.work import optimizer_for
 
@@ -106,6 +109,7 @@ def plan(job: Job, beside: Path | None = None) -> Plan:
         beside=beside,
         promise=promise(found, samples),
         samples=samples,
+        buffers=buffers_of(found.job) if statistics_of(outline.model) else None,
         parameters=outline.parameters,
         notes=tuple(filter(None, [outline.problem])),
     )

@@ -21,6 +21,7 @@ PRECISIONS = ("fp32", "bf16")
 FALLBACKS = ("never", "when-needed", "when-faster")
 ACCELERATORS = ("auto", "cpu", "cuda")
 FIXED = ("equal", "own")
+BUFFERS = ("mean", "local")
 
 Refusal = tuple[str, str]
 """What does not go together, and the way out."""
@@ -42,6 +43,7 @@ def check(found: Resolved) -> None:
     _one_of("train.fixed", found.job.train.fixed, FIXED)
     _one_of("servers.precision", found.job.servers.precision, PRECISIONS)
     _one_of("servers.fallback", found.job.servers.fallback, FALLBACKS)
+    _one_of("strategy.buffers", found.job.strategy.buffers, BUFFERS)
     _check_pace(found)
     _check_codecs(found)
     _check_masked(found)

@@ -4,9 +4,8 @@ Here torch tensors become the vectors that strategies work on; nothing here know
 message or an optimizer.
 
 What is in the vector: every parameter with `requires_grad`, once (tied ones are one), in the order
-of `named_parameters()`. What is not: frozen parameters, and buffers. Normalisation statistics are
-buffers: they stay with the member that measured them and are never sent, as in FedBN (Li et al.,
-ICLR 2021); averaging them with a delayed correction could make a variance negative. See
+of `named_parameters()`; behind them, with `statistics`, the running means and variances that
+normalisation layers measure. What is not: frozen parameters, and other buffers. See
 docs/decisions/002-buffers-stay-local.md.
 
 A parameter may have no gradient at all (`grad is None`: the loss did not depend on it). That is not
@@ -68,8 +67,12 @@ class FlatModel:
     for a model without trained parameters, or with parameters that are not real floats.
     """
 
-    def __init__(self, model: torch.nn.Module, *, compare_fixed: bool = True) -> None:
-        """With `compare_fixed` there is a digest of the values that are not in the vector."""
+    def __init__(
+        self, model: torch.nn.Module, *, compare_fixed: bool = True, statistics: bool = False
+    ) -> None:
+        """With `compare_fixed` there is a digest of the values that are not in the vector. With
+        `statistics` running means and variances are in it, for strategies that exchange
+        displacements: an optimizer does not move them."""
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ConfigError("the model has no parameters with requires_grad: nothing to train")
@@ -79,27 +82,29 @@ class FlatModel:
                     f"parameter '{name}' is {parameter.dtype}",
                     "trained parameters are float32, float16, bfloat16 or float64",
                 )
-        kinds: dict[tuple[torch.dtype, torch.device], list[tuple[str, torch.nn.Parameter]]] = {}
-        for name, parameter in named:
-            kinds.setdefault((parameter.dtype, parameter.device), []).append((name, parameter))
+        measured = statistics_of(model) if statistics else []
+        self._variances = [tensor for name, tensor in measured if name.endswith("running_var")]
+        runs = _runs_of(named, measured)
         self._groups: list[_Group] = []
         layout: list[tuple[str, int, tuple[int, ...]]] = []
         start = 0
-        for members in kinds.values():
-            group = _bind([p for _, p in members], start)
+        for _, members in runs:
+            group = _bind([tensor for _, tensor in members], start)
             self._groups.append(group)
-            for name, parameter in members:
-                layout.append((name, start, tuple(parameter.shape)))
-                start += parameter.numel()
+            for name, tensor in members:
+                layout.append((name, start, tuple(tensor.shape)))
+                start += tensor.numel()
         release_freed()  # the old storage: a model's worth that glibc would keep
-        self.layout: Layout = tuple(layout)
-        """(name, start, shape) of every tensor in the vector."""
+        self.layout: Layout = tuple(layout[: len(named)])
+        """(name, start, shape) of every parameter in the vector."""
         self.elements = start
+        self.trained = layout[len(named)][1] if measured else start
+        """Elements that are parameters; statistics are behind them."""
         # In the order of the vector: a model cut over devices has another one.
         described = [
-            (plain(name), tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
-            for kind in kinds.values()
-            for name, parameter in kind
+            (plain(name), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for _, members in runs
+            for name, tensor in members
         ]
         self.description = layouts.describe(described)
         """Names, shapes and dtypes, as the hub is told them."""
@@ -108,8 +113,8 @@ class FlatModel:
         self.fixed = digest_of_fixed(model) if compare_fixed else ""
         """A digest of the values that are not in the vector; "": not to be compared."""
         self._model = model
-        (dtype, device) = next(iter(kinds))
-        self.is_storage = len(kinds) == 1 and dtype is torch.float32 and device.type == "cpu"
+        (dtype, device), _ = runs[0]
+        self.is_storage = len(runs) == 1 and dtype is torch.float32 and device.type == "cpu"
         """Whether the vectors are the model's own memory."""
         self._used: set[torch.Tensor] = set()
         if self.is_storage:
@@ -189,6 +194,8 @@ class FlatModel:
         try:
             for group in self._groups:
                 group.params.copy_(torch.from_numpy(vector[group.where]))
+            for variance in self._variances:  # noise, or a lossy codec, may have made it negative
+                variance.clamp_(min=0)
             yield
         finally:
             for group, before in zip(self._groups, own, strict=True):
@@ -211,6 +218,7 @@ class FlatModel:
                 parameter.grad = gradient
             if not self.is_storage:
                 self.gradient[group.where] = _host(group.gradient)
+        self.gradient[self.trained :] = 0
         for here, is_none in zip(self._tensors(), none, strict=True):
             if not is_none and here.size and not _any(here):
                 here[0] = SPECK
@@ -233,14 +241,17 @@ class FlatModel:
     def _tensors(self) -> Iterator[Vector]:
         """The part of `gradient` of each parameter, in order."""
         for number, (_, start, _) in enumerate(self.layout, 1):
-            stop = self.layout[number][1] if number < len(self.layout) else self.elements
+            stop = self.layout[number][1] if number < len(self.layout) else self.trained
             yield self.gradient[start:stop]
 
 
 def with_parameters(model: torch.nn.Module, params: Vector) -> torch.nn.Module:
-    """A copy of a model with other parameters, [elements] in the order of FlatModel."""
+    """A copy of a model with other parameters, [elements] in the order of FlatModel; where there
+    are more, with its statistics."""
     found = copy.deepcopy(model)
     flat = FlatModel(found)
+    if params.size != flat.elements:
+        flat = FlatModel(found, statistics=True)
     flat.params[:] = params
     flat.push_params()
     return found
@@ -272,25 +283,54 @@ def digest_of_fixed(model: torch.nn.Module) -> str:
     return found.hexdigest() if fixed else ""
 
 
-def _bind(parameters: list[torch.nn.Parameter], start: int) -> _Group:
-    """Move parameters of one dtype and device into one flat tensor and make them views of it."""
-    total = sum(parameter.numel() for parameter in parameters)
-    like = parameters[0]
+_Kind = tuple[torch.dtype, torch.device]
+_Named = list[tuple[str, torch.Tensor]]
+
+
+def _runs_of(
+    parameters: list[tuple[str, torch.nn.Parameter]], measured: _Named
+) -> list[tuple[_Kind, _Named]]:
+    """The tensors of a vector, in runs of one dtype on one device: parameters of a kind together,
+    and behind all of them what is measured, whatever its kind."""
+    kinds: dict[_Kind, _Named] = {}
+    for name, parameter in parameters:
+        kinds.setdefault((parameter.dtype, parameter.device), []).append((name, parameter))
+    runs = list(kinds.items())
+    for name, tensor in measured:
+        kind = tensor.dtype, tensor.device
+        if runs[-1][0] != kind:
+            runs.append((kind, []))
+        runs[-1][1].append((name, tensor))
+    return runs
+
+
+def statistics_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The running means and variances of a model's normalisation layers, by name."""
+    ends = ("running_mean", "running_var")
+    return [(n, b) for n, b in model.named_buffers() if n.endswith(ends) and b.is_floating_point()]
+
+
+def _bind(tensors: list[torch.Tensor], start: int) -> _Group:
+    """Move tensors of one dtype and device into one flat tensor and make them views of it."""
+    total = sum(tensor.numel() for tensor in tensors)
+    like = tensors[0]
     flat = torch.empty(total, dtype=like.dtype, device=like.device)
     gradient = _zeros(total, like)
     members = []
     at = 0
-    for parameter in parameters:
-        here = slice(at, at + parameter.numel())
+    for tensor in tensors:
+        here = slice(at, at + tensor.numel())
         at = here.stop
-        view = flat[here].view(parameter.shape)
-        view.copy_(parameter.detach())
-        parameter.data = view
-        gradient_view = gradient[here].view(parameter.shape)
-        if parameter.grad is not None:
-            gradient_view.copy_(parameter.grad)
-            parameter.grad = gradient_view
-        members.append((parameter, view, gradient_view))
+        view = flat[here].view(tensor.shape)
+        view.copy_(tensor.detach())
+        tensor.data = view
+        if not isinstance(tensor, torch.nn.Parameter):
+            continue
+        gradient_view = gradient[here].view(tensor.shape)
+        if tensor.grad is not None:
+            gradient_view.copy_(tensor.grad)
+            tensor.grad = gradient_view
+        members.append((tensor, view, gradient_view))
     return _Group(flat, gradient, slice(start, start + total), members)
 
 

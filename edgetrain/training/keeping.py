@@ -90,7 +90,9 @@ class Keeping:
                     half.restore_rest(tree["rest"].numpy(), local_steps)
             else:
                 driver.steps += rounds_since * half.every - local_steps
-        self._state.put_back(tree["state"])
+        statistics = flat.params[flat.trained :].copy()
+        self._state.put_back(tree["state"])  # buffers, too, of which the fleet has newer ones
+        flat.params[flat.trained :] = statistics
         self.keeper.wait()
         flat.push_params()
         log.info("%s goes on after %d steps of its own", driver.entry.name, driver.steps)

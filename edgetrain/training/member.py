@@ -28,7 +28,8 @@ from edgetrain.exchange.seam import Entry, Exchange, Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.job import Privacy
-from edgetrain.jobs.rules import FIXED, refuse_checkpoint
+from edgetrain.jobs.rules import BUFFERS, FIXED, refuse_checkpoint
+from edgetrain.strategies import find
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.keeping import Keeping, keeping_of, past_of
 from edgetrain.training.state import Stateful
@@ -57,6 +58,7 @@ def join(
     state: Mapping[str, Stateful] | None = None,
     privacy: Privacy | None = None,
     fixed: str = "equal",
+    buffers: str = "local",
 ) -> Member:
     """Join the hub at "tcp://host:port" with a model and its optimizer; returns when training
     starts.
@@ -82,8 +84,8 @@ def join(
 
     `privacy` (an edgetrain.Privacy with unit "member") clips and noises each contribution
     before it leaves; without a checkpoint. Frozen parameters and buffers (but for statistics of
-    normalisation) must be `fixed` "equal" on all members, or "own", and are not compared.
-
+    normalisation) are `fixed` "equal" on all members, or "own" and not compared. With `buffers`
+    "mean" running statistics are averaged like parameters.
     Raises HubUnreachable, NetworkError, Refused, ConfigError.
     """
     if state and checkpoint is None:
@@ -95,7 +97,7 @@ def join(
     credentials = credentials_for(hub, hub_key, keys, insecure=insecure)
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
     keeping = None if keep is None else keeping_of(keep, name, model, optimizer, others=state)
-    flat = bind(model, optimizer, fixed)
+    flat = bind(model, optimizer, fixed, buffers)
     link = Link(MemberSocket(hub, credentials=credentials), time.monotonic, timeout_s)
     request = Request("", name, weight, job, secure=secure)
     return Member.join(link, flat, optimizer, request, keeping=keeping, release=release)
@@ -157,6 +159,7 @@ class Member:
             saved = keeping.find(request) if keeping is not None else None
             entry, saved = _enter(exchange, flat, request, keeping, saved)
             _check_masks(keeping, entry.is_masked)
+            _check_statistics(flat, entry)
         except BaseException as error:
             if keeping is not None:
                 keeping.close()
@@ -342,6 +345,14 @@ def _enter(
     return exchange.join(request, flat.params, checksum(flat.params)), None
 
 
+def _check_statistics(flat: Flat, entry: Entry) -> None:
+    if flat.trained < flat.elements and not find(entry.strategy).moves_params:
+        raise ConfigError(
+            f"{entry.strategy} exchanges gradients, and statistics have none",
+            "buffers='local', or a strategy that exchanges displacements (dga, fedavg)",
+        )
+
+
 def _check_masks(keeping: Keeping | None, masked: bool) -> None:
     if keeping is not None and masked:
         raise ConfigError(
@@ -367,12 +378,18 @@ def release_of(table: Privacy, source: Source = system) -> Release | None:
 
 
 def bind(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, fixed: str = "equal"
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    fixed: str = "equal",
+    buffers: str = "local",
 ) -> FlatModel:
     """The model as flat vectors. ConfigError for an optimizer that would train other tensors.
 
     `fixed`: what is not trained is "equal" on all members, and compared, or each member's "own".
+    `buffers`: running statistics are exchanged like parameters ("mean"), or "local".
     """
+    if buffers not in BUFFERS:
+        raise ConfigError(f"buffers = {buffers!r}", f"allowed are {' and '.join(BUFFERS)}")
     if fixed not in FIXED:
         raise ConfigError(f"fixed = {fixed!r}", f"allowed are {' and '.join(FIXED)}")
     trained = {id(p) for p in model.parameters() if p.requires_grad}
@@ -382,4 +399,4 @@ def bind(
             f"the optimizer lacks {len(trained - known)} of the model's {len(trained)} parameters",
             "make it from model.parameters(), or freeze what is not trained",
         )
-    return FlatModel(model, compare_fixed=fixed == "equal")
+    return FlatModel(model, compare_fixed=fixed == "equal", statistics=buffers == "mean")

@@ -91,6 +91,7 @@ def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str)
         "every": planned.every,
         "emulation": report,
         "delay": delay,
+        "buffers": planned.buffers,
         "privacy": kept.to_dict() if kept else None,
         "joules_source": sources.pop() if len(sources) == 1 else "mixed",
         "status": status,

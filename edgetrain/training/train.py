@@ -22,7 +22,7 @@ from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.lookup import pace_of, samples_of, task_of, work_of
+from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, work_of
 from edgetrain.jobs.privacy.promise import fix_noise
 from edgetrain.jobs.resolved import look_up, mask_terms_of
 from edgetrain.jobs.rules import check_on_member, refuse_checkpoint
@@ -161,7 +161,8 @@ def prepare(
     # Before the optimizer and the flat vectors, which hold on to the parameters.
     model.to(device_for(job.train.accelerator, job.privacy.unit))
     optimizer = optimizer_for(model, job.train.optimizer)
-    return model, optimizer, bind(model, optimizer, job.train.fixed), pace
+    flat = bind(model, optimizer, job.train.fixed, buffers_of(job))
+    return model, optimizer, flat, pace
 
 
 def request_of(job: Job, place: Place, task: Task, digest: str | None = None) -> Request:

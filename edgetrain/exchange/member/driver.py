@@ -38,7 +38,8 @@ class Flat(Protocol):
     `params` and `gradient`, [elements], belong to the model; the member reads and writes them
     between pulling and pushing. `description` says which tensors they are (vectors.layout), and
     `fixed` is a digest of what else the model computes with; "": it is not compared.
-    `is_storage`: they are the model's own memory, so that pulling and pushing cost nothing.
+    The first `trained` elements are parameters; those behind them are statistics that the model
+    measures. `is_storage`: they are the model's own memory: pulling and pushing cost nothing.
     """
 
     params: Vector
@@ -46,6 +47,7 @@ class Flat(Protocol):
     elements: int
     description: bytes
     fixed: str
+    trained: int
     is_storage: bool
 
     def pull_params(self) -> None:
@@ -77,7 +79,7 @@ class FlatVectors:
     def __init__(self, params: Vector, description: bytes = b"") -> None:
         self.params = params
         self.gradient: Vector = zeros(params.size)
-        self.elements = params.size
+        self.elements = self.trained = params.size
         self.description = description
 
     def pull_params(self) -> None:

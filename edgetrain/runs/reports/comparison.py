@@ -163,6 +163,8 @@ def _notes(name: str, summary: Summary) -> Iterable[str]:
     if cut := summary.get("contributions_cut"):
         most = sorted(cut, key=lambda member: (-cut[member], member))
         yield f"{name} cut " + _names([f"{member} ({cut[member]:.3g} rounds)" for member in most])
+    if summary.get("buffers") in _BUFFERS:
+        yield f"{name}: {_BUFFERS[summary['buffers']]}"
     if _trusted(summary) is False:
         yield f"{name}: {untrusted(summary['emulation'])}"
 
@@ -173,6 +175,10 @@ def _about_all(summaries: Sequence[Summary]) -> Iterable[str]:
         yield "simulated: seconds are virtual, as the device and network profiles have them"
 
 
+_BUFFERS = {
+    "mean": "normalisation statistics are the members' mean",
+    "local": "normalisation statistics are each member's own; figures are with the first member's",
+}
 _STATUS = {
     "failed": "was ended by an error",
     "interrupted": "was interrupted",

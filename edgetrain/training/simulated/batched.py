@@ -156,6 +156,7 @@ class Row:
     def __init__(self, params: Vector, gradient: Vector, like: FlatModel) -> None:
         self.params, self.gradient = params, gradient
         self.elements, self.description, self.layout = like.elements, like.description, like.layout
+        self.trained = like.elements
 
         self.pending: Callable[[], object] | None = None
         """Waits for the steps that were requested; None: there are none."""

@@ -14,7 +14,7 @@ import torch
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.lookup import work_of
+from edgetrain.jobs.lookup import buffers_of, work_of
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.work import Local, optimizer_for
@@ -71,7 +71,11 @@ class OneByOne:
         job = self._job
         torch.manual_seed(job.seed)
         model = self._task.model()
-        flat = FlatModel(model, compare_fixed=job.train.fixed == "equal")
+        flat = FlatModel(
+            model,
+            compare_fixed=job.train.fixed == "equal",
+            statistics=buffers_of(job) == "mean",
+        )
         optimizer = optimizer_for(model, job.train.optimizer)
         work = work_of(job, self._task, model, flat, index, noise_of(job, index))
         self._first = model if index == 0 else self._first
