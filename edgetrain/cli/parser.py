@@ -33,9 +33,12 @@ def parser() -> argparse.ArgumentParser:
         networks,
         plan,
         privacy,
+        report,
         run,
+        runs,
         strategies,
         sweep,
+        watch,
     )
 
     top = argparse.ArgumentParser(
@@ -48,8 +51,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--debug", action="store_true", help="show where an error came from")
     verbs = top.add_subparsers(dest="command", required=True, metavar="VERB")
     for module in (
-        *(compare, run, init, hub, member, keys, bundle, privacy, strategies, codecs),
-        *(devices, networks, sweep, capacity, plan, calibrate, chaos, doctor, bench),
+        *(compare, run, watch, runs, report, init, hub, member, keys, bundle, privacy),
+        *(strategies, codecs, devices, networks, sweep, capacity, plan, calibrate, chaos),
+        *(doctor, bench),
     ):
         module.add_parser(verbs)
     return top

@@ -180,6 +180,26 @@ def runs_in(folder: Path) -> list[Path]:
     )
 
 
+def folders_in(root: Path | str) -> list[Path]:
+    """Folders of runs, comparisons and sweeps in `root`, the newest last; [] if there is none."""
+    found = [
+        path
+        for path in Path(root).glob("*/")
+        if (path / METRICS).exists() or (path / JOB).exists() or (path / SUMMARY).exists()
+    ]
+    return sorted(found, key=lambda path: (path.name[:15], path.stat().st_mtime, path.name))
+
+
+def newest(root: Path | str) -> Path:
+    """The newest folder in `root`. Raises ConfigError if there is none."""
+    found = folders_in(root)
+    if not found:
+        raise ConfigError(
+            f"no run in {root}", "`edgetrain run` makes one; --runs says where to look"
+        )
+    return found[-1]
+
+
 def _made_at(run: Path) -> float:
     job = run / JOB
     return job.stat().st_mtime if job.exists() else math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgetrain.exchange.member.driver import Exchanged
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import Job
 from edgetrain.runs.environment import Usage
@@ -69,6 +70,8 @@ class Loop:
         self._unrecorded = 0
         self._seconds = [0.0, 0.0, 0.0]
         self._before = member.traffic()
+        if self._record_every == 1:
+            member.observe_exchanges(self._record_exchange)
 
     def run(self) -> None:
         """All steps, the last replies, and a last evaluation.
@@ -125,6 +128,16 @@ class Loop:
             self._log.event("finished", f"{self._steps} steps, base {base:016x}")
         else:  # it came when others were already waiting for their last replies
             self._log.event("finished", "no steps were left")
+
+    def _record_exchange(self, exchanged: Exchanged) -> None:
+        self._log.exchange(
+            round=exchanged.round,
+            submitted=exchanged.submitted,
+            arrived=exchanged.arrived,
+            submit_s=exchanged.submit_s,
+            apply_s=exchanged.apply_s,
+            members=exchanged.members,
+        )
 
     def _record(
         self,

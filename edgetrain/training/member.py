@@ -22,7 +22,7 @@ from edgetrain.errors import ConfigError, EdgetrainError, HubUnreachable, Refuse
 from edgetrain.exchange.addresses import route
 from edgetrain.exchange.keys.credentials import credentials as credentials_for
 from edgetrain.exchange.member.checkpoint import Keep, Saved
-from edgetrain.exchange.member.driver import Driver, Flat, Release, Stepper
+from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, Stepper
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Entry, Exchange, Request
 from edgetrain.exchange.transport import Traffic
@@ -200,6 +200,10 @@ class Member:
     def exchange_s(self) -> float:
         """Seconds that all steps so far spent on handing over and applying."""
         return self._driver.exchange_s
+
+    def observe_exchanges(self, observe: Callable[[Exchanged], None]) -> None:
+        """Call `observe` after each exchange from now on."""
+        self._driver.observe = observe
 
     # -- training ------------------------------------------------------------------------------
 

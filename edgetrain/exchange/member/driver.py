@@ -11,6 +11,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from edgetrain import strategies
@@ -106,6 +107,26 @@ def in_place(params: Vector, vector: Vector) -> Iterator[None]:
         params[:] = own
 
 
+@dataclass(frozen=True)
+class Exchanged:
+    """One exchange of a member that is over: seconds of the driver's clock, and how long parts of
+    it took."""
+
+    round: int
+    submitted: float
+    """When its contribution was handed over, encoded."""
+    arrived: float
+    """When the reply was here, whole."""
+    applied: float
+    """When the reply had been applied."""
+    submit_s: float
+    """Of encoding and handing over."""
+    apply_s: float
+    """Of applying the reply."""
+    members: int
+    """Contributions merged."""
+
+
 Release = Callable[[Vector, Vector], None]
 """Writes what others may see of the first vector into the second."""
 
@@ -164,11 +185,13 @@ class Driver:
         self.steps = 0
         self.wait_s = 0.0
         self.exchange_s = 0.0
+        self.observe: Callable[[Exchanged], None] | None = None
+        """Called after each exchange."""
         self.is_mid_step = self.is_drained = False
         self._optimizer, self._clock, self._release = optimizer, clock, release
         self._weight = float(weight) if self.strategy.weighted else 1.0
         self._meter = DelayMeter() if entry.auto_delay else None
-        self._submitted: dict[int, float] = {}
+        self._submitted: dict[int, tuple[float, float]] = {}
         self._step_began = clock()
 
     @classmethod
@@ -283,8 +306,7 @@ class Driver:
         # sent, its memory is used for the reply.
         if contribution is None:
             return False
-        round = self.half.round - 1
-        self._submitted[round] = self._clock()
+        round, began = self.half.round - 1, self._clock()
         # The half takes the whole contribution as in flight, not what was released: the reply
         # replaces all of it, what was cut off and without the noise. Neither may be in a later one.
         read = self.exchange.submit(
@@ -298,6 +320,8 @@ class Driver:
         )
         if read is not None:
             self.half.sent(read)
+        now = self._clock()
+        self._submitted[round] = now, now - began
         return True
 
     def _released(self, contribution: Vector) -> Vector:
@@ -313,9 +337,10 @@ class Driver:
         if isinstance(reply, CatchUp):
             self._catch_up(reply)
             return
+        submitted, submit_s = self._submitted.pop(round, (reply.arrived, 0.0))
         if self._meter is not None:
-            self._meter.add_round_trip(reply.arrived - self._submitted.get(round, reply.arrived))
-        self._submitted.pop(round, None)
+            self._meter.add_round_trip(reply.arrived - submitted + submit_s)
+        ready = self._clock()
         self.half.apply(reply.pieces)
         if reply.checksum and reply.checksum != self.half.checksum:
             raise Diverged(
@@ -323,6 +348,14 @@ class Driver:
                 f"{reply.checksum:016x} at the hub"
             )
         self._take_delay(reply.delay)
+        if self.observe is not None:
+            now = self._clock()
+            self.observe(
+                Exchanged(
+                    round, submitted, max(reply.arrived, submitted), now, submit_s, now - ready,
+                    reply.members,
+                )
+            )  # fmt: skip
 
     def _catch_up(self, found: CatchUp) -> None:
         """The fleet went on without this member: take part again where it is now."""

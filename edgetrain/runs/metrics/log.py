@@ -99,6 +99,33 @@ class MetricsLog:
             },
         )
 
+    def exchange(
+        self,
+        *,
+        round: int,
+        submitted: float,
+        arrived: float,
+        submit_s: float,
+        apply_s: float,
+        members: int,
+    ) -> None:
+        """Write an exchange of this member whose reply has just been applied.
+
+        submitted, arrived: readings of the log's clock. submit_s, apply_s: seconds of encoding and
+        handing over, and of applying. members: contributions merged.
+        """
+        self._write(
+            "exchange",
+            {
+                "round": int(round),
+                "submitted_t": seconds(submitted - self._t0),
+                "arrived_t": seconds(arrived - self._t0),
+                "submit_s": seconds(submit_s),
+                "apply_s": seconds(apply_s),
+                "members": int(members),
+            },
+        )
+
     def evaluation(
         self,
         *,

@@ -1,0 +1,45 @@
+"""`edgetrain runs`: what run folders there are, and how each run ended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from edgetrain.cli import common
+
+_EXAMPLES = """\
+examples:
+  edgetrain runs
+  edgetrain runs --runs /data/runs --last 5
+  edgetrain runs --json | jq '.[] | select(.status == "finished") | .folder'
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = common.verb(
+        subparsers,
+        "runs",
+        "list run folders: when, job, strategy, status, figure, time to target",
+        "List the run folders, the newest last.",
+        _EXAMPLES,
+    )
+    parser.add_argument("--last", type=int, default=20, metavar="N", help="default: 20; 0: all")
+    common.add_output(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read every folder's summary and print a line for each."""
+    from edgetrain.runs.folder import folders_in
+    from edgetrain.runs.reports.listing import listed, text
+
+    folders = folders_in(arguments.runs)
+    shown = folders[-arguments.last :] if arguments.last > 0 else folders
+    rows = [row for folder in shown for row in listed(folder)]
+    if arguments.json:
+        common.say(json.dumps([row.as_json() for row in rows]))
+    else:
+        common.say(text(rows) if rows else f"no runs in {arguments.runs}")
+    return 0

@@ -1,0 +1,253 @@
+"""A page about runs: one HTML document without scripts, pictures in it, nothing to load."""
+
+from __future__ import annotations
+
+import html
+import shlex
+import statistics
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from typing import Any
+
+from edgetrain.runs.reports import units
+from edgetrain.runs.reports.columns import Column
+from edgetrain.runs.reports.comparison import Comparison, compare
+from edgetrain.runs.reports.comparison_table import columns_of
+from edgetrain.runs.reports.page import charts
+from edgetrain.runs.reports.page.story import Story
+from edgetrain.runs.reports.page.svg import key
+from edgetrain.runs.toml import to_toml
+
+_MOST_TIMELINES = 6
+"""Runs with a timeline."""
+_LANES_OF_EACH = 3
+"""Members in the timeline of each of several runs."""
+
+_PATTERNS = (
+    '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'
+    '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><rect width="6" height="6" class="back"/>'
+    '<rect width="2" height="6" class="stroke"/></pattern></defs></svg>'
+)
+"""Waiting is hatched, so that nothing is told by colour alone."""
+
+
+def document(stories: Sequence[Story]) -> str:
+    """The page of these runs, one at least."""
+    comparison = compare([story.summary for story in stories], [s.label for s in stories])
+    title = message(comparison, stories)
+    style = files(__package__).joinpath("page.css").read_text("utf-8")
+    body = [
+        f"<h1>{_text(title)}</h1>",
+        f'<p class="about">{_text(_about(stories))}</p>',
+        _notes(comparison, stories),
+        _table(columns_of(comparison)),
+        _curves(stories),
+        _seconds(stories),
+        _timelines(stories),
+        _delays(stories),
+        _events(stories),
+        _appendix(stories),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_text(title)}</title><style>{style}</style></head>\n"
+        f"<body>{_PATTERNS}<main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def message(comparison: Comparison, stories: Sequence[Story]) -> str:
+    """What the page says, in a sentence."""
+    rows, metric = comparison.rows, comparison.metric
+    if len(rows) == 1:
+        row, summary = rows[0], stories[0].summary
+        said = f"{row.label}: {metric} {units.figure(metric, row.final)}"
+        if row.target_seconds is not None and comparison.target is not None:
+            goal = units.goal(metric, comparison.target)
+            return f"{said}, {goal} after {units.duration(row.target_seconds)}"
+        return f"{said} after {units.duration(summary.get('seconds'))}"
+    reached = [row for row in rows if row.target_seconds is not None]
+    first = rows[0]
+    if comparison.target is not None and reached:
+        best = min(reached, key=lambda row: row.target_seconds or 0.0)
+        goal = units.goal(metric, comparison.target)
+        if best is not first and (best.speedup or best.speedup_at_least):
+            factor = units.times(best.speedup or best.speedup_at_least).removesuffix("x")
+            least = "" if best.speedup else "over "
+            return f"{best.label} reaches {goal} {least}{factor} times sooner than {first.label}"
+        return f"{best.label} reaches {goal} first, after {units.duration(best.target_seconds)}"
+    ends = ", ".join(
+        f"{row.label} {units.figure(metric, row.final)} in {units.duration(row.seconds)}"
+        for row in rows[:6]
+    )
+    return f"{metric.capitalize()} at the end: {ends}"
+
+
+def _about(stories: Sequence[Story]) -> str:
+    first = stories[0].summary
+    parts = [
+        f"{first.get('task')}",
+        f"{first.get('members')} members",
+        f"device {_listed(first.get('device'))}",
+        f"network {_listed(first.get('network'))}",
+        f"{first.get('steps')} steps",
+    ]
+    began = stories[0].environment.get("started")
+    return ", ".join(parts) + (f"; began {began}" if began else "")
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(dict.fromkeys(map(str, value)))
+    return str(value)
+
+
+def _notes(comparison: Comparison, stories: Sequence[Story]) -> str:
+    notes = list(comparison.notes)
+    notes += [
+        f"{story.label}: {story.damaged} lines of metrics could not be read"
+        for story in stories
+        if story.damaged
+    ]
+    return "".join(f'<p class="note">{_text(note)}</p>' for note in notes)
+
+
+def _table(columns: Sequence[Column]) -> str:
+    head = "".join(
+        f"<th>{_text(c.heading)}{'<br>' + _text(c.heading_below) if c.heading_below else ''}</th>"
+        for c in columns
+    )
+    rows = zip(*(c.cells for c in columns), strict=True)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _curves(stories: Sequence[Story]) -> str:
+    names = key([story.label for story in stories]) if len(stories) > 1 else ""
+    tabs, panes = [], []
+    for number, view in enumerate(charts.VIEWS):
+        checked = " checked" if not number else ""
+        tabs.append(
+            f'<input type="radio" name="x" id="x{number}"{checked}>'
+            f'<label for="x{number}">{view.name}</label>'
+        )
+        panes.append(
+            f'<div class="pane p{number}">{charts.figure_chart(stories, view)}'
+            f"{charts.loss_chart(stories, view)}</div>"
+        )
+    return (
+        f'<section class="tabs"><h2>Figure and loss</h2>{names}{"".join(tabs)}{"".join(panes)}'
+        "</section>"
+    )
+
+
+def _legend(kinds: Iterable[tuple[str, str]]) -> str:
+    shown = "".join(
+        f'<span class="key"><svg viewBox="0 0 16 12" width="16" height="12" aria-hidden="true">'
+        f'<rect x="0" y="1" width="16" height="10" class="{kind}"/></svg>{_text(said)}</span>'
+        for kind, said in kinds
+    )
+    return f'<p class="keys">{shown}</p>'
+
+
+def _seconds(stories: Sequence[Story]) -> str:
+    drawn = charts.bars(stories)
+    if not drawn:
+        return ""
+    whose = "run" if len(stories) > 1 else "member"
+    return (
+        f"<section><h2>Where the time of a step goes, by {whose}</h2>"
+        f"{_legend(charts.PARTS)}{drawn}</section>"
+    )
+
+
+def _timelines(stories: Sequence[Story]) -> str:
+    found = []
+    if len(stories) == 1:
+        for window in charts.windows(stories[0]):
+            drawn = charts.timeline(stories[0], window)
+            found.append(f'<h3>{window.name}</h3><div class="wide">{drawn}</div>')
+    else:  # the same seconds of every run, so that lengths can be compared
+        shown = [s for s in stories if charts.length_of(s)][:_MOST_TIMELINES]
+        length = statistics.median(map(charts.length_of, shown)) if shown else 0.0
+        for story in shown:
+            drawn = charts.timeline(story, charts.middle_of(story, length), _LANES_OF_EACH)
+            found.append(f'<h3>{_text(story.label)}</h3><div class="wide">{drawn}</div>')
+    if not found:
+        return (
+            "<section><h2>Timeline of rounds</h2><p>These runs recorded no exchanges: fleets of "
+            "more than 64 simulated members do not, nor do runs of older versions.</p></section>"
+        )
+    if len(stories) > _MOST_TIMELINES:
+        found.append(f"<p>Of the first {_MOST_TIMELINES} runs.</p>")
+    kinds = (*charts.PARTS, ("flight", "exchange in flight"), ("kept", "answered, not yet applied"))
+    return (
+        "<section><h2>Timeline of rounds</h2><p>Below: what each member does. Above it: its "
+        "contributions, from handing over to the reply. A member that computes under its exchanges "
+        f"hides the network; one that waits under them does not.</p>{_legend(kinds)}"
+        f"{''.join(found)}</section>"
+    )
+
+
+def _delays(stories: Sequence[Story]) -> str:
+    """The delay in force, where it changed."""
+    said = []
+    for story in stories:
+        changes: list[tuple[float, int]] = []
+        for record in story.rounds:
+            delay = record.get("delay")
+            if isinstance(delay, int) and (not changes or changes[-1][1] != delay):
+                changes.append((record["t"], delay))
+        if len(changes) > 1:
+            steps = ", ".join(f"{delay} from {units.duration(t)}" for t, delay in changes[:40])
+            said.append(f"<p>{_text(f'{story.label}: delay {steps}')}</p>")
+    return f"<section><h2>Changes of the delay</h2>{''.join(said)}</section>" if said else ""
+
+
+def _events(stories: Sequence[Story]) -> str:
+    rows, left_out = [], 0
+    for story in stories:
+        left_out += story.events_left_out
+        for record in story.events:
+            cells = (
+                *([story.label] if len(stories) > 1 else []),
+                units.duration(max(record["t"], 0.0)),
+                units.printable(str(record.get("about") or record["member"])),
+                units.printable(str(record.get("event"))),
+                units.printable(str(record.get("reason") or "")),
+            )
+            rows.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
+    if not rows:
+        return ""
+    more = f"<p>and {left_out:,} more</p>" if left_out else ""
+    return (
+        f'<section><h2>Events</h2><div class="wide"><table class="events">{"".join(rows)}'
+        f"</table></div>{more}</section>"
+    )
+
+
+def _appendix(stories: Sequence[Story]) -> str:
+    found = []
+    for story in stories:
+        command = story.environment.get("command")
+        again = command if isinstance(command, str) else shlex.join(map(str, command or []))
+        same = f"edgetrain run {shlex.quote(str(story.folder / 'job.toml'))}"
+        machine = ", ".join(
+            f"{name} {_listed(story.environment[name])}"
+            for name in ("edgetrain", "python", "hostname", "board", "cpu", "cores", "kernel")
+            if story.environment.get(name)
+        )
+        job = to_toml(story.job) if story.job else "no job.toml"
+        found.append(
+            f"<details><summary>{_text(story.label)}: job and machine</summary>"
+            f"<p>{_text(machine)}</p><p>Made by <code>{_text(again)}</code>; the same again: "
+            f"<code>{_text(same)}</code></p><pre>{_text(job)}</pre></details>"
+        )
+    return f"<section><h2>Job and machine</h2>{''.join(found)}</section>"
+
+
+def _text(value: str) -> str:
+    return html.escape(value)

@@ -1,0 +1,248 @@
+"""What a page tells of a run, read from its folder: curves, steps, exchanges, rounds, events.
+
+Reading only. Times are seconds since training began.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgetrain.errors import ConfigError
+from edgetrain.runs.folder import ENVIRONMENT, read_job, read_metrics, read_summary, runs_in
+from edgetrain.runs.metrics.lines import Record
+from edgetrain.runs.summary import summarise
+
+MOST_RUNS = 24
+"""Runs on one page."""
+MOST_EVENTS = 200
+_ROUTINE = ("joined", "started", "finished", "left")
+
+
+@dataclass
+class Step:
+    """One line of steps: when it ended, how many steps it stands for, and where its time went."""
+
+    t: float
+    steps: int
+    step: int
+    loss: float | None
+    compute_s: float
+    wait_s: float
+    overhead_s: float
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange: when its contribution was handed over, answered, and its reply applied."""
+
+    round: int
+    submitted: float
+    arrived: float
+    applied: float
+
+
+@dataclass
+class MemberStory:
+    """One member's steps and exchanges, each in the order of time."""
+
+    name: str
+    steps: list[Step] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    sent: list[tuple[float, float]] = field(default_factory=list)
+    """(t, bytes sent and received so far)."""
+
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """Seconds of computing, waiting and overhead, in all."""
+        return (
+            sum(step.compute_s for step in self.steps),
+            sum(step.wait_s for step in self.steps),
+            sum(step.overhead_s for step in self.steps),
+        )
+
+    @property
+    def count(self) -> int:
+        """Steps in all."""
+        return sum(step.steps for step in self.steps)
+
+
+@dataclass
+class Story:
+    """One run. `label` tells it from the others on a page."""
+
+    label: str
+    folder: Path
+    summary: Mapping[str, Any]
+    job: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    members: dict[str, MemberStory] = field(default_factory=dict)
+    evaluations: list[Record] = field(default_factory=list)
+    rounds: list[Record] = field(default_factory=list)
+    events: list[Record] = field(default_factory=list)
+    events_left_out: int = 0
+    damaged: int = 0
+    """Lines of metrics that are not ours, or torn."""
+
+    def bytes_at(self, t: float) -> float:
+        """Bytes that all members had sent and received by then."""
+        total = 0.0
+        for member in self.members.values():
+            place = bisect.bisect_right(member.sent, (t, float("inf")))
+            total += member.sent[place - 1][1] if place else 0.0
+        return total
+
+    @property
+    def seconds(self) -> float:
+        """When the last step of the last member ended."""
+        return max((m.steps[-1].t for m in self.members.values() if m.steps), default=0.0)
+
+
+def report_of(folders: Sequence[Path]) -> list[Story]:
+    """The runs in these folders: run folders, or folders of runs (comparisons, sweeps).
+
+    A hub's folder and the folders of its members, given together, are one run. Raises ConfigError
+    for what is no run folder, for runs of different tasks, and for more than MOST_RUNS.
+    """
+    found = [run for folder in folders for run in _runs_in(folder)]
+    if len(found) > MOST_RUNS:
+        raise ConfigError(
+            f"{len(found)} runs are too many for one page", f"give at most {MOST_RUNS}"
+        )
+    stories = _joined([_read(run) for run in found])
+    tasks = sorted({str(story.summary.get("task")) for story in stories})
+    if len(tasks) > 1:
+        raise ConfigError(
+            f"these runs train different tasks: {', '.join(tasks)}", "make a report of each"
+        )
+    _label(stories)
+    return stories
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    if not folder.exists():
+        raise ConfigError(f"{folder} does not exist", "`edgetrain runs` lists the run folders")
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder", "give a run folder, not one of its files")
+    return runs_in(folder)
+
+
+def _read(folder: Path) -> Story:
+    job = read_job(folder)
+    summary = read_summary(folder)
+    if summary is None:
+        summary = summarise(folder)
+    story = Story(folder.name, folder, summary, job, _environment(folder))
+    for record in read_metrics(folder):
+        try:
+            _add(story, record)
+        except (KeyError, TypeError, ValueError):
+            story.damaged += 1
+    for member in story.members.values():
+        member.steps.sort(key=lambda step: step.t)
+        member.sent.sort()
+    story.evaluations.sort(key=lambda record: record["t"])
+    story.rounds.sort(key=lambda record: record["t"])
+    return story
+
+
+def _environment(folder: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads((folder / ENVIRONMENT).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _add(story: Story, record: Record) -> None:
+    kind, name = record["kind"], record["member"]
+    if kind == "step":
+        member = story.members.setdefault(name, MemberStory(name))
+        member.steps.append(_step(record))
+        used = float(record["sent_bytes"]) + float(record["received_bytes"])
+        member.sent.append((record["t"], used))
+    elif kind == "exchange":
+        member = story.members.setdefault(name, MemberStory(name))
+        submitted, arrived = float(record["submitted_t"]), float(record["arrived_t"])
+        member.exchanges.append(Exchange(int(record["round"]), submitted, arrived, record["t"]))
+    elif kind == "eval":
+        story.evaluations.append(record)
+    elif kind == "round":
+        story.rounds.append(record)
+    elif kind == "event" and record.get("event") not in _ROUTINE:
+        if len(story.events) < MOST_EVENTS:
+            story.events.append(record)
+        else:
+            story.events_left_out += 1
+
+
+def _step(record: Record) -> Step:
+    loss = record.get("loss")
+    return Step(
+        float(record["t"]),
+        int(record.get("steps", 1)),
+        int(record["step"]),
+        float(loss) if isinstance(loss, int | float) else None,
+        float(record.get("compute_s") or 0.0),
+        float(record.get("wait_s") or 0.0),
+        float(record.get("overhead_s") or 0.0),
+    )
+
+
+def _joined(stories: list[Story]) -> list[Story]:
+    """A hub's folder and its members' folders become one story, that of the hub."""
+    hubs = [story for story in stories if story.rounds and not story.members]
+    parts = [story for story in stories if story.members and not story.rounds]
+    if len(hubs) != 1 or not parts or len(hubs) + len(parts) != len(stories):
+        return stories
+    whole = hubs[0]
+    for part in parts:
+        whole.members |= part.members
+        whole.evaluations += part.evaluations
+        whole.events += part.events
+        whole.damaged += part.damaged
+    whole.evaluations.sort(key=lambda record: record["t"])
+    whole.events.sort(key=lambda record: record["t"])
+    known = dict(parts[0].summary)
+    for part in parts:
+        known |= {key: value for key, value in part.summary.items() if value}
+    best = next((p.summary for p in parts if (p.summary.get("final") or {})), parts[0].summary)
+    sums = ("sent_bytes", "received_bytes", "cpu_s")
+    totals = {key: sum(p.summary.get(key) or 0 for p in parts) for key in sums}
+    whole.summary = {
+        **known,
+        **{key: value for key, value in whole.summary.items() if value},
+        **{key: best.get(key) for key in ("final", "target_seconds", "target_steps")},
+        **_speed_of(parts),
+        **totals,
+    }
+    return [whole]
+
+
+def _speed_of(parts: Sequence[Story]) -> dict[str, Any]:
+    """The steps of several members' summaries: the most of them, and means of their times."""
+    rates = [rate for part in parts if (rate := part.summary.get("steps_per_second"))]
+    found: dict[str, Any] = {
+        "steps": max(part.summary["steps"] for part in parts),
+        "seconds": max(part.summary["seconds"] for part in parts),
+        "steps_per_second": sum(rates) / len(rates) if rates else None,
+    }
+    for key in ("compute_s", "wait_s", "overhead_s"):
+        values = [part.summary[key] for part in parts if part.summary.get(key) is not None]
+        found[key] = sum(values) / len(values) if values else None
+    return found
+
+
+def _label(stories: Sequence[Story]) -> None:
+    """Name the runs after what tells them apart."""
+    strategies = [str(story.summary.get("strategy") or story.folder.name) for story in stories]
+    folders = [story.folder.name for story in stories]
+    labels = strategies if len(set(strategies)) == len(strategies) else folders
+    if len(set(labels)) < len(labels):
+        labels = [f"{label} {number}" for number, label in enumerate(labels, 1)]
+    for story, label in zip(stories, labels, strict=True):
+        story.label = label

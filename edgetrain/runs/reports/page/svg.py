@@ -1,0 +1,138 @@
+"""Charts as SVG text: axes with round ticks, lines, bars. Nothing here knows what a run is.
+
+Colours are classes of the page's style sheet (`s0` … `s6`), so that a dark page has its own.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 470.0, 270.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 14.0, 30.0, 42.0
+SERIES = 7
+_DASHES = ("", "7 4", "2 3", "9 3 2 3")
+_MOST_POINTS = 400
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart: points in the order of x."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    place: int
+    """Its number: decides colour and dashes."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A linear axis from `low` to `high` with its ticks."""
+
+    low: float
+    high: float
+    label: str
+    say: Callable[[float], str]
+
+    def ticks(self, most: int = 6) -> list[float]:
+        """Round values between the ends, at most about `most`."""
+        span = self.high - self.low
+        if span <= 0 or not math.isfinite(span):
+            return [self.low]
+        raw = span / most
+        power = 10.0 ** math.floor(math.log10(raw))
+        unit = next(u for u in (1, 2, 2.5, 5, 10) if u * power >= raw * 0.999) * power
+        first = math.ceil(self.low / unit - 1e-9)
+        last = math.floor(self.high / unit + 1e-9)
+        return [number * unit for number in range(first, last + 1)]
+
+    def place(self, value: float, start: float, end: float) -> float:
+        """Where a value lies between two places."""
+        span = self.high - self.low
+        return start + (end - start) * ((value - self.low) / span if span > 0 else 0.5)
+
+
+def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "") -> str:
+    """A text element; the words are escaped."""
+    name = f' class="{kind}"' if kind else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{name}>{html.escape(words)}</text>'
+
+
+def rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
+    """A rectangle; `title` is shown when it is pointed at."""
+    size = f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.0):.2f}" height="{height:.2f}"'
+    inner = f"<title>{html.escape(title)}</title>" if title else ""
+    return f'<rect {size} class="{kind}">{inner}</rect>'
+
+
+def figure(body: Sequence[str], width: float, height: float, title: str) -> str:
+    """A whole picture that grows with the page; `title` is for those who cannot see it."""
+    head = (
+        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'aria-label="{html.escape(title, quote=True)}">'
+    )
+    return head + "".join(body) + "</svg>"
+
+
+def axes(x: Axis, y: Axis, width: float = WIDTH, height: float = HEIGHT) -> list[str]:
+    """Grid, ticks and labels of a chart."""
+    right, bottom = width - _RIGHT, height - _BOTTOM
+    found = []
+    for tick in y.ticks():
+        at = y.place(tick, bottom, _TOP)
+        found.append(f'<path class="grid" d="M{_LEFT} {at:.1f}H{right:.1f}"/>')
+        found.append(text(_LEFT - 6, at + 4, y.say(tick), "end", "tick"))
+    for tick in x.ticks():
+        at = x.place(tick, _LEFT, right)
+        found.append(f'<path class="grid" d="M{at:.1f} {_TOP}V{bottom:.1f}"/>')
+        found.append(text(at, bottom + 16, x.say(tick), "middle", "tick"))
+    found.append(text((_LEFT + right) / 2, height - 6, x.label, "middle", "label"))
+    found.append(text(2, _TOP - 16, y.label, "start", "label"))
+    return found
+
+
+def lines(
+    every: Sequence[Line], x: Axis, y: Axis, title: str, mark: float | None = None, said: str = ""
+) -> str:
+    """A chart of lines (`key` names them). `mark`: a level to draw across, called `said`."""
+    right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
+    found = axes(x, y)
+    if mark is not None and y.low <= mark <= y.high:
+        at = y.place(mark, bottom, _TOP)
+        found.append(f'<path class="mark" d="M{_LEFT} {at:.1f}H{right:.1f}"/>')
+        found.append(text(right - 2, at - 4, said, "end", "tick"))
+    for line in every:
+        if not line.points:
+            continue
+        d = "M" + "L".join(
+            f"{x.place(px, _LEFT, right):.1f} {y.place(py, bottom, _TOP):.1f}"
+            for px, py in _thinned(line.points)
+        )
+        dashes = _DASHES[line.place // SERIES % len(_DASHES)] or _DASHES[line.place % 4]
+        found.append(
+            f'<path class="line s{line.place % SERIES}" stroke-dasharray="{dashes}" d="{d}"/>'
+        )
+    return figure(found, WIDTH, HEIGHT, title)
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most about _MOST_POINTS of them, with the last one."""
+    if len(points) <= _MOST_POINTS:
+        return list(points)
+    every = -(-len(points) // _MOST_POINTS)
+    return [*points[::every], points[-1]]
+
+
+def key(names: Sequence[str]) -> str:
+    """The names of the lines of a chart, each with a piece of its line."""
+    found = []
+    for place, name in enumerate(names):
+        dashes = _DASHES[place // SERIES % len(_DASHES)] or _DASHES[place % 4]
+        found.append(
+            '<span class="key"><svg viewBox="0 0 34 10" width="34" height="10" aria-hidden="true">'
+            f'<path class="line s{place % SERIES}" stroke-dasharray="{dashes}" d="M1 5H33"/></svg>'
+            f"{html.escape(name)}</span>"
+        )
+    return f'<p class="keys">{"".join(found)}</p>'

@@ -1,0 +1,219 @@
+"""The page about runs: whole for any folder, nothing to load, every text readable, sums true."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from html.parser import HTMLParser
+from importlib.resources import files
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_runs import DGA, SYNC, Clock, replace, write_comparison, write_run
+
+from edgetrain.errors import ConfigError
+from edgetrain.runs.folder import METRICS, metrics_path, write_job
+from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.runs.reports.page import charts
+from edgetrain.runs.reports.page.document import document, message
+from edgetrain.runs.reports.page.story import Exchange, report_of
+from edgetrain.runs.reports.page.svg import Axis
+
+SHORT = replace(DGA, members=3, steps=60)
+
+
+def with_exchanges(folder, story, took_s=0.2):
+    """A run whose members exchange every few steps; each exchange takes `took_s`."""
+    write_run(folder, story)
+    clock = Clock()
+    for number in range(story.members):
+        with MetricsLog(metrics_path(folder), f"m{number}", clock, 0.0) as log:
+            for round in range(story.steps // story.exchanges_every):
+                submitted = (round + 1) * story.exchanges_every * story.step_s
+                clock.now = submitted + took_s
+                log.exchange(
+                    round=round, submitted=submitted, arrived=clock.now - 0.01, submit_s=0.001,
+                    apply_s=0.001, members=story.members,
+                )  # fmt: skip
+    return folder
+
+
+class Page(HTMLParser):
+    """Tags that are open, addresses that something would be loaded from, and the words."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.loads, self.words = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in ("meta", "input", "br", "path", "rect"):
+            self.open.append(tag)
+        found = dict(attributes)
+        self.loads += [found[key] for key in ("src", "href", "data", "srcset") if key in found]
+        assert tag != "script"
+
+    def handle_endtag(self, tag):
+        if tag not in ("path", "rect"):
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def read(page):
+    parser = Page()
+    parser.feed(page)
+    assert parser.open == []
+    assert parser.loads == []
+    assert "@import" not in page
+    assert "url(" not in page.replace("url(#", "")
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ElementTree.fromstring(svg)
+    return " ".join(parser.words)
+
+
+def test_one_run_has_every_part_and_loads_nothing(tmp_path):
+    story = replace(SHORT, steps=200)
+    words = read(document(report_of([with_exchanges(tmp_path / "run", story)])))
+    for part in (
+        "Figure and loss",
+        "Where the time of a step goes",
+        "the middle",
+        "Job and machine",
+    ):
+        assert part in words
+    assert "step 100: compute" in words
+
+
+def test_a_comparison_says_who_was_faster(tmp_path):
+    write_comparison(
+        tmp_path, replace(SYNC, steps=200, members=2), replace(DGA, steps=200, members=2)
+    )
+    words = read(document(report_of([tmp_path])))
+    assert re.search(r"dga reaches 97 % [\d.]+ times sooner than sync-sgd", words)
+
+
+def test_names_and_reasons_of_other_machines_are_escaped(tmp_path):
+    folder = write_run(tmp_path / "run", SHORT)
+    with MetricsLog(metrics_path(folder), "<b>hub", Clock(9.0), 0.0) as log:
+        log.event("error", "<script>alert(1)</script> & more")
+    assert "<script>alert(1)</script> & more" in read(document(report_of([folder])))
+
+
+def test_torn_and_foreign_lines_are_left_out_and_counted(tmp_path):
+    folder = write_run(tmp_path / "run", SHORT)
+    with (folder / METRICS).open("ab") as file:
+        file.write(b'{"kind":"step","t":1.0,"member":"m0"}\n{"kind":"exchange","t":')
+        file.write(b'1,"member":"m9","round":"x","submitted_t":{},"arrived_t":1}\nnoise\n')
+        file.write(b'{"kind":"of a later version","t":1.0,"member":"m0"}\n')
+    assert "2 lines of metrics could not be read" in read(document(report_of([folder])))
+
+
+def test_a_run_that_is_not_over_or_was_never_evaluated_has_a_page(tmp_path):
+    read(document(report_of([write_run(tmp_path / "short", SHORT, upto=3)])))
+    read(document(report_of([write_run(tmp_path / "none", SHORT, upto=0)])))
+
+
+def test_a_hub_and_its_members_are_one_run(tmp_path):
+    whole = with_exchanges(tmp_path / "whole", SHORT)
+    parts = []
+    for name in ("hub", *(f"m{i}" for i in range(SHORT.members))):
+        part = tmp_path / name
+        part.mkdir()
+        shutil.copy(whole / "job.toml", part)
+        lines = (whole / METRICS).read_bytes().splitlines(keepends=True)
+        mark = b'"member":"%b"' % name.encode()
+        (part / METRICS).write_bytes(b"".join(line for line in lines if mark in line))
+        parts.append(part)
+    (one,), (joined,) = report_of([whole]), report_of(parts)
+    assert joined.members.keys() == one.members.keys()
+    assert joined.seconds == one.seconds
+    assert joined.evaluations == one.evaluations
+    for key in ("steps", "sent_bytes", "received_bytes", "seconds"):
+        assert joined.summary[key] == one.summary[key]
+    assert joined.summary["compute_s"] == pytest.approx(one.summary["compute_s"])
+    read(document([joined]))
+
+
+def test_what_cannot_be_a_page_is_refused_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    for name, said in (("nothing", "does not exist"), ("file", "no folder"), ("empty", "no run")):
+        with pytest.raises(ConfigError, match=said):
+            report_of([tmp_path / name])
+    first, second = (write_run(tmp_path / name, SHORT) for name in ("a", "b"))
+    job = {"task": "edgetrain.tasks:mnist"}
+    (second / "summary.json").unlink()
+    write_job(second, job)
+    with pytest.raises(ConfigError, match="different tasks"):
+        report_of([first, second])
+
+
+def test_the_parts_of_a_step_add_up_to_the_clock(tmp_path):
+    (story,) = report_of([with_exchanges(tmp_path / "run", replace(SYNC, members=1, steps=40))])
+    member = story.members["m0"]
+    assert sum(member.seconds) == pytest.approx(story.seconds, rel=0.01)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 30)), max_size=40))
+def test_exchanges_in_one_row_do_not_overlap(spans):
+    exchanges = [Exchange(n, at, at + took, at + took) for n, (at, took) in enumerate(spans)]
+    rows = charts._stacked(exchanges)
+    assert sorted(e.round for row in rows for e in row) == list(range(len(spans)))
+    for row in rows[:11]:
+        for earlier, later in itertools.pairwise(row):
+            assert earlier.applied <= later.submitted
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+def test_ticks_lie_on_their_axis_and_are_few(low, span):
+    axis = Axis(low, low + span, "", str)
+    ticks = axis.ticks()
+    assert len(ticks) <= 8
+    slack = 1e-6 * (abs(low) + span)
+    assert all(axis.low - slack <= tick <= axis.high + slack for tick in ticks)
+
+
+def test_a_diverged_member_does_not_flatten_the_chart():
+    _, high = charts._range([2.0, 1.0, 0.5, 0.4, 1e31], None, False)
+    assert high < 20
+
+
+def test_every_colour_of_text_can_be_read():
+    """WCAG 2: a contrast of 4.5 for text, 3 for what is drawn."""
+    sheet = files("edgetrain.runs.reports.page").joinpath("page.css").read_text("utf-8")
+    light, dark = re.findall(r":root\{(.*?)\}", sheet, re.DOTALL)[:2]
+    for palette in (light, dark):
+        colours = dict(re.findall(r"--(\w+):(#[0-9a-f]+)", palette))
+        for name in ("ink", "soft", "note"):
+            assert contrast(colours[name], colours["paper"]) >= 4.5, name
+            assert contrast(colours[name], colours["lane"]) >= 4.5, name
+        for name in ("compute", "wait", "overhead", "flight", "kept", *(f"s{i}" for i in range(7))):
+            assert contrast(colours[name], colours["paper"]) >= 3, name
+
+
+def contrast(one, other):
+    first, second = sorted((luminance(one), luminance(other)))
+    return (second + 0.05) / (first + 0.05)
+
+
+def luminance(colour):
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * char for char in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_message_without_a_target_reached_tells_the_ends(tmp_path):
+    stories = report_of(
+        write_comparison(
+            tmp_path, replace(SYNC, steps=20, members=2), replace(DGA, steps=20, members=2)
+        )
+    )
+    from edgetrain.runs.reports.comparison import compare
+
+    said = message(compare([story.summary for story in stories]), stories)
+    assert said.startswith("Accuracy at the end: sync-sgd")
