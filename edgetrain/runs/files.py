@@ -8,6 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+def file_mode(folder: Path) -> int:
+    """Permissions of a new file in a folder: whoever may not look into the folder may not read the
+    file, wherever it is moved. Raises OSError."""
+    return folder.stat().st_mode & 0o644
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A hidden draft beside `path`: write it in the block; at its end it takes the place of `path`.
@@ -17,6 +23,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        draft.touch(file_mode(path.parent))
         yield draft
         with draft.open("rb") as file:
             os.fsync(file.fileno())

@@ -37,8 +37,16 @@ _ROOM_BYTES = 1 << 20
 # --- making a folder ---
 
 
-def create(root: Path | str, name: str, *, now: time.struct_time | None = None) -> Path:
+def create(
+    root: Path | str,
+    name: str,
+    *,
+    now: time.struct_time | None = None,
+    private: bool = False,
+) -> Path:
     """Make a new folder root/<YYYYmmdd-HHMMSS>-<name>, and its parents, and return it.
+
+    If `private`, only its owner may look into it, and read what is written there.
 
     If the name is taken, by a run that started in the same second, it ends in -2, -3, and so on.
     Raises ConfigError if the folder cannot be made or its disk is full.
@@ -47,7 +55,8 @@ def create(root: Path | str, name: str, *, now: time.struct_time | None = None) 
     base = f"{stamp}-{_file_name(name)}"
     for attempt in range(1, 10_000):
         try:
-            return _make(Path(root) / (base if attempt == 1 else f"{base}-{attempt}"))
+            path = Path(root) / (base if attempt == 1 else f"{base}-{attempt}")
+            return _make(path, 0o700 if private else 0o777)
         except FileExistsError:
             continue
     raise ConfigError(f"cannot make a run folder: {Path(root) / base} is taken 9,999 times")
@@ -80,10 +89,10 @@ def create_inside(folder: Path, name: str) -> Path:
         ) from None
 
 
-def _make(path: Path) -> Path:
+def _make(path: Path, mode: int = 0o777) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir()
+        path.mkdir(mode)
         free = shutil.disk_usage(path).free
     except FileExistsError:
         if path.parent.is_dir():

@@ -116,15 +116,31 @@ def serve_job(
             _save_last(hub, journal)
             say(f"stopped after {hub.round} rounds; go on with: edgetrain hub --resume {folder}")
     finally:
-        recorder.close()
-        socket.close()
-        if journal is not None:
-            journal.close()
-        run_folders.write_summary(folder, summarise(folder, {"rounds": hub.round}))
+        _close(folder, hub, recorder, socket, journal, warn)
     if not hub.finished:
         stop.check()
     say(f"done: {hub.round} rounds")
     return hub.round
+
+
+def _close(
+    folder: Path,
+    hub: Hub,
+    recorder: HubRecorder,
+    socket: HubSocket,
+    journal: Journal | None,
+    warn: Say,
+) -> None:
+    """Close everything and write the summary. What fails here is a warning: the job is not lost by
+    it, and an error that ended the hub says what to do."""
+    socket.close()
+    if journal is not None:
+        journal.close()
+    try:
+        recorder.close()
+        run_folders.write_summary(folder, summarise(folder, {"rounds": hub.round}))
+    except (EdgetrainError, OSError) as error:
+        warn(f"no summary: {error}")
 
 
 def _gate(request: HubRequest, listening: Listening) -> Gate | None:
@@ -145,7 +161,7 @@ def _run_folder(request: HubRequest) -> tuple[Path, float]:
     if request.resume is not None:
         folder = request.resume
         return folder, max((line["t"] for line in run_folders.read_metrics(folder)), default=0.0)
-    folder = run_folders.create(request.runs, request.job.name or "hub")
+    folder = run_folders.create(request.runs, request.job.name or "hub", private=True)
     run_folders.write_job(folder, request.job.to_dict())
     run_folders.write_environment(folder)
     return folder, 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import re
 import shutil
@@ -116,8 +117,13 @@ class Journal:
         self._rounds = self._bytes = self._unsynced = 0
         self._suspended = self._postponed = False
         self._first = 0
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot keep a journal in {folder}: {error.strerror}", "name another folder"
+            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -127,6 +133,11 @@ class Journal:
             ) from None
         try:
             self._recover()
+        except OSError as error:
+            self.close()
+            raise EdgetrainError(
+                f"the journal {folder} cannot be opened: {error.strerror}"
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -244,9 +255,9 @@ class Journal:
         is_new, log = not segment.exists(), -1
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            log = os.open(segment, _APPEND, 0o644)
+            log = os.open(segment, _APPEND, 0o600)
             header, payloads = records.encode(state)
-            with replacing(name, name.with_suffix(".tmp"), 0o644, durable=durable) as file:
+            with replacing(name, name.with_suffix(".tmp"), 0o600, durable=durable) as file:
                 self.bytes_written += _write(self._disk, file, header, payloads)
                 # The records that the snapshot replaces have to be durable before it is in place.
                 if self._log >= 0 and durable and not self._suspended:
@@ -347,18 +358,17 @@ class Journal:
             if isinstance(first, State):
                 self.state = first
                 break
-            self.mended.append(f"the snapshot {path.name} cannot be read")
-            path.unlink()
+            aside = self._set_aside(path)
+            self.mended.append(f"the snapshot {path.name} cannot be read; it is kept as {aside}")
         if self.state is None:
             for path in self._segments(0):
-                self.mended.append(f"{path.name} follows no snapshot")
-                path.unlink()
+                self.mended.append(f"{path.name} follows no snapshot{self._drop(path)}")
             return
         self._base_bytes = 4 * self.state.elements
         self._drop_before_a_gap(self.state.round)
         self._cut_torn_tail(self.state.round)
         newest = (self._segments(self.state.round) or [self._path_of(self.state.round)])[-1]
-        self._log = os.open(newest, _APPEND, 0o644)
+        self._log = os.open(newest, _APPEND, 0o600)
         self._bytes = os.fstat(self._log).st_size
         self._rounds = sum(isinstance(record, Round) for record in _read(newest))
         self._sync_folder()
@@ -369,10 +379,14 @@ class Journal:
     def _cut_torn_tail(self, first: int) -> None:
         """Cut the segments from here on where they stop making sense."""
         expected, torn = first, False
+        if not self._path_of(first).exists():
+            self.mended.append(
+                f"{self._path_of(first).name} is missing: what followed the snapshot after "
+                f"{first} rounds is lost"
+            )
         for path in self._segments(first):
             if torn or int(path.stem) != expected:
-                self.mended.append(f"{path.name} follows records that are lost")
-                path.unlink()
+                self.mended.append(f"{path.name} follows records that are lost{self._drop(path)}")
                 continue
             good = 0
             for record, end in _scan(path):
@@ -384,8 +398,47 @@ class Journal:
             size = path.stat().st_size
             if good < size:
                 torn = True
-                self.mended.append(f"{path.name} ends in {size - good} bytes that are no record")
+                kept = self._keep_behind(path, good)
                 os.truncate(path, good)
+                told = f"{path.name} ends in {size - good} bytes that are no record"
+                self.mended.append(told + kept)
+
+    def _keep_behind(self, path: Path, start: int) -> str:
+        """If whole records lie behind the bytes at `start`, which are none, this is damage and not
+        the end of a record that a crash cut short: keep a copy. Returns words that say so."""
+        count = _count_records(path, start)
+        if not count:
+            return ""
+        aside = _unused(path)
+        try:
+            with path.open("rb") as source, open(aside, "xb", opener=_private) as copy:
+                source.seek(start)
+                shutil.copyfileobj(source, copy, 1 << 20)
+                os.fsync(copy.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise EdgetrainError(
+                f"{path} is damaged, and the {count} records behind the damage cannot be kept: "
+                f"{error.strerror}",
+                "make room, or copy the journal elsewhere first",
+            ) from None
+        return f"; the {count} records behind them are kept in {aside.name}"
+
+    def _drop(self, path: Path) -> str:
+        """Take a segment out of the journal; it is kept under another name if it holds records.
+        Returns words that say so."""
+        count = _count_records(path, 0)
+        if not count:
+            path.unlink()
+            return ""
+        return f"; its {count} records are kept in {self._set_aside(path)}"
+
+    def _set_aside(self, path: Path) -> str:
+        """Rename a file, so that it is not read again; its new name."""
+        aside = _unused(path)
+        path.rename(aside)
+        return aside.name
 
     def _drop_before_a_gap(self, newest: int) -> None:
         """Older segments are for members that are behind: only while nothing is missing."""
@@ -401,6 +454,31 @@ class Journal:
 
 _NAME = re.compile(r"\d{20}\.(base|log|tmp)")
 _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _unused(path: Path) -> Path:
+    """A name beside `path` for what is damaged."""
+    numbers = (path.with_name(f"{path.name}.damaged{n}") for n in ("", *range(2, 1000)))
+    return next(name for name in numbers if not name.exists())
+
+
+def _count_records(path: Path, start: int) -> int:
+    """Whole records anywhere behind `start`."""
+    count, size = 0, path.stat().st_size
+    if start >= size:
+        return 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+        at = content.find(_MAGIC, start)
+        while at >= 0:
+            file.seek(at)
+            found = _next_record(file, size - at)
+            count += found is not None
+            at = content.find(_MAGIC, at + (found[1] if found else 1))
+    return count
 
 
 def _next_name(path: Path, segments: list[Path]) -> float:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
+from edgetrain.runs.files import file_mode
 
 _logger = logging.getLogger("edgetrain")
 
@@ -27,7 +28,7 @@ class LineFile:
         self._warned = False
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         try:
-            self._fd: int | None = os.open(path, flags, 0o644)
+            self._fd: int | None = os.open(path, flags, file_mode(path.parent))
         except OSError as error:
             raise ConfigError(
                 f"cannot write {path}: {error.strerror}", "choose another folder for runs"

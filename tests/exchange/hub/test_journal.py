@@ -349,3 +349,95 @@ def test_random_histories_are_read_back(tmp_path):
         expected.append(plain(record))
     journal.close()
     assert read(tmp_path)[1] == expected
+
+
+def journal_of_two_segments(folder):
+    journal = Journal(folder, Settings(snapshot_every=5))
+    journal.save(state())
+    for round in range(5):
+        journal.append(merged(round))
+    journal.save(state(5))
+    for round in range(5, 9):
+        journal.append(merged(round))
+    journal.close()
+    return [merged(round) for round in range(5, 9)]
+
+
+def flip(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_lies_behind_a_flipped_bit_is_kept_and_said(tmp_path):
+    expected = journal_of_two_segments(tmp_path)
+    newest = max(tmp_path.glob("*.log"))
+    ends = [end for _, end in journal_module._scan(newest)]
+    whole = newest.read_bytes()
+    flip(newest, ends[0] + 30)
+    journal, found = read(tmp_path)
+    assert found == [plain(expected[0])]
+    (aside,) = tmp_path.glob("*.damaged")
+    assert aside.read_bytes()[ends[1] - ends[0] :] == whole[ends[1] :]
+    assert aside.stat().st_mode & 0o777 == 0o600
+    (line,) = journal.mended
+    assert f"the 2 records behind them are kept in {aside.name}" in line
+    again, same = read(tmp_path)
+    assert (again.mended, same) == ([], found)
+
+
+def test_segments_behind_damage_and_damaged_snapshots_are_kept(tmp_path):
+    journal_of_two_segments(tmp_path)
+    older, newer = sorted(tmp_path.glob("*.log"))
+    flip(max(tmp_path.glob("*.base")), -1)
+    flip(older, 30)
+    kept = newer.read_bytes()
+    journal, found = read(tmp_path)
+    assert found == []
+    assert journal.state.round == 0
+    assert newer.with_name(f"{newer.name}.damaged").read_bytes() == kept
+    assert len(list(tmp_path.glob("*.base.damaged"))) == 1
+    assert [line for line in journal.mended if "its 4 records are kept in" in line]
+
+
+def test_two_damages_of_one_segment_are_both_kept(tmp_path):
+    for _ in range(2):
+        journal_of_two_segments(tmp_path)
+        flip(max(tmp_path.glob("*.log")), 30)
+        read(tmp_path)
+        for path in [*tmp_path.glob("*.log"), *tmp_path.glob("*.base")]:
+            path.unlink()
+    assert len(list(tmp_path.glob("*.damaged*"))) == 2
+
+
+def test_a_segment_that_was_lost_is_noticed(tmp_path):
+    journal_of_two_segments(tmp_path)
+    newest = max(tmp_path.glob("*.log"))
+    newest.unlink()
+    journal, found = read(tmp_path)
+    assert found == []
+    (line,) = journal.mended
+    assert f"{newest.name} is missing: what followed the snapshot after 5 rounds is lost" in line
+    assert read(tmp_path)[0].mended == []
+
+
+def test_other_files_in_the_folder_are_let_alone(tmp_path):
+    for name in ("notes.log", "notes.base", "draft.tmp", "5.log", "x" * 20 + ".log"):
+        (tmp_path / name).write_text("mine")
+    expected = journal_of_two_segments(tmp_path)
+    journal, found = read(tmp_path)
+    assert (journal.mended, found) == ([], [plain(record) for record in expected])
+    assert len([p for p in tmp_path.iterdir() if p.read_bytes() == b"mine"]) == 5
+
+
+def test_a_journal_is_for_its_owners_eyes(tmp_path):
+    folder = tmp_path / "run" / "journal"
+    journal_of_two_segments(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot keep a journal in"):
+        Journal(tmp_path / "file" / "journal")
