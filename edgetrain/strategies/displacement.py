@@ -205,12 +205,12 @@ class Displacement:
         `reply`: the vector in consecutive pieces, each (but the last) a multiple of TILE elements.
         """
         flight = self._flights.popleft()
-        keep = bool(self._flights) or flight.step != self._steps
+        owns = self._owns()
+        keep = bool(owns) or flight.step != self._steps
         keep = keep or (flight.partial and not self._finished)
         assert not (keep and flight.at_once), "a step was taken before a reply that was due"
         drift = None if flight.own is None else self._drift
         shares = None if drift is None else drift.begin_reply(self.every, self.delay)
-        owns = self._owns()
         before = owns if flight.own is None else [flight.own, *owns]
         scratch, local = np.empty((2, min(TILE, self.params.size)), np.float32)
         sums = []
@@ -243,17 +243,17 @@ class Displacement:
         Rounds in flight before that are answered by it, whatever became of them; local progress and
         later rounds in flight stay. The same as applying the replies, but for rounding.
         """
-        at_once = any(flight.at_once for flight in self._flights)
         scratch = np.empty(min(TILE, self.params.size), np.float32)
-        before = self._owns()
+        before, at_once = self._owns(), any(flight.at_once for flight in self._flights)
         self._flights = deque(f for f in self._flights if f.round >= applied)
         after = self._owns()
+        base_only = at_once or (self._finished and not self._flights)
         for here in tiles(self.params.size):
             params = self.params[here]
-            if not at_once:
+            if not base_only:
                 params -= self._expected(here, scratch, before)
             self.base[here] = base[here]
-            if at_once:  # nothing is there but what the base takes the place of
+            if base_only:  # nothing is there but what the base takes the place of
                 params[:] = self.base[here]
             else:
                 params += self._expected(here, scratch, after)

@@ -316,6 +316,35 @@ def test_vectors_longer_than_a_tile_are_handled_tile_by_tile():
     assert a.half.checksum == checksum(a.half.base)
 
 
+def test_rounds_missed_while_waiting_for_a_reply_are_only_replied_to():
+    params = np.zeros(4, np.float32)
+    half = Displacement(params)
+    params += 1
+    half.after_step()
+    half.skip_to(2)  # the fleet went on: round 1 was closed without this member
+    half.apply([np.full(4, 3, np.float32)])
+    half.apply([np.full(4, 5, np.float32)])
+    assert (half.applied, half.round, half.due()) == (2, 2, None)
+    assert params.tobytes() == half.base.tobytes() == np.full(4, 8, np.float32).tobytes()
+
+
+@pytest.mark.parametrize("delay", [0, 3])
+def test_after_the_last_step_a_base_in_place_of_missed_replies_is_the_parameters(delay):
+    rng = np.random.default_rng(5)
+    params, base = rng.standard_normal((2, 50), np.float32)
+    half = Displacement(params, delay=delay)
+    for round in range(3):
+        params += rng.standard_normal(50, np.float32)
+        own = half.after_step()
+        half.sent(own.round(1))
+        if half.due() == round:
+            half.apply([own])
+    half.sent(half.finish().round(1))
+    half.rebase(base, half.round)
+    assert half.due() is None
+    assert params.tobytes() == half.base.tobytes() == base.tobytes()
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_stop_the_member_that_has_them(bad):
     params = np.zeros(5, np.float32)
