@@ -1,40 +1,38 @@
-"""A fleet in memory: the real halves, messages and hub; a scheduler in place of network and clock.
+"""A fleet in memory: the real drivers, links and hub; a scheduler in place of network and clock.
 
-Members advance and messages are delivered in an order drawn from a `random.Random`, so that a law
-can be tried against many interleavings. Links are in order, as TCP is. No thread, no sleep.
+Each member is a greenlet. Members advance and messages are delivered in an order drawn from a
+`random.Random`, so that a law can be tried against many interleavings. Links are in order, as TCP
+is. No thread, no sleep.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from greenlet import GreenletExit, greenlet
 
 from edgetrain import codecs, strategies
+from edgetrain.errors import Refused
 from edgetrain.exchange.hub.effects import Closed, Note, Replay, Save, Send, Write, replies_of
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Round, State, decode, encode
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.messages import (
-    PROTOCOL,
-    Base,
-    Beat,
-    Contribute,
-    Join,
-    Leave,
-    Refuse,
-    Reply,
-    Resume,
-    Start,
-    Welcome,
-    pack,
-    unpack,
-)
+from edgetrain.exchange.member.driver import Driver, FlatVectors
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.messages import pack, unpack
+from edgetrain.exchange.seam import CatchUp, Exchange, Request, RoundReply
+from edgetrain.exchange.transport import Traffic
+from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors import layout as layouts
-from edgetrain.vectors.parts import parts_of
-from edgetrain.vectors.vector import Vector, checksum
+from edgetrain.vectors.vector import Buffer, Vector
+
+MOST_EVENTS = 10_000
+"""That a fleet may need, with the few members and steps of a test."""
 
 LocalStep = Callable[[int, int, Vector], Vector]
 """(member, step, params) -> what a plain optimizer would subtract, as float32."""
@@ -83,8 +81,119 @@ class HubDied(Exception):
     """It was killed before the next effect."""
 
 
+class Wire:
+    """A member's end of its connection, in memory: a MemberTransport, and Reconnecting.
+
+    Messages are on their way, in order, until the fleet's scheduler delivers them. `wait` is called
+    where a member stands still for want of a message.
+    """
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.to_hub: deque[list[Buffer]] = deque()
+        self.to_member: deque[list[Buffer]] = deque()
+        self.connections = 1
+        self.is_dead = False
+        """Nothing gets through any more, and neither end knows, until the member reconnects."""
+        self._wait = wait
+        self._arrived: deque[list[Buffer]] = deque()
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """See MemberTransport."""
+        if not self.is_dead:
+            self.to_hub.append(list(frames))
+
+    def receive(self, timeout_s: float) -> list[Buffer] | None:
+        """See MemberTransport; the fleet's scheduler says when the time is over."""
+        if not self._arrived and timeout_s > 0:
+            self._wait()
+        return self._arrived.popleft() if self._arrived else None
+
+    def reconnect(self) -> None:
+        """See Reconnecting."""
+        for queue in (self.to_hub, self.to_member, self._arrived):
+            queue.clear()
+        self.connections, self.is_dead = 1, False
+
+    def received_bytes(self) -> int:
+        """See MemberTransport: messages arrive whole."""
+        return 0
+
+    def traffic(self) -> Traffic:
+        """See MemberTransport: nothing is counted."""
+        return Traffic(0, 0, 0, 0.0)
+
+    def close(self) -> None:
+        """See MemberTransport: what was sent still arrives."""
+
+    # what the scheduler does
+
+    def send_to_member(self, frames: list[Buffer]) -> None:
+        """Queue a message for the member."""
+        if not self.is_dead:
+            self.to_member.append(frames)
+
+    def die(self) -> None:
+        """From now on nothing gets through, as when a router forgets the connection."""
+        self.is_dead = True
+        self.to_hub.clear()
+        self.to_member.clear()
+
+    def deliver_to_member(self) -> None:
+        """All that is on its way to the member arrives."""
+        self._arrived.extend(self.to_member)
+        self.to_member.clear()
+
+    def lose(self, rng: random.Random) -> None:
+        """Lose the older messages to the hub, and the newer ones to the member: any number."""
+        for _ in range(rng.randint(0, len(self.to_hub))):
+            self.to_hub.popleft()
+        for _ in range(rng.randint(0, len(self.to_member))):
+            self.to_member.pop()
+
+
+class Recorded:
+    """An Exchange that passes everything on to another one, and notes for its member what was
+    exchanged. The delay that members want is the fleet's `wanted_delay`: no time passes here that
+    could be measured."""
+
+    def __init__(self, inner: Exchange, member: FakeMember) -> None:
+        self._inner, self._member = inner, member
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def submit(self, round: int, contribution: Vector, **more: Any) -> Vector | None:
+        """See Exchange."""
+        member = self._member
+        member.note_base()
+        member.submitted.add(round)
+        own = contribution.copy()
+        more["wanted_delay"] = member.fleet.wanted_delay
+        read = self._inner.submit(round, contribution, **more)
+        member.sent += own if read is None else read
+        if read is not None:
+            member.unsent = own - read
+        return read
+
+    def wait(self, round: int) -> RoundReply | CatchUp:
+        """See Exchange."""
+        self._member.note_base()
+        reply = self._inner.wait(round)
+        if isinstance(reply, RoundReply):
+            self._member.answered.add(reply.round)
+        return reply
+
+
 class FakeMember:
-    """One member: its half, a queue to the hub and one back."""
+    """One member: the driver over a link, in a greenlet. The fleet's scheduler runs it: it stands
+    still before and within every step, and wherever it waits for a message.
+
+    `state` is "joining", "training", "done" or "refused". `sent` is the sum of what others read of
+    its contributions, `unsent` what they did not read of the last one, `walked` what its optimizer
+    did; `history` has the parameters before each step, `checksums` those of the base after each
+    number of replies; `submitted` are the rounds it contributed to, `answered` those whose replies
+    came.
+    """
 
     def __init__(
         self, fleet: Fleet, index: int, params: Vector, steps: int, weight: float = 1.0
@@ -92,200 +201,115 @@ class FakeMember:
         self.fleet, self.index, self.steps, self.weight = fleet, index, steps, weight
         self.address = b"member-%d" % index
         self.params = params.copy()
-        self.gradient = np.zeros_like(params)
-        two_trips = isinstance(fleet.codec, codecs.BoundTwoTrips)
-        self.half = fleet.strategy.member_half(
-            self.params,
-            self.gradient,
-            fleet.hub.terms.every,
-            fleet.hub.terms.delay or 0,
-            factors=fleet.codec.factors() if two_trips else None,
-        )
-        self.memory = codecs.memory(fleet.codec, params.size)
-        self.sent, self.unsent = np.zeros((2, params.size))
-        self.walked = np.zeros(params.size)
-        self.to_hub: deque[list] = deque()
-        self.inbox: deque[list] = deque()
-        self.parts: dict[int, list] = {}
-        self.step = 0
+        self.wire = Wire(self._stand_still)
         self.state = "joining"
-        self.stage = "idle"
-        self.refusal: Refuse | None = None
-        self.epoch = 0
-        self.kept: dict[int, list] = {}
-        self.answered: list[int] = []
-        self.returning = False
-        self.attempt = self.asked = 0
-        self.base_parts: list = []
-        self.upload = False
+        self.driver: Driver | None = None
+        self.sent, self.unsent, self.walked = np.zeros((3, params.size))
         self.history: list[Vector] = []
-        self.checksums: list[int] = []
-        self.join()
-
-    def join(self) -> None:
-        described = self.fleet.description
-        self.say(
-            Join(
-                PROTOCOL, "", layouts.digest(described), self.params.size, f"m{self.index}",
-                self.weight, checksum(self.params), self.index + 1, described,
-            )
-        )  # fmt: skip
-
-    def come_back(self) -> None:
-        """As Link does: say where it is, forget replies that were not applied."""
-        self.returning, self.parts, self.base_parts = True, {}, []
-        self.attempt += 1
-        half = self.half
-        self.say(
-            Resume(
-                PROTOCOL, layouts.digest(self.fleet.description), self.params.size,
-                f"m{self.index}", self.index + 1, half.applied,
-                half.checksum if half.moves_params else 0, half.round,
-                min(self.kept, default=half.round), self.attempt,
-            )
-        )  # fmt: skip
-
-    def _back(self, start: Start) -> None:
-        self.returning = False
-        if not start.keep:
-            base = np.concatenate([np.frombuffer(p, np.float32) for p in self.base_parts])
-            self.half.rebase(base, start.applied)
-            assert self.half.checksum == start.checksum
-        for round in sorted(self.kept):
-            if round >= start.resend:
-                self.to_hub.extend(self.kept[round])
-        if start.round > self.half.round:
-            self.half.skip_to(start.round)
-
-    def say(self, message) -> None:
-        self.to_hub.append(pack(message))
-
-    def hear(self) -> None:
-        """Take in everything that has been delivered."""
-        while self.inbox:
-            message = unpack(self.inbox.popleft())
-            training = self.state == "training"
-            if self.state == "done":
-                continue
-            match message:
-                case Welcome() if training and self.returning:
-                    self.epoch = message.epoch
-                case Base() if training and self.returning:
-                    self.base_parts.append(message.payload)
-                case Start() if training:
-                    if self.returning and message.attempt == self.attempt:
-                        self._back(message)
-                    self.base_parts = []
-                case Refuse(code="unknown") if training:
-                    if not self.returning:
-                        self.come_back()
-                case Beat() if training and message.epoch != self.epoch:
-                    self.count(message)
-                    if not self.returning or message.epoch != self.asked:
-                        self.asked = message.epoch
-                        self.come_back()
-                case Reply() if self.returning:
-                    pass
-                case Welcome(upload=True):
-                    self.epoch = message.epoch
-                    self.say(Base(0, 1, memoryview(self.params.copy()).cast("B")))
-                case Base():
-                    self.params[:] = np.frombuffer(message.payload, np.float32)
-                case Start():
-                    self.half.start(message.applied, message.round)
-                    assert self.half.checksum == message.checksum
-                    self.state = "training"
-                case Reply():
-                    if message.settled:
-                        self.kept.pop(message.round, None)
-                    self.parts.setdefault(message.round, []).append(message)
-                case Refuse():
-                    self.state, self.refusal = "refused", message
-                case Welcome():
-                    self.epoch = message.epoch
-                case Beat():
-                    self.count(message)
-
-    def count(self, beat: Beat) -> None:
-        """What the hub says it has merged need not be kept."""
-        self.kept = {r: frames for r, frames in self.kept.items() if r >= beat.merged}
+        self.checksums: dict[int, int] = {}
+        self.submitted: set[int] = set()
+        self.answered: set[int] = set()
+        self._flat = FlatVectors(self.params, fleet.description)
+        self._greenlet = greenlet(self._live)
+        self._deliver = functools.partial(fleet.deliver, self)
+        self.is_over = False
+        """Whether nothing more will come from it."""
+        self._is_waiting = False
+        self._seen_connections = 1
 
     @property
-    def blocked(self) -> bool:
-        due = self.half.due()
-        return due is not None and not self._whole(due)
+    def half(self) -> MemberHalf:
+        """Its half of the strategy. Only from its start on."""
+        assert self.driver is not None, "it has not joined yet"
+        return self.driver.half
 
-    def _decoded(self, codec: codecs.Codec, payloads: list) -> Vector:
-        out = np.empty_like(self.params)
-        for here, payload in zip(parts_of(out.size, codec.part_elements), payloads, strict=True):
-            codec.decode(payload, out[here])
-        return out
+    # -- what the scheduler does ---------------------------------------------------------------
 
-    def _whole(self, round: int) -> bool:
-        parts = self.parts.get(round, [])
-        return bool(parts) and len(parts) == parts[0].parts
+    def choices(self) -> list[Callable[[], None]]:
+        """What can happen to it now."""
+        wire = self.wire
+        found: list[Callable[[], None]] = []
+        if wire.to_hub:
+            found.append(self._deliver)
+        if not self.is_over:
+            if wire.to_member or (self._is_waiting and wire.connections != self._seen_connections):
+                found.append(self.hear)
+            if not self._is_waiting:
+                found.append(self.go)
+        return found
 
-    def advance(self) -> None:
-        """One stage of the driver's loop: see strategies.MemberHalf."""
-        while (due := self.half.due()) is not None:
-            if not self._whole(due):
-                return
-            replies = self.parts.pop(due)
-            self.answered.append(due)
-            payloads = [reply.payload for reply in replies]
-            self.half.apply([self._decoded(self.fleet.reply_codec, payloads)])
-            if replies[0].checksum:
-                assert replies[0].checksum == self.half.checksum
-            self.checksums.append(self.half.checksum)
-            self.submit(self.half.follow_up())
-            if self.fleet.hub.terms.delay is None and self.stage != "finishing":
-                self.half.delay = replies[0].delay
-        if self.stage == "finishing":
-            self.say(Leave("done"))
+    @property
+    def has_begun(self) -> bool:
+        """Whether its process has been started."""
+        return self.is_over or bool(self._greenlet)
+
+    @property
+    def waits_in_vain(self) -> bool:
+        """Whether it waits, and nothing is on its way to it."""
+        return self._is_waiting and not self.wire.to_member
+
+    def go(self) -> None:
+        """Go on until it stands still again."""
+        self._seen_connections = self.wire.connections
+        self._greenlet.switch()
+
+    def hear(self) -> None:
+        """What is on its way to it arrives; go on if it waits."""
+        self.wire.deliver_to_member()
+        if self._is_waiting:
+            self.go()
+
+    def end(self) -> None:
+        """End it where it is, as SIGKILL would. Works twice."""
+        if not self.is_over:
+            self._greenlet.throw(GreenletExit)
+            self.is_over, self._is_waiting = True, False
+
+    # -- its life ------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        fleet, flat = self.fleet, self._flat
+        request = Request(
+            layouts.digest(flat.description), f"m{self.index}", self.weight,
+            layout=flat.description,
+        )  # fmt: skip
+        link = Recorded(Link(self.wire, fleet.clock), self)
+        try:
+            self.driver = Driver.join(link, flat, self, request, fleet.clock)
+            self.state = "training"
+            for step in range(self.steps):
+                self._pause()
+                self.history.append(self.params.copy())
+                flat.gradient[:] = fleet.local_step(self.index, step, self.params)
+                self.driver.step()
+                self.note_base()
+            self._pause()
+            self.driver.drain()
+            self.note_base()
+            self._pause()
+            self.driver.leave("done")
             self.state = "done"
-        elif self.stage == "stepping":
-            self._optimizer_step()
-            self.submit(self.half.after_step())
-            self.stage = "idle"
-        elif self.step == self.steps:
-            self.stage = "finishing"
-            self.submit(self.half.finish())
-        else:
-            self.history.append(self.params.copy())
-            self.gradient[:] = self.fleet.local_step(self.index, self.step, self.params)
-            self.stage = "stepping"
-            self.submit(self.half.before_step())
+        except Refused:
+            self.state = "refused"
+        self.is_over = True
 
-    def _optimizer_step(self) -> None:
-        self.params -= self.gradient
-        self.walked -= self.gradient
-        self.step += 1
+    def step(self) -> None:
+        """See Stepper."""
+        self._pause()
+        self.params -= self._flat.gradient
+        self.walked -= self._flat.gradient
 
-    def submit(self, vector: Vector | None) -> None:
-        if vector is None:
-            return
-        codec = self.fleet.codec
-        if self.half.keeps_rest and not codec.lossless:
-            payloads = codec.encode(vector)
-            read = self._decoded(codec, payloads)
-            self.half.sent(read)
-            self.sent += read
-            self.unsent = vector - read
-        else:
-            payloads = self.memory.encode(vector)
-            self.sent += vector
-        frames = [
-            pack(
-                Contribute(
-                    self.half.round - 1, part, len(payloads), 1.0, self.half.applied,
-                    self.half.checksum, self.fleet.wanted_delay, payload,
-                )
-            )
-            for part, payload in enumerate(payloads)
-        ]  # fmt: skip
-        self.kept[self.half.round - 1] = frames
-        if not self.returning:  # else all that is kept is sent when it is back
-            self.to_hub.extend(frames)
+    def note_base(self) -> None:
+        """Note the checksum of its base."""
+        self.checksums[self.half.applied] = self.half.checksum
+
+    def _pause(self) -> None:
+        self._greenlet.parent.switch()
+
+    def _stand_still(self) -> None:
+        self._is_waiting = True
+        self._greenlet.parent.switch()
+        self._is_waiting = False
 
 
 class Fleet:
@@ -371,49 +395,58 @@ class Fleet:
                 self.closed.append(effect)
             elif isinstance(effect, Send):
                 member = by_address[effect.to]
-                if member.index in self.dead or (member.state == "done" and not member.to_hub):
+                over = member.state == "done" and not member.wire.to_hub
+                if member.index in self.dead or over:
                     self._each(self.hub.unreachable(effect.to, self.now))
                 else:
-                    member.inbox.append(pack(effect.message))
+                    member.wire.send_to_member(pack(effect.message))
+
+    def clock(self) -> float:
+        """Seconds; the same for all."""
+        return self.now
 
     def deliver(self, member: FakeMember) -> None:
-        """One message of one member reaches the hub."""
-        self.carry_out(self.hub.handle(member.address, unpack(member.to_hub.popleft()), self.now))
+        """One message of one member reaches the hub; there is another hub if that kills it."""
+        message = unpack(member.wire.to_hub.popleft())
+        self.survive(lambda: self.carry_out(self.hub.handle(member.address, message, self.now)))
 
     def tick(self, seconds: float) -> None:
+        """The hub's time passes."""
         self.now += seconds
         self.carry_out(self.hub.tick(self.now))
 
     def restart_hub(self) -> None:
-        """What was on its way to or from the dead hub is lost, in part; a new one goes on."""
+        """All connections break with the hub, and what was on its way is lost, in part; a new hub
+        goes on, and members connect to it."""
         self.fuse = self.kills.pop(0) if self.kills else None
         for member in self.members:
-            for _ in range(self.rng.randint(0, len(member.to_hub))):
-                member.to_hub.popleft()
-            for _ in range(self.rng.randint(0, len(member.inbox))):
-                member.inbox.pop()
+            member.wire.lose(self.rng)
         self.hub = self.fresh_hub()
         if self.disk and self.disk.state is not None:
             self.hub.restore(self.disk.state, self.disk.records(), self.now)
             self.hub.tail = self.disk.first
         for member in self.members:
-            if member.state == "joining":  # silence, and it asks again
-                member.to_hub.clear()
-                member.inbox.clear()
-                member.join()
+            if member.state == "joining":
+                member.wire.to_hub.clear()
+                member.wire.to_member.clear()
+            if member.has_begun:
+                member.wire.connections += 1
         self.survive(lambda: self.tick(0.0))
 
     def cut(self, index: int) -> None:
         """A member's connection breaks, and a new one stands: what was on its way on the old one is
         lost, and what it had not begun to send goes over the new one."""
         member = self.members[index]
-        if member.state != "training" or index in self.dead:
-            return
-        for _ in range(self.rng.randint(0, len(member.to_hub))):
-            member.to_hub.popleft()
-        for _ in range(self.rng.randint(0, len(member.inbox))):
-            member.inbox.pop()
-        member.come_back()
+        if member.state == "training" and index not in self.dead:
+            member.wire.lose(self.rng)
+            member.wire.connections += 1
+
+    def unplug(self, index: int) -> None:
+        """Nothing gets through between a member and the hub any more, and neither knows, until the
+        silence is too long for the member."""
+        member = self.members[index]
+        if member.state == "training":
+            member.wire.die()
 
     def survive(self, action: Callable[[], None]) -> None:
         """Do something that may kill the hub; then there is another one."""
@@ -425,37 +458,37 @@ class Fleet:
     def kill(self, index: int) -> None:
         """SIGKILL: what was sent may still arrive, nothing else ever will."""
         self.dead.add(index)
+        self.members[index].end()
 
-    def choices(self) -> list[tuple[str, FakeMember]]:
-        alive = [m for m in self.members if m.index not in self.dead]
-        found = [("deliver", m) for m in self.members if m.to_hub]
-        found += [("hear", m) for m in alive if m.inbox]
-        found += [("advance", m) for m in alive if m.state == "training" and not m.blocked]
-        return found
+    def advance(self) -> bool:
+        """Let one thing happen, of all that can at this time; False: nothing can."""
+        choices = [choice for member in self.members for choice in member.choices()]
+        if choices:
+            self.rng.choice(choices)()
+        return bool(choices)
+
+    def let_time_pass(self) -> None:
+        """The hub's patience comes to an end, and that of members that nobody answers."""
+        patience_s = max(self.hub.policy.gone_s, self.hub.policy.return_s)
+        self.survive(lambda: self.tick(patience_s / 2 + 0.1))
+        for member in self.members:
+            if member.waits_in_vain:
+                member.go()
 
     def run(self, each: Callable[[], None] = lambda: None) -> Fleet:
         """Until nothing can happen any more; time passes only when nothing else can."""
         idle = 0
-        while True:
-            choices = self.choices()
-            if not choices:
-                if self.hub.finished or idle > 8:
-                    return self
-                idle += 1
-                patience_s = max(self.hub.policy.gone_s, self.hub.policy.return_s)
-                self.survive(lambda s=patience_s: self.tick(s / 2 + 0.1))
-                continue
-            idle = 0
-            what, member = self.rng.choice(choices)
-            if what == "deliver":
-                self.survive(lambda m=member: self.deliver(m))
-            elif what == "hear":
-                member.hear()
+        for _ in range(MOST_EVENTS):
+            if self.advance():
+                idle = 0
+                each()
+            elif self.hub.finished or idle > 8:
+                break
             else:
-                member.advance()
-            each()
-
-
-def whole_parts(vector: Vector, part_elements: int) -> list[Vector]:
-    """A vector cut as replies are."""
-    return [vector[here] for here in parts_of(vector.size, part_elements)]
+                idle += 1
+                self.let_time_pass()
+        else:
+            raise AssertionError("the fleet does not come to an end")
+        for member in self.members:
+            member.end()
+        return self

@@ -131,7 +131,7 @@ def test_one_bad_payload_at_any_time_costs_one_member(members, delay, when, seed
 
     def maybe_spoil():
         member = fleet.members[-1]
-        for frames in member.to_hub:
+        for frames in member.wire.to_hub:
             if frames[0] == Contribute.kind and len(member.history) * members > when and not spoilt:
                 frames[2] = b"x"
                 spoilt.append(frames)
