@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,7 +156,28 @@ def test_a_module_imports_only_what_it_may(name, path):
     assert "pickle" not in found
 
 
+@pytest.mark.parametrize(("name", "path"), modules(), ids=lambda v: v if isinstance(v, str) else "")
+def test_one_folder_knows_torch_distributed(name, path):
+    if not name.startswith("training/servers/"):
+        assert not re.search(
+            r"torch\.distributed|from torch import .*distributed", path.read_text()
+        )
+
+
 PURE = [
+    *(
+        f"jobs/placement/{name}.py"
+        for name in (
+            "words",
+            "layers",
+            "formulas",
+            "machines",
+            "stages",
+            "cutting",
+            "search",
+            "decision",
+        )
+    ),
     "training/chaos/laws.py",
     "training/chaos/schedule.py",
     "exchange/messages.py",

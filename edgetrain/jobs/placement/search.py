@@ -12,7 +12,7 @@ from edgetrain.jobs.placement.formulas import Kept, weights_of
 from edgetrain.jobs.placement.layers import Model
 from edgetrain.jobs.placement.machines import Servers, Slot, slots
 from edgetrain.jobs.placement.stages import Shape, StageCosts, Sums
-from edgetrain.jobs.placement.words import Placement
+from edgetrain.jobs.placement.words import SPLIT, Placement
 
 SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("zero-bubble", 2))
 """Those that the search tries, and how many stages a rank then holds. GPipe is never better than
@@ -220,6 +220,8 @@ def _widths(
                 if schedule == "interleaved" and microbatches % pipeline:
                     continue
                 for shard, zero in shards:
+                    if zero == 3 and schedule in SPLIT and pipeline > 1:
+                        continue
                     for recompute in (False, True):
                         yield Placement(
                             data, shard, zero, pipeline, tensor, schedule,

@@ -24,6 +24,9 @@ LOOPED = ("interleaved", "looped-bfs", "zero-bubble")
 """Schedules in which a rank holds several stages: 0, K, 2K …"""
 V_SHAPED = ("zbv", "dualpipev")
 """Schedules in which a rank holds two stages: one from the front, one from the back."""
+SPLIT = ("zero-bubble", *V_SHAPED)
+"""Schedules that compute the gradients of weights apart. torch 2.13 gets them wrong, without an
+error, where the weights are divided again after the forward pass (zero=3)."""
 ZEROS = (0, 2, 3)
 """What a `shard` divides: nothing; gradients and optimizer; the parameters as well."""
 
@@ -118,6 +121,11 @@ class Placement:
             raise ConfigError(
                 f"placement: schedule={self.schedule} with stages={self.stages}",
                 "leave stages out, or schedule=interleaved",
+            )
+        if self.zero == 3 and self.schedule in SPLIT:
+            raise ConfigError(
+                f"placement: zero=3 with schedule={self.schedule}: torch's gradients are wrong",
+                "zero=2, or schedule=interleaved",
             )
         least = self.all_stages if self.schedule == "dualpipev" else 1
         if self.microbatches < least:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.placement.words import LOOPED, SCHEDULES, V_SHAPED, Placement, parse
+from edgetrain.jobs.placement.words import LOOPED, SCHEDULES, SPLIT, V_SHAPED, Placement, parse
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ from edgetrain.jobs.placement.words import LOOPED, SCHEDULES, V_SHAPED, Placemen
         ("pipeline=2 schedule=dualpipev microbatches=2", "at least 4"),
         ("pipeline=2 stages=2", "schedule=interleaved"),
         ("stages=2", "leave stages out"),
+        ("data=2 shard=2 zero=3 pipeline=2 schedule=zbv microbatches=4", "are wrong (zero=2"),
         ("pipeline=3 cuts=4", "2 places that increase"),
         ("pipeline=3 cuts=4,2", "2 places that increase"),
         ("recompute=maybe", "yes or no"),
@@ -46,7 +47,7 @@ def placements(draw):
     return Placement(
         data=shard * draw(st.integers(1, 3)),
         shard=shard,
-        zero=draw(st.sampled_from([2, 3])) if shard > 1 else 0,
+        zero=draw(st.sampled_from([2] if schedule in SPLIT else [2, 3])) if shard > 1 else 0,
         pipeline=pipeline,
         tensor=draw(st.integers(1, 3)),
         schedule=schedule,

@@ -1,0 +1,270 @@
+"""One rank's part of the model: built empty, divided, sharded, then filled by the leader.
+
+The order is torch's: tensor parallel, recomputation, sharding. Weights are made by the leader, rank
+0, as a member of the job would make them, and handed out parameter by parameter; nobody else ever
+has the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.utils._pytree import tree_map_only
+
+from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.profiling import tensor_plan
+from edgetrain.tasks.protocol import Task
+from edgetrain.training.servers.mesh import Ranks
+from edgetrain.training.servers.parts import Parts
+
+_WRAPPED = "_checkpoint_wrapped_module."
+STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+"""How a layer is divided, in the words of transformers' tp_plan."""
+
+
+class Held:
+    """The stages of one rank, and the whole model on the leader.
+
+    `modules` are this rank's stages, in the order of `ranks.stages`. `own` are its parameters by
+    the first name that the whole model has for them, once for each stage that holds them.
+    """
+
+    def __init__(self, parts: Parts, ranks: Ranks, precision: str) -> None:
+        """Empty: `hand_out` fills it."""
+        self.parts, self.ranks = parts, ranks
+        self._divided: dict[str, int] = {}
+        self.modules = [self._build(stage, precision) for stage in ranks.stages]
+        self.own: list[dict[str, nn.Parameter]] = [
+            {
+                parts.names[name.replace(_WRAPPED, "")]: parameter
+                for name, parameter in module.named_parameters()
+            }
+            for module in self.modules
+        ]
+        self.whole: FlatModel | None = None
+        self._model: nn.Module | None = None
+        self._tied = _TiedGroups(self)
+
+    # -- building ------------------------------------------------------------------------------
+
+    def _build(self, stage: int, precision: str) -> nn.Module:
+        module = self.parts.build(stage)
+        placement = self.ranks.placement
+        if placement.tensor > 1:
+            self._divide(module)
+        units = [n for n in self.parts.units if _has(module, n)]
+        if placement.recompute:
+            for name in units:
+                parent, _, leaf = name.rpartition(".")
+                wrapped = checkpoint_wrapper(
+                    module.get_submodule(name), checkpoint_impl=CheckpointImpl.NO_REENTRANT
+                )
+                module.get_submodule(parent)._modules[leaf] = wrapped
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if precision == "bf16" else None,
+            reduce_dtype=torch.float32 if precision == "bf16" else None,
+        )
+        mesh = self.ranks.mesh["replicate", "shard"]
+        again = placement.zero >= 3
+        for name in units:
+            fully_shard(
+                module.get_submodule(name), mesh=mesh, reshard_after_forward=again, mp_policy=policy
+            )
+        fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
+        if any(t.device.type == "meta" for t in (*module.parameters(), *module.buffers())):
+            module.to_empty(device=self.ranks.device)
+        else:
+            module.to(self.ranks.device)
+        if placement.all_stages > 1:
+            module.register_forward_hook(_contiguous)
+        return module
+
+    def _divide(self, module: nn.Module) -> None:
+        if self.parts.how == "tracer":
+            raise ConfigError(
+                "placement: tensor with a pipeline that torch's tracer cuts",
+                "the model names its pieces, or leave one of both out",
+            )
+        plan: dict[str, ParallelStyle] = {}
+        for pattern, style in tensor_plan(self.parts.whole).items():
+            if style not in STYLES:
+                raise ConfigError(f"tensor_plan: '{style}'", did_you_mean(style, STYLES))
+            for name, child in module.named_modules():
+                if fnmatchcase(name, pattern) and isinstance(child, nn.Linear | nn.Embedding):
+                    plan[name] = STYLES[style]()
+        parallelize_module(module, self.ranks.mesh["tensor"], plan)
+        for name, parameter in module.named_parameters():
+            if isinstance(parameter, DTensor) and isinstance(parameter.placements[0], Shard):
+                self._divided[self.parts.names[name]] = parameter.placements[0].dim
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def hand_out(self, task: Task, seed: int) -> None:
+        """Fill all ranks with the weights that a member of the job begins with. All ranks call it.
+
+        The leader keeps the whole model, in main memory: `whole` is its flat vector.
+        """
+        if self.ranks.rank == 0:
+            torch.manual_seed(seed)
+            self._model = task.model()
+            self.whole = FlatModel(self._model)
+        self.scatter()
+
+    def scatter(self) -> None:
+        """Fill all ranks from the leader's model."""
+        tensors = dict(self._model.named_parameters()) if self._model is not None else {}
+        for name, shape in self._shapes():
+            full = self._from_leader(tensors.get(name), shape)
+            for own in self.own:
+                if name in own:
+                    self._fill(name, own[name], full)
+        kept = dict(self._model.named_buffers()) if self._model is not None else {}
+        for name, buffer in self.parts.whole.named_buffers():
+            full = self._from_leader(kept.get(name), buffer)
+            for module in self.modules:
+                mine = dict(module.named_buffers())
+                if name in mine:
+                    mine[name].copy_(full)
+
+    def _shapes(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.parts.whole.named_parameters()
+
+    def _from_leader(self, tensor: Tensor | None, like: Tensor) -> Tensor:
+        full = (
+            torch.empty(like.shape, dtype=like.dtype) if tensor is None else tensor.detach().cpu()
+        )
+        dist.broadcast(full, 0)
+        return full
+
+    @torch.no_grad()
+    def _fill(self, name: str, parameter: nn.Parameter, full: Tensor) -> None:
+        part = full
+        if name in self._divided:
+            count, place = self.ranks.placement.tensor, self.ranks.place("tensor")
+            part = part.chunk(count, self._divided[name])[place]
+        count, place = self.ranks.placement.shard, self.ranks.place("shard")
+        if count > 1:
+            chunks = part.chunk(count, 0)
+            part = chunks[place] if place < len(chunks) else part[:0]
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        local.copy_(part)
+
+    def gather(self) -> nn.Module | None:
+        """Bring the leader's whole model up to date. All ranks call it; only the leader gets it."""
+        tensors = dict(self._model.named_parameters()) if self._model is not None else {}
+        with torch.no_grad():
+            for name, _ in self._shapes():
+                self._gather_one(name, tensors.get(name))
+        if self.whole is not None:
+            self.whole.pull_params()
+        return self._model
+
+    def _gather_one(self, name: str, into: Tensor | None) -> None:
+        ranks = self.ranks
+        stage = self.parts.holders[name][0]
+        holder = ranks.holder(stage)
+        full: Tensor | None = None
+        if ranks.place("pipeline") == holder:
+            parameter = self.own[ranks.stages.index(stage)][name]
+            found = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            full = found.detach().cpu().contiguous()
+        owner = ranks.rank_at(holder)
+        if owner == 0:
+            if into is not None and full is not None:
+                into.copy_(full)
+        elif ranks.rank == owner and full is not None:
+            dist.send(full, 0)
+        elif into is not None:
+            received = torch.empty(into.shape, dtype=into.dtype)
+            dist.recv(received, owner)
+            into.copy_(received)
+
+    # -- gradients -----------------------------------------------------------------------------
+
+    def add_tied_gradients(self) -> None:
+        """Give all copies of a tied parameter the sum of their gradients. All ranks call it."""
+        self._tied.add()
+
+    def parameters(self) -> nn.ModuleList:
+        """This rank's stages as one module, for an optimizer."""
+        return nn.ModuleList(self.modules)
+
+
+def _contiguous(module: nn.Module, args: Any, output: Any) -> Any:
+    """What a stage passes on, as its transport wants it: convolutions have other strides."""
+    return tree_map_only(Tensor, lambda tensor: tensor.contiguous(), output)
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    try:
+        return module.get_submodule(name) is not None
+    except AttributeError:
+        return False
+
+
+class _TiedGroups:
+    """Parameters that several stages hold, and the ranks that hold them."""
+
+    def __init__(self, held: Held) -> None:
+        self._held, ranks = held, held.ranks
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._tied: list[tuple[str, tuple[int, ...]]] = []
+        for name, stages in held.parts.holders.items():
+            if len(stages) > 1:
+                places = tuple(sorted({ranks.holder(stage) for stage in stages}))
+                self._tied.append((name, places))
+        for places in sorted({places for _, places in self._tied}):
+            self._groups[places] = self._group(places)
+
+    def _group(self, places: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """The one that this rank is in, of those of all data and tensor ranks. All ranks make all
+        of them, in the same order."""
+        ranks, mine = self._held.ranks, None
+        if len(places) == 1:
+            return None
+        for data in range(ranks.placement.data):
+            for tensor in range(ranks.placement.tensor):
+                members = [ranks.rank_at(place, data, tensor) for place in places]
+                group = dist.new_group(members)
+                if ranks.rank in members:
+                    mine = group
+        return mine
+
+    def add(self) -> None:
+        place = self._held.ranks.place("pipeline")
+        for name, places in self._tied:
+            if place not in places:
+                continue
+            copies = [own[name] for own in self._held.own if name in own]
+            total = sum(_gradient(copy) for copy in copies)
+            assert isinstance(total, Tensor)
+            if (group := self._groups[places]) is not None:
+                dist.all_reduce(total, group=group)
+            for each in copies:
+                _gradient(each).copy_(total)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """This rank's part of a gradient; zeros if it has none yet."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    found = parameter.grad
+    return found.to_local() if isinstance(found, DTensor) else found

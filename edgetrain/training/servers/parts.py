@@ -1,0 +1,168 @@
+"""A model cut into stages: by the names of its pieces, as a sequence, or by torch's tracer.
+
+Stages are built without numbers (on the meta device) and keep the names of the whole model, so that
+weights, snapshots and tied parameters need no table. A parameter that two stages hold is tied:
+both copies get the sum of their gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import Pipe, SplitPoint, pipeline
+from torch.utils._pytree import tree_map_only
+
+from edgetrain.errors import ConfigError
+from edgetrain.jobs.placement.words import Placement
+from edgetrain.tasks.meta import outline_of
+from edgetrain.tasks.profiling import pieces_of
+from edgetrain.tasks.protocol import Task
+
+Example = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a model is called with, for one micro-batch."""
+
+
+@dataclass
+class Parts:
+    """The stages of a model. `holders` are the stages that hold each parameter, by its first
+    name."""
+
+    whole: nn.Module
+    """Without numbers, if it can be."""
+    names: dict[str, str]
+    """Every name of a parameter, and its first one: tied parameters have several."""
+    holders: dict[str, list[int]]
+    build: Callable[[int], nn.Module]
+    """A fresh module of a stage."""
+    how: str
+    """"whole", "names", "sequence" or "tracer"."""
+    pipe: Pipe | None = None
+    units: list[str] = field(default_factory=list)
+    """Modules that are sharded one by one, by name."""
+
+
+def cut(task: Task, placement: Placement, example: Example | None) -> Parts:
+    """Cut the task's model as a placement says; `example` is needed by the tracer only.
+
+    ConfigError for a model that can be neither traced nor cut, with torch's reason.
+    """
+    whole = outline_of(task).model
+    pieces = pieces_of(whole)
+    names = _first_names(whole)
+    units = [n for each in pieces for n in each if len(each) == 1 and _is_block(whole, n)]
+    stages = placement.all_stages
+    if stages == 1:
+        holders = {first: [0] for first in names.values()}
+        return Parts(whole, names, holders, lambda stage: _fresh(task, whole), "whole", None, units)
+    edges = [0, *(placement.cuts or _even(len(pieces), stages)), len(pieces)]
+    kept = [{name for piece in pieces[i:j] for name in piece} for i, j in itertools.pairwise(edges)]
+    if getattr(whole, "pieces", None) is not None:
+        every = {name for piece in pieces for name in piece}
+        holders = _held(names, kept, every)
+
+        def by_names(stage: int) -> nn.Module:
+            return _without(_fresh(task, whole), every - kept[stage])
+
+        return Parts(whole, names, holders, by_names, "names", None, units)
+    if isinstance(whole, nn.Sequential) and all(len(p) == 1 and "." not in p[0] for p in pieces):
+        holders = _held(names, kept, set(names))
+
+        def in_sequence(stage: int) -> nn.Module:
+            found = _fresh(task, whole)
+            children = OrderedDict((n, m) for n, m in found.named_children() if n in kept[stage])
+            return nn.Sequential(children)
+
+        return Parts(whole, names, holders, in_sequence, "sequence", None, units)
+    return _traced(whole, names, [pieces[at][0] for at in edges[1:-1]], example, units)
+
+
+def _even(pieces: int, stages: int) -> tuple[int, ...]:
+    if pieces < stages:
+        raise ConfigError(f"{stages} stages of a model with {pieces} layers", f"at most {pieces}")
+    return tuple(round(pieces * stage / stages) for stage in range(1, stages))
+
+
+def _fresh(task: Task, whole: nn.Module) -> nn.Module:
+    if any(p.device.type == "meta" for p in whole.parameters()):
+        return outline_of(task).model
+    return copy.deepcopy(whole)
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def _is_block(model: nn.Module, name: str) -> bool:
+    module = model.get_submodule(name)
+    return any(True for _ in module.children()) and any(True for _ in module.parameters())
+
+
+def _is_in(parameter: str, modules: set[str]) -> bool:
+    return any(parameter == name or parameter.startswith(f"{name}.") for name in modules)
+
+
+def _held(names: dict[str, str], kept: list[set[str]], every: set[str]) -> dict[str, list[int]]:
+    """What no piece names is on every stage."""
+    held: dict[str, list[int]] = {first: [] for first in names.values()}
+    for name, first in names.items():
+        anywhere = any(_is_in(name, modules) for modules in kept)
+        for stage, modules in enumerate(kept):
+            if (_is_in(name, modules) or not anywhere) and stage not in held[first]:
+                held[first].append(stage)
+    return held
+
+
+def _without(model: nn.Module, absent: set[str]) -> nn.Module:
+    for name in absent:
+        parent, _, leaf = name.rpartition(".")
+        model.get_submodule(parent)._modules[leaf] = None
+    return model
+
+
+def _traced(
+    whole: nn.Module,
+    names: dict[str, str],
+    begins: list[str],
+    example: Example | None,
+    units: list[str],
+) -> Parts:
+    assert example is not None
+    device = next(whole.parameters()).device
+    args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), example)
+    split = dict.fromkeys(begins, SplitPoint.BEGINNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pipe = pipeline(whole, args, kwargs, split_spec=split)
+    except Exception as error:  # whatever the tracer meets in a model's code
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ConfigError(
+            f"the model cannot be cut into stages: {type(cause).__name__}: "
+            f"{str(cause).strip().splitlines()[0] if str(cause).strip() else ''}",
+            "name its pieces (`pieces`, docs/gpu-servers.md), or place it without a pipeline",
+        ) from None
+    if pipe.num_stages != len(begins) + 1:
+        raise ConfigError(
+            f"the model cannot be cut at {', '.join(begins)}: torch makes {pipe.num_stages} stages",
+            "other cuts, or name its pieces (`pieces`, docs/gpu-servers.md)",
+        )
+    holders: dict[str, list[int]] = {first: [] for first in names.values()}
+    for stage in range(pipe.num_stages):
+        for name, _ in pipe.get_stage_module(stage).named_parameters():
+            if stage not in holders[names[name]]:
+                holders[names[name]].append(stage)
+    return Parts(whole, names, holders, pipe.get_stage_module, "tracer", pipe, units)

@@ -1,0 +1,64 @@
+"""One rank of a group, from its placement to a loop of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from edgetrain.errors import ConfigError
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.placement.words import Placement
+from edgetrain.tasks.profiling import inputs_of
+from edgetrain.tasks.protocol import Task
+from edgetrain.tasks.work import optimizer_for
+from edgetrain.training.servers.mesh import Ranks
+from edgetrain.training.servers.model import Held
+from edgetrain.training.servers.parts import Example, cut
+from edgetrain.training.servers.steps import GroupSteps, Schedule, batches_of
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank that is ready for its first step."""
+
+    ranks: Ranks
+    held: Held
+    steps: GroupSteps
+
+
+def prepare_rank(
+    job: Job, task: Task, placement: Placement, device: torch.device, start: int = 0
+) -> Rank:
+    """Cut the model, build this rank's part, fill it from the leader, make its optimizer. All ranks
+    call it. The data begins after `start` steps. ConfigError, TaskError."""
+    ranks = Ranks.of(placement, device)
+    parts = cut(task, placement, _example(job, task, placement))
+    held = Held(parts, ranks, job.servers.precision)
+    held.hand_out(task, job.seed)
+    optimizer = _optimizer(job, held)
+    batches = batches_of(task, job, placement.data, ranks.data_rank, start)
+    return Rank(ranks, held, GroupSteps(Schedule(task, held), held, optimizer, batches))
+
+
+def _example(job: Job, task: Task, placement: Placement) -> Example | None:
+    """What the model is called with for one micro-batch; None: no tracer needs it."""
+    if placement.all_stages == 1:
+        return None
+    batch = next(batches_of(task, job, placement.data, 0))
+    micro = tuple(tensor.tensor_split(placement.microbatches)[0] for tensor in batch)
+    return inputs_of(task, micro)
+
+
+def _optimizer(job: Job, held: Held) -> torch.optim.Optimizer:
+    parameters = held.parameters()
+    if not any(True for _ in parameters.parameters()):
+        # A stage of activations and shapes only; its optimizer has nothing to do.
+        parameters.append(torch.nn.Linear(1, 1))
+    table = dict(job.train.optimizer)
+    if held.ranks.placement.tensor > 1:
+        table.setdefault("foreach", False)  # divided and whole tensors do not go in one call
+    try:
+        return optimizer_for(parameters, table)
+    except ConfigError:
+        return optimizer_for(parameters, job.train.optimizer)

@@ -1,0 +1,141 @@
+"""What ranks do in tests of groups, and the same in one process."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.lookup import task_of
+from edgetrain.jobs.placement.words import Placement, parse
+from edgetrain.jobs.reading import load
+from edgetrain.tasks import char_lm
+from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.text import Transformer
+from edgetrain.tasks.work import optimizer_for
+from edgetrain.training.servers.rank import prepare_rank
+from edgetrain.training.servers.steps import batches_of
+
+STEPS = 10
+
+
+class Double:
+    """A task in float64."""
+
+    def __init__(self, task) -> None:
+        self._task = task
+
+    def model(self) -> nn.Module:
+        return self._task.model().double()
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._task, name)
+
+    def batches_from(self, *arguments):
+        for batch in self._task.batches_from(*arguments):
+            yield tuple(t.double() if t.is_floating_point() else t for t in batch)
+
+
+class Unnamed(Transformer):
+    """The tied model of char_lm, which does not say where it can be cut."""
+
+    pieces = None
+
+
+class Untraceable(Unnamed):
+    """What it does depends on the numbers that it sees."""
+
+    def forward(self, text):
+        return super().forward(text) if float(self.norm.weight[0]) else text
+
+
+def unnamed(**options):
+    """char_lm with a model of this file."""
+    return _with_model(Unnamed, options)
+
+
+def untraceable(**options):
+    return _with_model(Untraceable, options)
+
+
+def _with_model(kind, options):
+    task = char_lm(**options)
+    size = task._size
+    task.model = lambda: kind(size.context, size.width, size.heads, size.layers, size.tied)
+    return task
+
+
+def job_of(*words: str) -> Job:
+    return load(None, ["optimizer=adamw", "lr=0.003", "members=4", "batch=4", *words])
+
+
+CHARS = ("task=edgetrain.tasks:char_lm", "data.limit_bytes=20000", "data.context=8",
+         "data.width=16", "data.heads=4", "data.layers=6")  # fmt: skip
+DIGITS = ("task=edgetrain.tasks:digits",)
+
+
+def train(job: Job, words: str | Placement, double: bool = True, steps: int = STEPS):
+    """(loss of each step, the whole model's parameters at the end on rank 0, how it was cut)."""
+    placement = parse(words) if isinstance(words, str) else words
+    task = task_of(job)
+    rank = prepare_rank(job, Double(task) if double else task, placement, torch.device("cpu"))
+    losses = []
+    for _ in range(steps):
+        loss = rank.steps.backward()
+        rank.steps.step()
+        losses.append(loss())
+    model = rank.held.gather()
+    flat = None if model is None else [p.detach().clone() for p in model.parameters()]
+    return losses, flat, rank.held.parts.how
+
+
+def alone(job: Job, double: bool = True, steps: int = STEPS):
+    """The same in one process: the batches of all members as one."""
+    task = task_of(job)
+    task = Double(task) if double else task
+    torch.manual_seed(job.seed)
+    model = task.model()
+    optimizer = optimizer_for(model, job.train.optimizer)
+    batches, losses = batches_of(task, job, 1, 0), []
+    for _ in range(steps):
+        loss = task.loss(model, next(batches))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [p.detach().clone() for p in model.parameters()]
+
+
+def first_checksum(job: Job, words: str) -> int | None:
+    """Of the parameters that a group begins with, on the leader."""
+    from edgetrain.vectors.vector import checksum
+
+    rank = prepare_rank(job, task_of(job), parse(words), torch.device("cpu"))
+    for each in rank.held.own:  # what ranks have is what comes back
+        for parameter in each.values():
+            assert parameter.isfinite().all()
+    model = rank.held.gather()
+    return None if model is None else checksum(FlatModel(model).params)
+
+
+def train_untied(job: Job, words: str):
+    """`train`, without the sum of gradients over the copies of a tied parameter."""
+    from edgetrain.training.servers import model
+
+    real = model._TiedGroups.add
+    model._TiedGroups.add = lambda self: None
+    try:
+        return train(job, words)
+    finally:
+        model._TiedGroups.add = real
+
+
+def cut_only(job: Job, words: str) -> str:
+    """How the model is cut, without a group of the placement's size."""
+    from edgetrain.training.servers.parts import cut
+    from edgetrain.training.servers.rank import _example
+
+    task, placement = task_of(job), parse(words)
+    return cut(task, placement, _example(job, task, placement)).how

@@ -1,0 +1,168 @@
+"""Every placement trains what one process trains: float64, within 1e-9; and a group of data ranks
+trains what a fleet under sync-sgd trains."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import children
+import group_cases as cases
+import numpy as np
+import pytest
+import ranks
+import torch
+
+from edgetrain.errors import EdgetrainError
+from edgetrain.exchange.loopback import Loopback
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.seam import Request
+from edgetrain.jobs.lookup import task_of
+from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.work import optimizer_for
+from edgetrain.training.member import Member, bind
+from edgetrain.training.servers.model import _TiedGroups
+from edgetrain.vectors.vector import checksum
+
+CHARS, DIGITS = cases.job_of(*cases.CHARS), cases.job_of(*cases.DIGITS)
+UNNAMED = cases.job_of("task=group_cases:unnamed", *cases.CHARS[1:])
+UNTIED = cases.job_of(*cases.CHARS, "data.tied=false")
+MOST = 1e-9
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    found = {}
+
+    def world(count):
+        if count not in found or found[count].is_over:
+            found[count] = ranks.World(count)
+        return found[count]
+
+    yield world
+    for each in found.values():
+        each.close()
+
+
+@functools.cache
+def alone(name):
+    return cases.alone(globals()[name])
+
+
+def compare(worlds, count, name, words, how=None):
+    found = worlds(count).run(cases.train, globals()[name], words)
+    losses, params = alone(name)
+    for rank in range(count):
+        np.testing.assert_allclose(found[rank][0], losses, rtol=0, atol=MOST)
+    for mine, theirs in zip(found[0][1], params, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=MOST)
+    assert how in (None, found[0][2])
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "how"),
+    [
+        ("CHARS", "data=2 microbatches=2", "whole"),
+        ("CHARS", "data=2 shard=2 zero=2", "whole"),
+        ("CHARS", "data=2 shard=2 zero=3 recompute=yes", "whole"),
+        ("CHARS", "tensor=2", "whole"),
+        ("UNTIED", "pipeline=2 microbatches=1", "names"),
+        ("DIGITS", "pipeline=2 microbatches=4 cuts=3", "sequence"),
+        ("UNNAMED", "pipeline=2 microbatches=4", "tracer"),
+        ("CHARS", "pipeline=2 schedule=looped-bfs microbatches=4 cuts=1,3,7", "names"),
+    ],
+)
+def test_two_ranks_train_what_one_process_trains(worlds, name, words, how):
+    compare(worlds, 2, name, words, how)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "how"),
+    [
+        ("CHARS", "data=4 shard=2 zero=3", "whole"),
+        ("CHARS", "data=2 shard=2 zero=3 tensor=2", "whole"),
+        ("CHARS", "pipeline=2 tensor=2 microbatches=4", "names"),
+        ("CHARS", "pipeline=4 microbatches=2", "names"),
+        ("DIGITS", "pipeline=4 microbatches=4", "sequence"),
+        ("CHARS", "data=2 pipeline=2 schedule=gpipe microbatches=4", "names"),
+        ("CHARS", "data=2 shard=2 zero=3 pipeline=2 schedule=1f1b microbatches=4", "names"),
+        ("DIGITS", "data=2 pipeline=2 schedule=interleaved microbatches=4", "sequence"),
+        ("CHARS", "data=2 shard=2 zero=3 pipeline=2 schedule=interleaved microbatches=4", "names"),
+        ("UNNAMED", "data=2 shard=2 zero=2 pipeline=2 schedule=zero-bubble microbatches=4",
+         "tracer"),
+        ("CHARS", "data=2 shard=2 zero=2 pipeline=2 schedule=zbv microbatches=4", "names"),
+        ("CHARS", "data=2 pipeline=2 schedule=dualpipev microbatches=4", "names"),
+    ],
+)  # fmt: skip
+def test_four_ranks_train_what_one_process_trains(worlds, name, words, how):
+    compare(worlds, 4, name, words, how)
+
+
+def test_eight_ranks_in_three_directions(worlds):
+    compare(worlds, 8, "CHARS", "data=2 shard=2 zero=2 pipeline=2 tensor=2 microbatches=2", "names")
+
+
+def test_without_the_sum_over_tied_copies_it_is_another_model(worlds):
+    found = worlds(2).run(cases.train_untied, UNNAMED, "pipeline=2 microbatches=4")
+    assert abs(np.subtract(found[0][0], alone("UNNAMED")[0])).max() > 1e-3
+    assert _TiedGroups.add is not None
+
+
+def test_torchs_reason_is_told_where_a_model_cannot_be_cut():
+    job = cases.job_of("task=group_cases:untraceable", *cases.CHARS[1:])
+    with ranks.world(1) as world, pytest.raises(EdgetrainError, match="cannot be cut") as caught:
+        world.run(cases.cut_only, job, "pipeline=2 microbatches=4")
+    assert "name its pieces" in str(caught.value)
+
+
+# -- the law against sync-sgd ---------------------------------------------------------------------
+
+
+def fleet(job, steps):
+    """The package's own fleet under sync-sgd: checksum at the start, parameters at the end."""
+    wires, begins = Loopback(), set()
+
+    def model():
+        torch.manual_seed(job.seed)
+        return task_of(job).model()
+
+    def train(index, transport, model):
+        task = task_of(job)
+        optimizer = optimizer_for(model, job.train.optimizer)
+        link = Link(transport, time.monotonic)
+        batches = task.batches(index, job.fleet.members, job.train.batch, job.seed)
+        flat = bind(model, optimizer)
+        with Member.join(link, flat, optimizer, Request("", f"m{index}")) as member:
+            begins.add(checksum(flat.params))
+            for _ in range(steps):
+                optimizer.zero_grad()
+                task.loss(model, next(batches)).backward()
+                member.step()
+        return children.flat(model)
+
+    count = job.fleet.members
+    # Drawn before the threads start: torch has one generator for all.
+    models = [model() for _ in range(count)]
+    with children.HubThread(wires, "sync-sgd", count).serving():
+        ends = [wires.connect() for _ in range(count)]
+        found = children.in_threads(
+            *[lambda i=i: train(i, ends[i], models[i]) for i in range(count)]
+        )
+    assert all(each.tobytes() == found[0].tobytes() for each in found)
+    assert len(begins) == 1
+    return begins.pop(), found[0]
+
+
+@pytest.mark.parametrize(("members", "words"), [(2, "data=2"), (4, "data=2 shard=2 zero=3")])
+@pytest.mark.parametrize("task", [cases.CHARS, cases.DIGITS], ids=["char_lm", "digits"])
+def test_data_ranks_train_what_a_fleet_under_sync_sgd_trains(worlds, task, members, words):
+    job = cases.job_of(*task, f"members={members}", "optimizer=sgd", "lr=0.05",
+                       "optimizer.momentum=0.9")  # fmt: skip
+    begins, ends = fleet(job, 20)
+    world = worlds(2)
+    assert world.run(cases.first_checksum, job, words)[0] == begins
+    _, params, _ = world.run(cases.train, job, words, False, 20)[0]
+    mine = torch.cat([p.flatten() for p in params]).numpy()
+    torch.manual_seed(job.seed)
+    assert np.abs(mine - FlatModel(task_of(job).model()).params).max() > 0.01, "it has trained"
+    np.testing.assert_allclose(mine, ends, rtol=0, atol=1e-6)
