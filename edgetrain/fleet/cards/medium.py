@@ -58,6 +58,11 @@ def aligned(length: int) -> memoryview:
     return memoryview(mmap.mmap(-1, max(length, 1)))
 
 
+def same(one: memoryview, other: memoryview) -> bool:
+    """Whether two buffers hold the same bytes. Views compare element by element, bytes at once."""
+    return one.tobytes() == other.tobytes()
+
+
 class FileMedium:
     """A whole block device, opened exclusively, or a regular file that stands for one.
 

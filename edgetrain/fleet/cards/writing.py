@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.fleet.cards.blockmap import BlockMap, RangeChecks
-from edgetrain.fleet.cards.medium import ALIGNMENT, Medium, aligned
+from edgetrain.fleet.cards.medium import ALIGNMENT, Medium, aligned, same
 from edgetrain.fleet.cards.source import CHUNK, SECTOR, Source, partition_starts
 
 HELD_BACK = 1 << 20
@@ -183,8 +183,8 @@ def _begin(card: Card, head: memoryview, size: int | None, probe: bool) -> None:
     mark = _marked(head)
     there = aligned(len(head))
     card.medium.read(0, there)
-    same = partition_starts(there) == partition_starts(head) and bool(partition_starts(there))
-    card.compare = same or there == mark
+    alike = partition_starts(there) == partition_starts(head) and bool(partition_starts(there))
+    card.compare = alike or same(there, mark)
     card.touched = True
     card.medium.write(0, mark)
     card.medium.flush()
@@ -231,7 +231,7 @@ def _check_probes(card: Card) -> None:
     there = aligned(ALIGNMENT)
     for place, block in card.probes:
         card.medium.read(place, there)
-        if there != block:
+        if not same(there, block):
             raise ConfigError(
                 f"it is smaller than it says: what is written at {place} does not stay there",
                 "a false card; throw it away",
@@ -307,7 +307,7 @@ def _blocks(
 
 def _without_zeros(offset: int, data: memoryview) -> Iterable[Block]:
     """Blocks of data and of zeros, in grains."""
-    if data == _ZEROS[: len(data)]:
+    if _empty(data):
         yield Block(offset, len(data))
         return
     at = 0
@@ -325,7 +325,7 @@ def _without_zeros(offset: int, data: memoryview) -> Iterable[Block]:
 
 
 def _empty(grain: memoryview) -> bool:
-    return grain == _ZEROS[: len(grain)]
+    return grain[0] == 0 and same(grain, _ZEROS[: len(grain)])
 
 
 def _hand_over(card: Card, block: Block) -> None:
@@ -388,7 +388,7 @@ class _Writer:
     def _is_there(self, offset: int, data: memoryview) -> bool:
         there = self._there[: -(-len(data) // ALIGNMENT) * ALIGNMENT]
         count = self._card.medium.read(offset, there)
-        return count >= len(data) and there[: len(data)] == data
+        return count >= len(data) and same(there[: len(data)], data)
 
 
 # -- reading back, and the end -------------------------------------------------------------------
@@ -410,7 +410,7 @@ def _check(card: Card, plan: Sequence[Block], told: Callable[[str, float], None]
             if block.digest:
                 good = hashlib.sha256(found).digest() == block.digest
             else:
-                good = found == _ZEROS[: block.length]
+                good = same(found, _ZEROS[: block.length])
             if count < block.length or not good:
                 raise ConfigError(
                     f"it does not keep what is written: bytes {block.offset} to "
@@ -437,7 +437,7 @@ def _finish(card: Card, head: memoryview, finish: Finish | None) -> None:
     there = aligned(len(head))
     card.medium.read(0, there)
     _check_probes(card)
-    if there != head:
+    if not same(there, head):
         raise ConfigError("its first bytes read back as something else", "throw it away")
     card.state = "done"
 

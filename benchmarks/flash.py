@@ -1,0 +1,136 @@
+"""How fast cards are written, as ratios to a plain copy of the same blocks in the same run.
+
+    python benchmarks/flash.py [--mb 512] [--folder DIR] [--rounds 3]
+
+Writes to files of DIR, with O_DIRECT where it can; on an SD card the card is the limit. Prints
+medians: writing / plain copy, reading back / plain read, two cards / one, and what a second writing
+writes of a card that has the image, and of one in which 40 MB were changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from edgetrain.fleet.cards import writing
+from edgetrain.fleet.cards.medium import FileMedium, aligned
+from edgetrain.fleet.cards.source import CHUNK, Source
+
+MB = 1 << 20
+
+
+def make_image(path: Path, size: int) -> None:
+    """An image of noise behind an MBR."""
+    noise = random.Random(0).randbytes(8 * MB)
+    head = bytearray(noise[:512])
+    head[446:510] = bytes(64)
+    head[450], head[454:458] = 0x0C, (8192).to_bytes(4, "little")
+    head[458:462] = (size // 512 - 8192).to_bytes(4, "little")
+    head[510:] = b"\x55\xaa"
+    with path.open("wb") as file:
+        for at in range(0, size, len(noise)):
+            file.write(at.to_bytes(8, "little") + noise[8 : min(len(noise), size - at)])
+        file.seek(0)
+        file.write(head)
+
+
+def plain_copy(image: Path, card: Path, size: int) -> float:
+    """Seconds of read, write, read, write, fsync, without looking at anything."""
+    began = time.monotonic()
+    source, medium = Source(image), FileMedium(card)
+    for offset, data in source.chunks():
+        medium.write(offset, data)
+    medium.flush()
+    medium.close()
+    source.close()
+    return time.monotonic() - began
+
+
+def plain_read(card: Path, size: int) -> float:
+    """Seconds of reading a card, without looking at anything."""
+    medium, buffer = FileMedium(card), aligned(CHUNK)
+    medium.forget()
+    began = time.monotonic()
+    for offset in range(0, size, CHUNK):
+        medium.read(offset, buffer)
+    medium.close()
+    return time.monotonic() - began
+
+
+def flash(image: Path, cards: list[Path]) -> tuple[float, float, list[writing.Card]]:
+    """Seconds of writing and of reading back, of the slower card."""
+    media = [FileMedium(card) for card in cards]
+    source = Source(image)
+    try:
+        done = writing.write(source, media, probe_size=False)
+    finally:
+        source.close()
+        for medium in media:
+            medium.close()
+    assert all(card.ok for card in done.cards), [card.error for card in done.cards]
+    found = list(done.cards)
+    return max(c.write_s for c in found), max(c.check_s for c in found), found
+
+
+def blank(cards: list[Path]) -> None:
+    """Take the partition table away, so that everything is written."""
+    for card in cards:
+        with card.open("r+b") as file:
+            file.write(bytes(MB))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def measure(image: Path, cards: list[Path], size: int) -> dict[str, float]:
+    """One round of all."""
+    copied = plain_copy(image, cards[0], size)
+    read = plain_read(cards[0], size)
+    blank(cards)
+    one, checked, _ = flash(image, cards[:1])
+    blank(cards)
+    two, _, _ = flash(image, cards)
+    _, _, again = flash(image, cards[:1])
+    with cards[0].open("r+b") as file:
+        file.seek(size // 2)
+        file.write(bytes(40 * MB))
+        file.flush()
+        os.fsync(file.fileno())
+    _, _, changed = flash(image, cards[:1])
+    return {
+        "plain copy, MB/s": size / copied / 1e6,
+        "writing / plain copy": one / copied,
+        "reading back / plain read": checked / read,
+        "two cards / one": two / one,
+        "written again, MB": again[0].written / 1e6,
+        "written after 40 MB changed, MB": changed[0].written / 1e6,
+    }
+
+
+def main() -> None:
+    """Print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--mb", type=int, default=512, help="size of the image")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", default=None, help="where the files are made")
+    arguments = parser.parse_args()
+    size = arguments.mb * MB
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        image, cards = folder / "os.img", [folder / "a.img", folder / "b.img"]
+        make_image(image, size)
+        for card in cards:
+            FileMedium(card, size).close()
+            plain_copy(image, card, size)  # allocates its blocks
+        found = [measure(image, cards, size) for _ in range(arguments.rounds)]
+    for key in found[0]:
+        values = sorted(each[key] for each in found)
+        print(f"{key:32} {statistics.median(values):8.2f}   ({values[0]:.2f} to {values[-1]:.2f})")
+
+
+if __name__ == "__main__":
+    main()
