@@ -1,13 +1,24 @@
-"""`edgetrain doctor`: the software and hardware of this machine, and what is missing."""
+"""`edgetrain doctor`: what this machine can do, and the way out where it cannot."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
+from dataclasses import asdict
 from typing import Any
 
 from edgetrain.cli import common
+from edgetrain.training.readiness import PURPOSES, Check, checks
+
+_EXAMPLES = """\
+examples:
+  edgetrain doctor                     everything
+  edgetrain doctor --for member        what a device of a fleet needs
+  edgetrain doctor --for hub --json
+
+Each line says yes, no or limited, and what to do. The exit status is 1 if something is missing that
+--for needs (without --for: that any of them needs to run at all). Nothing is changed.
+"""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -15,55 +26,50 @@ def add_parser(subparsers: Any) -> None:
     parser = common.verb(
         subparsers,
         "doctor",
-        "check this machine: software, network interfaces, emulation, codecs, sensors",
-        "Say what edgetrain found on this machine and what is missing for which feature.",
-        "example:\n  edgetrain doctor --json",
+        "check this machine: torch, codecs, emulation, memory, disk, keys, network, sensors",
+        "Say what this machine can do, and the way out where it cannot.",
+        _EXAMPLES,
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--for", dest="purpose", choices=PURPOSES, default="", help="look at what this needs"
+    )
+    common.add_keys(parser)
+    common.add_output(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine the machine and print the findings."""
-    found = examine()
-    if arguments.json:
-        common.say(json.dumps(found))
-        return 0
-    for topic, value in found.items():
-        common.say(f"{topic:12} {value if isinstance(value, str) else ''}".rstrip())
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                common.say(f"  {key:16} {inner}")
-    return 0
-
-
-def examine() -> dict[str, Any]:
-    """Return findings by topic."""
-    from edgetrain.codecs.kernels.chosen import backend
-    from edgetrain.exchange.addresses import interfaces
-    from edgetrain.fleet import devices
-    from edgetrain.fleet.networks.emulation import probe
+    """Look at the machine and print a line for each check."""
+    from edgetrain.exchange.keys.keyring import keys_folder
     from edgetrain.runs.environment import capture
 
-    environment = capture()
-    extras = {"matplotlib": "pictures", "sklearn": "the digits task"}
-    missing = {
-        name: f"missing, needed for {what}: pip install 'edgetrain[lab]'"
-        for name, what in extras.items()
-        if importlib.util.find_spec(name) is None
-    }
-    packets, why_packets = probe.packets_possible()
-    netem, why_netem = probe.netem_possible()
-    yes = {True: "yes", False: "no"}
-    return {
-        "machine": {key: value for key, value in environment.items() if key != "packages"},
-        "packages": environment.get("packages", {}) | missing,
-        "interfaces": {i.address: i.name for i in interfaces() if i.up},
-        "emulation": {
-            "packet": f"{yes[packets]}: {why_packets}",
-            "tc": f"{yes[netem]}: {why_netem}",
-            "stream": "yes: needs nothing (approximate)",
-        },
-        "codecs": {"kernels": backend().sentence},
-        "device": {"here": devices.here(), "joules": devices.joules_source("host") or "no sensor"},
-    }
+    machine = capture()
+    found = []
+    if not arguments.json:
+        common.say(_machine(machine))
+    for check in checks(arguments.runs, keys_folder(arguments.keys), arguments.purpose):
+        found.append(check)
+        if not arguments.json:
+            common.say(_line(check))
+    if arguments.json:
+        common.say(json.dumps({"machine": machine, "checks": [asdict(each) for each in found]}))
+    return int(any(check.verdict == "no" and _matters(check, arguments.purpose) for check in found))
+
+
+def _matters(check: Check, purpose: str) -> bool:
+    """Without --for, what only private runs need is no fault of a machine."""
+    return bool(purpose) or check.purposes != ("private",)
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    parts = [machine.get("board") or machine.get("cpu") or machine.get("machine") or "machine"]
+    parts.append(f"{machine.get('usable_cores')} of {machine.get('cores')} cores")
+    if machine.get("memory_bytes"):
+        parts.append(f"{machine['memory_bytes'] / 1e9:.1f} GB")
+    parts += [f"Python {machine.get('python')}", f"edgetrain {machine.get('edgetrain')}"]
+    return ", ".join(map(str, parts))
+
+
+def _line(check: Check) -> str:
+    line = f"{check.verdict:8} {check.name:13} {check.said}"
+    return line + (f"\n{'':22} {check.way_out}" if check.way_out else "")
