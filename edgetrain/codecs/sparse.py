@@ -262,6 +262,8 @@ class TopK(BaseCodec):
         Adds g to r. If `zero`, sets the kept elements of r to 0. The arrays are valid until the
         next step.
         """
+        if not r.size:
+            return
         wanted, seed = self.wanted(r.size), content_seed(r, g)
         stride = min(wanted // SAMPLED_HITS, MAX_STRIDE)
         if stride >= LEAST_STRIDE and not self.exact:

@@ -21,6 +21,10 @@ def optimizer_for(model: torch.nn.Module, table: dict[str, Any]) -> torch.optim.
         for cls in vars(torch.optim).values()
         if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
     }
+    if str(name).lower() == "sparseadam":
+        raise ConfigError(
+            "optimizer 'SparseAdam' takes sparse gradients", "use adam: a job's are dense"
+        )
     cls = known.get(str(name).lower())
     if cls is None:
         raise ConfigError(f"no optimizer '{name}'", did_you_mean(str(name), known))

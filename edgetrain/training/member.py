@@ -12,9 +12,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -36,7 +37,7 @@ from edgetrain.training.state import Stateful
 from edgetrain.training.stopping import GRACE_S, Stop
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.noise import Gaussian, Source, system
-from edgetrain.vectors.vector import checksum
+from edgetrain.vectors.vector import checksum, flushes_tiny
 
 log = logging.getLogger("edgetrain")
 
@@ -85,9 +86,9 @@ def join(
     `privacy` (an edgetrain.Privacy with unit "member") clips and noises each contribution
     before it leaves; without a checkpoint. Frozen parameters and buffers (but for statistics of
     normalisation) are `fixed` "equal" on all members, or "own" and not compared. With `buffers`
-    "mean" running statistics are averaged like parameters.
-    Raises HubUnreachable, NetworkError, Refused, ConfigError.
+    "mean" running statistics are averaged, too. HubUnreachable, NetworkError, Refused, ConfigError.
     """
+    _check_weight(weight)
     if state and checkpoint is None:
         raise ConfigError("`state` is for a checkpoint", "name its folder: checkpoint=…")
     release = release_of(privacy) if privacy is not None else None
@@ -156,10 +157,12 @@ class Member:
         saved = None
         try:
             _check_masks(keeping, bool(request.secure))
+            _check_processor()
             saved = keeping.find(request) if keeping is not None else None
             entry, saved = _enter(exchange, flat, request, keeping, saved)
             _check_masks(keeping, entry.is_masked)
             _check_statistics(flat, entry)
+            _check_optimizer(optimizer, entry)
         except BaseException as error:
             if keeping is not None:
                 keeping.close()
@@ -190,6 +193,13 @@ class Member:
         """Local steps taken, those before the process was killed included: the batch that comes
         next is number `steps`, from 0."""
         return self._driver.steps
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's: so that a member can stand in its place in `scaler.step(member)` and
+        `scaler.unscale_(member)` of torch.amp.GradScaler."""
+        groups: list[dict[str, Any]] = getattr(self._driver.optimizer, "param_groups", [])
+        return groups
 
     @property
     def wait_s(self) -> float:
@@ -347,6 +357,31 @@ def _enter(
             aside = keeping.set_aside()
             log.warning("%s; joining as a newcomer, %s is not used", refused.message, aside)
     return exchange.join(request, flat.params, checksum(flat.params)), None
+
+
+def _check_weight(weight: float) -> None:
+    if not isinstance(weight, Real) or not 1e-9 <= weight <= 1e15:
+        raise ConfigError(
+            f"weight = {weight!r}", "allowed are 1e-9 to 1e15: how many samples this member holds"
+        )
+
+
+def _check_processor() -> None:
+    if flushes_tiny():
+        raise ConfigError(
+            "this thread takes float32 below 1.2e-38 for 0, so that its base would not be the "
+            "others' bit for bit",
+            "torch.set_flush_denormal(False), and no library built with -ffast-math",
+        )
+
+
+def _check_optimizer(optimizer: Stepper, entry: Entry) -> None:
+    wants_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    if wants_sparse and not find(entry.strategy).moves_params:
+        raise ConfigError(
+            f"{entry.strategy} exchanges gradients as dense vectors, and SparseAdam takes none",
+            "use adam, or a strategy that exchanges displacements (dga, fedavg)",
+        )
 
 
 def _check_statistics(flat: Flat, entry: Entry) -> None:

@@ -34,6 +34,7 @@ from edgetrain.exchange.seam import Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.jobs import reading
+from edgetrain.tasks.work import optimizer_for
 from edgetrain.training import processes
 from edgetrain.training.member import Member, bind, join
 from edgetrain.training.train import Place, request_of
@@ -238,6 +239,76 @@ def test_samples_may_be_counted_in_whole_numbers():
     )
     assert [closed.weight for closed in hub.closed] == [4.0, 4.0]
     assert len(found) == 2
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), "many", None])
+def test_a_weight_that_cannot_be_is_named(weight):
+    model = children.model(0)
+    optim = children.optimizer("sgd", model)
+    with pytest.raises(ConfigError, match=r"weight = .*1e-9 to 1e15: how many samples"):
+        join("tcp://localhost:1", model, optim, weight=weight)
+
+
+def test_a_processor_that_flushes_tiny_numbers_is_refused_before_anything_is_sent():
+    wires, model = Loopback(), children.model(0)
+    optim = children.optimizer("sgd", model)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    try:
+        link = Link(wires.connect(), time.monotonic)
+        with pytest.raises(ConfigError, match=r"float32 below 1.2e-38 .*set_flush_denormal"):
+            Member.join(link, bind(model, optim), optim, Request("", "m0"))
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_sparse_adam_is_refused_where_gradients_are_exchanged():
+    def train(strategy):
+        wires, model = Loopback(), nn.Embedding(6, 2, sparse=True)
+        optim = torch.optim.SparseAdam(model.parameters(), 0.1)
+        with children.HubThread(wires, strategy, 1).serving():
+            link = Link(wires.connect(), time.monotonic)
+            with Member.join(link, bind(model, optim), optim, Request("", "m0")) as member:
+                optim.zero_grad()
+                model(torch.tensor([1, 4])).sum().backward()
+                member.step()
+        return children.flat(model)
+
+    assert np.isfinite(train("fedavg")).all()
+    with pytest.raises(ConfigError, match="dense vectors, and SparseAdam takes none"):
+        train("sync-sgd")
+    with pytest.raises(ConfigError, match=r"SparseAdam.*use adam"):
+        optimizer_for(nn.Linear(2, 2), {"name": "SparseAdam"})
+
+
+@pytest.mark.parametrize("strategy", ["sync-sgd", "dga"])
+def test_a_grad_scaler_steps_a_member_as_it_steps_an_optimizer(strategy):
+    def train(stepper, model, optim, scaler):
+        for step in range(6):
+            optim.zero_grad()
+            x, y = children.batch(0, step)
+            loss = nn.functional.cross_entropy(model(x), y)
+            scaler.scale(loss * (float("inf") if step == 3 else 1)).backward()
+            scaler.unscale_(stepper)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(stepper)
+            scaler.update()
+        return scaler.get_scale()
+
+    def made():
+        model = children.model(0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        return model, children.optimizer("sgd", model), scaler
+
+    plain, optim, scaler = made()
+    assert train(optim, plain, optim, scaler) == 32.0
+    wires, (model, optim, scaler) = Loopback(), made()
+    with children.HubThread(wires, strategy, 1).serving():
+        link = Link(wires.connect(), time.monotonic)
+        with Member.join(link, bind(model, optim), optim, Request("", "m0")) as member:
+            assert train(member, model, optim, scaler) == 32.0
+            assert member.steps == 5
+    np.testing.assert_allclose(children.flat(model), children.flat(plain), atol=1e-6)
 
 
 class Held:

@@ -1005,7 +1005,8 @@ INLINE u32 mean_bits(const float excess[LEVEL_BLOCK], int m)
     for (int i = 0; i < LEVEL_BLOCK; i += 16)
         for (int j = 0; j < 16; j++) lane[j] += excess[i + j];
     float mean = fold(lane) / (float)m;
-    return round_bf16(mean > 0.0f ? mean : 0.0f);
+    u32 stored = round_bf16(mean > 0.0f ? mean : 0.0f), most = (LIMIT_BITS >> 16) - 1;
+    return stored < most ? stored : most; /* rounded up to 2^100, no decoder would read it */
 }
 
 /* One block: excess mean, signs, levels. m is LEVEL_BLOCK for all but the last. */

@@ -162,7 +162,8 @@ class NumpyTwin:
         sizes = np.full(blocks, LEVEL_BLOCK, np.float32)
         sizes[-1] = count - (blocks - 1) * LEVEL_BLOCK
         mean = np.maximum(fold_lanes(excess) / sizes, np.float32(0))
-        stored = bf16_bits(mean)
+        # Rounded up to 2^100, no decoder would read it.
+        stored = np.minimum(bf16_bits(mean), np.uint16((LIMIT_BITS >> 16) - 1))
         mean = from_bf16(stored)[:, None]
         level = np.zeros(table.shape, np.uint8)
         sent = np.empty(table.shape, np.float32)

@@ -188,7 +188,7 @@ class Driver:
         self.observe: Callable[[Exchanged], None] | None = None
         """Called after each exchange."""
         self.is_mid_step = self.is_drained = False
-        self._optimizer, self._clock, self._release = optimizer, clock, release
+        self.optimizer, self._clock, self._release = optimizer, clock, release
         self._weight = float(weight) if self.strategy.weighted else 1.0
         self._meter = DelayMeter() if entry.auto_delay else None
         self._submitted: dict[int, tuple[float, float]] = {}
@@ -238,7 +238,7 @@ class Driver:
         if half.adjusts_gradient:
             flat.push_gradient(zeros_are_none=half.moves_params or self.entry.is_exact)
         began = self._clock()
-        self._optimizer.step()
+        self.optimizer.step()
         self.is_mid_step = False
         self.steps += 1
         if self._meter is not None:

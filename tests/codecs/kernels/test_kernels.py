@@ -343,3 +343,29 @@ def test_a_head_is_read_once_and_by_the_chosen_kernels(
             with kernels.using(choice):
                 work()
             assert sum(heads) == (number if choice == "numpy" else 0)
+
+
+@pytest.mark.parametrize("spec", ["q1", "q2", "q3", "q4", "randk(0.5) | q1", "randk(0.5) | q4",
+                                  "topk(0.5) | q2"])  # fmt: skip
+@pytest.mark.parametrize("share", [1.0, 0.999, 0.9])
+def test_just_below_the_limit_what_is_written_can_be_read(spec: str, share: float) -> None:
+    most = np.nextafter(np.float32(2.0**100), np.float32(0)) * np.float32(share)
+    x = np.full(300, most, np.float32)
+    x[::2] *= -1
+
+    def run(_: object) -> list:
+        codec = cases.bound(spec, x.size)
+        feedback = Feedback(codec, x.size)
+        payloads = [bytes(part) for part in feedback.encode(x)]
+        return [payloads, cases.decode(codec, payloads, x.size), feedback.residual.copy()]
+
+    for payloads, decoded, _ in on_all(run):
+        assert payloads
+        assert np.isfinite(decoded).all()
+    assert_same_on_all(run)
+
+
+@pytest.mark.parametrize("spec", ["topk(0.5)", "topk(0.5, exact)", "topk(0.5) | q2", "randk(0.5)"])
+def test_of_nothing_nothing_is_sent(spec: str) -> None:
+    nothing = np.zeros(0, np.float32)
+    assert list(parse(spec).drain(nothing.copy(), nothing)) == []
