@@ -36,7 +36,10 @@ class Request:
     """The description whose digest is `model`. Codecs that look at tensors need it."""
     secure: bool | MaskTerms = False
     """Contribute only with masks: on these terms, or (True) on any terms whose threshold is more
-    than half of the members. False: as the hub says."""
+    than two thirds of the members. False: as the hub says."""
+    honest_hub: bool = False
+    """With `secure` = True: more than half will do, because the hub is trusted to tell the truth
+    about who dropped out."""
 
 
 @dataclass(frozen=True)

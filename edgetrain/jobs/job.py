@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 """A delay that is measured, as job files spell it."""
 
-LATER = {"correction": "", "buffers": "mean"}
+LATER: dict[str, Any] = {"correction": "", "buffers": "mean", "honest_hub": False}
 """Keys that were added later, with their defaults: there a job has the digest that it had before,
 so that its journals and checkpoints still open."""
 
@@ -88,6 +88,7 @@ class StrategyTable:
     buffers: str = _said("mean", "normalisation's running statistics: mean over members, or local")
     secure: bool = _switch(False, "mask contributions, so that the hub learns only their sum")
     threshold: int = _ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
+    honest_hub: bool = _switch(False, "secure: the hub is trusted, thresholds may be above 1/2")
     span: float = _ranged(8.0, 2**-20, 2**20, "secure: elements are sent within [-span, span]")
 
     @property

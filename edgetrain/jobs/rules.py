@@ -153,13 +153,18 @@ def _check_codecs(found: Resolved) -> None:
 def _check_mask_terms(found: Resolved) -> None:
     table, terms = found.job.strategy, found.mask_terms
     if terms is None:
+        if table.honest_hub:
+            raise ConfigError(
+                "strategy.honest_hub = true is for masked contributions",
+                "say strategy.secure=true, or leave it out",
+            )
         if table.threshold:
             raise ConfigError(
                 f"strategy.threshold = {table.threshold} is for masked contributions",
                 "say strategy.secure=true, or leave it out",
             )
         return
-    refused = masks.why_not(terms.members, terms.threshold)
+    refused = masks.why_not(terms.members, terms.threshold, table.honest_hub)
     if refused:
         raise ConfigError(f"strategy.secure = true: {refused}")
 

@@ -55,14 +55,14 @@ def join(
     keys: str | Path | None = None,
     insecure: bool = False,
     secure: bool = False,
+    honest_hub: bool = False,
     checkpoint: str | Path | Keep | None = None,
     state: Mapping[str, Stateful] | None = None,
     privacy: Privacy | None = None,
     fixed: str = "equal",
     buffers: str = "local",
 ) -> Member:
-    """Join the hub at "tcp://host:port" with a model and its optimizer; returns when training
-    starts.
+    """Join the hub at "tcp://host:port" with a model and its optimizer; returns when it starts.
 
     The hub decides strategy, every, delay and codec. The model's parameters become views of one
     flat vector and, unless this member is the first, are overwritten with the fleet's. `weight` is
@@ -71,8 +71,9 @@ def join(
 
     On another machine the hub is joined encrypted, with this machine's `keys` (a folder; None: the
     usual one) and the hub's public key: the one pinned when this machine was enrolled, or `hub_key`
-    (text, or a file). `insecure` does without. `secure`: join only a hub that sees no more of
-    contributions than their sum (docs/secure-aggregation.md); without a checkpoint.
+    (text, or a file). `insecure` does without. `secure`: join only a hub that sees only sums of
+    contributions, even if it lies about who dropped out (docs/secure-aggregation.md); `honest_hub`:
+    it does not lie. Without a checkpoint.
 
     With a `checkpoint` (a folder, or an edgetrain.Keep: how often, too) what only this member knows
     is written there now and then: the optimizer's state, what lossy contributions have left out,
@@ -80,8 +81,8 @@ def join(
     is the same member, and goes on behind `member.steps`: that many batches have been used. `close`
     empties the folder. `state` names what else of yours is to be in it, anything with `state_dict`
     and `load_state_dict`: a learning-rate scheduler, a GradScaler. It is taken within `step`, and
-    put back before `join` returns; as rounds may have been made since, step a scheduler
-    until it is where the member is: `while scheduler.last_epoch < member.begins_at`.
+    put back before `join` returns; as rounds may have been made since, step a scheduler until it is
+    where the member is: `while scheduler.last_epoch < member.begins_at`.
 
     `privacy` (an edgetrain.Privacy with unit "member") clips and noises each contribution
     before it leaves; without a checkpoint. Frozen parameters and buffers (but for statistics of
@@ -100,7 +101,7 @@ def join(
     keeping = None if keep is None else keeping_of(keep, name, model, optimizer, others=state)
     flat = bind(model, optimizer, fixed, buffers)
     link = Link(MemberSocket(hub, credentials=credentials), time.monotonic, timeout_s)
-    request = Request("", name, weight, job, secure=secure)
+    request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub)
     return Member.join(link, flat, optimizer, request, keeping=keeping, release=release)
 
 

@@ -84,11 +84,7 @@ def train(
     """
     torch.set_num_threads(job.train.threads)
     task = task_of(job, place.beside, place.keys)
-    found = look_up(job)
-    check_on_member(found)
-    found = fix_noise(found, samples_of(job, task))
-    check_on_member(found)
-    job, agreed = found.job, job
+    job, agreed = _settled(job, task), job
     model, optimizer, flat, pace = prepare(job, place, task)
     keeping = None
     if checkpoint is not None:
@@ -122,6 +118,15 @@ def train(
             Loop(steps, local, member, log, pace, Meter(), energy, clock).run()
             if keeps_model and place.index == 0:
                 _keep_model(member, model, log)
+
+
+def _settled(job: Job, task: Task) -> Job:
+    """The job with the noise that its epsilon asks for; ConfigError for one that cannot be here."""
+    found = look_up(job)
+    check_on_member(found)
+    found = fix_noise(found, samples_of(job, task))
+    check_on_member(found)
+    return found.job
 
 
 def _keep_model(member: Member, model: torch.nn.Module, log: MetricsLog) -> None:

@@ -28,7 +28,8 @@ class MaskTerms:
     members: int
     """Members at most; fixed point numbers of this many can be added without overflow."""
     threshold: int
-    """Members needed to unmask a round. Fewer of them learn nothing together."""
+    """Members needed to unmask a round. Fewer of them learn nothing together without the hub; with
+    it, see `colluders`."""
     span: float
     """Elements of weighted contributions are sent within [-span, span]; larger ones are cut."""
 
@@ -38,18 +39,43 @@ def default_threshold(members: int) -> int:
     return 2 * members // 3 + 1
 
 
-def why_not(members: int, threshold: int) -> str:
-    """Why masks cannot have this many members, or this threshold; or ""."""
+def colluders(members: int, threshold: int) -> int:
+    """The fewest members that have to work together with the hub to read a single contribution.
+
+    A hub that lies tells some members that one contributed, and the others that it dropped out;
+    each gives one kind of share. Both kinds take `threshold` members, and only those who work with
+    the hub give both: 2 * threshold - members. Or it counts `threshold` members of whom all but one
+    work with it, and takes their contributions off the sum.
+    """
+    return min(2 * threshold - members, threshold - 1)
+
+
+def why_not(members: int, threshold: int, honest_hub: bool = False) -> str:
+    """Why masks cannot have this many members, or this threshold; or "". With `honest_hub` the hub
+    is trusted to tell the truth about who dropped out."""
     if not 2 <= members <= MOST_MEMBERS:
         return (
             f"{members} members: allowed are 2 to {MOST_MEMBERS}, because each round's work at the "
             "hub grows with the cube of them: use fewer members, or put gateways in between"
         )
-    least = members // 2 + 1
-    if not least <= threshold <= members:
+    least, usual = members // 2 + 1, default_threshold(members)
+    if honest_hub and not least <= threshold <= members:
         return (
             f"strategy.threshold = {threshold}: allowed are {least} to {members}, more than half "
             "of the members (0: more than two thirds)"
+        )
+    if least <= threshold < usual and not honest_hub:
+        few, more = colluders(members, threshold), colluders(members, usual)
+        return (
+            f"strategy.threshold = {threshold}: allowed are {usual} to {members}, more than two "
+            f"thirds of the members: a hub that lies about who dropped out reads single "
+            f"contributions with the help of {few} of them, and of {more} with {usual}. If nobody "
+            f"could make it lie, strategy.honest_hub=true allows {least} and more"
+        )
+    if not usual <= threshold <= members and not honest_hub:
+        return (
+            f"strategy.threshold = {threshold}: allowed are {usual} to {members}, more than two "
+            "thirds of the members (strategy.honest_hub=true: more than half)"
         )
     return ""
 

@@ -15,7 +15,7 @@ import numpy as np
 from edgetrain import codecs
 from edgetrain.codecs import Codec, Feedback
 from edgetrain.errors import ConfigError, Refused
-from edgetrain.exchange.masks.terms import MaskTerms
+from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 from edgetrain.exchange.messages import Contribute, Masking, Welcome
 from edgetrain.exchange.seam import Request
 from edgetrain.vectors.parts import parts_of
@@ -235,11 +235,14 @@ def masker_of(welcome: Welcome, request: Request, elements: int) -> Masker | Non
             "masks", f"contributions to this hub are {found}, this job's are masked with {wanted}",
             "the hub has to run the same job file",
         )  # fmt: skip
-    if wanted is True and 2 * welcome.threshold <= welcome.members:
+    least = welcome.members // 2 + 1 if request.honest_hub else default_threshold(welcome.members)
+    if wanted is True and welcome.threshold < least:
         raise Refused(
             "masks",
-            f"the hub's threshold is {welcome.threshold} of {welcome.members} members",
-            "start it with strategy.secure=true, or join without secure",
+            f"the hub's threshold is {welcome.threshold} of {welcome.members} members, and at "
+            f"least {least} are wanted",
+            "start it with strategy.secure=true and the usual threshold; or join without secure, "
+            "or with honest_hub=True",
         )
     if not welcome.threshold:
         return None

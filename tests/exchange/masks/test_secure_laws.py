@@ -474,8 +474,11 @@ def test_the_default_threshold_is_more_than_two_thirds(members):
     threshold = default_threshold(members)
     assert 3 * threshold > 2 * members
     assert not why_not(members, threshold)
-    assert "more than half" in why_not(members, members // 2)
-    assert "more than half" in why_not(members, members + 1)
+    assert "more than half" in why_not(members, members // 2, honest_hub=True)
+    assert "more than half" in why_not(members, members + 1, honest_hub=True)
+    for below in range(members // 2 + 1, threshold):
+        assert "honest_hub=true" in why_not(members, below)
+        assert not why_not(members, below, honest_hub=True)
 
 
 @pytest.mark.parametrize("members", [1, 65])

@@ -22,21 +22,22 @@ def welcome(**other):
     return Welcome(**(fields | other))
 
 
-def request(secure):
-    return Request("", secure=secure)
+def request(secure, honest_hub=False):
+    return Request("", secure=secure, honest_hub=honest_hub)
 
 
 @pytest.mark.parametrize(
-    ("secure", "told"),
+    ("secure", "told", "honest_hub"),
     [
-        (False, {}),
-        (True, {}),
-        (True, {"threshold": 3}),
-        (MaskTerms(5, 4, 8.0), {}),
+        (False, {}, False),
+        (True, {}, False),
+        (True, {"threshold": 3}, True),
+        (MaskTerms(5, 4, 8.0), {}, False),
+        (MaskTerms(5, 3, 8.0), {"threshold": 3}, False),  # as its own job says
     ],
 )
-def test_masks_as_agreed(secure, told):
-    masker = masker_of(welcome(**told), request(secure), 7)
+def test_masks_as_agreed(secure, told, honest_hub):
+    masker = masker_of(welcome(**told), request(secure, honest_hub), 7)
     assert masker is not None
     assert masker.epoch == 3
 
@@ -45,6 +46,7 @@ def test_masks_as_agreed(secure, told):
     ("secure", "told", "said"),
     [
         (True, {"threshold": 0}, "threshold is 0 of 5"),
+        (True, {"threshold": 3}, "threshold is 3 of 5 members, and at least 4 are wanted"),
         (True, {"threshold": 2}, "threshold is 2 of 5"),
         (MaskTerms(5, 4, 8.0), {"threshold": 0}, "not masked"),
         (MaskTerms(5, 4, 8.0), {"threshold": 3}, "threshold=3"),
