@@ -22,7 +22,7 @@ from edgetrain.errors import BadMessage
 if TYPE_CHECKING:
     from edgetrain.vectors.vector import Buffer
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version; raised when hubs and members of different versions would misunderstand each other."""
 
 MAX_HEADER_BYTES = 4096
@@ -108,7 +108,7 @@ class Welcome:
     strategy: str = _text(64)
     every: int = _integer(1, 1 << 32)
     delay: int = _integer(-1, 1 << 32)
-    """Local steps; -1: will be measured in the first rounds, and announced in a reply."""
+    """Local steps; -1: measured in the first rounds, and announced in replies with `every`."""
     codec: str = _text(256)
     reply_codec: str = _text(256)
     beat_s: float = _number(0.001, 3600.0)
@@ -185,6 +185,10 @@ class Start:
     """After a Resume: the hub lacks the member's contributions from this round on."""
     attempt: int = _integer(0, 1 << 32, default=0)
     """The `attempt` of the Resume that this answers; 0: it answers a Join."""
+    every: int = _integer(0, 1 << 32, default=0)
+    """Local steps in a round, in force now; 0: as in Welcome."""
+    steps: int = _integer(0, MAX_COUNT, default=0)
+    """Local steps of the run before `round`."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +232,8 @@ class Contribute:
     wanted_delay: int = _integer(0, 1 << 32)
     """Local steps that would have hidden this member's last round trip; 0: not known yet."""
     payload: Buffer = _payload()  # noqa: RUF009
+    step_s: float = _number(1e-9, 1e9, default=1.0)
+    """Seconds of one of these steps."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +254,8 @@ class Reply:
     """Every contribution to this round is counted in it; if not, `Beat.merged` says when the
     receiver's is."""
     payload: Buffer = _payload()  # noqa: RUF009
+    every: int = _integer(0, 1 << 32, default=0)
+    """Local steps in a round, in force once this reply is applied; 0: as before."""
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ class RoundReply:
     """When its last part arrived, by the clock of the member's exchange."""
     pieces: Sequence[Vector]
     """The vector in consecutive pieces, float32, together [elements]."""
+    every: int = 0
+    """Local steps in a round, in force once this reply is applied; 0: as before."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class CatchUp:
     base: Vector | None
     """That base, float32 [elements], where replies that this member missed are gone. None: they
     will still come."""
+    every: int = 0
+    """Local steps in a round, in force; 0: as before."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class Entry:
     strategy: str
     """As the strategy is spelled in the job."""
     every: int
-    """Local steps in a round."""
+    """Local steps in a round, as the job begins."""
     auto_delay: bool
     """Whether the delay follows from what members measure. Each reply says the next one."""
     delay: int
@@ -121,6 +125,10 @@ class Entry:
     is_exact: bool = False
     """Whether contributions and replies arrive bit for bit: no codec and no mask rounds them, or
     leaves a part for later."""
+    steps: int = 0
+    """Local steps of the run before `round`."""
+    every_now: int = 0
+    """Local steps in a round, in force; 0: as the job begins."""
 
 
 class Exchange(Protocol):
@@ -179,14 +187,15 @@ class Exchange(Protocol):
         applied: int,
         checksum: int,
         wanted_delay: int,
+        step_s: float = 1.0,
         rest_later: bool = True,
     ) -> Vector | None:
         """Hand a contribution over; returns at once.
 
         `contribution` belongs to the exchange from now on: the caller does not write it again, and
         its memory is free (`memory` lends it again) once nobody holds it. `weight`: samples behind
-        it. `applied`, `checksum`: the member's base. `wanted_delay`: local steps that would have
-        hidden the last round trip, 0: not known.
+        it. `applied`, `checksum`: the member's base. `wanted_delay`: local steps of `step_s`
+        seconds that would have hidden the last round trip, 0: not known.
 
         What a lossy codec leaves out goes with a later contribution (`rest_later`), and the result
         is None. Otherwise the rest is the caller's, and the result is what others will read: a

@@ -32,7 +32,11 @@ def hub_of(found: Resolved, *, any_job: bool = False, source: Source = system) -
         masks = Aggregator(found.mask_terms)
     return Hub(
         Terms.of_strategy(
-            found.strategy, found.every, found.delay, "" if any_job else job.digest()
+            found.strategy,
+            found.every,
+            found.delay,
+            "" if any_job else job.digest(),
+            0 if any_job else job.train.steps,
         ),
         Policy(
             job.fleet.members,

@@ -123,7 +123,7 @@ class Displacement:
         """Called after each optimizer step; returns the contribution at the end of a round."""
         self._steps += 1
         self._local_steps += 1
-        return self._submit() if self._local_steps == self.every else None
+        return self._submit() if self._local_steps >= self.every else None
 
     def quiet_steps(self) -> int:
         """How many steps from now neither submit nor wait: `params` is not looked at after them."""

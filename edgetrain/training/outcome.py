@@ -77,9 +77,9 @@ def write_errors(
 
 def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str) -> dict[str, Any]:
     """The part of the summary that only the driver of a run knows; `report` is the network's."""
-    delay = 0
+    delay = every = 0
     for record in read_metrics(folder, "round"):
-        delay = record.get("delay", 0)
+        delay, every = record.get("delay", 0), record.get("every", 0)
     kept = _promise_of(planned, folder, seeded=report.get("backend") == "simulated")
     sources = {devices.Energy(device).source for device in planned.device_profiles.values()}
     return {
@@ -88,7 +88,7 @@ def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str)
         "metric": planned.metric,
         "better": planned.better,
         "target": planned.target,
-        "every": planned.every,
+        "every": every or planned.every,
         "emulation": report,
         "delay": delay,
         "buffers": planned.buffers,

@@ -134,6 +134,7 @@ class HubRecorder:
                 cpu_s=self._usage.cpu_s,
                 peak_bytes=self._usage.peak_bytes,
                 delay=closed.delay,
+                every=closed.every,
                 cuts=closed.cuts,
             )
 

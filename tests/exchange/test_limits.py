@@ -11,7 +11,7 @@ from edgetrain import codecs
 from edgetrain.codecs import Dense
 from edgetrain.exchange import limits
 from edgetrain.exchange.hub import rounds as exchange
-from edgetrain.exchange.hub.delay import AUTO_ROUNDS, MAX_AHEAD, MAX_IN_FLIGHT, AgreedDelay
+from edgetrain.exchange.hub.delay import AUTO_ROUNDS, MAX_AHEAD, MAX_IN_FLIGHT, AgreedDelay, Wish
 from edgetrain.exchange.hub.effects import Note, Send
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
@@ -156,5 +156,5 @@ def test_a_member_that_takes_no_replies_is_given_up(monkeypatch):
 
 def test_an_automatic_delay_does_not_grow_without_end_because_one_member_says_so():
     delay = AgreedDelay(5, None)
-    delay.agree(AUTO_ROUNDS - 1, [10**9])
-    assert delay.delay == MAX_IN_FLIGHT * 5
+    delay.agree(AUTO_ROUNDS - 1, [Wish("a", 10**9, 1.0, 0, 0.0)], 0.0)
+    assert delay.delay + delay.every == (MAX_IN_FLIGHT + 1) * 5

@@ -168,7 +168,7 @@ class Recorded:
         member.note_base()
         member.submitted.add(round)
         own = contribution.copy()
-        more["wanted_delay"] = member.fleet.wanted_delay
+        more["wanted_delay"], more["step_s"] = member.fleet.wanted_delay, 1e6
         read = self._inner.submit(round, contribution, **more)
         member.sent += own if read is None else read
         if read is not None:
@@ -329,6 +329,7 @@ class Fleet:
         weights: list[float] | None = None,
         policy: Policy | None = None,
         wanted_delay: int = 0,
+        bounded: bool = False,
         codec: str = "fp32",
         reply_codec: str = "",
         disk: Disk | None = None,
@@ -350,7 +351,7 @@ class Fleet:
         self.closed: list[Closed] = []
         every = every if self.strategy.has_local_steps else 1
         delay = delay if self.strategy.delays else 0
-        terms = Terms.of_strategy(self.strategy, every, delay)
+        terms = Terms.of_strategy(self.strategy, every, delay, steps=steps if bounded else 0)
         self.fresh_hub = lambda: Hub(
             terms, policy or Policy(members), self.strategy.merge_rule(), *named
         )

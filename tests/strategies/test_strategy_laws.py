@@ -288,6 +288,27 @@ def test_an_automatic_delay_is_agreed_on_and_reproducible(members, every, wanted
     assert len({m.params.tobytes() for m in auto.members}) == 1
 
 
+@given(
+    name=st.sampled_from(["dga", "dga(drift)"]), members=st.integers(1, 4),
+    every=st.integers(1, 3), wanted=st.integers(20, 90), steps=st.integers(48, 90),
+    codec=st.sampled_from(["fp32", "topk(0.3) | q2"]), rng=st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_rounds_that_grow_lose_nothing(name, members, every, wanted, steps, codec, rng):
+    fleet = Fleet(
+        name, members, every, None, steps, rng=rng, wanted_delay=wanted, bounded=True,
+        codec=codec, reply_codec="fp32", elements=8,
+    ).run()  # fmt: skip
+    assert {m.state for m in fleet.members} == {"done"}
+    assert len({m.params.tobytes() for m in fleet.members}) == 1
+    first = fleet.members[0]
+    assert first.half.every == max(every, max(2 * every, steps // 8) // 2)
+    assert fleet.hub.round < steps / every or first.half.every < 2 * every
+    moved = first.half.base.astype(np.float64) - fleet.initial
+    unsent = sum(m.unsent for m in fleet.members) / members
+    walked = sum(m.walked for m in fleet.members) / members
+    np.testing.assert_allclose(moved + unsent, walked, rtol=1e-3, atol=1e-3)
+
+
 def test_a_newcomer_starts_from_the_fleets_base():
     fleet = Fleet("dga", 3, 2, 4, 40, policy=Policy(3))
     late = fleet.members.pop()

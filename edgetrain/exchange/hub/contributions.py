@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from edgetrain.codecs import Codec
 from edgetrain.errors import BadPayload
+from edgetrain.exchange.hub.delay import Wish
 from edgetrain.vectors.vector import Buffer, Vector, all_finite
 
 NOT_FINITE = "an element is not a finite number"
@@ -21,10 +22,10 @@ class Contribution:
 
     member: str
     weight: float
-    wanted_delay: int
-    """Local steps that would have hidden its sender's last round trip."""
     payloads: tuple[Buffer, ...]
     """One per part; none where contributions are masked."""
+    wish: Wish | None = None
+    """What its sender has measured; None: it is merged again, from a journal."""
 
 
 class Spoilt(Exception):

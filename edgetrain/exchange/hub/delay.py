@@ -1,17 +1,35 @@
-"""How many rounds a job's members may be ahead of their replies: the delay in force, and what
-follows from it.
+"""How many rounds a job's members may be ahead of their replies: the delay in force, the length of
+rounds, and what follows from them.
 
-Numbers of rounds and steps only. No member, no message, no time: how long links take is known as
-the local steps that members ask for.
+Numbers of rounds and steps, and what members and the hub have measured. No message, no clock.
+
+With an automatic delay, `agree` at turns 1, 3, 6, 12, … (rounds merged) decides, in this order:
+
+    replies take                          delay D           steps in a round K
+    not known yet                         as before         as before
+    longer than D, which was enough, and  as before         as long as a round takes
+    rounds take longer than their steps
+    more than the run can bear            as long as it can longer, in proportion
+    anything else                         as long           as before, but not over twice D
+
+What a run can bear: K + D, the steps that a member may be away from what the others do, is at most
+one in SHARE of its steps. Rounds grow up to half of that. Where rounds begin faster than they
+close, the hub or a link is the bottleneck: a longer delay would lengthen its queue, and hide
+nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MARGIN = 1.1
+"""Members ask for a delay that is longer than their round trip by this factor."""
 
 AUTO_ROUNDS = 3
-"""With an automatic delay the fleet agrees on one after this many synchronous rounds, and again
-after two, four, eight … times as many, when slow start is over and the link may have changed."""
+"""With an automatic delay the fleet agrees on one after the first round, and again after this many,
+and two, four, eight … times as many, when slow start is over and the link may have changed."""
 
 MAX_AHEAD = 1024
 """Rounds that a member may be ahead of the oldest open one, whatever the delay."""
@@ -19,37 +37,168 @@ MAX_AHEAD = 1024
 MAX_IN_FLIGHT = 128
 """Rounds that an automatic delay may hide, whatever members ask for."""
 
+SHARE = 8
+"""An automatic delay and a round together are at most one in so many of a run's steps."""
+
+GREW = 1.1
+"""A delay that was enough is so no more, and rounds take longer than their steps, from this factor
+on; and rounds get longer than they take by it."""
+
+REMEMBERED = 4 * MAX_IN_FLIGHT
+"""Rounds for which it is known how long each contribution waited for the others."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a member has measured, as its contribution says, and when that came."""
+
+    member: str
+    steps: int
+    """Of its own, that would have hidden its last round trip; 0: not known."""
+    step_s: float
+    """Seconds of one of them."""
+    applied: int
+    """Replies applied: the round trip is that of the last one."""
+    arrived: float
+
+
+def is_turn(round: int) -> bool:
+    """Whether the fleet agrees on an automatic delay when this round closes."""
+    turns, odd = divmod(round + 1, AUTO_ROUNDS)
+    return round == 0 or (not odd and turns.bit_count() == 1)
+
 
 class AgreedDelay:
-    """The delay of one job, in local steps, of which a round has `every`. None: measured."""
+    """The delay of one job, in local steps, of which a round has `every`. None: measured.
 
-    def __init__(self, every: int, delay: int | None) -> None:
-        self.delay = delay or 0
-        """In force now."""
-        self._every = every
+    `steps` is what each member takes in the whole run; 0: not known.
+    """
+
+    def __init__(self, every: int, delay: int | None, steps: int = 0) -> None:
+        self.every = every
+        """Steps in a round, in force now."""
+        self.delay = every if delay is None else delay
+        """In force now. An automatic one begins with a round: nobody waits for the first reply
+        before there is something to do meanwhile."""
+        self.merged_steps = 0
+        """Steps in the rounds merged so far."""
+        self._shortest = every
         self._is_measured = delay is None
+        self._steps = steps
+        self._together = max(2 * every, steps // SHARE) if steps else (MAX_IN_FLIGHT + 1) * every
+        """The most steps that a round and an automatic delay may have together."""
         self._longest = 0
-        """The longest delay so far: members still act on it for a while."""
+        """The most rounds in flight so far: members still act on it for a while."""
+        self._is_enough = False
+        self._waits: dict[int, dict[str, float]] = {}
+        self._closed: list[float] = []
+        """When the rounds since the last turn closed."""
 
-    def agree(self, round: int, wanted: Iterable[int]) -> None:
-        """This round closes, and its members ask for these delays. If it is time to agree on one,
-        take the longest, which is what the slowest member needs."""
-        turns, odd = divmod(round + 1, AUTO_ROUNDS)
-        if self._is_measured and not odd and turns.bit_count() == 1:
-            self.delay = min(max(wanted, default=self.delay), MAX_IN_FLIGHT * self._every)
-            self._longest = max(self._longest, self.delay)
+    @property
+    def most(self) -> int:
+        """The longest automatic delay, in steps."""
+        return self._together - self.every
 
-    def restore(self, delay: int) -> None:
-        """A journal says that this delay is in force."""
+    def agree(self, round: int, wishes: Sequence[Wish], now: float) -> str:
+        """This round closes now, with these contributions. Returns what people should know of a
+        change, or ""."""
+        self.merged_steps += self.every
+        if not self._is_measured:
+            return ""
+        self._waits[round] = {wish.member: now - wish.arrived for wish in wishes}
+        self._waits.pop(round - REMEMBERED, None)
+        self._closed.append(now)
+        if not is_turn(round):
+            return ""
+        slowest = max((wish.step_s for wish in wishes if wish.steps), default=0.0)
+        taken = self._steps_taken(wishes, slowest)
+        lasts = self._lasts(slowest)
+        self._closed = [now]
+        if not taken:
+            return ""
+        told = self._decide(taken, lasts, any(wish.applied for wish in wishes))
+        self._longest = max(self._longest, self.delay // self.every)
+        return told
+
+    def _lasts(self, slowest: float) -> float:
+        """Steps of the slowest member from one round's end to the next's, in the newer half of the
+        rounds since the last turn; 0: not known."""
+        newer = self._closed[len(self._closed) // 2 :]
+        if not slowest or len(newer) < 2:
+            return 0.0
+        return (newer[-1] - newer[0]) / (len(newer) - 1) / slowest
+
+    def _steps_taken(self, wishes: Sequence[Wish], slowest: float) -> int:
+        """Steps of the slowest member that hide the longest round trip. What a contribution has
+        waited for those of others is not the trip's: a longer delay would not shorten it."""
+        longest = 0.0
+        for wish in wishes:
+            steps = float(wish.steps)
+            if wish.steps:
+                waited = self._waits.get(wish.applied - 1, {}).get(wish.member, 0.0)
+                steps = max(0.0, wish.steps * wish.step_s - MARGIN * waited) / slowest
+            longest = max(longest, steps)
+        return math.ceil(round(longest, 6))
+
+    def _decide(self, taken: int, lasts: float, is_measured: bool) -> str:
+        """See the table of the module."""
+        before = self.every
+        grew = self._is_enough and taken > GREW * self.delay and lasts > GREW * self.every
+        if grew:
+            self._lengthen(GREW * lasts)
+            self.delay = min(self.delay, self.most)
+            told = self._told(
+                before,
+                f"the hub, or a link, needs {math.ceil(lasts)} steps for a round",
+                "gateways, a smaller codec",
+            )
+        elif taken > self.most:
+            self._lengthen(self.every * taken / self.most)
+            self.delay = self.most
+            told = self._told(
+                before,
+                f"a reply takes {taken} steps, and the delay of this run is at most {self.most}",
+                "fewer or nearer members, a smaller codec, more steps",
+            )
+        else:
+            self.delay, told = taken, ""
+            self.every = min(self.every, max(self._shortest, 2 * taken))
+        self._is_enough = is_measured and (grew or taken <= self.most)
+        return told
+
+    def _lengthen(self, steps: float) -> None:
+        self.every = max(self.every, min(math.ceil(steps), self._together // 2))
+
+    def _told(self, before: int, why: str, way_out: str) -> str:
+        if self.every == before:
+            return ""
+        return f"rounds of {self.every} steps from now on ({before} before): {why} ({way_out})"
+
+    def to_keep(self) -> tuple[int, int]:
+        """(every, merged_steps) for a journal; 0 where they follow from the job."""
+        return (self.every, self.merged_steps) if self._is_measured else (0, 0)
+
+    def restore(self, delay: int, every: int = 0) -> None:
+        """A journal says that these are in force; `every` 0: it is older than rounds that grow."""
         self.delay = delay
+        self.every = every or self.every
+
+    def replay(self, delay: int, every: int = 0) -> None:
+        """A journal says that a round was merged, and that these are in force since."""
+        self.merged_steps += self.every
+        self.restore(delay, every)
+
+    def steps_before(self, round: int, merged: int) -> int:
+        """Steps of the run before this round, `merged` rounds being merged."""
+        return max(0, self.merged_steps + (round - merged) * self.every)
 
     @property
     def in_flight(self) -> int:
         """Rounds that a member may be ahead of its replies."""
-        return self.delay // self._every + 1
+        return self.delay // self.every + 1
 
     @property
     def slack(self) -> int:
         """Rounds that a member may be ahead of the hub, or behind: four times what its delay needs,
         because delays change and newcomers begin ahead. The hub keeps what it sends until then."""
-        return min(MAX_AHEAD, 4 * (max(self._longest, self.delay) // self._every + 2))
+        return min(MAX_AHEAD, 4 * (max(self._longest, self.delay // self.every) + 2))

@@ -13,7 +13,7 @@ from typing import Literal
 from edgetrain.exchange.hub.records import Record, Round, State
 from edgetrain.exchange.messages import Message, Refuse, Reply
 
-Event = Literal["joined", "started", "late", "gone", "left", "refused", "back"]
+Event = Literal["joined", "started", "late", "gone", "left", "refused", "back", "pace"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Closed:
     cuts: tuple[tuple[str, float, str], ...] = ()
     """(member, share of its contribution that was left out, why), where a merge rule left some out;
     a remark about the whole round stands under "hub"."""
+    every: int = 0
+    """Steps in a round, in force once this round's reply is applied; 0: not said."""
 
 
 @dataclass(frozen=True)
@@ -86,5 +88,6 @@ def replies_of(record: Round) -> Iterator[Reply]:
     parts, members = len(record.reply), len(record.counted)
     for part, payload in enumerate(record.reply):
         yield Reply(
-            record.round, part, parts, members, record.delay, record.checksum, False, payload
+            record.round, part, parts, members, record.delay, record.checksum, False, payload,
+            record.every,
         )  # fmt: skip

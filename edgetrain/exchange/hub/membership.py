@@ -221,7 +221,11 @@ class Membership:
         if not keep:
             self.unrequited.count_sent(member.sender)
             effects += self._send_base(member)
-        start = Start(rounds.round, member.first_round, rounds.delay.delay, checksum, keep)
+        pace, first = rounds.delay, member.first_round
+        start = Start(
+            rounds.round, first, pace.delay, checksum, keep,
+            every=pace.every, steps=pace.steps_before(first, rounds.round),
+        )  # fmt: skip
         return [*effects, Send(member.sender, start)]
 
     def _send_base(self, member: MemberRecord) -> list[Effect]:
@@ -259,7 +263,8 @@ class Membership:
             effects += self._send_base(member)
         start = Start(
             member.applied, begin, rounds.delay.delay, rounds.checksums.get(member.applied), keep,
-            member.next_round, message.attempt,
+            member.next_round, message.attempt, rounds.delay.every,
+            rounds.delay.steps_before(begin, rounds.round),
         )  # fmt: skip
         effects.append(Send(sender, start))
         missed = rounds.messages_missed(member.name)

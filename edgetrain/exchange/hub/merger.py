@@ -244,7 +244,7 @@ class Merger:
             return np.frombuffer(record.inputs[0][0], np.float32)
         return self._merge(
             [
-                Contribution(counted.member, counted.weight, 0, payloads)
+                Contribution(counted.member, counted.weight, payloads)
                 for counted, payloads in zip(record.counted, record.inputs, strict=True)
             ]
         )[1]

@@ -100,7 +100,7 @@ class Hub:
             merge, codec, reply_codec, keeps_base=terms.keeps_base, masked=masks is not None
         )
         closing = closing or QuorumAndDeadline(policy.quorum, policy.deadline_s)
-        delay = AgreedDelay(terms.every, terms.delay)
+        delay = AgreedDelay(terms.every, terms.delay, terms.steps)
         self.rounds = Rounds(self.members, merger, delay, closing, masks, policy.deadline_s)
         self.membership = Membership(terms, policy, self.members, self.rounds)
         self._first: list[Effect] = []
@@ -351,7 +351,7 @@ class Hub:
         return State(
             self._agreed(), model.digest, model.description, model.elements, self.epoch,
             self.round, self.delay, seats, away, tuple(rounds.checksums.items()), self.base,
-            rounds.merger.unsent(), rounds.merger.rule_state(),
+            rounds.merger.unsent(), rounds.merger.rule_state(), *rounds.delay.to_keep(),
         )  # fmt: skip
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:

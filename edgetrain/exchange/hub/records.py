@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from edgetrain.errors import BadMessage
 from edgetrain.vectors.vector import Buffer, Vector
 
-LAYOUT = 1
-"""Of the records' fields; goes up when they change."""
+LAYOUT = 2
+"""Of the records' fields; goes up when they change. Layout 1 ends before the fields `every` and
+`steps`: it is read as well, and written where they are 0."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Round:
     """The payloads that went to everyone."""
     inputs: tuple[tuple[Buffer, ...], ...] = field(default=(), repr=False)
     """The payloads of each contribution, where what the hub keeps cannot be made from replies."""
+    every: int = 0
+    """Steps in a round, in force once this round's reply is applied; 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,10 @@ class State:
     """What a lossy reply codec has not sent yet."""
     rule: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
     """The state of the merge rule, if it has one; numbers are arrays of shape ()."""
+    every: int = 0
+    """Steps in a round, in force now; 0: not known."""
+    steps: int = 0
+    """Steps in the rounds before `round`; 0: not known."""
 
 
 _RULE = "rule/"
@@ -129,7 +136,7 @@ def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
                 record.round, counted, record.delay, record.before, record.checksum,
                 len(record.reply), len(record.inputs), [memoryview(p).nbytes for p in payloads],
             ]  # fmt: skip
-            return _header("R", fields), payloads
+            return _header("R", fields, [record.every]), payloads
         case Entered():
             return _header("E", _seat_fields(record.seat)), []
         case Departed():
@@ -140,8 +147,10 @@ def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
             return _encode_state(record)
 
 
-def _header(kind: str, fields: Sequence[Any]) -> bytes:
-    packed: bytes = msgpack.packb([LAYOUT, kind, *fields])
+def _header(kind: str, fields: Sequence[Any], newer: Sequence[int] = ()) -> bytes:
+    """`newer` are the fields that layout 2 has at the end."""
+    head = [LAYOUT, kind, *fields, *newer] if any(newer) else [1, kind, *fields]
+    packed: bytes = msgpack.packb(head)
     return packed
 
 
@@ -165,7 +174,7 @@ def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
     payloads: list[Buffer] = [
         np.ascontiguousarray(array).reshape(-1).data.cast("B") for array in arrays.values()
     ]
-    return _header("S", fields), payloads
+    return _header("S", fields, [state.every, state.steps]), payloads
 
 
 def decode(header: Buffer, payload: Buffer) -> Record | State:
@@ -176,8 +185,8 @@ def decode(header: Buffer, payload: Buffer) -> Record | State:
     """
     try:
         layout, kind, *fields = msgpack.unpackb(header, use_list=True)
-        if layout != LAYOUT:
-            raise ValueError(f"layout {layout}, this version reads {LAYOUT}")
+        if layout not in (1, LAYOUT):
+            raise ValueError(f"layout {layout}, this version reads 1 and {LAYOUT}")
         return _decode(kind, fields, memoryview(payload))
     except Exception as error:  # msgpack and NumPy raise many unrelated types on bad bytes
         raise BadMessage(f"not a record: {error}") from None
@@ -185,13 +194,13 @@ def decode(header: Buffer, payload: Buffer) -> Record | State:
 
 def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State:
     if kind == "R":
-        round, counted, delay, before, checksum, replies, inputs, sizes = fields
+        round, counted, delay, before, checksum, replies, inputs, sizes, *newer = fields
         parts = list(_cut(payload, sizes))
         reply, rest = tuple(parts[:replies]), parts[replies:]
         each = len(rest) // inputs if inputs else 0
         return Round(
             round, tuple(Counted(*c) for c in counted), delay, before, checksum, reply,
-            tuple(tuple(rest[i * each : (i + 1) * each]) for i in range(inputs)),
+            tuple(tuple(rest[i * each : (i + 1) * each]) for i in range(inputs)), *newer,
         )  # fmt: skip
     if kind == "E":
         return Entered(Seat(*fields))
@@ -201,7 +210,9 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         return Restarted(*fields)
     if kind != "S":
         raise ValueError(f"no kind {kind!r}")
-    agreed, model, layout, elements, epoch, round, delay, seats, away, checksums, told = fields
+    agreed, model, layout, elements, epoch, round, delay, seats, away, checksums, told, *newer = (
+        fields
+    )
     sizes = [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in told]
     arrays = {
         name: np.frombuffer(part, np.dtype(dtype)).reshape(shape)
@@ -219,6 +230,7 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         base,
         arrays,
         rule,
+        *newer,
     )  # fmt: skip
 
 

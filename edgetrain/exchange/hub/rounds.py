@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.checksums import BaseChecksums
 from edgetrain.exchange.hub.contributions import Contribution
-from edgetrain.exchange.hub.delay import AgreedDelay
+from edgetrain.exchange.hub.delay import AgreedDelay, Wish
 from edgetrain.exchange.hub.effects import Closed, Effect, Note, Send, Write
 from edgetrain.exchange.hub.masked_rounds import MaskedRounds
 from edgetrain.exchange.hub.members import MemberRecord, Members
@@ -137,7 +137,8 @@ class Rounds:
         """Go on from a journal's snapshot."""
         self.merger.restore(state)
         self.round = state.round
-        self.delay.restore(state.delay)
+        self.delay.restore(state.delay, state.every)
+        self.delay.merged_steps = state.steps or state.round * self.delay.every
         for applied, checksum in state.checksums:
             self.checksums.add_known(applied, checksum)
 
@@ -153,7 +154,7 @@ class Rounds:
         if record.before:
             self.checksums.add_known(record.round, record.before)
         self._advance(record.round, checksum)
-        self.delay.restore(record.delay)
+        self.delay.replay(record.delay, record.every)
 
     def _advance(self, round: int, checksum: int) -> None:
         """This round is merged, and leads to a base with this checksum (0: not known)."""
@@ -266,7 +267,8 @@ class Rounds:
         if self.masks is not None:
             self.masks.add_contribution(member.name, meant_for, payloads)
             payloads = ()
-        contribution = Contribution(member.name, member.weight, message.wanted_delay, payloads)
+        wish = Wish(member.name, message.wanted_delay, message.step_s, message.applied, now)
+        contribution = Contribution(member.name, member.weight, payloads, wish)
         round = max(meant_for, self.round)
         return remarks, self.open_rounds.add(round, member, meant_for, contribution, now)
 
@@ -288,7 +290,7 @@ class Rounds:
             payloads = whole.payloads if whole else tuple(member.incoming)
             if len(payloads) <= part or (whole is None and member.next_round != self.round):
                 return
-            chosen.append(Contribution(member.name, member.weight, 0, payloads))
+            chosen.append(Contribution(member.name, member.weight, payloads))
         self.merger.merge_early(part, chosen)
 
     # -- a round closes -----------------------------------------------------------------------
@@ -331,20 +333,23 @@ class Rounds:
         before = self.checksums.get(round)
         self.open_rounds.remove(round)
         effects = self._mark_late(due.missing)
-        self.delay.agree(round, (c.wanted_delay for c in result.counted))
+        wishes = [c.wish for c in result.counted if c.wish is not None]
+        if told := self.delay.agree(round, wishes, now):
+            effects.append(Note("pace", "hub", told))
         self._advance(round, result.checksum)
         if self.masks is not None:
             self.masks.forget_round(round)
         entry.mark_merged()
         # A masked round that is given up has contributions of which none is counted.
         counted, names = (entry.counted(), entry.members) if result.counted else ((), ())
-        reply, delay = tuple(result.payloads), self.delay.delay
-        record = Round(round, counted, delay, before, result.checksum, reply, result.inputs)
+        reply, delay, every = tuple(result.payloads), self.delay.delay, self.delay.every
+        kept, _ = self.delay.to_keep()
+        record = Round(round, counted, delay, before, result.checksum, reply, result.inputs, kept)
         effects.append(Write(record))
         effects += self._answer(round, result)
         weight = sum(c.weight for c in result.counted)
         open_s = now - entry.opened
-        effects.append(Closed(round, names, due.missing, weight, open_s, delay, result.cuts))
+        effects.append(Closed(round, names, due.missing, weight, open_s, delay, result.cuts, every))
         return effects
 
     def _mark_late(self, missing: tuple[str, ...]) -> list[Effect]:
@@ -363,8 +368,9 @@ class Rounds:
         told = [member for member in self._members if member.trains]
         settled = all(max(member.merged, member.first_round) > round for member in told)
         count, parts, delay = len(result.counted), len(result.payloads), self.delay.delay
+        every = self.delay.every
         replies = [
-            Reply(round, part, parts, count, delay, result.checksum, settled, payload)
+            Reply(round, part, parts, count, delay, result.checksum, settled, payload, every)
             for part, payload in enumerate(result.payloads)
         ]
         self._reply_bytes = sum(memoryview(payload).nbytes for payload in result.payloads)

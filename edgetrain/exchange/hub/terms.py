@@ -34,12 +34,23 @@ class Terms:
     """Whether a member may join after the start, and may leave out rounds when it comes back."""
     job: str = ""
     """Digest of the job, or "": any job whose model fits."""
+    steps: int = 0
+    """Steps of each member, which bound an automatic delay; 0: not known."""
 
     @classmethod
-    def of_strategy(cls, row: Strategy, every: int, delay: int | None, job: str = "") -> Terms:
+    def of_strategy(
+        cls, row: Strategy, every: int, delay: int | None, job: str = "", steps: int = 0
+    ) -> Terms:
         """The terms of a job with this strategy."""
         return cls(
-            row.spelled, every, delay, row.weighted, row.hub_keeps_base, row.allows_late_join, job
+            row.spelled,
+            every,
+            delay,
+            row.weighted,
+            row.hub_keeps_base,
+            row.allows_late_join,
+            job,
+            steps,
         )
 
     def agreed(self, codec: str, reply_codec: str, masked: bool) -> str:

@@ -16,13 +16,11 @@ from typing import Any, Protocol, Self
 
 from edgetrain import strategies
 from edgetrain.errors import Diverged
+from edgetrain.exchange.hub.delay import MARGIN
 from edgetrain.exchange.seam import CatchUp, Entry, Exchange, Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors.vector import Vector, checksum, zeros
-
-MARGIN = 1.1
-"""An automatic delay is longer than the measured round trip by this factor."""
 
 
 class Stepper(Protocol):
@@ -139,6 +137,11 @@ class DelayMeter:
         """Local steps; 0: not known yet."""
         self._step_s: deque[float] = deque(maxlen=32)
 
+    @property
+    def step_s(self) -> float:
+        """Median seconds of the last steps; 1: none was measured yet."""
+        return max(statistics.median(self._step_s), 1e-6) if self._step_s else 1.0
+
     def add_step(self, computed_s: float) -> None:
         """A step took this many seconds, not counting exchanges and waits."""
         self._step_s.append(computed_s)
@@ -146,8 +149,7 @@ class DelayMeter:
     def add_round_trip(self, seconds: float) -> None:
         """The reply to a contribution came this long after it was submitted."""
         if self._step_s and seconds > 0:
-            step_s = max(statistics.median(self._step_s), 1e-6)
-            self.wanted = max(1, math.ceil(MARGIN * seconds / step_s))
+            self.wanted = max(1, math.ceil(MARGIN * seconds / self.step_s))
 
 
 class Driver:
@@ -179,7 +181,8 @@ class Driver:
         self.exchange, self.flat, self.entry = exchange, flat, entry
         self.strategy = strategies.find(entry.strategy)
         self.half: MemberHalf = self.strategy.member_half(
-            flat.params, flat.gradient, entry.every, entry.delay, exchange.memory,
+            flat.params, flat.gradient, entry.every_now or entry.every, entry.delay,
+            exchange.memory,
             exchange.factors(),
         )  # fmt: skip
         self.steps = 0
@@ -191,6 +194,8 @@ class Driver:
         self.optimizer, self._clock, self._release = optimizer, clock, release
         self._weight = float(weight) if self.strategy.weighted else 1.0
         self._meter = DelayMeter() if entry.auto_delay else None
+        self._skipped = 0
+        """Steps taken elsewhere since the last one that was taken here."""
         self._submitted: dict[int, tuple[float, float]] = {}
         self._step_began = clock()
 
@@ -222,7 +227,8 @@ class Driver:
     def progress(self) -> int:
         """Steps of the job that the fleet has behind it, as far as this member takes part."""
         if self.strategy.has_local_steps:
-            return self.half.round * self.half.every + self.half.local_steps
+            rounds = self.half.round - self.entry.round
+            return self.entry.steps + rounds * self.half.every + self.half.local_steps
         return self.steps
 
     # -- training ------------------------------------------------------------------------------
@@ -242,7 +248,8 @@ class Driver:
         self.is_mid_step = False
         self.steps += 1
         if self._meter is not None:
-            self._meter.add_step(computed_s + self._clock() - began)
+            steps, self._skipped = 1 + self._skipped, 0
+            self._meter.add_step((computed_s + self._clock() - began) / steps)
         self.exchange.poll()
         if flat.is_storage or not half.quiet_steps():
             flat.pull_params()
@@ -259,6 +266,7 @@ class Driver:
         for _ in range(steps):
             self.half.after_step()
         self.steps += steps
+        self._skipped += steps
 
     def drain(self) -> None:
         """Submit what is left, and wait for every reply: the parameters then are the base. No step
@@ -307,6 +315,9 @@ class Driver:
         if contribution is None:
             return False
         round, began = self.half.round - 1, self._clock()
+        if self._meter is not None and not self._meter.wanted:
+            # The first round: what the connection has seen of the way so far, while joining.
+            self._meter.add_round_trip(self.exchange.traffic().round_trip_s)
         # The half takes the whole contribution as in flight, not what was released: the reply
         # replaces all of it, what was cut off and without the noise. Neither may be in a later one.
         read = self.exchange.submit(
@@ -316,6 +327,7 @@ class Driver:
             applied=self.half.applied,
             checksum=self.half.checksum,
             wanted_delay=0 if self._meter is None else self._meter.wanted,
+            step_s=1.0 if self._meter is None else self._meter.step_s,
             rest_later=self._release is not None or not self.half.keeps_rest,
         )
         if read is not None:
@@ -347,7 +359,7 @@ class Driver:
                 f"after round {round} the base has checksum {self.half.checksum:016x} here and "
                 f"{reply.checksum:016x} at the hub"
             )
-        self._take_delay(reply.delay)
+        self._take_delay(reply.delay, reply.every)
         if self.observe is not None:
             now = self._clock()
             self.observe(
@@ -364,11 +376,11 @@ class Driver:
             self._compare(found.checksum)
         self.half.skip_to(found.round)
         self._submitted = {r: at for r, at in self._submitted.items() if r >= self.half.applied}
-        self._take_delay(found.delay)
+        self._take_delay(found.delay, found.every)
 
-    def _take_delay(self, delay: int) -> None:
+    def _take_delay(self, delay: int, every: int) -> None:
         if self.entry.auto_delay and not self.is_drained:
-            self.half.delay = delay
+            self.half.delay, self.half.every = delay, every or self.half.every
 
     def _compare(self, wanted: int) -> None:
         if self.half.checksum != wanted:

@@ -94,7 +94,9 @@ class Inbox:
         arrival = self._arrivals.pop(round)
         head = arrival.head
         pieces = self._decoded(arrival)
-        return RoundReply(round, head.members, head.delay, head.checksum, arrival.at, pieces)
+        return RoundReply(
+            round, head.members, head.delay, head.checksum, arrival.at, pieces, head.every
+        )
 
     def _parts(self) -> list[slice]:
         return list(parts_of(self._elements, self.codec.part_elements))

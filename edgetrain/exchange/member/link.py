@@ -167,13 +167,14 @@ class Link:
         applied: int,
         checksum: int,
         wanted_delay: int,
+        step_s: float = 1.0,
         rest_later: bool = True,
     ) -> Vector | None:
         """Encode, or mask, and send a contribution: see Exchange."""
         session, self._submitted = self._session, round
         session.next_round = round + 1
         session.applied, session.checksum = applied, checksum
-        head = Contribute(round, 0, 1, weight, applied, checksum, wanted_delay, b"")
+        head = Contribute(round, 0, 1, weight, applied, checksum, wanted_delay, b"", step_s)
         if self.outbox.is_masked:
             self.outbox.add_unmasked(head, contribution)
             self._send_masked()
@@ -276,7 +277,9 @@ class Link:
             base = joined_base(back.base, self._session.elements, self.memory.borrow_vector())
             self.outbox.drop_missed(start.applied)
         if back.missed:
-            self._catch_up = CatchUp(start.round, start.delay, start.applied, start.checksum, base)
+            self._catch_up = CatchUp(
+                start.round, start.delay, start.applied, start.checksum, base, start.every
+            )
         self._send_masked()
 
     # -- leaving -------------------------------------------------------------------------------
@@ -342,6 +345,8 @@ def _entry(welcome: Welcome, start: Start) -> Entry:
         resend=start.resend,
         is_exact=not welcome.threshold
         and all(codecs.parse(name).lossless for name in (welcome.codec, welcome.reply_codec)),
+        steps=start.steps,
+        every_now=start.every,
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import AUTO_ROUNDS
+from edgetrain.exchange.hub.delay import AgreedDelay, is_turn
 from edgetrain.exchange.messages import Contribute, Message, Reply, pack
 from edgetrain.fleet.devices import Device
 from edgetrain.fleet.networks import Profile
@@ -337,6 +337,7 @@ class _Run:
         trips += far_s if hubs.uplinks else 0.0
         self.up = Streams([k.network.up for k in kinds], trips, rngs[0], connections)
         self.down = Streams([k.network.down for k in kinds], trips, rngs[1], connections)
+        farthest_s = float(trips.max())
         children = hubs.gateways or members
         part = -(-exchange.elements // hubs.shards)
         self.root = _Tier(children, 1, self.share, hubs.rate_mbit, hubs, part)
@@ -357,8 +358,9 @@ class _Run:
         self.now = np.zeros(members)
         self.computed = np.zeros(members)
         self.waited = np.zeros(members)
-        self.wanted = 0
-        self.delay = exchange.delay or 0
+        self.wanted = max(1, math.ceil(MARGIN * farthest_s / float(np.max(self.steps.seconds))))
+        self.agreed = AgreedDelay(exchange.every, exchange.delay, question.rounds * exchange.every)
+        self.delay = self.agreed.delay
         self.late = 0
         self.trips: list[float] = []
         self.spreads: list[float] = []
@@ -430,9 +432,8 @@ class _Run:
         self.late += late
         self.trips.append(float((arrives - submitted).min()))
         self.spreads.append(float(submitted.max() - submitted.mean()))
-        turns, odd = divmod(step // question.exchange.every, AUTO_ROUNDS)
-        if question.exchange.delay is None and not odd and turns.bit_count() == 1:
-            self.delay = self.wanted
+        if question.exchange.delay is None and is_turn(step // question.exchange.every - 1):
+            self.delay = min(self.wanted, self.agreed.most)
         return _Flight(step, submitted, arrives, self.delay)
 
     def _up(self, at: Array) -> tuple[Array, Array]:

@@ -16,7 +16,17 @@ from edgetrain.runs.metrics.line_file import LineFile
 from edgetrain.runs.metrics.lines import COMMON, format_line, number, seconds
 
 EventName = Literal[
-    "joined", "started", "late", "gone", "back", "left", "refused", "finished", "overrun", "error"
+    "joined",
+    "started",
+    "late",
+    "gone",
+    "back",
+    "left",
+    "refused",
+    "pace",
+    "finished",
+    "overrun",
+    "error",
 ]
 
 _BUFFER_BYTES = 64 * 1024
@@ -162,12 +172,13 @@ class MetricsLog:
         cpu_s: float,
         peak_bytes: int,
         delay: int = 0,
+        every: int = 0,
         cuts: Iterable[tuple[str, float, str]] = (),
     ) -> None:
         """Write a round that the hub closed. close_s: from the first contribution to the reply.
 
-        delay: local steps, in force once this round's reply is applied. cuts: (member, share left
-        out, reason) for each contribution that did not count in full.
+        delay, every: local steps, in force once this round's reply is applied. cuts: (member, share
+        left out, reason) for each contribution that did not count in full.
         """
         shares = [[name, float(f"{share:.4f}"), reason] for name, share, reason in cuts]
         self._write(
@@ -183,6 +194,7 @@ class MetricsLog:
                 "cpu_s": seconds(cpu_s),
                 "peak_bytes": int(peak_bytes),
                 "delay": int(delay),
+                "every": int(every),
                 **({"cuts": shares} if shares else {}),
             },
         )

@@ -85,6 +85,10 @@ class Tally:
     hub: MemberTally = field(default_factory=MemberTally)
     evaluations: list[Record] = field(default_factory=list)
     rounds: int = 0
+    every: int = 0
+    """Steps in a round, in force now; 0: not known."""
+    delay: int = 0
+    """Local steps, in force now."""
     missed: int = 0
     errors: list[str] = field(default_factory=list)
     t: float = 0.0
@@ -126,6 +130,8 @@ class Tally:
 
     def _add_round(self, record: Record) -> None:
         self.missed += len(record.get("missing") or []) + _cut(record, "missing")
+        self.every = int(_value(record, "every")) or self.every
+        self.delay = int(_value(record, "delay"))
         self.hub.add_usage(record)
         for name, share, _ in record.get("cuts") or []:
             self._of(name).cut += share

@@ -48,6 +48,10 @@ class Row:
     joules_source: str | None
     trusted: bool | None
     members_lost: tuple[str, ...]
+    every: int | None = None
+    """Steps in a round, at the end."""
+    delay: int | None = None
+    """Steps that a reply might take, at the end."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,14 @@ def _row(label: str, summary: Summary, first: Summary) -> Row:
         joules_source=summary["joules_source"],
         trusted=_trusted(summary),
         members_lost=tuple(summary["members_lost"]),
+        every=_count(summary.get("every")),
+        delay=_count(summary.get("delay")),
     )
+
+
+def _count(value: Any) -> int | None:
+    """A number of steps; None for a word ("auto") or nothing."""
+    return value if isinstance(value, int) else None
 
 
 def _speedup(summary: Summary, first: Summary) -> tuple[float | None, float | None]:

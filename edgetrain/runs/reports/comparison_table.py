@@ -38,6 +38,9 @@ def columns_of(comparison: Comparison) -> list[Column]:
         column("sent", (units.size(row.sent_bytes) for row in rows)),
         column("received", (units.size(row.received_bytes) for row in rows), rank=3),
     ]
+    if any(row.every for row in rows):
+        pace = (units.pace(row.every, row.delay) for row in rows)
+        shown.append(column("", pace, below="K, D", rank=3))
     if any(row.joules is not None for row in rows):
         shown.append(column("energy", map(_energy, rows), rank=2))
     if any(row.trusted is not None for row in rows):

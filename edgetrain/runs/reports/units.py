@@ -38,6 +38,13 @@ def duration(seconds: float | None) -> str:
     return f"{whole / 86400:.1f} days"
 
 
+def pace(every: int | None, delay: int | None) -> str:
+    """Steps in a round, and steps that a reply may take: "5, 12"; the second only if it is one."""
+    if not every:
+        return ABSENT
+    return f"{every}, {delay}" if delay else str(every)
+
+
 def share(fraction: float | None) -> str:
     """A fraction in percent. 0.664 is "66 %"."""
     return ABSENT if fraction is None else f"{fraction * 100:.0f} %"

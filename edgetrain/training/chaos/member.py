@@ -103,6 +103,7 @@ class PromisingLink(Link):
         applied: int,
         checksum: int,
         wanted_delay: int,
+        step_s: float = 1.0,
         rest_later: bool = True,
     ) -> Vector | None:
         """See Exchange."""
@@ -114,6 +115,7 @@ class PromisingLink(Link):
             applied=applied,
             checksum=checksum,
             wanted_delay=wanted_delay,
+            step_s=step_s,
             rest_later=rest_later,
         )
 
@@ -156,7 +158,7 @@ def _stand_in(
     driver = StandIn(post.index, ELEMENTS).join(link, clock)
     entered.yet = True
     half = driver.half
-    while half.round * half.every < post.job.train.steps:
+    while driver.progress < post.job.train.steps:
         driver.step()
         time.sleep(post.job.fleet.pace_s)
     driver.drain()

@@ -15,6 +15,7 @@ from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.driver import DelayMeter, Driver, FlatVectors
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import CatchUp, Entry, Exchange, Request, RoundReply
+from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.vectors import layout as layouts
@@ -118,7 +119,7 @@ class Alone:
         pass
 
     def traffic(self):
-        raise NotImplementedError
+        return Traffic(0, 0, 0, 0.0)
 
     def leave(self, reason):
         self.ended.append(reason)

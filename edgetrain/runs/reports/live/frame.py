@@ -61,6 +61,7 @@ def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = Fals
         column("per step", (units.duration(state.step_s) for state in states)),
         *_split(states),
         *_traffic(states),
+        column("K, D", map(_pace, states), rank=2),
         column("left", map(_left, states), styles=map(_phase_style, states)),
     ]
     gap = 2 if total_width(shown, 2) + 8 <= width else 1
@@ -149,6 +150,10 @@ def _traffic(states: Sequence[RunState | MemberState]) -> list[Column]:
         column("up", (units.size(state.sent_bytes) for state in states), rank=2),
         column("down", (units.size(state.received_bytes) for state in states), rank=3),
     ]
+
+
+def _pace(state: RunState) -> str:
+    return units.pace(state.every, state.delay)
 
 
 def _left(state: RunState) -> str:

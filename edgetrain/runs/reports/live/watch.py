@@ -63,6 +63,10 @@ class RunState:
     late: int
     left_s: float | None
     members: tuple[MemberState, ...]
+    every: int = 0
+    """Steps in a round now; 0: not known."""
+    delay: int = 0
+    """Steps that a reply may take now."""
     trusted: bool | None = None
     """Whether the emulated network kept its time; None until it is known."""
 
@@ -125,6 +129,8 @@ class Watch:
             late=sum(member.late for member in self.tally.members.values()),
             left_s=self._left_s(),
             members=members,
+            every=self.tally.every,
+            delay=self.tally.delay,
             trusted=self._trusted(),
         )
 

@@ -1,0 +1,51 @@
+"""An automatic delay in whole jobs, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgetrain.jobs import reading
+from edgetrain.jobs.plan import plan
+from edgetrain.runs.folder import create, read_metrics
+from edgetrain.runs.metrics.tally import Tally
+from edgetrain.runs.reports.comparison import compare
+from edgetrain.runs.reports.comparison_table import text
+from edgetrain.training.simulated import simulation
+
+
+def simulated(folder, *words):
+    inside = create(folder, "run")
+    job = reading.load(None, ["device=raspberry-pi-4b", "strategy=dga", "delay=auto", *words])
+    return simulation.run(plan(job), inside, batched=True), inside
+
+
+def test_a_fleet_that_is_too_large_for_its_hub_trains(tmp_path):
+    """The README's thousand members, smaller: a reply takes six times as long as the whole run."""
+    summary, folder = simulated(
+        tmp_path, "members=40", "batch=2", "steps=100", "network=4g-good", "message_s=0.05"
+    )
+    assert summary["final"]["accuracy"] > 0.75
+    assert summary["final"]["loss"] < 1.5
+    rounds = list(read_metrics(folder, "round"))
+    assert max(line["every"] + line["delay"] for line in rounds) <= 100 // 8
+    assert (summary["every"], summary["delay"]) == (rounds[-1]["every"], rounds[-1]["delay"])
+    assert summary["every"] > 5
+    told = [e["reason"] for e in read_metrics(folder, "event") if e["event"] == "pace"]
+    assert len(told) == 1
+    assert "more steps" in told[0]
+    assert "K, D" in text(compare([summary]))
+    assert (Tally().add_all(read_metrics(folder)).every) == summary["every"]
+
+
+@pytest.mark.parametrize("words", [(), ("correction=drift",)])
+def test_nobody_waits_longer_than_the_first_round_trips(tmp_path, words):
+    _, folder = simulated(
+        tmp_path, "members=4", "batch=4", "steps=200", "network=wan-200ms", "pace_s=0.05", *words
+    )
+    first = next(iter(read_metrics(folder, "round")))
+    assert first["delay"] == 5, "the round trip is known from joining: 200 ms are four steps"
+    last = list(read_metrics(folder, "round"))[-1]
+    assert 4 <= last["delay"] <= 6
+    assert last["every"] == 5
+    waits = [line["wait_s"] for line in read_metrics(folder, "step")]
+    assert sum(waits) / 4 < 4 * 0.2
