@@ -29,6 +29,11 @@ LEAST_STRIDE = 64
 MAX_STRIDE = 256
 """The sample is one chunk of 64 elements in at most this many. If one in LEAST_STRIDE has too few
 hits, a sample only bounds the threshold from below, and the elements above are ranked."""
+MOST_ERROR = 0.04
+"""Standard error of the share up to which the threshold of a sample is used; where large magnitudes
+stand together (rows of an embedding), a sample of chunks says less."""
+LOOKED_AT = 2048
+"""Chunks from which that error is estimated, at most."""
 GUARD_STRIDE = 256
 ROOM = 2**20
 """Entries that one `select` may return when the whole vector is searched."""
@@ -270,7 +275,9 @@ class TopK(BaseCodec):
             sample = r.size // CHUNK // stride * CHUNK
             rank = max(1, wanted * sample // r.size)
             bound, hits = kernels.current().threshold(r, g, rank, stride, seed)
-            if hits <= 2 * rank:  # else many magnitudes are equal, and the first will have to do
+            # Else many magnitudes are equal, and the first will have to do.
+            even = hits <= 2 * rank
+            if even and _error(r, g, bound, sample // CHUNK, seed) <= MOST_ERROR:
                 yield from self._above(r, g, max(bound, 1), zero)
                 return
         positions, values = _largest(r, g, wanted, seed, zero)
@@ -312,6 +319,20 @@ class TopK(BaseCodec):
         if r is not None:
             kernels.current().write_residual(r, positions, values, sent)
         return b"".join([head, gaps.tobytes(), coded])
+
+
+def _error(r: Vector, g: Vector | None, bound: int, sampled: int, seed: int) -> float:
+    """The relative standard error of the number of elements above `bound` (float32 bits), as a
+    sample of `sampled` chunks of r + g has it: from how much chunks differ."""
+    total = r.size // CHUNK
+    step = max(total // LOOKED_AT, 1)
+    chunks = slice(seed % step, None, step)
+    here = r[: total * CHUNK].reshape(-1, CHUNK)[chunks]
+    if g is not None:
+        here = here + g[: total * CHUNK].reshape(-1, CHUNK)[chunks]
+    hits = np.count_nonzero(np.abs(here).view(np.uint32) >= bound, axis=1)
+    mean = float(hits.mean())
+    return float(hits.std()) / math.sqrt(sampled) / mean if mean else math.inf
 
 
 def _largest(
