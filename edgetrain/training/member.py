@@ -87,14 +87,13 @@ def join(
     `privacy` (an edgetrain.Privacy with unit "member") clips and noises each contribution
     before it leaves; without a checkpoint. Frozen parameters and buffers (but for statistics of
     normalisation) are `fixed` "equal" on all members, or "own" and not compared. With `buffers`
-    "mean" running statistics are averaged, too. HubUnreachable, NetworkError, Refused, ConfigError.
+    "mean" running statistics are averaged, too.
+
+    Raises HubUnreachable, NetworkError, Refused, ConfigError.
     """
     _check_weight(weight)
-    if state and checkpoint is None:
-        raise ConfigError("`state` is for a checkpoint", "name its folder: checkpoint=…")
+    _check_checkpoint(checkpoint is not None, bool(state), privacy)
     release = release_of(privacy) if privacy is not None else None
-    if checkpoint is not None:
-        refuse_checkpoint(privacy.unit if privacy is not None else "none")
     route(hub, timeout_s)
     credentials = credentials_for(hub, hub_key, keys, insecure=insecure)
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
@@ -103,6 +102,14 @@ def join(
     link = Link(MemberSocket(hub, credentials=credentials), time.monotonic, timeout_s)
     request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub)
     return Member.join(link, flat, optimizer, request, keeping=keeping, release=release)
+
+
+def _check_checkpoint(keeps: bool, has_state: bool, privacy: Privacy | None) -> None:
+    """ConfigError for what does not go with a checkpoint, or not without one."""
+    if has_state and not keeps:
+        raise ConfigError("`state` is for a checkpoint", "name its folder: checkpoint=…")
+    if keeps:
+        refuse_checkpoint(privacy.unit if privacy is not None else "none")
 
 
 class Member:
