@@ -35,8 +35,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line. KEY=VALUE words may be anywhere; argparse takes them in one place."""
     top = parser()
     arguments, more = top.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
-    if more and hasattr(arguments, "job") and all("=" in w and w[0] != "-" for w in more):
+    keys = all("=" in word and word[0] != "-" for word in more)
+    if more and keys and hasattr(arguments, "job"):
         arguments.job += more
+    elif more and keys and hasattr(arguments, "overrides"):
+        arguments.overrides += more
     elif more and hasattr(arguments, "devices") and all(w[0] != "-" for w in more):
         arguments.devices += more
     elif more:

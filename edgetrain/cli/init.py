@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import keyword
+from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,12 @@ from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import keys, load
+
+_EXAMPLES = """\
+examples:
+  edgetrain init job.toml members=8 network=wan-200ms && edgetrain run job.toml
+  edgetrain init job.toml --task mine.py && edgetrain run job.toml
+"""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -19,25 +28,58 @@ def add_parser(subparsers: Any) -> None:
         "init",
         "write a job file with every key explained",
         "Write a job file: every key with its default and what it means. Works offline.",
-        "example:\n  edgetrain init job.toml members=8 network=wan-200ms && edgetrain run job.toml",
+        _EXAMPLES,
     )
     parser.add_argument("path", type=Path, metavar="FILE", help="the file to write")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to write")
+    parser.add_argument(
+        "--task", type=Path, metavar="FILE.py",
+        help="write a task of your own to start from, too: data, model, loss, evaluation",
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="write over a file that is there")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file."""
-    job = load(None, arguments.overrides)
-    if arguments.path.exists() and not arguments.force:
-        raise ConfigError(f"{arguments.path} exists already", "--force overwrites it")
-    try:
-        arguments.path.write_text(commented(job), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {arguments.path}: {error.strerror}") from None
-    common.say(f"wrote {arguments.path}; next: edgetrain run {arguments.path}")
+    """Write the files."""
+    task: Path | None = arguments.task
+    overrides = list(arguments.overrides)
+    if task is not None:
+        _check_task(arguments.path, task)
+        overrides = [f"task={task.stem}:Task", *_SINE, *overrides]
+    files = {arguments.path: commented(load(None, overrides))}
+    if task is not None:
+        files[task] = resources.files("edgetrain.tasks").joinpath("starter.py").read_text("utf-8")
+    for path in files:
+        if path.exists() and not arguments.force:
+            raise ConfigError(f"{path} exists already", "--force overwrites it")
+    for path, text in files.items():
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    wrote = " and ".join(map(str, files))
+    common.say(f"wrote {wrote}; next: edgetrain run {arguments.path}")
     return 0
+
+
+_SINE = ("optimizer={ name = 'sgd', lr = 0.1 }", "name=mine")
+"""Keys with which the task that is written trains."""
+
+
+def _check_task(job: Path, task: Path) -> None:
+    """Raise ConfigError unless a job in this file can name a task in that one."""
+    if task.suffix != ".py" or not task.stem.isidentifier() or keyword.iskeyword(task.stem):
+        raise ConfigError(f"--task {task}: no name of a Python module", "for example mine.py")
+    if task.parent.resolve() != job.parent.resolve():
+        raise ConfigError(
+            f"--task {task} is not in the folder of {job}", "a job finds modules beside it"
+        )
+    if find_spec(task.stem) is not None:
+        raise ConfigError(
+            f"--task {task}: a module '{task.stem}' is installed, and would be found first",
+            "choose another name",
+        )
 
 
 def commented(job: Job) -> str:

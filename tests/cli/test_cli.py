@@ -237,6 +237,28 @@ def test_a_port_in_use(capsys):
     assert_one_clear_line(2, capsys.readouterr().err, f"port {port} on 127.0.0.1 is in use")
 
 
+def test_init_writes_a_task_that_trains(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["members=2", "steps=60", "device=raspberry-pi-4b", "network=wan-50ms"]
+    assert main(["init", "job.toml", "--task", "sine_of_mine.py", *words]) == 0
+    assert main(["run", "job.toml", "--simulate", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["status"] == "finished"
+    assert summary["final"]["loss"] < 0.1
+    before = (tmp_path / "sine_of_mine.py").read_text()
+    assert main(["init", "other.toml", "--task", "sine_of_mine.py"]) == 2
+    assert not (tmp_path / "other.toml").exists()
+    assert (tmp_path / "sine_of_mine.py").read_text() == before
+
+
+@pytest.mark.parametrize("task", ["mine.txt", "a-b.py", "class.py", "json.py", "folder/mine.py"])
+def test_init_refuses_a_task_that_the_job_could_not_name(tmp_path, capsys, monkeypatch, task):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "job.toml", "--task", task]) == 2
+    assert_one_clear_line(2, capsys.readouterr().err, "--task")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_init_does_not_write_over_a_file(tmp_path, capsys):
     path = tmp_path / "job.toml"
     assert main(["init", str(path), "members=3"]) == 0
