@@ -36,7 +36,7 @@ class Gate:
         """Raises ConfigError if the machine has no pair, or its list is damaged."""
         self.pair = ring.pair()
         self._ring, self._clock, self._wall = ring, clock, wall
-        self._members = ring.members()
+        self._members = self._settled = ring.members()
         self._stamp = self._list_stamp()
         self._looked = clock()
 
@@ -62,13 +62,19 @@ class Gate:
         kind, _, spelled = identity.partition(" ")
         if kind == "token":
             return True  # judged when it is redeemed
-        return kind == "member" and decode_base64url(spelled) in self.allowed()
-
-    def allowed(self) -> Mapping[Public, str]:
-        """The names of the devices on the list, by key: the same object until the list changes."""
         with contextlib.suppress(ConfigError):  # reported at the next new connection
             self._reread_list()
-        return self._members
+        return kind == "member" and decode_base64url(spelled) in self._members
+
+    def allowed(self) -> Mapping[Public, str]:
+        """The names of the devices that may stay, by key: the same object until that changes.
+
+        A list that has changed counts once it is the same at two looks: whoever edits it by hand
+        may leave it empty, or half written, for a moment, and a revocation is for good.
+        """
+        with contextlib.suppress(ConfigError):  # reported at the next new connection
+            self._reread_list()
+        return self._settled
 
     def enrol(self, identity: str, frames: Sequence[bytes]) -> tuple[list[bytes], str]:
         """Redeem a token for the device that holds it.
@@ -96,6 +102,8 @@ class Gate:
             with reserve():
                 self._members = self._ring.members()
             self._stamp = stamp  # only after it was read: a damaged list is read again
+        else:
+            self._settled = self._members
 
     def _list_stamp(self) -> tuple[int, ...]:
         """What changes with the file of the list; () if there is none."""

@@ -306,6 +306,31 @@ def test_the_gate_admits_the_list_and_sees_it_change(ring, gate):
     assert not gate.knows(f"stranger {spell(a)}")
 
 
+def test_a_list_that_is_half_written_for_a_moment_revokes_nobody(ring, gate):
+    a, b = made_up().public, made_up().public
+    ring.allow(a, "pi-1")
+    ring.allow(b, "pi-2")
+    for _ in range(2):
+        ring.now += LOOK_S
+        before = gate.allowed()
+    assert set(before) == {a, b}
+    path = ring.path / "members"
+    whole = path.read_text()
+    for half in ("", whole[: len(whole) // 2]):
+        path.write_text(half)
+        ring.now += LOOK_S
+        assert set(gate.allowed()) == {a, b}
+        path.write_text(whole)
+        ring.now += LOOK_S
+        assert set(gate.allowed()) == {a, b}
+    ring.revoke("pi-1")
+    ring.now += LOOK_S
+    assert not gate.knows(f"member {spell(a)}"), "what it says counts no more at once"
+    ring.now += LOOK_S
+    assert set(gate.allowed()) == {b}
+    assert gate.allowed() is gate.allowed()
+
+
 def test_a_damaged_list_lets_nobody_new_in_and_drops_nobody(ring, gate):
     a = made_up().public
     ring.allow(a, "pi-1")
