@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -30,6 +31,9 @@ Every member has the same job file and its own --index, which chooses its share 
 With --checkpoint a member that lost power takes up its optimizer, its place in the data and what it
 had not sent, when the same command is started again: let a service manager do that. How often one
 is written: checkpoint.every_s, checkpoint.share, checkpoint.mb_an_hour.
+
+After a power cut of everything the hub may be up last: a member with a checkpoint of this job tries
+for hub.outage_s, as it does during training. --wait does the same for one that has none yet.
 
 SIGTERM (systemd, docker stop, a shutdown) and Ctrl-C let it finish its step: with --checkpoint it
 writes one, and comes back when it is started again; without, it leaves for good. A second one ends
@@ -82,6 +86,12 @@ def add_parser(subparsers: Any) -> None:
         help="keep a checkpoint there, and go on from it if there is one (default: none is kept)",
     )
     parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="try for hub.outage_s if the hub is not up yet; a member with a checkpoint of "
+        "this job does so without being told",
+    )
+    parser.add_argument(
         "--metrics-mb",
         type=float,
         default=0.0,
@@ -106,6 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise
     service.stopping("done")
     return status
+
+
+ROUTE_S = 10.0
+"""Seconds for one attempt to reach the hub's machine."""
 
 
 class _Record:
@@ -143,7 +157,7 @@ class _Record:
 
 def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     job, beside = common.job_of(arguments)
-    from edgetrain.exchange.addresses import first_route
+    from edgetrain.exchange.addresses import wait_for_route
     from edgetrain.exchange.keys.credentials import credentials as credentials_for
     from edgetrain.fleet.assignment import devices_of
     from edgetrain.runs.folder import check_room
@@ -151,12 +165,16 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     _check(arguments, job)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     check_room(arguments.runs)
-    hub, via = first_route(arguments.hub, timeout_s=10.0)
+    wait_s = _wait_s(arguments, job)
+    hub, via = wait_for_route(
+        arguments.hub, ROUTE_S, wait_s, functools.partial(_pause, service), say=common.say
+    )
     credentials = credentials_for(
         arguments.hub, arguments.hub_key, arguments.keys, insecure=arguments.insecure
     )
     common.say(f"joining {hub} over {via}" + (", encrypted" if credentials else ""))
     service.status(f"joining {hub}")
+    from edgetrain.exchange.member.link import PATIENCE_S
     from edgetrain.training.train import Place, train
 
     record = _Record(arguments.runs, job, arguments.index)
@@ -176,6 +194,7 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
             keeps_model=True,
             metrics_bytes=int(1e6 * arguments.metrics_mb),
             service=service,
+            patience_s=max(PATIENCE_S, wait_s),
         )
     except Refused as refused:
         if refused.code != "ended":
@@ -186,6 +205,21 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
         record.close(lambda: _promise(job, place))
     common.say("done")
     return 0
+
+
+def _wait_s(arguments: argparse.Namespace, job: Job) -> float:
+    """Seconds to try a hub that is not up: as during training if this member has trained before, or
+    was told to wait."""
+    from edgetrain.exchange.member.checkpoint import has_checkpoint
+
+    folder, name = arguments.checkpoint, f"m{arguments.index}"
+    trained = folder is not None and has_checkpoint(folder, name, job.digest())
+    return job.hub.outage_s if arguments.wait or trained else 0.0
+
+
+def _pause(service: Service, seconds: float) -> None:
+    service.alive()
+    time.sleep(seconds)
 
 
 def _check(arguments: argparse.Namespace, job: Job) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -125,6 +126,34 @@ def first_route(hubs: Sequence[str], timeout_s: float) -> tuple[str, str]:
         "none of the hub's addresses answers: " + "; ".join(error.message for error in errors),
         passing=any(error.passing for error in errors),
     )
+
+
+LONGEST_PAUSE_S = 5.0
+"""Between two attempts to reach a hub that is not up yet."""
+
+
+def wait_for_route(
+    hubs: Sequence[str],
+    timeout_s: float,
+    wait_s: float,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[str, str]:
+    """As `first_route`, for a hub that may not be up yet: try for `wait_s`, and `pause` (seconds)
+    in between. `say` gets a line if it is not up at once. Errors that do not pass are raised at
+    once, others after `wait_s`."""
+    until, pause_s = clock() + wait_s, 0.25
+    while True:
+        try:
+            return first_route(hubs, timeout_s)
+        except NetworkError as error:
+            if not error.passing or clock() + pause_s > until:
+                raise
+            if pause_s == 0.25:
+                say(f"{error.message}; trying for {wait_s:g} s")
+        pause(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def route(hub: str, timeout_s: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from edgetrain.errors import BadMessage, ConfigError
-from edgetrain.exchange.member.checkpoint import Folder, Keep, Keeper, Saved
+from edgetrain.exchange.member.checkpoint import MEMBER, Folder, Keep, Keeper, Saved
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.seam import Entry, Past, Request
 from edgetrain.training.state import Stateful, TrainingState, pack, unpack
@@ -152,7 +152,7 @@ def keeping_of(
 ) -> Keeping:
     """The checkpoint of the member `name` in its folder; raises ConfigError, as Folder."""
     state = TrainingState(model, optimizer, others)
-    return Keeping(Keeper(Folder(keep.folder, name or "member"), keep.sparing, clock), state)
+    return Keeping(Keeper(Folder(keep.folder, name or MEMBER), keep.sparing, clock), state)
 
 
 def past_of(saved: Saved, elements: int) -> Past:

@@ -20,11 +20,11 @@ from typing import Any, Self
 import torch
 
 from edgetrain.errors import ConfigError, EdgetrainError, HubUnreachable, Refused, Stopped
-from edgetrain.exchange.addresses import route
+from edgetrain.exchange.addresses import wait_for_route
 from edgetrain.exchange.keys.credentials import credentials as credentials_for
-from edgetrain.exchange.member.checkpoint import Keep, Saved
+from edgetrain.exchange.member.checkpoint import MEMBER, Keep, Saved, has_checkpoint
 from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, Stepper
-from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.member.link import OUTAGE_S, Link
 from edgetrain.exchange.seam import Entry, Exchange, Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
@@ -67,7 +67,7 @@ def join(
     The hub decides strategy, every, delay and codec. The model's parameters become views of one
     flat vector and, unless this member is the first, are overwritten with the fleet's. `weight` is
     the number of samples this member holds (fedavg weighs by it); `timeout_s` is how long an
-    unreachable hub is tried.
+    unreachable hub is tried: ten minutes if there is a checkpoint of this job.
 
     On another machine the hub is joined encrypted, with this machine's `keys` (a folder; None: the
     usual one) and the hub's public key: the one pinned when this machine was enrolled, or `hub_key`
@@ -94,14 +94,22 @@ def join(
     _check_weight(weight)
     _check_checkpoint(checkpoint is not None, bool(state), privacy)
     release = release_of(privacy) if privacy is not None else None
-    route(hub, timeout_s)
-    credentials = credentials_for(hub, hub_key, keys, insecure=insecure)
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
+    patience_s = _reach_hub(hub, timeout_s, keep, name or MEMBER, job)
+    credentials = credentials_for(hub, hub_key, keys, insecure=insecure)
     keeping = None if keep is None else keeping_of(keep, name, model, optimizer, others=state)
     flat = bind(model, optimizer, fixed, buffers)
-    link = Link(MemberSocket(hub, credentials=credentials), time.monotonic, timeout_s)
+    link = Link(MemberSocket(hub, credentials=credentials), time.monotonic, patience_s)
     request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub)
     return Member.join(link, flat, optimizer, request, keeping=keeping, release=release)
+
+
+def _reach_hub(hub: str, timeout_s: float, keep: Keep | None, name: str, job: str) -> float:
+    """Return once the hub's address answers: how long to try a hub that says nothing. A member that
+    has trained before waits for one that is not up yet. Raises as `wait_for_route`."""
+    trained = keep is not None and has_checkpoint(keep.folder, name, job)
+    wait_for_route([hub], timeout_s, OUTAGE_S if trained else 0.0)
+    return max(timeout_s, OUTAGE_S) if trained else timeout_s
 
 
 def _check_checkpoint(keeps: bool, has_state: bool, privacy: Privacy | None) -> None:

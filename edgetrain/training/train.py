@@ -17,7 +17,7 @@ import torch
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.checkpoint import Keep
-from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.member.link import PATIENCE_S, Link
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.fleet import devices
@@ -71,6 +71,7 @@ def train(
     keeps_model: bool = False,
     metrics_bytes: int = 0,
     service: Service | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> None:
     """Train one member of a job to its end. `open_log(name)` is called once training begins.
     Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
@@ -78,7 +79,7 @@ def train(
     privacy. `stop` ends it between two steps. With `keeps_model` the member that evaluates, m0,
     writes the trained model beside its log; a disk that refuses is a line of the log.
     `metrics_bytes`: how large the member's metrics may become; 0: no limit. `service` is told when
-    the hub has let the member in, and that it is alive.
+    the hub has let the member in, and that it is alive. A silent hub is tried for `patience_s`.
 
     Raises what `join` raises, TaskError and ConfigError, Stopped.
     """
@@ -93,9 +94,8 @@ def train(
             Keep(checkpoint, job.checkpoint.sparing()), place.name, model, optimizer
         )
     energy = devices.Energy(devices.load(place.device), clock)
-    link = Link(
-        MemberSocket(hub, credentials=credentials), time.monotonic, outage_s=job.hub.outage_s
-    )
+    socket = MemberSocket(hub, credentials=credentials)
+    link = Link(socket, time.monotonic, patience_s, job.hub.outage_s)
     service, stop = service or Service({}), stop or Stop()
     link.on_welcome = lambda members: service.ready(f"welcome; waiting for all {members} members")
     stop.alive = service.alive

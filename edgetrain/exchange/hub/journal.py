@@ -358,11 +358,11 @@ class Journal:
             if isinstance(first, State):
                 self.state = first
                 break
-            aside = self._set_aside(path)
+            aside = _set_aside(path)
             self.mended.append(f"the snapshot {path.name} cannot be read; it is kept as {aside}")
         if self.state is None:
             for path in self._segments(0):
-                self.mended.append(f"{path.name} follows no snapshot{self._drop(path)}")
+                self.mended.append(f"{path.name} follows no snapshot{_drop(path)}")
             return
         self._base_bytes = 4 * self.state.elements
         self._drop_before_a_gap(self.state.round)
@@ -386,7 +386,7 @@ class Journal:
             )
         for path in self._segments(first):
             if torn or int(path.stem) != expected:
-                self.mended.append(f"{path.name} follows records that are lost{self._drop(path)}")
+                self.mended.append(f"{path.name} follows records that are lost{_drop(path)}")
                 continue
             good = 0
             for record, end in _scan(path):
@@ -398,47 +398,10 @@ class Journal:
             size = path.stat().st_size
             if good < size:
                 torn = True
-                kept = self._keep_behind(path, good)
+                kept = _keep_behind(path, good)
                 os.truncate(path, good)
                 told = f"{path.name} ends in {size - good} bytes that are no record"
                 self.mended.append(told + kept)
-
-    def _keep_behind(self, path: Path, start: int) -> str:
-        """If whole records lie behind the bytes at `start`, which are none, this is damage and not
-        the end of a record that a crash cut short: keep a copy. Returns words that say so."""
-        count = _count_records(path, start)
-        if not count:
-            return ""
-        aside = _unused(path)
-        try:
-            with path.open("rb") as source, open(aside, "xb", opener=_private) as copy:
-                source.seek(start)
-                shutil.copyfileobj(source, copy, 1 << 20)
-                os.fsync(copy.fileno())
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                aside.unlink(missing_ok=True)
-            raise EdgetrainError(
-                f"{path} is damaged, and the {count} records behind the damage cannot be kept: "
-                f"{error.strerror}",
-                "make room, or copy the journal elsewhere first",
-            ) from None
-        return f"; the {count} records behind them are kept in {aside.name}"
-
-    def _drop(self, path: Path) -> str:
-        """Take a segment out of the journal; it is kept under another name if it holds records.
-        Returns words that say so."""
-        count = _count_records(path, 0)
-        if not count:
-            path.unlink()
-            return ""
-        return f"; its {count} records are kept in {self._set_aside(path)}"
-
-    def _set_aside(self, path: Path) -> str:
-        """Rename a file, so that it is not read again; its new name."""
-        aside = _unused(path)
-        path.rename(aside)
-        return aside.name
 
     def _drop_before_a_gap(self, newest: int) -> None:
         """Older segments are for members that are behind: only while nothing is missing."""
@@ -454,6 +417,46 @@ class Journal:
 
 _NAME = re.compile(r"\d{20}\.(base|log|tmp)")
 _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+
+
+def _keep_behind(path: Path, start: int) -> str:
+    """If whole records lie behind the bytes at `start`, which are none, this is damage and not
+    the end of a record that a crash cut short: keep a copy. Returns words that say so."""
+    count = _count_records(path, start)
+    if not count:
+        return ""
+    aside = _unused(path)
+    try:
+        with path.open("rb") as source, open(aside, "xb", opener=_private) as copy:
+            source.seek(start)
+            shutil.copyfileobj(source, copy, 1 << 20)
+            os.fsync(copy.fileno())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise EdgetrainError(
+            f"{path} is damaged, and the {count} records behind the damage cannot be kept: "
+            f"{error.strerror}",
+            "make room, or copy the journal elsewhere first",
+        ) from None
+    return f"; the {count} records behind them are kept in {aside.name}"
+
+
+def _drop(path: Path) -> str:
+    """Take a segment out of the journal; it is kept under another name if it holds records.
+    Returns words that say so."""
+    count = _count_records(path, 0)
+    if not count:
+        path.unlink()
+        return ""
+    return f"; its {count} records are kept in {_set_aside(path)}"
+
+
+def _set_aside(path: Path) -> str:
+    """Rename a file, so that it is not read again; its new name."""
+    aside = _unused(path)
+    path.rename(aside)
+    return aside.name
 
 
 def _private(path: str, flags: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import logging
 import math
 import os
@@ -246,6 +247,21 @@ class Keeper:
 
 
 # -- the file -------------------------------------------------------------------------------------
+
+
+MEMBER = "member"
+"""What the checkpoint of a member without a name is called."""
+
+
+def has_checkpoint(folder: Path, member: str, job: str) -> bool:
+    """Whether the newest checkpoint of a member in `folder` that can be read is of this job. Only
+    looks: takes no lock, and makes nothing."""
+    there = folder.glob(f"{glob.escape(_file_name(member))}.*{_ENDING}") if folder.is_dir() else ()
+    for path in sorted((p for p in there if p.name.split(".")[-2].isdecimal()), reverse=True):
+        with contextlib.suppress(BadMessage, OSError, ValueError), path.open("rb") as file:
+            found: dict[str, Any] = _decode(_read_head(file)[0])[0]
+            return bool(found["job"] == job)
+    return False
 
 
 def read(path: Path) -> Saved:

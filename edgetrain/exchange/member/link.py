@@ -41,6 +41,9 @@ from edgetrain.vectors.vector import Buffer, Vector
 
 log = logging.getLogger("edgetrain")
 
+PATIENCE_S = 30.0
+"""How long members try a hub that has not answered yet."""
+
 OUTAGE_S = 600.0
 """How long members wait for a hub that they have trained with, and that is away."""
 
@@ -78,7 +81,7 @@ class Link:
         self,
         transport: MemberTransport,
         clock: Callable[[], float],
-        patience_s: float = 30.0,
+        patience_s: float = PATIENCE_S,
         outage_s: float = OUTAGE_S,
     ) -> None:
         """`patience_s`: how long a hub that does not answer is tried. `outage_s`: how long one that

@@ -278,6 +278,11 @@ _HINTS = {
 """Ways out of refusals, for people, by code."""
 
 
+FIRST_PATIENCE_S = 30.0
+"""A member that is very patient with a hub that does not answer asks as often as one that waits
+this long."""
+
+
 class Silence:
     """Watches a transport for signs of life, and for connections that replace each other.
 
@@ -304,7 +309,7 @@ class Silence:
         self._reconnecting = transport if isinstance(transport, Reconnecting) else None
         self._asked = self.heard
         self._most_s = patience_s
-        self._beat_s = patience_s / (2 * QUIET_BEATS)
+        self._beat_s = min(patience_s, FIRST_PATIENCE_S) / (2 * QUIET_BEATS)
         self._pauses = self._received = 0
 
     @property

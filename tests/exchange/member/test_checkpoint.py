@@ -25,7 +25,7 @@ from torch import nn
 from edgetrain import codecs
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.member import checkpoint
-from edgetrain.exchange.member.checkpoint import Folder, Keeper, Saved, Sparing
+from edgetrain.exchange.member.checkpoint import Folder, Keeper, Saved, Sparing, has_checkpoint
 from edgetrain.training.state import TrainingState, pack, unpack
 
 
@@ -492,3 +492,22 @@ def test_another_optimizer_or_model_is_refused():
         TrainingState(model, two).put_back(tree)
     with pytest.raises(ConfigError, match="does not fit"):
         TrainingState(model, adam).put_back({})
+
+
+def test_whether_there_is_a_checkpoint_can_be_seen_without_taking_it(tmp_path):
+    where = tmp_path / "none"
+    assert not has_checkpoint(where, "m0", "job")
+    assert not where.exists()
+    folder = Folder(tmp_path, "m0")  # held all the while
+    assert not has_checkpoint(tmp_path, "m0", "job")
+    for number in range(3):
+        folder.save(saved(number))
+    assert has_checkpoint(tmp_path, "m0", "job")
+    assert not has_checkpoint(tmp_path, "m0", "another")
+    assert not has_checkpoint(tmp_path, "m", "job")
+    newest = max(tmp_path.glob("m0.*.*"))
+    newest.write_bytes(b"torn")
+    assert has_checkpoint(tmp_path, "m0", "job"), "the one before it"
+    (tmp_path / newest.name.replace("0", "x")).write_bytes(b"")
+    assert has_checkpoint(tmp_path, "m0", "job")
+    folder.close()
