@@ -223,12 +223,28 @@ class Stream:
     def recover(self, outage_ns: int) -> None:
         """The link is up again after an outage: TCP continues at its next retransmission. Each
         waits twice as long as the one before."""
+        at = self.count_outage(outage_ns)
+        self.window.collapse()
+        self._world.at(self._world.now + max(at - outage_ns, 0), self._go_on)
+
+    def count_outage(self, outage_ns: int) -> int:
+        """Count what an outage took, which ends now: TCP sends into it what its window has room
+        for, then one segment at each timeout, and all of that again afterwards.
+
+        Returns nanoseconds from the outage's beginning to the first timeout that is not in it.
+        """
         timeout = at = self.window.timeout
+        timeouts = 0
         while at < outage_ns:
             timeout *= 2
             at += timeout
-        self.window.collapse()
-        self._world.at(self._world.now + max(at - outage_ns, 0), self._go_on)
+            timeouts += 1
+        waiting = sum(message.left for message in self._backlog)
+        lost = max(0, min(self.window.space(), waiting))
+        again = lost + timeouts * min(MSS, lost)
+        self.sent_bytes += again
+        self.repeated_bytes += again
+        return at
 
     def _go_on(self) -> None:
         while self._held and not self._path.down:

@@ -385,6 +385,8 @@ class SimulatedNetwork:
             outage = self.world.now - since
             for wire in self._wires_of(member):
                 if outage >= SILENCE_S * SECOND:
+                    wire.up.count_outage(outage)
+                    wire.down.count_outage(outage)
                     wire.cut()
                 else:
                     wire.up.recover(outage)

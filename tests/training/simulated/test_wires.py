@@ -143,6 +143,20 @@ def test_a_link_that_is_down_holds_what_was_sent_until_tcp_tries_again():
     assert 2.1 < at[b"during"] < 2.1 + 2.0
 
 
+@pytest.mark.parametrize(("queued", "lost"), [(100, 14_480), (2, 10_018), (0, 0)])
+def test_what_tcp_sends_into_an_outage_is_sent_again(queued, lost):
+    """A new connection's window is ten segments; timeouts are at 0.23, 0.69 and 1.61 s or so."""
+    fault = Fault("down", 0.1, 2.0, (0,))
+    messages = [(0, 0.2, [bytes(5000)])] * queued
+    arrived, wires, _ = sent([both_ways(delay_ms=10.0)], messages, faults=[fault])
+    assert len(arrived) == queued
+    whole = queued * 5009
+    again = wires[0].up.repeated_bytes
+    assert wires[0].up.received_bytes == whole
+    assert wires[0].up.sent_bytes == whole + again
+    assert again == lost + (3 * 1448 if lost else 0)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     faults=st.lists(
