@@ -239,7 +239,7 @@ def test_a_port_in_use(capsys):
 
 def test_init_writes_a_task_that_trains(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["members=2", "steps=60", "device=raspberry-pi-4b", "network=wan-50ms"]
+    words = ["members=2", "steps=160", "device=raspberry-pi-4b", "network=wan-50ms"]
     assert main(["init", "job.toml", "--task", "sine_of_mine.py", *words]) == 0
     assert main(["run", "job.toml", "--simulate", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
