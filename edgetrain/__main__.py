@@ -31,7 +31,7 @@ def _joined(argv: list[str]) -> list[str]:
     return words
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line. KEY=VALUE words may be anywhere; argparse takes them in one place."""
     top = parser()
     arguments, more = top.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
@@ -49,7 +49,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status."""
-    arguments = _parse(argv)
+    arguments = parse_arguments(argv)
     try:
         status: int = arguments.run(arguments)
         return status

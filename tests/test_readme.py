@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from command_line import edgetrain
 
-from edgetrain.__main__ import _parse, main
+from edgetrain.__main__ import main, parse_arguments
 from edgetrain.cli.parser import parser
 from edgetrain.jobs.reading import parse
 
@@ -84,7 +84,7 @@ def test_commands_are_found():
 def test_every_command_can_be_typed(command):
     if command.words[-1] == "--help":
         return
-    arguments = _parse(command.words)
+    arguments = parse_arguments(command.words)
     overrides = [word for word in getattr(arguments, "job", []) if "=" in word]
     if not command.answer.startswith("edgetrain: "):
         parse({}, overrides)

@@ -97,7 +97,8 @@ class Displacement:
         """Checksum of `base` after `applied` replies."""
         self._flights: deque[Flight] = deque()
         self._memory = memory or VectorPool(params.size)
-        self._drift = drift
+        self.drift = drift
+        """What foretells replies; None: nothing does."""
         self._steps = 0
         self._local_steps = 0
         self._partial = self._finished = False
@@ -142,16 +143,16 @@ class Displacement:
     def sent(self, vector: Vector) -> None:
         """Only `vector` of the last contribution counts as in flight; it is kept, not copied."""
         last = self._flights.pop()
-        if self._drift is not None:  # what was not sent has no stand-in: it is in `params` itself
+        if self.drift is not None:  # what was not sent has no stand-in: it is in `params` itself
             scratch = np.empty(min(TILE, vector.size), np.float32)
             for here in tiles(vector.size):
                 params, sent = self.params[here], vector[here]
                 if last.own is None:
                     params -= sent
-                    params += self._drift.stand_in(scratch[: sent.size], here, vector)
+                    params += self.drift.stand_in(scratch[: sent.size], here, vector)
                 else:
                     unsent = np.subtract(last.own[here], sent, out=scratch[: sent.size])
-                    unsent *= 1 - self._drift.shares[0]
+                    unsent *= 1 - self.drift.shares[0]
                     params += unsent
         self._flights.append(replace(last, own=vector, at_once=False, partial=True))
         self._partial = True
@@ -184,12 +185,12 @@ class Displacement:
 
     def learned(self) -> dict[str, NDArray[Any]]:
         """See MemberHalf."""
-        return {} if self._drift is None else self._drift.state()
+        return {} if self.drift is None else self.drift.state()
 
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
         """See MemberHalf."""
-        if self._drift is not None:
-            self._drift.restore(state)
+        if self.drift is not None:
+            self.drift.restore(state)
 
     def due(self) -> int | None:
         """The round whose reply must be applied before the next step, if there is one."""
@@ -209,7 +210,7 @@ class Displacement:
         keep = bool(owns) or flight.step != self._steps
         keep = keep or (flight.partial and not self._finished)
         assert not (keep and flight.at_once), "a step was taken before a reply that was due"
-        drift = None if flight.own is None else self._drift
+        drift = None if flight.own is None else self.drift
         shares = None if drift is None else drift.begin_reply(self.every, self.delay)
         before = owns if flight.own is None else [flight.own, *owns]
         scratch, local = np.empty((2, min(TILE, self.params.size)), np.float32)
@@ -278,8 +279,8 @@ class Displacement:
         order. `shares`: of a drift, if not those in force."""
         expected = scratch[: here.stop - here.start]
         expected[:] = self.base[here]
-        if self._drift is not None:
-            self._drift.add_stand_ins(expected, here, owns, shares or self._drift.shares)
+        if self.drift is not None:
+            self.drift.add_stand_ins(expected, here, owns, shares or self.drift.shares)
             return expected
         for own in owns:
             expected += own[here]
@@ -294,7 +295,7 @@ class Displacement:
         for here in tiles(own.size):
             expected = self.base[here] if at_once else self._expected(here, scratch, before)
             np.subtract(self.params[here], expected, out=own[here])
-            if self._drift is not None and not at_once:
+            if self.drift is not None and not at_once:
                 self.params[here] = self._expected(here, scratch, after)
             elif not at_once:  # the same sum, without walking the others again
                 np.add(expected, own[here], out=self.params[here])
@@ -303,7 +304,7 @@ class Displacement:
                     f"parameters are not finite after step {self._steps}",
                     "training diverged on this member: lower the learning rate, or clip gradients",
                 )
-        foretold = None if self._drift is None or at_once else self._drift.foretold()
+        foretold = None if self.drift is None or at_once else self.drift.foretold()
         self._flights.append(
             Flight(self.round, self._steps, None if at_once else own, at_once, foretold=foretold)
         )

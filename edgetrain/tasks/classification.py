@@ -93,7 +93,10 @@ class Recipe:
 
 
 class Classification:
-    """A Task (see protocol) over two sets of images; batches are (inputs float32, labels int64)."""
+    """A Task (see protocol) over two sets of images; batches are (inputs float32, labels int64).
+
+    `train` are the images of all members, `held_out` those that only `evaluate` reads.
+    """
 
     metric = "accuracy"
     better = "higher"
@@ -103,7 +106,7 @@ class Classification:
     ) -> None:
         self.name = name
         self.target = recipe.target
-        self._train, self._held_out = train, held_out
+        self.train, self.held_out = train, held_out
         self._recipe, self._shards = recipe, shards
 
     def model(self) -> nn.Module:
@@ -119,7 +122,7 @@ class Classification:
         self, member: int, members: int, batch: int, seed: int, start: int
     ) -> Iterator[Batch]:
         """See protocol.Positioned: what is left out is drawn, and no pixel of it is looked at."""
-        return map(self._batch, islice(self.draws(member, members, batch, seed), start, None))
+        return map(self.batch_of, islice(self.draws(member, members, batch, seed), start, None))
 
     def draws(self, member: int, members: int, batch: int, seed: int) -> Iterator[Draw]:
         """What `batches` is made of, for `gather`."""
@@ -131,19 +134,20 @@ class Classification:
     ) -> Batch:
         """See Picks."""
         indices = self._shards.of(member, members)[chosen]
-        return self._batch((indices, self._recipe.augment.draw(len(indices), rng)))
+        return self.batch_of((indices, self._recipe.augment.draw(len(indices), rng)))
 
     def gather(self, draws: Sequence[Draw]) -> Batch:
         """The batches of these draws as one, [len(draws), batch, …]: the same numbers, sooner."""
         indices = np.concatenate([indices for indices, _ in draws])
-        inputs, labels = self._batch((indices, np.concatenate([drawn for _, drawn in draws])))
+        inputs, labels = self.batch_of((indices, np.concatenate([drawn for _, drawn in draws])))
         rows = len(draws)
         return inputs.view(rows, -1, *inputs.shape[1:]), labels.view(rows, -1)
 
-    def _batch(self, draw: Draw) -> Batch:
+    def batch_of(self, draw: Draw) -> Batch:
+        """The images of `train` that were drawn, augmented, as a batch."""
         indices, drawn = draw
-        pixels = self._recipe.augment.apply(self._train.pixels[indices], drawn)
-        return self._recipe.inputs(pixels), torch.from_numpy(self._train.labels[indices])
+        pixels = self._recipe.augment.apply(self.train.pixels[indices], drawn)
+        return self._recipe.inputs(pixels), torch.from_numpy(self.train.labels[indices])
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         device = device_of(model)
@@ -152,12 +156,12 @@ class Classification:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         loss = correct = 0.0
-        count = len(self._held_out.labels)
+        count = len(self.held_out.labels)
         with evaluating(model) as device:
             for start in range(0, count, CHUNK):
                 chosen = np.arange(start, min(start + CHUNK, count))
-                scores = model(self._recipe.inputs(self._held_out.pixels[chosen]).to(device))
-                labels = torch.from_numpy(self._held_out.labels[chosen]).to(device)
+                scores = model(self._recipe.inputs(self.held_out.pixels[chosen]).to(device))
+                labels = torch.from_numpy(self.held_out.labels[chosen]).to(device)
                 loss += float(F.cross_entropy(scores, labels, reduction="sum"))
                 correct += int((scores.argmax(1) == labels).sum())
         return {"loss": loss / count, "accuracy": correct / count}

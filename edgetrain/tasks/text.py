@@ -123,7 +123,11 @@ class Size:
 
 class CharLM:
     """A Task (see protocol); batches are (inputs, targets), both int64 of (batch, context), the
-    targets one byte further. The figure is the mean cross-entropy of a byte, in nats."""
+    targets one byte further. The figure is the mean cross-entropy of a byte, in nats.
+
+    `text` is uint8; `train` and `held_out` are the numbers of its blocks that members train on, and
+    that only `evaluate` reads.
+    """
 
     name = "char-lm"
     metric = "loss"
@@ -133,21 +137,21 @@ class CharLM:
     def __init__(
         self, text: NDArray[np.uint8], blocks: int, size: Size, partition: str, seed: int
     ) -> None:
-        self._text, self._size, self._context = text, size, size.context
+        self.text, self.size, self._context = text, size, size.context
         numbers = np.arange(blocks)
         stretches = -(-blocks // STRETCH)
         # A short text has no tenth stretch: then its last tenth is held out.
         held_out = (
             numbers // STRETCH % 10 == 9 if stretches >= 10 else numbers >= blocks - blocks // 10
         )
-        self._train = numbers[~held_out]
+        self.train = numbers[~held_out]
         chosen = numbers[held_out]
         spaced = np.linspace(0, len(chosen) - 1, min(HELD_OUT_BLOCKS, len(chosen)), dtype=np.int64)
-        self._held_out = chosen[spaced]
-        self._shards = Shards(self._train * TOPICS // blocks, partition, seed)
+        self.held_out = chosen[spaced]
+        self._shards = Shards(self.train * TOPICS // blocks, partition, seed)
 
     def model(self) -> nn.Module:
-        size = self._size
+        size = self.size
         return Transformer(size.context, size.width, size.heads, size.layers, size.tied)
 
     def samples(self, member: int, members: int) -> int:
@@ -161,17 +165,17 @@ class CharLM:
     ) -> Iterator[Batch]:
         """See protocol.Positioned: no text of what is left out is looked at."""
         order, _ = self._shards.batches(member, members, batch, seed)
-        return (self._batch(self._train[indices]) for indices in islice(order, start, None))
+        return (self._batch(self.train[indices]) for indices in islice(order, start, None))
 
     def pick(
         self, member: int, members: int, chosen: NDArray[np.int64], rng: np.random.Generator
     ) -> Batch:
         """See Picks."""
-        return self._batch(self._train[self._shards.of(member, members)[chosen]])
+        return self._batch(self.train[self._shards.of(member, members)[chosen]])
 
     def _batch(self, blocks: NDArray[np.int64]) -> Batch:
         places = blocks[:, None] * self._context + np.arange(self._context + 1)
-        text = torch.from_numpy(self._text[places]).long()
+        text = torch.from_numpy(self.text[places]).long()
         return text[:, :-1], text[:, 1:]
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -181,9 +185,9 @@ class CharLM:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         with evaluating(model):
-            parts = np.array_split(self._held_out, -(-len(self._held_out) // 32))
+            parts = np.array_split(self.held_out, -(-len(self.held_out) // 32))
             losses = [float(self.loss(model, self._batch(part))) * len(part) for part in parts]
-        return {"loss": sum(losses) / len(self._held_out)}
+        return {"loss": sum(losses) / len(self.held_out)}
 
 
 class Transformer(nn.Module):

@@ -226,6 +226,10 @@ class HubThread:
             self.closed.append(effect)
             self.on_close(effect)
 
+    def stop(self) -> None:
+        """Let it end at once, whoever is there."""
+        self._stop = True
+
     @contextlib.contextmanager
     def serving(self) -> Iterator[HubThread]:
         """Until the block ends; an error of the hub is raised there."""

@@ -62,7 +62,7 @@ def untraceable(**options):
 
 def _with_model(kind, options):
     task = char_lm(**options)
-    size = task._size
+    size = task.size
     task.model = lambda: kind(size.context, size.width, size.heads, size.layers, size.tied)
     return task
 
@@ -124,18 +124,18 @@ def train_untied(job: Job, words: str):
     """`train`, without the sum of gradients over the copies of a tied parameter."""
     from edgetrain.training.servers import model
 
-    real = model._TiedGroups.add
-    model._TiedGroups.add = lambda self: None
+    real = model.TiedGroups.add
+    model.TiedGroups.add = lambda self: None
     try:
         return train(job, words)
     finally:
-        model._TiedGroups.add = real
+        model.TiedGroups.add = real
 
 
 def cut_only(job: Job, words: str) -> str:
     """How the model is cut, without a group of the placement's size."""
     from edgetrain.training.servers.parts import cut
-    from edgetrain.training.servers.rank import _example
+    from edgetrain.training.servers.rank import example_of
 
     task, placement = task_of(job), parse(words)
-    return cut(task, placement, _example(job, task, placement)).how
+    return cut(task, placement, example_of(job, task, placement)).how

@@ -175,7 +175,7 @@ def test_members_take_their_noise_from_the_operating_system():
     assert inspect.signature(train.train).parameters["source"].default is system
     assert inspect.signature(release_of).parameters["source"].default is system
     hub = hub_of(resolve(job("privacy=member", "noise=1", "where=hub")))
-    assert hub.rounds.merger.rule._source is system
+    assert hub.rounds.merger.rule.source is system
 
 
 @pytest.mark.parametrize(

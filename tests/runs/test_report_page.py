@@ -161,7 +161,7 @@ def test_the_parts_of_a_step_add_up_to_the_clock(tmp_path):
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 30)), max_size=40))
 def test_exchanges_in_one_row_do_not_overlap(spans):
     exchanges = [Exchange(n, at, at + took, at + took) for n, (at, took) in enumerate(spans)]
-    rows = charts._stacked(exchanges)
+    rows = charts.stacked(exchanges)
     assert sorted(e.round for row in rows for e in row) == list(range(len(spans)))
     for row in rows[:11]:
         for earlier, later in itertools.pairwise(row):
@@ -178,7 +178,7 @@ def test_ticks_lie_on_their_axis_and_are_few(low, span):
 
 
 def test_a_diverged_member_does_not_flatten_the_chart():
-    _, high = charts._range([2.0, 1.0, 0.5, 0.4, 1e31], None, False)
+    _, high = charts.value_range([2.0, 1.0, 0.5, 0.4, 1e31], None, False)
     assert high < 20
 
 

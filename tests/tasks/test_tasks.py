@@ -132,9 +132,9 @@ def test_char_lm_reads_a_file_a_folder_and_pythons_own_sources(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"first, " * 200)
     (tmp_path / "c.md").write_bytes(b"no")
     folder, file = tasks.char_lm(str(tmp_path)), tasks.char_lm(str(tmp_path / "b.txt"))
-    assert bytes(folder._text) == b"first, " * 200 + b"second " * 200
-    assert bytes(file._text) == b"second " * 200
-    assert bytes(tasks.char_lm(limit_bytes=1500)._text).startswith(b'"""')
+    assert bytes(folder.text) == b"first, " * 200 + b"second " * 200
+    assert bytes(file.text) == b"second " * 200
+    assert bytes(tasks.char_lm(limit_bytes=1500).text).startswith(b'"""')
     assert tasks.char_lm(str(tmp_path), limit_bytes=1500).samples(0, 1) < folder.samples(0, 1)
 
 
@@ -151,7 +151,7 @@ def test_char_lm_predicts_the_next_byte_and_only_from_those_before(tmp_path):
 
 def test_char_lm_never_trains_on_what_it_holds_out():
     task = tasks.char_lm()
-    assert not {*task._train} & {*task._held_out}
+    assert not {*task.train} & {*task.held_out}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_mnist_is_read_plain_and_gzipped(tmp_path, gzipped):
     assert images.shape == (16, 1, 28, 28)
     middle = (images[:, 0, 14, 14] * 78.6 + 33.3).round()
     np.testing.assert_array_equal(middle % 10, labels)
-    assert len(task._held_out.labels) == 5
+    assert len(task.held_out.labels) == 5
 
 
 def test_a_plain_file_is_mapped_and_not_copied(tmp_path):
@@ -48,11 +48,11 @@ def test_cifar10_is_read_from_its_batches_and_from_the_archive(tmp_path, archive
         write(tmp_path / "cifar-10-batches-bin", cifar_files())
     task = tasks.cifar10(str(tmp_path), held_out=3)
     assert task.samples(0, 1) == 40
-    everything = task._train.pixels[np.arange(40)]
+    everything = task.train.pixels[np.arange(40)]
     assert everything.shape == (40, 3, 32, 32)
     expected = (np.arange(5)[:, None] * 20 + np.arange(8)).ravel()
     np.testing.assert_array_equal(everything[:, 2, 31, 31], expected)
-    np.testing.assert_array_equal(task._train.labels, expected % 20)
+    np.testing.assert_array_equal(task.train.labels, expected % 20)
     images, labels = next(task.batches(0, 2, 16, 0))
     assert images.shape == (16, 3, 32, 32)
     np.testing.assert_array_equal((images[:, 0, 16, 16] * 64.2 + 120.7).round() % 20, labels)

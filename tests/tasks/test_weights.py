@@ -113,6 +113,6 @@ def test_pieces_of_a_transformer_are_the_whole():
             for name in used:
                 if name not in piece:
                     parent, _, leaf = name.rpartition(".")
-                    part.get_submodule(parent)._modules[leaf] = None
+                    setattr(part.get_submodule(parent), leaf, None)
         hidden = part(hidden)
     assert torch.equal(hidden, whole(text))

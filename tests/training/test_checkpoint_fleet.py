@@ -283,7 +283,7 @@ def test_synchronous_sgd_needs_the_replies_since_its_checkpoint(tmp_path):
         life.member.vanish()
         with pytest.raises(Refused, match=r"at round 6, the replies after 4 are gone"):
             Life(wires, 0, tmp_path)
-        served._stop = True
+        served.stop()
 
 
 def test_a_damaged_checkpoint_gives_way_and_says_so(tmp_path, caplog):
@@ -360,8 +360,8 @@ def test_batches_may_begin_anywhere(task, start):
 def test_what_is_left_out_is_not_looked_at(monkeypatch):
     task = tasks.digits(seed=1)
     made = []
-    real = task._batch
-    monkeypatch.setattr(task, "_batch", lambda draw: made.append(1) or real(draw))
+    real = task.batch_of
+    monkeypatch.setattr(task, "batch_of", lambda draw: made.append(1) or real(draw))
     next(batches_from(task, 0, 3, 16, 5, 1000))
     assert len(made) == 1
 

@@ -116,7 +116,8 @@ class Journal:
         self._log = -1
         self._rounds = self._bytes = self._unsynced = 0
         self._suspended = self._postponed = False
-        self._first = 0
+        self.first_round = 0
+        """`tail`, also while the journal is not written."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -153,7 +154,7 @@ class Journal:
     @property
     def tail(self) -> int | None:
         """The first round from which on every reply is here; None: none is."""
-        return None if self._suspended or self._log < 0 else self._first
+        return None if self._suspended or self._log < 0 else self.first_round
 
     def replies(self, first: int) -> Iterator[Round]:
         """The rounds from `first` (not before `tail`) to the newest.
@@ -235,12 +236,12 @@ class Journal:
             return
         self._postponed = False
         if self._suspended:
-            self._suspended, self._first = False, state.round
+            self._suspended, self.first_round = False, state.round
             self._say(f"there is room again: the journal goes on from round {state.round}")
         if self._log >= 0:
             os.close(self._log)
         else:
-            self._first = state.round
+            self.first_round = state.round
         self._log = log
         self._rounds = self._bytes = self._unsynced = 0
         with contextlib.suppress(OSError):  # done with the next snapshot
@@ -291,10 +292,10 @@ class Journal:
         for index, path in enumerate(kept[:-GENERATIONS]):
             begins = int(kept[index + 1].stem)  # a segment ends where the next one begins
             old = len(kept) - index > MOST_GENERATIONS
-            if old or begins < self._first or needed is None or begins <= needed:
+            if old or begins < self.first_round or needed is None or begins <= needed:
                 path.unlink()
                 path.with_suffix(".log").unlink(missing_ok=True)
-                self._first = max(self._first, begins)
+                self.first_round = max(self.first_round, begins)
             else:
                 break
         # A hub that was killed while it saved left a segment without a snapshot.
@@ -389,7 +390,7 @@ class Journal:
                 self.mended.append(f"{path.name} follows records that are lost{_drop(path)}")
                 continue
             good = 0
-            for record, end in _scan(path):
+            for record, end in scan(path):
                 if isinstance(record, Round):
                     if record.round != expected:
                         break
@@ -405,14 +406,14 @@ class Journal:
 
     def _drop_before_a_gap(self, newest: int) -> None:
         """Older segments are for members that are behind: only while nothing is missing."""
-        self._first = newest
+        self.first_round = newest
         older = [path for path in reversed(self._segments(0)) if int(path.stem) < newest]
         for path in older:
             found = [r.round for r in _read(path) if isinstance(r, Round)]
             begins = int(path.stem)
-            if found != list(range(begins, self._first)):
+            if found != list(range(begins, self.first_round)):
                 return
-            self._first = begins
+            self.first_round = begins
 
 
 _NAME = re.compile(r"\d{20}\.(base|log|tmp)")
@@ -505,12 +506,12 @@ def _write(disk: Disk, file: int, header: bytes, payloads: list[Buffer]) -> int:
 
 def _read(path: Path, *, of_states: bool = False) -> Iterator[Record]:
     """The whole records at the beginning of a file; of a snapshot, its State."""
-    for record, _ in _scan(path):
+    for record, _ in scan(path):
         if isinstance(record, State) == of_states:
             yield record  # type: ignore[misc]
 
 
-def _scan(path: Path) -> Iterator[tuple[Record | State, int]]:
+def scan(path: Path) -> Iterator[tuple[Record | State, int]]:
     """Each whole record of a file and where it ends; stops at the first that is not."""
     try:
         with reserve():

@@ -138,7 +138,8 @@ class Cluster:
         return self.devices.index(device)
 
 
-_TABLES: dict[str, dict[str, bool]] = {
+# The keys of each table of cluster.toml, and whether a key is required.
+TABLES: dict[str, dict[str, bool]] = {
     "hub": {"addresses": True},
     "image": {"file": True, "sha256": False, "bmap": False},
     "wifi": {"ssid": True, "country": True, "secret": True},
@@ -290,7 +291,7 @@ def ssh_keys(ssh: Ssh) -> list[str]:
 
 
 def _check_keys(table: Mapping[str, Any], path: Path) -> None:
-    known = [*_TABLES, *_LOOSE]
+    known = [*TABLES, *_LOOSE]
     for key, value in table.items():
         if key not in known:
             raise ConfigError(f"{path}: unknown key {key}", did_you_mean(key, known))
@@ -304,10 +305,10 @@ def _check_keys(table: Mapping[str, Any], path: Path) -> None:
         for at, item in enumerate(tables):
             where = f"{key}[{at}]" if key in _LISTS else key
             for name in item:
-                if name not in _TABLES[key]:
-                    hint = did_you_mean(name, _TABLES[key])
+                if name not in TABLES[key]:
+                    hint = did_you_mean(name, TABLES[key])
                     raise ConfigError(f"{path}: unknown key {where}.{name}", hint)
-            for name, required in _TABLES[key].items():
+            for name, required in TABLES[key].items():
                 if required and name not in item:
                     raise ConfigError(
                         f"{path}: {where}.{name} is missing", "`edgetrain devices init` explains it"

@@ -39,8 +39,8 @@ def make(
             wheel = build_wheel(Path(scratch), machine)
         check_wheel(wheel, machine)
         told(f"fetching the packages of {lock}")
-        _install(folder, python, machine, "--require-hashes", "--requirement", str(lock))
-        _install(folder, python, machine, "--no-index", str(wheel))
+        install(folder, python, machine, "--require-hashes", "--requirement", str(lock))
+        install(folder, python, machine, "--no-index", str(wheel))
         packages = archive.installed(folder)
         if "torch" not in packages:
             raise ConfigError(f"{lock} has no torch")
@@ -72,7 +72,8 @@ def check_wheel(wheel: Path, machine: str) -> None:
         raise ConfigError(f"{wheel.name} {what}, and the worker is for {machine}")
 
 
-def _install(folder: Path, python: str, machine: str, *what: str) -> None:
+def install(folder: Path, python: str, machine: str, *what: str) -> None:
+    """Let pip install `what` (its last arguments) into a folder, for another machine."""
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC]
     platforms += [f"manylinux2014_{machine}", f"linux_{machine}"]
     words = ["install", "--quiet", "--no-deps", "--no-compile", "--only-binary", ":all:"]

@@ -23,12 +23,14 @@ class PrivateMean:
     here gets noise of standard deviation noise x clip, and is divided by n: who takes part in a
     round is no secret, what they contribute is. Nothing is said about who was cut: lengths are
     private, too.
+
+    `source` gives the random bytes of the noise.
     """
 
     fewest = 1
 
     def __init__(self, mechanism: Gaussian, source: Source = system, keeps_late: bool = True):
-        self._mechanism, self._source = mechanism, source
+        self._mechanism, self.source = mechanism, source
         self.keeps_late = keeps_late
 
     def merge_round(
@@ -50,7 +52,7 @@ class PrivateMean:
             if self._mechanism.deviation:
                 for start in range(0, total.size, TILE):
                     tile = total[start : start + TILE]
-                    tile += self._mechanism.deviation * normal(tile.size, self._source)
+                    tile += self._mechanism.deviation * normal(tile.size, self.source)
             merged[:] = total / len(contributions)
         return ()
 

@@ -61,7 +61,7 @@ class Held:
         ]
         self.whole: FlatModel | None = None
         self._model: nn.Module | None = None
-        self._tied = _TiedGroups(self)
+        self._tied = TiedGroups(self)
 
     # -- building ------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ def _has(module: nn.Module, name: str) -> bool:
         return False
 
 
-class _TiedGroups:
+class TiedGroups:
     """Parameters that several stages hold, and the ranks that hold them."""
 
     def __init__(self, held: Held) -> None:

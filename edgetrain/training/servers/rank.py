@@ -33,7 +33,7 @@ def prepare_rank(
     """Cut the model, build this rank's part, fill it from the leader, make its optimizer. All ranks
     call it. The data begins after `start` steps. ConfigError, TaskError."""
     ranks = Ranks.of(placement, device)
-    parts = cut(task, placement, _example(job, task, placement))
+    parts = cut(task, placement, example_of(job, task, placement))
     held = Held(parts, ranks, job.servers.precision)
     held.hand_out(task, job.seed)
     optimizer = _optimizer(job, held)
@@ -41,7 +41,7 @@ def prepare_rank(
     return Rank(ranks, held, GroupSteps(Schedule(task, held), held, optimizer, batches))
 
 
-def _example(job: Job, task: Task, placement: Placement) -> Example | None:
+def example_of(job: Job, task: Task, placement: Placement) -> Example | None:
     """What the model is called with for one micro-batch; None: no tracer needs it."""
     if placement.all_stages == 1:
         return None

@@ -1,5 +1,7 @@
 """C and NumPy give the same bits, on every instruction set that this machine has."""
 
+import contextlib
+
 import codec_cases as cases
 import numpy as np
 import pytest
@@ -273,18 +275,17 @@ def test_a_choice_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_without_a_compiler_numpy_does_the_work(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
-    monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "PACKAGED", native.PACKAGED.with_name("absent.so"))
-    monkeypatch.setattr(native, "load", native.load.__wrapped__)
-    monkeypatch.setattr(kernels, "_current", None)
-    monkeypatch.delenv("EDGETRAIN_KERNELS", raising=False)
-    assert kernels.backend().name == "numpy"
-    assert "no-such-compiler" in kernels.backend().reason
-    assert kernels.choices() == ["numpy"]
+def test_without_a_compiler_numpy_does_the_work(tmp_path: object) -> None:
+    kernels.current()  # what is used from here on, and after this test
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CC", "no-such-compiler")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        patch.setattr(native, "PACKAGED", native.PACKAGED.with_name("absent.so"))
+        patch.setattr(native, "load", native.load.__wrapped__)
+        stack.enter_context(kernels.using("auto"))
+        assert kernels.backend().name == "numpy"
+        assert "no-such-compiler" in kernels.backend().reason
+        assert kernels.choices() == ["numpy"]
 
 
 def test_a_cache_that_others_can_write_is_not_trusted(

@@ -143,7 +143,7 @@ def test_anything_behind_the_records_is_cut_off(written, junk):
 
 
 def _ends(folder):
-    return [0, *(end for _, end in journal_module._scan(next(folder.glob("*.log"))))]
+    return [0, *(end for _, end in journal_module.scan(next(folder.glob("*.log"))))]
 
 
 def test_writing_goes_on_behind_a_torn_tail(tmp_path):
@@ -243,7 +243,8 @@ def test_a_full_disk_need_not_stop_the_hub(tmp_path, monkeypatch):
         journal.append(merged(1))
         journal.append(merged(2))
         assert journal.tail is None
-        patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
+        full = shutil.disk_usage(tmp_path)._replace(free=0)
+        patch.setattr(shutil, "disk_usage", lambda path: full)
         assert not journal.due
     assert len(said) == 1
     assert "goes on without it" in said[0]
@@ -255,7 +256,7 @@ def test_a_full_disk_need_not_stop_the_hub(tmp_path, monkeypatch):
     again, found = read(tmp_path)
     assert again.state.round == again.tail or again.state.round == 3
     assert found == [plain(merged(3))]
-    assert again._first == 3, "rounds 1 and 2 are nowhere"
+    assert again.first_round == 3, "rounds 1 and 2 are nowhere"
 
 
 def test_snapshots_bound_what_is_kept(tmp_path):
@@ -271,7 +272,7 @@ def test_snapshots_bound_what_is_kept(tmp_path):
     assert [r.round for r in journal.replies(journal.tail)] == list(range(journal.tail, 200))
     journal.close()
     again, found = read(tmp_path)
-    assert again._first == 195
+    assert again.first_round == 195
     assert again.state.round == 200
     assert found == []
 
@@ -372,7 +373,7 @@ def flip(path, at):
 def test_what_lies_behind_a_flipped_bit_is_kept_and_said(tmp_path):
     expected = journal_of_two_segments(tmp_path)
     newest = max(tmp_path.glob("*.log"))
-    ends = [end for _, end in journal_module._scan(newest)]
+    ends = [end for _, end in journal_module.scan(newest)]
     whole = newest.read_bytes()
     flip(newest, ends[0] + 30)
     journal, found = read(tmp_path)

@@ -7,7 +7,7 @@ import numpy as np
 
 from edgetrain import codecs
 from edgetrain.exchange.hub.effects import Note
-from edgetrain.exchange.hub.journal import Journal, _scan
+from edgetrain.exchange.hub.journal import Journal, scan
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.hub.serve import serve
@@ -73,7 +73,7 @@ def test_a_round_is_in_the_journal_when_its_reply_leaves(tmp_path):
 
     def watch(to, frames):
         if frames[0] == Reply.kind:
-            rounds = [record for record, _ in _scan(next(tmp_path.glob("*.log")))]
+            rounds = [record for record, _ in scan(next(tmp_path.glob("*.log")))]
             seen.append([r.round for r in rounds if isinstance(r, Round)])
         return send(to, frames)
 

@@ -183,4 +183,4 @@ def test_what_pip_says_last_is_the_error(tmp_path):
     if not importlib.util.find_spec("pip"):
         pytest.skip("pip is not installed")
     with pytest.raises(ConfigError, match="pip failed: "):
-        making._install(tmp_path / "x", "3.13", "aarch64", "--no-index", "no-such-package")
+        making.install(tmp_path / "x", "3.13", "aarch64", "--no-index", "no-such-package")

@@ -21,7 +21,7 @@ from edgetrain.jobs.lookup import task_of
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import optimizer_for
 from edgetrain.training.member import Member, bind
-from edgetrain.training.servers.model import _TiedGroups
+from edgetrain.training.servers.model import TiedGroups
 from edgetrain.vectors.vector import checksum
 
 CHARS, DIGITS = cases.job_of(*cases.CHARS), cases.job_of(*cases.DIGITS)
@@ -105,7 +105,7 @@ def test_eight_ranks_in_three_directions(worlds):
 def test_without_the_sum_over_tied_copies_it_is_another_model(worlds):
     found = worlds(2).run(cases.train_untied, UNNAMED, "pipeline=2 microbatches=4")
     assert abs(np.subtract(found[0][0], alone("UNNAMED")[0])).max() > 1e-3
-    assert _TiedGroups.add is not None
+    assert TiedGroups.add is not None
 
 
 def test_torchs_reason_is_told_where_a_model_cannot_be_cut():

@@ -53,7 +53,9 @@ def figure_chart(stories: Sequence[Story], view: View) -> str:
     ]
     say = _percent if units.is_fraction(metric) else _plain
     mark = float(target) if isinstance(target, int | float) else None
-    low, high = _range([y for points in every for _, y in points], mark, units.is_fraction(metric))
+    low, high = value_range(
+        [y for points in every for _, y in points], mark, units.is_fraction(metric)
+    )
     return _chart(
         every, stories, view, Axis(low, high, metric, say), mark, f"{metric} ({view.name})"
     )
@@ -63,7 +65,7 @@ def loss_chart(stories: Sequence[Story], view: View) -> str:
     """The training loss of every run along `view`: the median of its members, smoothed."""
     every = [tuple(_losses(story, view)) for story in stories]
     values = [y for points in every for _, y in points]
-    low, high = _range(values, None, False)
+    low, high = value_range(values, None, False)
     axis = Axis(low, high, "training loss", _plain)
     return _chart(every, stories, view, axis, None, f"training loss ({view.name})")
 
@@ -106,7 +108,7 @@ def _losses(story: Story, view: View) -> Iterable[tuple[float, float]]:
             yield view.of(story, last.t, last.step), loss
 
 
-def _range(values: Sequence[float], mark: float | None, fraction: bool) -> tuple[float, float]:
+def value_range(values: Sequence[float], mark: float | None, fraction: bool) -> tuple[float, float]:
     """The range of an axis: all values, but not the few far beyond the rest of a run that
     diverged."""
     found = sorted([value for value in values if math.isfinite(value)])
@@ -245,7 +247,7 @@ def timeline(story: Story, window: Window, most: int = MOST_LANES) -> str:
     found: list[str] = []
     for member in members:
         seen = [e for e in member.exchanges if e.applied > begin and e.submitted < end]
-        rows = _stacked(seen)
+        rows = stacked(seen)
         high = 7.0 * max(len(rows), 1)
         for number, row in enumerate(rows):
             for exchange in row:
@@ -293,7 +295,7 @@ def _flight(exchange: Exchange, axis: Axis, left: float, right: float, y: float)
     return rect(x, y, wide, 5, "flight", title) + kept
 
 
-def _stacked(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
+def stacked(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     """Rows in which no two exchanges overlap."""
     rows: list[list[Exchange]] = []
     for exchange in sorted(exchanges, key=lambda e: e.submitted):
