@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
         networks,
         plan,
         privacy,
+        rank,
         report,
         run,
         runs,
@@ -52,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="command", required=True, metavar="VERB")
     for module in (
         *(compare, run, watch, runs, report, init, hub, member, keys, bundle, privacy),
-        *(strategies, codecs, devices, networks, sweep, capacity, plan, calibrate, chaos),
+        *(strategies, codecs, devices, networks, sweep, capacity, plan, rank, calibrate, chaos),
         *(doctor, bench),
     ):
         module.add_parser(verbs)

@@ -6,11 +6,19 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
+from edgetrain.errors import ConfigError
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.reading import load
+
+if TYPE_CHECKING:
+    from edgetrain.jobs.placement.search import Found
+    from edgetrain.jobs.plan import Plan
 
 SIMULATED = ("device=raspberry-pi-4b", "network=wan-200ms")
 """Defaults of a simulation without a job file: this machine's own speed means nothing in it."""
@@ -21,6 +29,8 @@ examples:
   edgetrain run job.toml network=wan-500ms strategy=dga delay=20
   edgetrain run steps=100 members=4 device=raspberry-pi-4b
   edgetrain run --simulate members=1000 device=raspberry-pi-4b network=4g-good
+  edgetrain run job.toml servers.placement="data=2 pipeline=2 microbatches=4"
+  edgetrain run --resume runs/20260131-142501-digits
 
 A member may be killed while it runs. Ctrl-C ends everything; the table, the picture and the folder
 are those of what was trained (exit status 130). If members fail, they are named below the table and
@@ -40,6 +50,17 @@ def add_parser(subparsers: Any) -> None:
     common.add_job(parser)
     common.add_simulate(parser)
     common.add_output(parser)
+    parser.add_argument(
+        "--print-commands",
+        action="store_true",
+        help="of a job on several servers: print the torchrun command for each, and start nothing",
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with a run of a group from the last snapshot in its folder",
+    )
     parser.set_defaults(run=run)
 
 
@@ -48,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     After Ctrl-C the result is that of what was trained; the interrupt is raised again.
     """
-    job, beside = common.job_of(arguments, SIMULATED if arguments.simulate else ())
+    job, beside = _job(arguments)
     from edgetrain.jobs.plan import plan
     from edgetrain.runs.folder import create
     from edgetrain.runs.reports.live.view import LiveView
@@ -58,11 +79,18 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.simulate:
         emulated.warm_up()
     planned = plan(job, beside)
-    folder = create(arguments.runs, planned.job.name)
+    group = None if arguments.simulate else _group(arguments, planned)
+    if arguments.print_commands:
+        return _print_commands(arguments, planned, group)
+    folder = arguments.resume or create(arguments.runs, planned.job.name)
+    if group is not None:
+        from edgetrain.training.servers import group as servers
+
+        run_planned = partial(_run_group, servers.run, group)
     view = LiveView(
         [folder],
         clock=time.monotonic,
-        heading=_heading(planned),
+        heading=_heading(planned) if group is None else _group_heading(planned, group),
         metric=planned.metric,
         out=sys.stderr if arguments.json else sys.stdout,
         simulated=arguments.simulate,
@@ -75,6 +103,81 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     _report(arguments, summary, folder)
     return common.status_of([summary])
+
+
+def _job(arguments: argparse.Namespace) -> tuple[Job, Path | None]:
+    """The job; with --resume that of the run, with overrides."""
+    if arguments.resume is None:
+        return common.job_of(arguments, SIMULATED if arguments.simulate else ())
+    overrides = [word for word in arguments.job if "=" in word]
+    if arguments.simulate or len(overrides) < len(arguments.job):
+        raise ConfigError(
+            "--resume goes on with the job of a run", "edgetrain run --resume runs/… [KEY=VALUE]"
+        )
+    job = load(arguments.resume / "job.toml", overrides)
+    return job, Path.cwd()
+
+
+def _group(arguments: argparse.Namespace, planned: Plan) -> Found | None:
+    """The placement of the group that the job runs on; None: it runs on its devices.
+
+    ConfigError for a job that fits nowhere.
+    """
+    from edgetrain.jobs.placement.question import may_not_fit, plan_placement, wants_group
+
+    job = planned.job
+    found = None
+    if wants_group(job) or may_not_fit(planned):
+        decision = plan_placement(job, planned.beside)
+        if not decision.chosen:
+            raise ConfigError(f"the job fits nowhere: {decision.why}", "see `edgetrain plan`")
+        found = decision.found[0] if decision.placement is not None else None
+    if found is not None and not arguments.json:
+        common.say(f"on servers ({found.placement}), because {decision.why}")
+    if found is None and (arguments.resume or arguments.print_commands):
+        raise ConfigError(
+            "the job runs on its devices, not on a group of processes on servers",
+            "[servers] placement or fallback says when it does; see `edgetrain plan`",
+        )
+    if arguments.resume:
+        from edgetrain.training.servers.snapshots import latest
+
+        if latest(arguments.resume) is None:
+            raise ConfigError(f"{arguments.resume} has no snapshot to go on from")
+    return found
+
+
+def _run_group(
+    run: Callable[..., dict[str, Any]], group: Found, planned: Plan, folder: Path, watch: Any
+) -> dict[str, Any]:
+    from edgetrain.jobs.placement.question import refuse_elsewhere
+
+    refuse_elsewhere(group, planned.job, planned.beside)
+    return run(planned, group, folder, watch)
+
+
+def _print_commands(arguments: argparse.Namespace, planned: Plan, group: Found | None) -> int:
+    from edgetrain.jobs.placement.question import cluster_of, servers_of
+    from edgetrain.training.servers.commands import commands
+
+    job, beside = planned.job, planned.beside
+    servers, cluster = servers_of(job, beside), cluster_of(job, beside)
+    assert group is not None
+    assert servers is not None
+    if cluster is None:
+        raise ConfigError(
+            "--print-commands is for the servers of a cluster.toml", "servers.cluster"
+        )
+    runs = str(Path(arguments.runs) / (job.name or "group"))
+    common.say("\n".join(commands(group, servers, cluster, arguments.job, runs)))
+    return 0
+
+
+def _group_heading(planned: Plan, group: Found) -> str:
+    job = planned.job
+    return (
+        f"{planned.name}: {group.placement.ranks} ranks, {group.placement}, {job.train.steps} steps"
+    )
 
 
 def _report(arguments: argparse.Namespace, summary: dict[str, Any], folder: Path) -> None:

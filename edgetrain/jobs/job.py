@@ -150,6 +150,7 @@ class ServersTable:
     placement: str = _said("auto", "auto, edge (never on servers), or 'data=2 pipeline=2'")
     precision: str = _said("fp32", "of matrix products on servers: fp32 or bf16")
     fallback: str = _said("never", "from devices to servers: never, when-needed, when-faster")
+    snapshot_every: int = _ranged(0, 0, 10**9, "steps between snapshots; 0: about ten in a run")
     data: dict[str, Any] = field(
         default_factory=dict, metadata={"doc": "options of the task that differ on servers"}
     )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 from edgetrain.exchange.member.driver import Exchanged
+from edgetrain.exchange.transport import Traffic
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import Job
 from edgetrain.runs.environment import Usage
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks.work import Local
-from edgetrain.training.member import Member
 from edgetrain.training.pacing import Pace
 
 LINE_BYTES = 512
@@ -42,6 +44,63 @@ class Steps:
         return cls(steps, every if index == 0 else 0, record_every)
 
 
+class Progress(Protocol):
+    """How far a member is."""
+
+    @property
+    def round(self) -> int:
+        """Rounds submitted so far."""
+
+    @property
+    def checksum(self) -> int:
+        """Of the parameters that all members share."""
+
+    def quiet_steps(self) -> int:
+        """Steps to come that nobody looks between."""
+
+
+class Trainee(Protocol):
+    """What a loop drives: a Member, or a rank of a group."""
+
+    @property
+    def half(self) -> Progress:
+        """How far it is."""
+
+    @property
+    def begins_at(self) -> int:
+        """Steps of the job that are over."""
+
+    @property
+    def steps(self) -> int:
+        """Local steps taken."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that all steps so far waited."""
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds that all steps so far spent on exchanges."""
+
+    def step(self) -> None:
+        """Step the optimizer, and exchange what is due."""
+
+    def skip(self, steps: int) -> None:
+        """This many steps have been taken elsewhere."""
+
+    def drain(self) -> None:
+        """After the last step."""
+
+    def fleet_model(self) -> AbstractContextManager[None]:
+        """Within: the model is that of all members."""
+
+    def traffic(self) -> Traffic:
+        """Bytes so far."""
+
+    def observe_exchanges(self, observe: Callable[[Exchanged], None]) -> None:
+        """Call `observe` after each exchange."""
+
+
 class Loop:
     """The steps of one member, and their record."""
 
@@ -49,7 +108,7 @@ class Loop:
         self,
         steps: Steps,
         local: Local,
-        member: Member,
+        member: Trainee,
         log: MetricsLog,
         pace: Pace,
         usage: Usage,
@@ -186,9 +245,10 @@ class Loop:
         began = self._clock()
         with self._member.fleet_model():
             figures = self._local.evaluate()
-        self._log.evaluation(
-            step=self._member.steps,
-            round=self._member.half.round,
-            figures=figures,
-            eval_s=self._clock() - began,
-        )
+        if figures:  # of a group only the leader has them
+            self._log.evaluation(
+                step=self._member.steps,
+                round=self._member.half.round,
+                figures=figures,
+                eval_s=self._clock() - began,
+            )

@@ -31,6 +31,8 @@ class RunOutcome:
     """"finished", "incomplete" (members failed), "interrupted" or "failed"."""
     network: dict[str, Any] = field(default_factory=dict)
     """The report of the emulation, or of what the simulation has in its place."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What else its driver knows, for the summary."""
     summary: dict[str, Any] = field(default_factory=dict)
     """As in summary.json."""
 
@@ -50,7 +52,7 @@ def recorded(planned: Plan, folder: Path) -> Iterator[RunOutcome]:
         outcome.status = "interrupted"
         raise
     finally:
-        found = summary_of(planned, folder, outcome.network, outcome.status)
+        found = summary_of(planned, folder, outcome.network, outcome.status) | outcome.extra
         outcome.summary = summarise(folder, found)
         _save(folder, outcome.summary)
 

@@ -139,3 +139,35 @@ def cut_only(job: Job, words: str) -> str:
 
     task, placement = task_of(job), parse(words)
     return cut(task, placement, example_of(job, task, placement)).how
+
+
+def train_and_keep(job: Job, words: str, folder, steps: int) -> list[float]:
+    """Losses of the first steps; a snapshot is kept after them."""
+    from edgetrain.training.servers.snapshots import Snapshots
+
+    rank = prepare_rank(job, Double(task_of(job)), parse(words), torch.device("cpu"))
+    losses = _steps(rank, steps)
+    Snapshots(rank, folder, 0).keep(steps)
+    return losses
+
+
+def go_on(job: Job, words: str, folder, steps: int) -> list[float]:
+    """Losses of the steps after the newest snapshot, from weights that another seed drew."""
+    from dataclasses import replace
+
+    from edgetrain.training.servers.snapshots import Snapshots, latest
+
+    start, path = latest(folder)
+    rank = prepare_rank(job, Double(task_of(job)), parse(words), torch.device("cpu"), start)
+    rank.held.hand_out(Double(task_of(job)), replace(job, seed=99).seed)
+    Snapshots(rank, folder, 0).load(path)
+    return _steps(rank, steps)
+
+
+def _steps(rank, steps: int) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        loss = rank.steps.backward()
+        rank.steps.step()
+        losses.append(loss())
+    return losses

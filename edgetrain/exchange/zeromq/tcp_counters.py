@@ -103,6 +103,15 @@ class ConnectionsAt:
         return _sum([self._past, *self._seen.values()], Traffic(0, 0, 0, longest_s))
 
 
+def traffic_of_process() -> Traffic:
+    """Of all connections that this process has now."""
+    found = NO_TRAFFIC
+    for _, connection in _connections():
+        with connection, contextlib.suppress(OSError):
+            found = _sum([found], _traffic(_tcp_info(connection)))
+    return found
+
+
 def connection_to(port: int) -> socket.socket | None:
     """A duplicate of this process's established connection to a remote port, for the caller to
     close; None if there is none. Raises OSError if no descriptor is left."""

@@ -14,10 +14,12 @@ from edgetrain.fleet.cards import cluster as clusters
 from edgetrain.fleet.devices import Device
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.placement.decision import Board, Decision, Question, decide, kept_by
-from edgetrain.jobs.placement.formulas import USABLE, Link
+from edgetrain.jobs.placement.formulas import USABLE, Link, edge_bytes
 from edgetrain.jobs.placement.layers import Layer, Model
 from edgetrain.jobs.placement.machines import Server, Servers
-from edgetrain.jobs.placement.search import Work
+from edgetrain.jobs.placement.search import Found, Work
+from edgetrain.jobs.placement.words import EDGE, parse
+from edgetrain.jobs.plan import Plan
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.rules import resolve
 
@@ -125,6 +127,35 @@ def _slots(job: Job) -> int:
     return SLOTS.get(name, 1)
 
 
+def wants_group(job: Job) -> bool:
+    """Whether the job asks for servers at all, whatever it needs."""
+    return job.servers.placement not in ("auto", EDGE) or job.servers.fallback != "never"
+
+
+def may_not_fit(planned: Plan) -> bool:
+    """Whether parameters alone, without activations, are more than a device of the fleet holds."""
+    kept = "waits" if planned.strategy.moves_params else "gradient"
+    kind = "runs on" if planned.strategy.delays else kept
+    needs = edge_bytes(planned.parameters, kind, _slots(planned.job), 0.0)
+    least = min(device.memory_bytes for device in planned.device_profiles.values())
+    return needs > USABLE * least
+
+
+def refuse_elsewhere(found: Found, job: Job, beside: Path | None) -> None:
+    """ConfigError for a placement on servers that this machine is not."""
+    cluster = cluster_of(job, beside)
+    if cluster is None:
+        return
+    for index in found.servers:
+        entry = cluster.servers[index]
+        if entry.host not in (LOCAL, "localhost", "127.0.0.1"):
+            raise ConfigError(
+                f"the placement uses server '{entry.name}' at {entry.host}, and this command "
+                "starts processes on this machine only",
+                "--print-commands prints what to start there",
+            )
+
+
 # -- devices --------------------------------------------------------------------------------------
 
 
@@ -170,16 +201,29 @@ def servers_of(job: Job, beside: Path | None = None) -> Servers | None:
     """
     bf16 = job.servers.precision == "bf16"
     if not job.servers.cluster:
-        wanted = job.servers.placement not in ("auto", "edge") or job.servers.fallback != "never"
-        return Servers((_here(LOCAL, 0),), LOOPBACK) if wanted else None
+        if not wants_group(job):
+            return None
+        here, words = _here(LOCAL, 0), job.servers.placement
+        # Processes of one machine without GPUs may be more than its cores: to try a placement out.
+        asked = 1 if words in ("auto", EDGE) else parse(words).ranks
+        return Servers((_here(LOCAL, max(here.accelerators, asked)),), LOOPBACK)
+    cluster = cluster_of(job, beside)
+    assert cluster is not None
+    found = tuple(_server(each, bf16) for each in cluster.servers)
+    between = cluster.between
+    return Servers(found, Link(between.rtt_ms / 2e3, between.rate_mbit * 1e6 / 8))
+
+
+def cluster_of(job: Job, beside: Path | None) -> clusters.Cluster | None:
+    """The cluster file of a job; None: it names none. ConfigError."""
+    if not job.servers.cluster:
+        return None
     path = Path(job.servers.cluster).expanduser()
     path = path if path.is_absolute() or beside is None else beside / path
     cluster = clusters.load(path)
     if not cluster.servers:
         raise ConfigError(f"{path} has no [[server]]", "name, host and profile of each")
-    found = tuple(_server(each, bf16) for each in cluster.servers)
-    between = cluster.between
-    return Servers(found, Link(between.rtt_ms / 2e3, between.rate_mbit * 1e6 / 8))
+    return cluster
 
 
 def _server(entry: clusters.Server, bf16: bool) -> Server:

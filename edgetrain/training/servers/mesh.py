@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from edgetrain.errors import ConfigError
 from edgetrain.jobs.placement.words import Placement
 
 AXES = ("pipeline", "replicate", "shard", "tensor")
@@ -60,22 +61,39 @@ class Ranks:
         return next(p for p in found if stage in self.placement.stages_of(p))
 
 
-def open_group(rank: int, world: int, port: int, host: str = "127.0.0.1") -> torch.device:
-    """Join the process group whose store listens at host:port; the device of this rank."""
-    there = torch.cuda.is_available()
+def open_group(
+    rank: int, world: int, port: int, host: str = "127.0.0.1", accelerator: str = "auto"
+) -> torch.device:
+    """Join the process group whose store listens at host:port; the device of this rank, as
+    `train.accelerator` wants it. ConfigError for CUDA that is not there."""
+    device = _device(accelerator, rank)
     if host == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = TCPStore(host, port, world, is_master=False, wait_for_workers=False)
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    return device
+
+
+def join_torchrun(accelerator: str) -> torch.device:
+    """Join the process group that torchrun's environment describes; the device of this rank."""
+    device = _device(accelerator, int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    return device
+
+
+def _device(accelerator: str, local: int) -> torch.device:
+    there = torch.cuda.is_available() and accelerator != "cpu"
+    if accelerator == "cuda" and not there:
+        raise ConfigError(
+            f"train.accelerator = 'cuda': torch {torch.__version__} finds no GPU here",
+            "say 'auto' or 'cpu', or install a driver and a torch built for CUDA",
+        )
     if not there:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         return torch.device("cpu")
-    local = rank % torch.cuda.device_count()
-    torch.cuda.set_device(local)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=world,
-        device_id=torch.device("cuda", local),
-    )  # fmt: skip
-    return torch.device("cuda", local)
+    place = torch.device("cuda", local % torch.cuda.device_count())
+    torch.cuda.set_device(place)
+    return place
 
 
 def open_store() -> TCPStore:

@@ -1,0 +1,58 @@
+"""The commands that start a group's ranks on several servers, for a scheduler or a person."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from edgetrain.errors import ConfigError
+from edgetrain.fleet.cards.cluster import Cluster
+from edgetrain.jobs.placement.machines import Servers
+from edgetrain.jobs.placement.search import Found
+
+PORT = 29400
+
+
+def commands(
+    chosen: Found, servers: Servers, cluster: Cluster, words: Sequence[str], runs: str
+) -> list[str]:
+    """A torchrun command for each server that the placement uses, in order. `words` are the job
+    file and overrides, as the user gave them.
+
+    ConfigError for several hosts whose network is not trusted: gloo and NCCL neither encrypt nor
+    authenticate. ConfigError for a placement whose servers run different numbers of ranks.
+    """
+    placement = chosen.placement
+    width = placement.data * placement.tensor
+    counts: dict[int, int] = {}
+    for server in chosen.servers:
+        most = servers.servers[server].accelerators
+        spanned = -(-width // most)
+        for each in range(server, server + spanned):
+            counts[each] = counts.get(each, 0) + width // spanned
+    used = [cluster.servers[index] for index in counts]
+    if len(used) > 1 and not cluster.trusted:
+        raise ConfigError(
+            f"{cluster.path}: {len(used)} servers and trusted = false: their ranks would talk "
+            "without encryption or authentication",
+            "say trusted = true if the network between them is your own",
+        )
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{e.name} {n}" for e, n in zip(used, counts.values(), strict=True))
+        raise ConfigError(f"torchrun wants as many ranks on each server: {told}", "other words")
+    head = used[0].host if len(used) > 1 else "127.0.0.1"
+    found = []
+    for node, (entry, count) in enumerate(zip(used, counts.values(), strict=True)):
+        environment = ""
+        if entry.interface:
+            environment = f"GLOO_SOCKET_IFNAME={shlex.quote(entry.interface)} "
+            environment += f"NCCL_SOCKET_IFNAME={shlex.quote(entry.interface)} "
+        argv = [
+            "torchrun", f"--nnodes={len(used)}", f"--node-rank={node}",
+            f"--nproc-per-node={count}", f"--master-addr={head}", f"--master-port={PORT}",
+            "--max-restarts=0", "-m", "edgetrain", "rank", *words,
+            "--placement", str(placement), "--run-folder", runs,
+        ]  # fmt: skip
+        found.append(f"# on {entry.name} ({entry.host})")
+        found.append(environment + shlex.join(argv))
+    return found

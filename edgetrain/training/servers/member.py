@@ -1,0 +1,90 @@
+"""A rank of a group as the training loop sees it: its work, and what it is a member of."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from edgetrain.exchange.member.driver import Exchanged
+from edgetrain.exchange.transport import Traffic
+from edgetrain.exchange.zeromq.tcp_counters import traffic_of_process
+from edgetrain.tasks.protocol import Task
+from edgetrain.training.servers.rank import Rank
+from edgetrain.training.servers.snapshots import Snapshots
+from edgetrain.vectors.vector import checksum
+
+_SIGN = 1 << 63
+
+
+class RankProgress:
+    """See loop.Progress."""
+
+    def __init__(self, step: int) -> None:
+        self.round, self.checksum = step, 0
+
+    def quiet_steps(self) -> int:
+        """All ranks step together."""
+        return 0
+
+
+class RankWork:
+    """See tasks.work.Local. All ranks call both methods together."""
+
+    takes_many = False
+
+    def __init__(self, task: Task, rank: Rank, progress: RankProgress) -> None:
+        self._task, self._rank, self._progress = task, rank, progress
+
+    def backward(self, ahead: int = 0) -> Callable[[], float]:
+        """See Local. The loss is that of all ranks."""
+        return self._rank.steps.backward()
+
+    def evaluate(self) -> dict[str, float]:
+        """The task's figures for the whole model, on the leader; {} elsewhere."""
+        held = self._rank.held
+        model = held.gather()
+        told = torch.zeros(1, dtype=torch.int64)
+        if held.whole is not None:
+            told[0] = checksum(held.whole.params) - _SIGN
+        dist.broadcast(told, 0)
+        self._progress.checksum = int(told[0]) + _SIGN
+        return {} if model is None else self._task.evaluate(model)
+
+
+class RankMember:
+    """See loop.Trainee."""
+
+    wait_s = exchange_s = 0.0
+    """What a rank waits for its neighbours cannot be told from computing."""
+
+    def __init__(self, rank: Rank, progress: RankProgress, snapshots: Snapshots) -> None:
+        self._rank, self.half, self._snapshots = rank, progress, snapshots
+        self.begins_at = self.steps = progress.round
+
+    def step(self) -> None:
+        """Step the optimizer; keep a snapshot if one is due."""
+        self._rank.steps.step()
+        self.steps += 1
+        self.half.round = self.steps
+        self._snapshots.keep_if_due(self.steps)
+
+    def skip(self, steps: int) -> None:
+        """See Trainee."""
+        assert not steps
+
+    def drain(self) -> None:
+        """Nothing is under way between steps."""
+
+    def fleet_model(self) -> contextlib.AbstractContextManager[None]:
+        """There is only one model."""
+        return contextlib.nullcontext()
+
+    def observe_exchanges(self, observe: Callable[[Exchanged], None]) -> None:
+        """A rank exchanges within torch, where nobody can look."""
+
+    def traffic(self) -> Traffic:
+        """Of all connections of this process, those to ranks on the same machine included."""
+        return traffic_of_process()

@@ -1,0 +1,122 @@
+"""Jobs on a group of processes, as their users start them."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+from command_line import edgetrain, environment, write_tiny
+
+from edgetrain.__main__ import main
+from edgetrain.cli import rank
+
+TINY = {"fleet": {"members": 2}, "train": {"steps": 12}}
+SERVERS = """
+trusted = {trusted}
+[[server]]
+name = "a"
+host = "10.0.0.1"
+profile = "gpu-server"
+accelerators = 2
+interface = "eth0"
+[[server]]
+name = "b"
+host = "10.0.0.2"
+profile = "gpu-server"
+accelerators = 2
+"""
+
+
+def test_run_and_resume(tmp_path):
+    job = write_tiny(tmp_path, **TINY, servers={"placement": "data=2"})
+    done = edgetrain("run", job, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["placement"] == "data=2"
+    assert summary["status"] == "finished"
+    folder = tmp_path / summary["folder"]
+    assert {"model.safetensors", "snapshots"} <= {path.name for path in folder.iterdir()}
+    again = edgetrain("run", "--resume", summary["folder"], "steps=20", "--json", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["steps"] == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--resume", "nowhere"], "no job file 'nowhere/job.toml'"),
+        (["--print-commands"], "runs on its devices, not on a group"),
+        (["servers.placement=data=3"], "data=3 does not divide the job's 2 members"),
+        (["servers.placement=data=2", "accelerator=cuda"], "finds no GPU here"),
+        (["servers.placement=data=2", "--print-commands"], "servers of a cluster.toml"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    job = [] if "--resume" in words else [write_tiny(tmp_path, **TINY)]
+    assert main(["run", *job, *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len([line for line in error.splitlines() if line.startswith("edgetrain: ")]) == 1
+
+
+def test_a_job_that_fits_nowhere_is_refused_before_it_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["task=edgetrain.tasks:char_lm", "data.width=1024", "data.heads=16", "data.layers=24"]
+    assert main(["run", *words, "device=raspberry-pi-4b"]) == 2
+    error = capsys.readouterr().err
+    assert "the job fits nowhere: needs" in error
+    assert "raspberry-pi-4b has 3.4 GB" in error
+    assert not (tmp_path / "runs").exists()
+
+
+def commands(tmp_path, capsys, trusted):
+    (tmp_path / "cluster.toml").write_text(SERVERS.format(trusted=trusted))
+    job = write_tiny(
+        tmp_path, fleet={"members": 4}, train={"steps": 4},
+        servers={"placement": "data=4", "cluster": "cluster.toml"},
+    )  # fmt: skip
+    status = main(["run", job, "--print-commands"])
+    return status, capsys.readouterr()
+
+
+def test_commands_for_several_servers(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, told = commands(tmp_path, capsys, "true")
+    lines = [line for line in told.out.splitlines() if "torchrun" in line]
+    assert status == 0
+    assert len(lines) == 2
+    assert lines[0].startswith("GLOO_SOCKET_IFNAME=eth0")
+    for node, line in enumerate(lines):
+        assert f"--nnodes=2 --node-rank={node} --nproc-per-node=2" in line
+        assert "--master-addr=10.0.0.1" in line
+        assert "--max-restarts=0 -m edgetrain rank job.toml" in line
+
+
+def test_servers_over_a_strange_network_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, told = commands(tmp_path, capsys, "false")
+    assert status == 2
+    assert "without encryption or authentication" in told.err
+
+
+def test_the_printed_command_trains(tmp_path):
+    """The example of `edgetrain rank --help`, on this machine."""
+    job = write_tiny(tmp_path, **TINY)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = re.sub(r"\\\n", " ", rank.EXAMPLES.split("example:")[1].split("\n\n")[0]).split()
+    words = [w.replace("29400", str(port)).replace("job.toml", job) for w in words]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words[1:]],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs" / "mine" / "summary.json").read_text())
+    assert summary["steps"] == 12
+    assert (tmp_path / "runs" / "mine" / "model.safetensors").exists()
