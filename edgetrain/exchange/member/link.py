@@ -92,6 +92,7 @@ class Link:
         self.on_welcome: Callable[[int], None] = lambda members: None
         self._submitted = -1
         self._catch_up: CatchUp | None = None
+        self._is_closed = False
 
     @property
     def session(self) -> int:
@@ -293,11 +294,13 @@ class Link:
 
     def leave(self, reason: str) -> None:
         """See Exchange."""
-        self._send(Leave(reason))
-        self._transport.close()
+        if not self._is_closed:
+            self._send(Leave(reason))
+        self.vanish()
 
     def vanish(self) -> None:
         """See Exchange."""
+        self._is_closed = True
         self._transport.close()
 
     # -- messages ------------------------------------------------------------------------------
