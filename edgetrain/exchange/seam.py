@@ -1,8 +1,9 @@
 """What a member exchanges through: the seam between a member's driver and its link to a hub.
 
 `Exchange` is the protocol; the dataclasses are what is said over it. The link to a hub
-(`member/link.py`) implements it. Collectives between members, several hubs with a range of the
-vector each, and gateways can implement it, too.
+(`member/link.py`) implements it, and `direct.py` for members of one process; both pass the same
+tests (tests/exchange/test_exchanges.py). Collectives between members, several hubs with a range of
+the vector each, and gateways can implement it, too.
 """
 
 from __future__ import annotations
