@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 """A delay that is measured, as job files spell it."""
 
-LATER: dict[str, Any] = {"correction": "", "buffers": "mean", "honest_hub": False}
+LATER: dict[str, Any] = {
+    "schedule": "",
+    "clip": 0.0,
+    "correction": "",
+    "buffers": "mean",
+    "honest_hub": False,
+}
 """Keys that were added later, with their defaults: there a job has the digest that it had before,
 so that its journals and checkpoints still open."""
 
@@ -65,6 +71,10 @@ class Train:
     optimizer: dict[str, Any] = field(
         default_factory=_sgd, metadata={"doc": "sgd, adam, adamw, …: a torch optimizer"}
     )
+    schedule: str = _said(
+        "", "learning rate: 'warmup(20) | cosine', linear, step(0.5, 100); '': same"
+    )
+    clip: float = _ranged(0.0, 0.0, 1e12, "length (L2) that gradients are cut to; 0: they are not")
     evaluate_every: int = _ranged(0, 0, 10**9, "steps between evaluations; 0: about 50 in a run")
     threads: int = _ranged(1, 1, 1024, "torch threads of each member")
     accelerator: str = _said("auto", "where the model is: cpu, cuda, or auto (cuda if it is there)")
@@ -196,6 +206,7 @@ class Job:
                 key: value
                 for key, value in dataclasses.asdict(self.train).items()
                 if key not in ("threads", "evaluate_every", "accelerator", "fixed")
+                and (key not in LATER or value != LATER[key])
             },
             "strategy": {
                 key: value

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgetrain import strategies
 from edgetrain.exchange.keys.keyring import keys_folder
 from edgetrain.fleet import devices
-from edgetrain.jobs import bundles
+from edgetrain.jobs import bundles, schedule
 from edgetrain.jobs.job import Job
 from edgetrain.vectors.noise import Gaussian, Source, system
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from edgetrain.tasks.flat import FlatModel
     from edgetrain.tasks.protocol import Task
-    from edgetrain.tasks.work import Local
+    from edgetrain.tasks.work import Local, Tuning
 
 
 def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> Task:
@@ -70,6 +70,14 @@ def buffers_of(job: Job) -> str:
     if it exchanges displacements and no examples are to be protected; otherwise "local"."""
     can = strategies.find(job.strategy.name).moves_params
     return job.strategy.buffers if can and job.privacy.unit != "example" else "local"
+
+
+def tuning_of(job: Job) -> Tuning:
+    """What the job's learning-rate schedule and clipping do before each step. ConfigError."""
+    from edgetrain.tasks.work import Tuning
+
+    found = schedule.parse(job.train.schedule, job.train.steps)
+    return Tuning(None if found is None else found.factor, job.train.clip)
 
 
 def samples_of(job: Job, task: Task) -> tuple[int, ...]:

@@ -71,8 +71,8 @@ _TABLES: dict[str, type[Any]] = {
     "privacy": Privacy,
     "servers": ServersTable,
 }
-_SHORT = {"strategy": "strategy.name", "privacy": "privacy.unit"}
-"""Tables that may be said in one word."""
+_SHORT = {"strategy": "strategy.name", "privacy": "privacy.unit", "clip": "privacy.clip"}
+"""Tables that may be said in one word, and a key that was there before another of its name."""
 _OPEN = ("data", "optimizer")
 """Tables whose keys belong to someone else (the task, torch)."""
 

@@ -12,6 +12,7 @@ from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.exchange.masks import terms as masks
 from edgetrain.fleet.presence import Presence
+from edgetrain.jobs import schedule
 from edgetrain.jobs.job import Job, Privacy
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
@@ -45,6 +46,7 @@ def check(found: Resolved) -> None:
     _one_of("servers.fallback", found.job.servers.fallback, FALLBACKS)
     _one_of("strategy.buffers", found.job.strategy.buffers, BUFFERS)
     _check_pace(found)
+    schedule.parse(found.job.train.schedule, found.job.train.steps)
     _check_codecs(found)
     _check_masked(found)
     journal_settings(found.job)

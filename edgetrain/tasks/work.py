@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +33,50 @@ def optimizer_for(model: torch.nn.Module, table: dict[str, Any]) -> torch.optim.
         return cls([p for p in model.parameters() if p.requires_grad], **settings)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optimizer '{name}' with {settings}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is done to an optimizer before each of its steps."""
+
+    factor: Callable[[int], float] | None = None
+    """Of the learning rate, for the step of the job with this number; None: always 1."""
+    clip: float = 0.0
+    """Length that the gradient, of all parameters together, is cut to; 0: it is not."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it does nothing."""
+        return self.factor is None and not self.clip
+
+
+_STEP = "step_of_job"
+"""The key of an optimizer's groups with the number of the next step; so checkpoints have it."""
+
+
+def tune(optimizer: torch.optim.Optimizer, tuning: Tuning) -> None:
+    """Let the optimizer's steps be tuned from now on. They count from 0, or as `begin_at` says."""
+    if tuning.is_idle:
+        return
+    begin_at(optimizer, 0)
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+
+    def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for rate, group in zip(rates, optimizer.param_groups, strict=True):
+            if tuning.factor is not None:
+                group["lr"] = rate * tuning.factor(group[_STEP])
+            group[_STEP] += 1
+        if tuning.clip:
+            every = (p for group in optimizer.param_groups for p in group["params"])
+            torch.nn.utils.clip_grad_norm_([p for p in every if p.grad is not None], tuning.clip)
+
+    optimizer.register_step_pre_hook(before_step)
+
+
+def begin_at(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """The next step of a tuned optimizer is the job's step with this number."""
+    for group in optimizer.param_groups:
+        group[_STEP] = step
 
 
 class Local(Protocol):

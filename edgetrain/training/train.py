@@ -22,7 +22,7 @@ from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, work_of
+from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
 from edgetrain.jobs.privacy.promise import fix_noise
 from edgetrain.jobs.resolved import look_up, mask_terms_of
 from edgetrain.jobs.rules import check_on_member, refuse_checkpoint
@@ -30,7 +30,7 @@ from edgetrain.runs.environment import Meter
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.tasks.work import optimizer_for
+from edgetrain.tasks.work import begin_at, optimizer_for, tune
 from edgetrain.training.keeping import keeping_of
 from edgetrain.training.loop import Loop, Steps
 from edgetrain.training.member import Member, bind, release_of
@@ -77,9 +77,9 @@ def train(
     Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
     needs to go on after it was killed. `source` is what noise is made of, where the job has
     privacy. `stop` ends it between two steps. With `keeps_model` the member that evaluates, m0,
-    writes the trained model beside its log; a disk that refuses is a line of the log.
-    `metrics_bytes`: how large the member's metrics may become; 0: no limit. `service` is told when
-    the hub has let the member in, and that it is alive. A silent hub is tried for `patience_s`.
+    writes the trained model beside its log, which says if a disk refuses. `metrics_bytes`: of its
+    metrics, at most; 0: any. `service` is told when the hub has let it in, and that it is alive. A
+    silent hub is tried for `patience_s`.
 
     Raises what `join` raises, TaskError and ConfigError, Stopped.
     """
@@ -111,6 +111,7 @@ def train(
         service.describe = lambda: f"training: {member.steps} of {job.train.steps} steps"
         service.status(service.describe())
         stop.alive = lambda: service.alive(member.steps)
+        begin_at(optimizer, member.begins_at)
         local = work_of(job, task, model, flat, place.index, source, member.steps)
         log = open_log(member.name)
         with log:
@@ -166,6 +167,7 @@ def prepare(
     # Before the optimizer and the flat vectors, which hold on to the parameters.
     model.to(device_for(job.train.accelerator, job.privacy.unit))
     optimizer = optimizer_for(model, job.train.optimizer)
+    tune(optimizer, tuning_of(job))
     flat = bind(model, optimizer, job.train.fixed, buffers_of(job))
     return model, optimizer, flat, pace
 

@@ -8,10 +8,11 @@ import torch
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
+from edgetrain.jobs.lookup import tuning_of
 from edgetrain.jobs.placement.words import Placement
 from edgetrain.tasks.profiling import inputs_of
 from edgetrain.tasks.protocol import Task
-from edgetrain.tasks.work import optimizer_for
+from edgetrain.tasks.work import begin_at, optimizer_for, tune
 from edgetrain.training.servers.mesh import Ranks
 from edgetrain.training.servers.model import Held
 from edgetrain.training.servers.parts import Example, cut
@@ -36,7 +37,14 @@ def prepare_rank(
     parts = cut(task, placement, example_of(job, task, placement))
     held = Held(parts, ranks, job.servers.precision)
     held.hand_out(task, job.seed)
+    if job.train.clip:
+        raise ConfigError(
+            f"train.clip = {job.train.clip:g} in a group of ranks: each has a part of the gradient",
+            "leave it out, or train as a fleet",
+        )
     optimizer = _optimizer(job, held)
+    tune(optimizer, tuning_of(job))
+    begin_at(optimizer, start)
     batches = batches_of(task, job, placement.data, ranks.data_rank, start)
     return Rank(ranks, held, GroupSteps(Schedule(task, held), held, optimizer, batches))
 

@@ -33,10 +33,11 @@ from torch import Tensor, nn
 from edgetrain import strategies
 from edgetrain.exchange.member.driver import Flat, Stepper, in_place
 from edgetrain.jobs.job import Job
+from edgetrain.jobs.lookup import tuning_of
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
-from edgetrain.tasks.work import Local, optimizer_for
+from edgetrain.tasks.work import Local, Tuning, optimizer_for
 from edgetrain.vectors.vector import Vector
 
 BLOCK = 512
@@ -193,9 +194,13 @@ class _Block:
         optimizer: torch.optim.Optimizer,
         steps_too: bool,
         pool: ThreadPoolExecutor,
+        tuning: Tuning,
     ) -> None:
         self._stacked, self._rows, self._optimizer = stacked, rows, optimizer
         self._params, self._grads = matrix
+        self._tuning, self._rate = tuning, float(optimizer.param_groups[0]["lr"])
+        self.taken = [0] * len(rows)
+        """The number of each row's next step in the job."""
         self.steps_too, self._pool = steps_too, pool
         self._asked: list[int] = []
         self._work: list[tuple[Iterator[Any], int]] = []
@@ -268,8 +273,20 @@ class _Block:
 
     def step(self, rows: list[int]) -> None:
         """Step the optimizer of these rows with their gradients."""
-        self._optimizer.param_groups[0]["params"] = [self._rows[row] for row in rows]
-        self._optimizer.step()
+        tuning, group = self._tuning, self._optimizer.param_groups[0]
+        if tuning.clip:
+            for row in rows:
+                torch.nn.utils.clip_grad_norm_([self._rows[row]], tuning.clip)
+        numbers = {0} if tuning.factor is None else {self.taken[row] for row in rows}
+        for step in sorted(numbers):
+            chosen = rows
+            if tuning.factor is not None:
+                chosen = [row for row in rows if self.taken[row] == step]
+                group["lr"] = self._rate * tuning.factor(step)
+            group["params"] = [self._rows[row] for row in chosen]
+            self._optimizer.step()
+            for row in chosen:
+                self.taken[row] = step + 1
 
     def vectors(self, row: int) -> tuple[Vector, Vector]:
         """A row's parameters and gradient, float32 [elements], as views of the matrices."""
@@ -284,6 +301,7 @@ class _Block:
         if self._last is not None:
             self._last.exception()
         self._optimizer.state.pop(self._rows[row], None)
+        self.taken[row] = 0
         with torch.no_grad():
             self._rows[row].copy_(initial)
 
@@ -357,6 +375,11 @@ class Rows:
         self._attention = contextlib.ExitStack()
         self._attention.enter_context(batchable_attention())
 
+    def begin_at(self, index: int, step: int) -> None:
+        """See Gradients."""
+        number, row = divmod(index, BLOCK)
+        self._blocks[number].taken[row] = step
+
     def model_at(self, base: Vector) -> nn.Module:
         """See Gradients."""
         return with_parameters(self._model, base)
@@ -381,7 +404,10 @@ class Rows:
         settings = {"foreach": True, **self._job.train.optimizer}
         optimizer = optimizer_for(_Parameters(rows), settings)
         stacked = _Stacked(self._task, model, self._flat)
-        return _Block(stacked, rows, (params, grads), optimizer, self._steps_too, self._pool)
+        return _Block(
+            stacked, rows, (params, grads), optimizer, self._steps_too, self._pool,
+            tuning_of(self._job),
+        )  # fmt: skip
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
         """See Gradients."""

@@ -14,10 +14,10 @@ import torch
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.lookup import buffers_of, work_of
+from edgetrain.jobs.lookup import buffers_of, tuning_of, work_of
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel, with_parameters
-from edgetrain.tasks.work import Local, optimizer_for
+from edgetrain.tasks.work import Local, begin_at, optimizer_for, tune
 from edgetrain.training.simulated.batched import Rows, why_not_batched
 from edgetrain.vectors.noise import Source, seeded
 from edgetrain.vectors.vector import Vector
@@ -35,6 +35,9 @@ class Gradients(Protocol):
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
         """A fresh member: its model as two flat vectors, its optimizer, its work."""
+
+    def begin_at(self, index: int, step: int) -> None:
+        """The next step of the member made last with this index is the job's step `step`."""
 
     def model_at(self, base: Vector) -> torch.nn.Module:
         """A model of its own with these parameters, and the buffers of member 0, which evaluates;
@@ -65,6 +68,7 @@ class OneByOne:
     def __init__(self, task: Task, job: Job, reason: str) -> None:
         self._task, self._job, self.reason = task, job, reason
         self._first = torch.nn.Module()
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
         """See Gradients."""
@@ -76,10 +80,15 @@ class OneByOne:
             compare_fixed=job.train.fixed == "equal",
             statistics=buffers_of(job) == "mean",
         )
-        optimizer = optimizer_for(model, job.train.optimizer)
+        optimizer = self._optimizers[index] = optimizer_for(model, job.train.optimizer)
+        tune(optimizer, tuning_of(job))
         work = work_of(job, self._task, model, flat, index, noise_of(job, index))
         self._first = model if index == 0 else self._first
         return flat, optimizer, _OwnRandomness(work)
+
+    def begin_at(self, index: int, step: int) -> None:
+        """See Gradients."""
+        begin_at(self._optimizers[index], step)
 
     def model_at(self, base: Vector) -> torch.nn.Module:
         """See Gradients."""

@@ -133,6 +133,7 @@ class SimulatedMember:
         request = request_of(job, place, around.task, around.digest)
         with self._joined(flat, optimizer, request) as member:
             self.training = member
+            around.gradients.begin_at(index, member.begins_at)
             began = world.clock()
             usage = ComputedUsage(lambda: world.clock() - began - member.wait_s)
             with around.open_log(member.name) as log:
