@@ -1,18 +1,22 @@
 # The two commands that do everything on a fresh machine, and what CI runs.
 #   make demo    install into .venv, then DGA against synchronous SGD: a table and a picture
 #   make test    install into .venv with the test tools, then run all tests
+#   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
 #   make check   linters, types and tests, as CI does
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check install-lab install-dev
+.PHONY: demo test test-boot check install-lab install-dev
 
 demo: install-lab
 	$(BIN)/edgetrain compare
 
 test: install-dev
 	$(BIN)/pytest -n 2 --dist loadfile
+
+test-boot: install-dev
+	$(BIN)/pytest -m boot tests/fleet/cards
 
 check: install-dev
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ import os
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from edgetrain.fleet.cards.looking import RELEASES, Look
 VERSION = 1
 """Of the format."""
 MANIFEST, PAYLOAD = "manifest.json", "payload.tar.gz"
-_LEFT_OUT = ("__pycache__", "bin", "direct_url.json", "RECORD", "INSTALLER", "REQUESTED")
-"""What pip writes about this machine."""
+_LEFT_OUT = ("__pycache__", "direct_url.json", "RECORD", "INSTALLER", "REQUESTED")
+"""What pip writes about this machine; also its scripts, in the folder `bin` at the top."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _write_payload(folder: Path, payload: Path) -> int:
     with payload.open("wb") as file:
         packed = gzip.GzipFile("", "wb", 6, file, mtime=0)
         with packed, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for path in _contents(folder):
+            for path in _contents(folder, ["bin"]):
                 name = path.relative_to(folder).as_posix()
                 if path.is_symlink():
                     raise ConfigError(f"{name} is a link: an archive has files and folders only")
@@ -174,9 +174,10 @@ def _write_payload(folder: Path, payload: Path) -> int:
     return total
 
 
-def _contents(folder: Path) -> Iterator[Path]:
+def _contents(folder: Path, left_out: Sequence[str] = ()) -> Iterator[Path]:
+    """Everything below a folder, in order, except files and folders of some names."""
     for path in sorted(folder.iterdir(), key=lambda p: p.name):
-        if path.name in _LEFT_OUT or path.suffix == ".pyc":
+        if path.name in (*_LEFT_OUT, *left_out) or path.suffix == ".pyc":
             continue
         yield path
         if path.is_dir() and not path.is_symlink():

@@ -172,15 +172,17 @@ def _network_config(network: Network) -> dict[str, Any]:
             addressing["routes"] = [{"to": "default", "via": network.gateway}]
     on_a_cable = network.address != DHCP and not network.ssid
     cable = addressing if on_a_cable or network.address == DHCP else {"dhcp4": True}
+    # The boot waits for what is not optional. If everything is, systemd-networkd waits two minutes
+    # for nothing.
+    optional = {"optional": True} if network.ssid else {}
     found: dict[str, Any] = {
         "version": 2,
-        "ethernets": {"cable": {"match": {"name": "e*"}, "optional": True, **cable}},
+        "ethernets": {"cable": {"match": {"name": "e*"}, **optional, **cable}},
     }
     if network.ssid:
         found["wifis"] = {
             "wlan0": {
                 **addressing,
-                "optional": True,
                 "regulatory-domain": network.country,
                 "access-points": {network.ssid: {"password": network.psk}},
             }

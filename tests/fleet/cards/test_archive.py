@@ -35,6 +35,8 @@ def folder_at(path: Path, stamp: int) -> Path:
     (path / "torch-2.9.1.dist-info/METADATA").write_text("Name: torch\n")
     (path / "torch-2.9.1.dist-info/direct_url.json").write_text(f'{{"url": "file://{path}"}}')
     (path / "typing_extensions-4.16.0.dist-info").mkdir()
+    (path / "torch/bin").mkdir()
+    (path / "torch/bin/torch_shm_manager").write_bytes(b"\x7fELF")
     (path / "bin").mkdir()
     (path / "bin/torchrun").write_text(f"#!{path}/python\n")
     for each in path.rglob("*"):
@@ -58,7 +60,7 @@ def test_what_pip_says_of_this_machine_is_left_out(tmp_path):
         payload = outer.extractfile("payload.tar.gz")
         with tarfile.open(fileobj=payload) as inner:
             names = inner.getnames()
-    assert "torch/lib/libtorch.so" in names
+    assert {"torch/lib/libtorch.so", "torch/bin/torch_shm_manager"} <= set(names)
     assert not [n for n in names if re.search(r"pycache|^bin|direct_url", n)]
 
 

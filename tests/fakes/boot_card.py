@@ -1,0 +1,262 @@
+"""A card that boots on this machine: Debian 12 under user-mode-linux, from power-on to training.
+
+The root file system comes from mmdebstrap, is kept in the folder EDGETRAIN_BOOT_CACHE if that is
+set, and gets what Raspberry Pi OS has and Debian has not: cloud-init that reads /boot/firmware. The
+worker is made of the packages that run the tests. A guest has a tap in a network namespace of its
+own; the hub runs at the other end. Needs root, and the packages in `missing`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgetrain.fleet.cards import archive
+
+MB = 1 << 20
+BOOT_MB, ROOT_MB = 448, 2600
+HUB, GUEST = "10.0.2.1", "10.0.2.15"
+CHECKOUT = Path(__file__).parents[2]
+UML = Path("/usr/lib/uml/modules")
+PACKAGES = (
+    "systemd-sysv,udev,dbus,kmod,cloud-init,netplan.io,openssh-server,sudo,iproute2,python3,procps"
+)
+WORKER = (
+    "torch", "numpy", "pyzmq", "msgpack", "psutil", "rich", "filelock", "typing_extensions",
+    "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "markdown-it-py", "mdurl",
+    "pygments",
+)  # fmt: skip
+_SKIPPED = ("torch/include", "torch/test", "/tests/", "torch/share", "__pycache__")
+
+_WATCH = """\
+[Unit]
+Description=says what the member is doing
+[Service]
+ExecStart=/usr/local/bin/watch-member
+[Install]
+WantedBy=multi-user.target
+"""
+# What the guest says of itself on its console, every two seconds.
+_SCRIPT = """\
+#!/bin/sh
+what=ActiveState,SubState,StatusText,MemoryMax,Result,ExecMainStatus
+while sleep 2; do
+  echo "WATCH up=$(cut -d. -f1 /proc/uptime)" \
+    "$(systemctl show edgetrain-member -p $what | tr ' ' '_' | tr '\\n' ' ')" \
+    "sectors=$(grep -w ubda2 /proc/diskstats | awk '{print $10}')" > /dev/console
+  [ "$(systemctl show edgetrain-member -p ExecMainStatus --value)" = 0 ] ||
+    journalctl -u edgetrain-member -n 12 -o cat > /dev/console
+done
+"""
+_FILES = {
+    "etc/fstab": "LABEL=BOOTFS /boot/firmware vfat defaults 0 2\n/dev/ubda2 / ext4 defaults 0 1\n",
+    "etc/cloud/cloud.cfg.d/99-boot.cfg": "datasource_list: [NoCloud, None]\n"
+    "datasource: {NoCloud: {fs_label: bootfs}}\n",
+    "etc/systemd/system/cloud-init-local.service.d/boot.conf": "[Unit]\n"
+    "RequiresMountsFor=/boot/firmware\n",
+    "etc/systemd/network/10-card.link": "[Match]\nOriginalName=vec*\n[Link]\nName=eth0\n",
+    "etc/systemd/system/watch.service": _WATCH,
+    "usr/local/bin/watch-member": _SCRIPT,
+    "etc/modules-load.d/fat.conf": "vfat\nnls_cp437\nnls_ascii\nnls_iso8859-1\n",
+}
+
+
+def missing() -> str:
+    """Why no card can be booted here; "" if it can."""
+    path = "/usr/sbin:/sbin:/usr/bin:/bin"
+    packages = {
+        "mmdebstrap": "mmdebstrap",
+        "linux.uml": "user-mode-linux",
+        "mformat": "mtools",
+        "mke2fs": "e2fsprogs",
+        "ip": "iproute2",
+    }
+    lacking = [p for tool, p in packages.items() if not shutil.which(tool, path=path)]
+    if lacking:
+        return f"not installed: {', '.join(lacking)}"
+    if os.geteuid():
+        return "needs root: a network namespace, and the owners of files in an image"
+    if not Path("/dev/net/tun").exists():
+        return "no /dev/net/tun"
+    if sys.version_info[:2] != (3, 11):
+        return "the guest is Debian 12, whose Python is 3.11"
+    return ""
+
+
+# -- building -------------------------------------------------------------------------------------
+
+
+def build(folder: Path) -> tuple[Path, Path]:
+    """The image and the worker archive, made in `folder` unless they are kept."""
+    kept = os.environ.get("EDGETRAIN_BOOT_CACHE")
+    cache = Path(kept) if kept else folder
+    cache.mkdir(parents=True, exist_ok=True)
+    tar = cache / "rootfs-bookworm.tar"
+    if not tar.exists():
+        _debootstrap(tar)
+    image = folder / "os.img"
+    if not image.exists():
+        _image(tar, image, folder / "root")
+    worker = folder / "worker.tar"
+    if not worker.exists():
+        _worker(worker, folder / "site")
+    return image, worker
+
+
+def _debootstrap(tar: Path) -> None:
+    words = [
+        "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={PACKAGES}",
+        '--aptopt=APT::Install-Recommends "false"', "--dpkgopt=path-exclude=/usr/share/man/*",
+        "--dpkgopt=path-exclude=/usr/share/locale/*", "--dpkgopt=path-exclude=/usr/share/doc/*",
+        "bookworm", f"{tar}.part.tar",
+    ]  # fmt: skip
+    subprocess.run(words, check=True, capture_output=True, timeout=600)
+    Path(f"{tar}.part.tar").rename(tar)
+
+
+def _image(tar: Path, image: Path, root: Path) -> None:
+    root.mkdir()
+    subprocess.run(["tar", "xf", str(tar), "-C", str(root)], check=True, timeout=300)
+    for name, text in _FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+        (root / name).chmod(0o755 if text.startswith("#!") else 0o644)
+    (root / "boot/firmware").mkdir(exist_ok=True)
+    (kernel,) = UML.iterdir()
+    modules = root / "lib/modules" / kernel.name
+    for kind in ("fs/fat", "fs/nls"):
+        shutil.copytree(kernel / "kernel" / kind, modules / "kernel" / kind)
+    for table in kernel.glob("modules.*"):
+        shutil.copy(table, modules)
+    wants = root / "etc/systemd/system/multi-user.target.wants"
+    (wants / "watch.service").symlink_to("/etc/systemd/system/watch.service")
+    (wants / "systemd-networkd.service").symlink_to("/lib/systemd/system/systemd-networkd.service")
+    start, behind = 8 * MB, (8 + BOOT_MB) * MB
+    table = bytearray(512)
+    for at, (kind, begin, size) in enumerate(((0x0C, start, BOOT_MB), (0x83, behind, ROOT_MB))):
+        struct.pack_into("<4xB3xII", table, 446 + 16 * at, kind, begin // 512, size * MB // 512)
+    table[510:] = b"\x55\xaa"
+    with image.open("wb") as file:
+        file.write(table)
+        file.truncate(behind + ROOT_MB * MB)
+    device, sectors = f"{image}@@{start}", str(BOOT_MB * MB // 512)
+    env = {**os.environ, "MTOOLSRC": "/dev/null"}
+    words = ["mformat", "-i", device, "-F", "-v", "bootfs", "-T", sectors, "-h", "64", "-s", "32"]
+    subprocess.run([*words, "::"], check=True, env=env)
+    line = b"console=tty1 root=/dev/ubda2 rootfstype=ext4 rw\n"
+    subprocess.run(["mcopy", "-i", device, "-", "::cmdline.txt"], input=line, check=True, env=env)
+    words = ["mke2fs", "-q", "-t", "ext4", "-L", "rootfs", "-d", str(root)]
+    options = f"offset={behind},lazy_itable_init=1"
+    subprocess.run([*words, "-E", options, str(image), f"{ROOT_MB}m"], check=True, timeout=300)
+    shutil.rmtree(root)
+
+
+def _worker(out: Path, site: Path) -> None:
+    """A worker archive of the packages that run this test."""
+    packages = {"edgetrain": "0.1.0"}
+    for name in WORKER:
+        found = importlib.metadata.distribution(name)
+        packages[name] = found.version
+        for file in found.files or ():
+            source = Path(str(found.locate_file(file)))
+            if ".." in file.parts or any(s in str(file) for s in _SKIPPED) or not source.is_file():
+                continue
+            place = site / file
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, place)
+    shutil.copytree(
+        CHECKOUT / "edgetrain", site / "edgetrain", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    archive.pack(site, archive.Manifest("debian-12", "3.11", "x86_64", packages), out)
+    shutil.rmtree(site)
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+class Guest:
+    """A card that boots; its console is in `log`."""
+
+    def __init__(self, card: Path, space: str, log: Path, words: str) -> None:
+        """words: what the firmware hands to the kernel, from cmdline.txt."""
+        self.log = log
+        self._file = log.open("ab")
+        kernel = [
+            "linux.uml", "mem=1400M", f"ubda={card}", "root=/dev/ubda2", "rootfstype=ext4", "rw",
+            "vec0:transport=tap,ifname=tap0,depth=64", "con=null", "con0=null,fd:1",
+            "systemd.log_color=0", "net.ifnames=1", words,
+        ]  # fmt: skip
+        self._process = subprocess.Popen(
+            ["ip", "netns", "exec", space, *kernel],
+            stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT,
+            start_new_session=True, cwd=log.parent,
+            env={"PATH": os.environ["PATH"], "HOME": str(log.parent), "TMPDIR": str(log.parent)},
+        )  # fmt: skip
+
+    @property
+    def said(self) -> str:
+        """All of its console so far."""
+        return self.log.read_text(errors="replace")
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def until(self, text: str, seconds: float) -> float:
+        """Wait until its console has this text; returns seconds. AssertionError if it never has."""
+        began = time.monotonic()
+        while text not in self.said:
+            spent = time.monotonic() - began
+            assert self.running, f"it ended without '{text}':\n{self.said[-3000:]}"
+            assert spent < seconds, f"no '{text}' after {seconds} s:\n{self.said[-3000:]}"
+            time.sleep(0.5)
+        return time.monotonic() - began
+
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """As if the power were gone. Takes its whole process group along."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._file.close()
+
+
+def wait_for_carrier(space: str, seconds: float) -> None:
+    """Wait until a guest has its end of the tap: before, the interface is down."""
+    until = time.monotonic() + seconds
+    words = ["ip", "-n", space, "link", "show", "tap0"]
+    while "LOWER_UP" not in subprocess.run(words, capture_output=True, text=True).stdout:
+        assert time.monotonic() < until, "no guest has come to the network"
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def network(name: str) -> Iterator[str]:
+    """A network namespace with a tap; the hub's address is on it."""
+    lines = [
+        f"netns add {name}",
+        f"-n {name} link set lo up",
+        f"-n {name} tuntap add tap0 mode tap",
+        f"-n {name} address add {HUB}/24 dev tap0",
+        f"-n {name} link set tap0 up",
+    ]
+    try:
+        for line in lines:
+            subprocess.run(["ip", *line.split()], check=True)
+        yield name
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=False)
