@@ -84,8 +84,13 @@ def first_difference(one: Buffer, other: Buffer) -> str:
     pair = (bytes(each).decode(errors="replace").splitlines() for each in (one, other))
     for mine, yours in zip_longest(*pair, fillvalue="no tensor"):
         if mine != yours:
-            return f"the first tensor that differs is '{mine[:120]}' and '{yours[:120]}'"
+            return f"the first tensor that differs is '{_shown(mine)}' and '{_shown(yours)}'"
     return ""
+
+
+def _shown(line: str) -> str:
+    """The beginning of a line that anyone may have sent, to be printed."""
+    return "".join(each if each.isprintable() else "?" for each in line[:120])
 
 
 def read(description: Buffer, elements: int) -> Layout:

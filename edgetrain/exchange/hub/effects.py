@@ -79,8 +79,10 @@ Effect = Send | Note | Closed | Write | Save | Replay
 
 
 def refusal(to: bytes, code: str, reason: str) -> Send:
-    """Tell a peer why it is not let in, or not any more; `code` is one of `messages.CODES`."""
-    return Send(to, Refuse(code, reason[:512]))
+    """Tell a peer why it is not let in, or not any more; `code` is one of `messages.CODES`. The
+    reason may repeat what the peer sent: what cannot be printed is left out of it."""
+    printable = "".join(each for each in reason[:512] if each.isprintable())
+    return Send(to, Refuse(code, printable))
 
 
 def replies_of(record: Round) -> Iterator[Reply]:

@@ -77,6 +77,17 @@ def test_the_parts_of_a_base_are_its_slices(elements):
     assert beyond.start == beyond.stop == elements
 
 
+@given(st.binary(max_size=40))
+def test_whatever_a_model_is_said_to_be_the_refusal_can_be_sent_and_printed(junk):
+    desk = Desk(2)
+    mine = b"float32 5 weight\n"
+    desk.join("a", model=layouts.digest(mine), payload=mine)
+    said = desk.join("b", model="another", payload=b"float32 5 \x1b[2J\x00" + junk)
+    code, _ = refusal(desk, said, "b")
+    assert code == "model"
+    assert desk.notes[-1].reason.isprintable()
+
+
 def test_a_base_of_several_parts_arrives_whole():
     elements = 2 * BASE_PART_ELEMENTS + 3
     base = np.arange(elements, dtype=np.float32)
