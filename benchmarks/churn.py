@@ -199,8 +199,10 @@ class Visitors:
     """Members in threads that come, take part in two rounds and go; two of them stay."""
 
     def __init__(self, address: str, keys: Sequence[Credentials]) -> None:
-        """`keys`: of the devices, which come one after the other, and again from the first."""
-        self._address, self._keys = address, itertools.cycle(keys)
+        """`keys`: of the two devices that stay, then of those that come one after the other, and
+        again from the first."""
+        self._address = address
+        self._staying, self._coming = iter(keys[:2]), itertools.cycle(keys[2:])
         self._numbers = itertools.count()
         self.done = 0
         self.failed: list[str] = []
@@ -223,7 +225,7 @@ class Visitors:
 
     def _visit(self, name: str, enough: Callable[[int], bool], leave: bool) -> bool:
         with self._lock:
-            device = next(self._keys)
+            device = next(self._staying if name == "stays" else self._coming)
         transport = MemberSocket(self._address, credentials=device)
         try:
             link = Link(transport, time.monotonic)
