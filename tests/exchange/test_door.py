@@ -386,6 +386,31 @@ def test_a_revoked_key_is_dropped_while_it_is_connected_and_does_not_come_back(p
     place.fails(again, Refused, "does not let this machine's key in")
 
 
+def test_a_member_whose_key_was_refused_is_told_when_it_sends_and_never_waits(place):
+    """libzmq makes no other connection then, and would let a sender wait for one for ever."""
+    member = place.join(new_pair())
+    member.send([b"J"])
+    place.until_told("is not on the list")
+    said = []
+
+    def send_on():
+        while True:
+            member.send([b"C"])
+            time.sleep(0.01)
+
+    def send():
+        with pytest.raises(Refused, match="does not let this machine's key in") as caught:
+            send_on()
+        said.append(caught.value.code)
+        member.send([b"L"])  # also a farewell
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    sending.join(PATIENCE_S)
+    assert said == ["key"]
+    assert not sending.is_alive()
+
+
 def test_a_device_enrols_with_a_token_once_and_then_joins(place):
     text = place.ring.issue_token("pi-7", new_pair, time.time())
     hub, secret = read_token(text)

@@ -77,8 +77,16 @@ class MemberSocket:
         self._open()
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Queue a message; it is sent in the background, once the connection stands."""
-        self._socket.send_multipart([frame_of(buffer) for buffer in frames], copy=False)
+        """Queue a message; it is sent in the background, once the connection stands.
+
+        Once the hub has refused this machine's key there is no connection, and libzmq makes no
+        other: then the message is dropped. Raises as `receive` does.
+        """
+        try:
+            packed = [frame_of(buffer) for buffer in frames]
+            self._socket.send_multipart(packed, zmq.NOBLOCK, copy=False)
+        except zmq.Again:  # without NOBLOCK it would wait for a connection for ever
+            self._read_monitor()
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
         """The next message's frames, or None after `timeout_s` seconds without one.
