@@ -61,10 +61,13 @@ def _speed(tally: Tally) -> dict[str, Any]:
         "steps": max((member.step for member in members), default=0),
         "rounds": tally.rounds,
         "seconds": max((member.t for member in members), default=0.0),
+        "seconds_per_step": sum(1 / rate for rate in rates) / len(rates) if rates else None,
         "steps_per_second": sum(rates) / len(rates) if rates else None,
         "compute_s": _mean(sum(member.compute_s for member in members), lines),
         "wait_s": _mean(sum(member.wait_s for member in members), lines),
         "overhead_s": _mean(sum(member.overhead_s for member in members), lines),
+        "eval_s": _mean(sum(member.eval_s for member in members), lines),
+        "end_s": _mean(sum(member.end_s for member in members), lines),
     }
 
 

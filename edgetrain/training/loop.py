@@ -101,6 +101,24 @@ class Trainee(Protocol):
         """Call `observe` after each exchange."""
 
 
+@dataclass
+class Seconds:
+    """Where a member's time went, in parts that add up to it. What an evaluation takes while a
+    paced device would be computing is part of computing."""
+
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    overhead_s: float = 0.0
+    eval_s: float = 0.0
+    end_s: float = 0.0
+    """Waiting for the last replies, when no step is left."""
+
+    def add(self, other: Seconds) -> None:
+        """Add other seconds to these."""
+        for name, seconds in vars(other).items():
+            setattr(self, name, getattr(self, name) + seconds)
+
+
 class Loop:
     """The steps of one member, and their record."""
 
@@ -127,7 +145,7 @@ class Loop:
         self._record_every = steps.record_every
         self._most_bytes = steps.most_bytes
         self._unrecorded = 0
-        self._seconds = [0.0, 0.0, 0.0]
+        self._seconds = Seconds()
         self._before = member.traffic()
         if self._record_every == 1:
             member.observe_exchanges(self._record_exchange)
@@ -137,8 +155,12 @@ class Loop:
 
         A member that came late takes the steps that are left to the others.
         """
+        if not self._member.begins_at:  # until the hub's word that training begins was here
+            self._seconds.wait_s = max(0.0, self._log.elapsed_s)
+        began = self._clock()
         self._evaluate()
         ended = self._clock()
+        self._seconds.eval_s = ended - began if self._evaluate_every else 0.0
         half = self._member.half
         many = self._local.takes_many and not self._evaluate_every
         step = min(self._member.begins_at, self._steps)
@@ -148,6 +170,7 @@ class Loop:
             if self._evaluate_every and step > 1 and (step - 1) % self._evaluate_every == 0:
                 self._evaluate()  # while a paced device would still be computing
                 if not self._pace.is_set:
+                    self._seconds.eval_s += self._clock() - began
                     ended += self._clock() - began
             ahead = min(half.quiet_steps(), self._steps - step)
             loss_of = self._local.backward(ahead)
@@ -159,15 +182,17 @@ class Loop:
             self._member.skip(quiet)
             self._member.step()
             step += quiet
+            seconds = Seconds(wait_s=self._member.wait_s - waited)
             if step == self._steps:
                 self._member.drain()
+                seconds.end_s = self._member.wait_s - waited - seconds.wait_s
             now = self._clock()
-            wait_s = self._member.wait_s - waited
-            overhead_s = self._member.exchange_s - exchanged
-            compute_s = now - ended - wait_s - overhead_s
-            self._pace.end_step(compute_s)
+            seconds.overhead_s = self._member.exchange_s - exchanged
+            seconds.compute_s = now - ended - seconds.wait_s - seconds.end_s - seconds.overhead_s
+            self._pace.end_step(seconds.compute_s)
             self._unrecorded += 1 + quiet
-            self._record(step, loss_of, wait_s, compute_s, overhead_s)
+            self._seconds.add(seconds)
+            self._record(step, loss_of)
             ended = now
         self._finish()
 
@@ -198,18 +223,8 @@ class Loop:
             members=exchanged.members,
         )
 
-    def _record(
-        self,
-        step: int,
-        loss_of: Callable[[], float],
-        wait_s: float,
-        compute_s: float,
-        overhead_s: float,
-    ) -> None:
+    def _record(self, step: int, loss_of: Callable[[], float]) -> None:
         sums = self._seconds
-        sums[0] += wait_s
-        sums[1] += compute_s
-        sums[2] += overhead_s
         waits = self._unrecorded < self._record_every or not self._has_room(step)
         if waits and step < self._steps:
             return
@@ -218,17 +233,19 @@ class Loop:
             step=step,
             round=self._member.half.round,
             loss=loss_of(),
-            wait_s=sums[0],
-            compute_s=sums[1],
-            overhead_s=sums[2],
+            wait_s=sums.wait_s,
+            compute_s=sums.compute_s,
+            overhead_s=sums.overhead_s,
+            eval_s=sums.eval_s,
+            end_s=sums.end_s,
             sent_bytes=traffic.sent_bytes - self._before.sent_bytes,
             received_bytes=traffic.received_bytes - self._before.received_bytes,
             cpu_s=self._usage.cpu_s,
             peak_bytes=self._usage.peak_bytes,
-            joules=self._energy.joules(busy_s=sums[1] + sums[2]),
+            joules=self._energy.joules(busy_s=sums.compute_s + sums.overhead_s),
             steps=self._unrecorded,
         )
-        self._seconds = [0.0, 0.0, 0.0]
+        self._seconds = Seconds()
         self._unrecorded = 0
 
     def _has_room(self, step: int) -> bool:

@@ -95,7 +95,8 @@ def _run_cell(cell: Cell, sweep: Sweep, folder: Path, plan: Plan, run_cell: Run)
 
 
 FIGURES = (
-    "status", "seconds", "steps", "steps_per_second", "compute_s", "wait_s", "overhead_s",
+    "status", "seconds", "steps", "seconds_per_step", "steps_per_second",
+    "compute_s", "wait_s", "overhead_s", "eval_s", "end_s",
     "target_seconds", "target_steps", "sent_bytes", "received_bytes", "joules",
 )  # fmt: skip
 """Keys of a run's summary that are copied to its row."""

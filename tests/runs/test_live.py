@@ -199,7 +199,7 @@ def test_the_view_looks_a_few_times_a_second_and_draws_only_news(tmp_path: Path)
 
 
 class SlowTerminal(io.StringIO):
-    """Each write takes a tenth of a second of the clock."""
+    """Each write takes some milliseconds of the clock."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class SlowTerminal(io.StringIO):
         self.writes = 0
 
     def write(self, text: str) -> int:
-        self.clock.now += 0.1
+        self.clock.now += 0.008
         self.writes += 1
         return super().write(text)
 
@@ -215,10 +215,11 @@ class SlowTerminal(io.StringIO):
 def test_where_drawing_is_slow_it_is_done_more_rarely(tmp_path: Path) -> None:
     clock = Clock()
     out = SlowTerminal(clock)
-    view = LiveView([tmp_path], clock=clock, out=out)
+    view = LiveView([tmp_path], clock=clock, cpu=clock, out=out)
     write_run(tmp_path, DGA, upto=10)
     view.refresh()
     assert out.writes > 0
+    assert 0.01 < clock.now < 0.04
     cost, writes = clock.now, out.writes
     write_run(tmp_path, DGA, upto=20)
     clock.now = cost * 49
@@ -227,6 +228,33 @@ def test_where_drawing_is_slow_it_is_done_more_rarely(tmp_path: Path) -> None:
     clock.now = cost * 52
     view.refresh()
     assert out.writes > writes
+
+
+def test_on_a_busy_machine_it_is_drawn_as_often_as_on_an_idle_one(tmp_path: Path) -> None:
+    """What a look takes by the clock is not what it costs: others had the processor."""
+    clock, cpu = Clock(), Clock()
+    out = SlowTerminal(clock)
+    view = LiveView([tmp_path], clock=clock, cpu=cpu, out=out)
+    write_run(tmp_path, DGA, upto=10)
+    view.refresh()
+    writes, clock.now = out.writes, 0.3
+    write_run(tmp_path, DGA, upto=20)
+    view.refresh()
+    assert out.writes > writes
+
+
+def test_however_dear_a_look_is_the_next_is_two_seconds_away(tmp_path: Path) -> None:
+    clock, cpu, out = Clock(), Clock(), io.StringIO()
+    view = LiveView(
+        [tmp_path], clock=clock, cpu=lambda: (setattr(cpu, "now", cpu.now + 9), cpu.now)[1], out=out
+    )
+    write_run(tmp_path, DGA, upto=10)
+    view.refresh()
+    said = out.getvalue()
+    write_run(tmp_path, DGA, upto=20)
+    for clock.now, more in ((1.9, False), (2.1, True)):
+        view.refresh()
+        assert (out.getvalue() != said) is more
 
 
 class Terminal(io.StringIO):

@@ -84,11 +84,14 @@ class MetricsLog:
         peak_bytes: int,
         joules: float | None = None,
         steps: int = 1,
+        eval_s: float = 0.0,
+        end_s: float = 0.0,
     ) -> None:
         """Write one finished training step of this member, or `steps` of them as one line.
 
         step: steps done, including this one (the first is 1). round: rounds submitted so far.
-        wait_s, compute_s (with pacing), overhead_s: seconds of these steps. sent_bytes,
+        wait_s, compute_s (with pacing), overhead_s: seconds of these steps. eval_s: of evaluations
+        beside them. end_s: of waiting for the last replies, behind the last step. sent_bytes,
         received_bytes (at the socket), cpu_s, joules: sums since this process began training.
         """
         self._write(
@@ -106,6 +109,8 @@ class MetricsLog:
                 "peak_bytes": int(peak_bytes),
                 "joules": None if joules is None else number(joules),
                 **({} if steps == 1 else {"steps": int(steps)}),
+                **({"eval_s": seconds(eval_s)} if eval_s else {}),
+                **({"end_s": seconds(end_s)} if end_s else {}),
             },
         )
 
@@ -204,6 +209,11 @@ class MetricsLog:
         keys = {"event": event, "reason": reason}
         self._write("event", keys if about is None else {**keys, "about": about})
         self.flush()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since training began: the `t` of a line that is written now."""
+        return self._clock() - self._t0
 
     def flush(self) -> None:
         """Hand lines still in memory to the operating system, in one write. Raises nothing."""

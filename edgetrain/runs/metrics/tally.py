@@ -35,6 +35,8 @@ class MemberTally:
     compute_s: float = 0.0
     wait_s: float = 0.0
     overhead_s: float = 0.0
+    eval_s: float = 0.0
+    end_s: float = 0.0
     sent_bytes: Counter = field(default_factory=Counter)
     received_bytes: Counter = field(default_factory=Counter)
     cpu_s: Counter = field(default_factory=Counter)
@@ -48,8 +50,16 @@ class MemberTally:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """By the clock, including the first step; None before it is done."""
+        """By the clock, with evaluations and the wait for the last replies; None before the first
+        step is done."""
         return self.t / self.step if self.step else None
+
+    @property
+    def parts(self) -> tuple[float, ...]:
+        """Where the seconds of a step went, on average: computing, waiting, overhead, evaluations,
+        the wait for the last replies. They add up to `seconds_per_step`."""
+        sums = self.compute_s, self.wait_s, self.overhead_s, self.eval_s, self.end_s
+        return tuple(each / (self.lines or 1) for each in sums)
 
     def add_step(self, record: Record) -> None:
         """Add a "step" line."""
@@ -60,6 +70,8 @@ class MemberTally:
         self.compute_s += _value(record, "compute_s")
         self.wait_s += _value(record, "wait_s")
         self.overhead_s += _value(record, "overhead_s")
+        self.eval_s += _value(record, "eval_s")
+        self.end_s += _value(record, "end_s")
         if record.get("joules") is not None:
             self.joules = self.joules or Counter()
             self.joules.report(_value(record, "joules"))

@@ -15,6 +15,7 @@ from typing import Any
 from edgetrain.runs.metrics.lines import Record
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import as_text, column
+from edgetrain.runs.reports.comparison import seconds_per_step
 
 GOOD = 0.05
 """A simulation is good if its time is at most this relative error off."""
@@ -120,7 +121,7 @@ def _incomplete(emulated: Mapping[str, Any], simulated: Mapping[str, Any]) -> st
 
 
 def _step_s(summary: Mapping[str, Any]) -> float:
-    return 1 / summary["steps_per_second"] if summary["steps_per_second"] else 0.0
+    return seconds_per_step(summary) or 0.0
 
 
 def bases_of(events: Iterable[Record]) -> set[str]:

@@ -41,6 +41,8 @@ class Row:
     compute_s: float | None
     wait_s: float | None
     overhead_s: float | None
+    eval_s: float
+    end_s: float
     wait_share: float | None
     sent_bytes: int
     received_bytes: int
@@ -107,7 +109,6 @@ def _labels(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _row(label: str, summary: Summary, first: Summary) -> Row:
-    rate = summary["steps_per_second"]
     speedup, at_least = _speedup(summary, first)
     return Row(
         label=label,
@@ -121,10 +122,12 @@ def _row(label: str, summary: Summary, first: Summary) -> Row:
         speedup_at_least=at_least,
         steps=summary["steps"],
         seconds=summary["seconds"],
-        seconds_per_step=1 / rate if rate else None,
+        seconds_per_step=seconds_per_step(summary),
         compute_s=summary["compute_s"],
         wait_s=summary["wait_s"],
         overhead_s=summary["overhead_s"],
+        eval_s=summary.get("eval_s") or 0.0,
+        end_s=summary.get("end_s") or 0.0,
         wait_share=_wait_share(summary),
         sent_bytes=summary["sent_bytes"],
         received_bytes=summary["received_bytes"],
@@ -142,6 +145,14 @@ def _count(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def seconds_per_step(summary: Summary) -> float | None:
+    """Of a member, by the clock, evaluations and the wait for the last replies included. Older
+    summaries have the steps of a second only."""
+    rate = summary.get("steps_per_second")
+    seconds: float | None = summary.get("seconds_per_step") or (1 / rate if rate else None)
+    return seconds
+
+
 def _speedup(summary: Summary, first: Summary) -> tuple[float | None, float | None]:
     mine, yardstick = summary["target_seconds"], first["target_seconds"]
     if not mine:
@@ -154,9 +165,10 @@ def _speedup(summary: Summary, first: Summary) -> tuple[float | None, float | No
 
 def _wait_share(summary: Summary) -> float | None:
     parts = [summary[key] for key in ("compute_s", "wait_s", "overhead_s")]
-    if None in parts or sum(parts) <= 0:
+    if None in parts:
         return None
-    return float(summary["wait_s"] / sum(parts))
+    whole = sum(parts) + (summary.get("eval_s") or 0.0) + (summary.get("end_s") or 0.0)
+    return float(summary["wait_s"] / whole) if whole > 0 else None
 
 
 def _trusted(summary: Summary) -> bool | None:

@@ -24,7 +24,7 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 MEANT = (
     "fleet_steps_per_second", "final", "target_seconds", "sent_bytes", "received_bytes",
-    "steps_per_second", "compute_s", "wait_s", "overhead_s",
+    "seconds_per_step", "steps_per_second", "compute_s", "wait_s", "overhead_s", "eval_s", "end_s",
 )  # fmt: skip
 """Figures whose median over the seeds is taken."""
 

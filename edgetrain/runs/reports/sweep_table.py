@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import Column, as_text, column
+from edgetrain.runs.reports.comparison import seconds_per_step
 from edgetrain.runs.reports.sweep_rows import Row, numbers_of, relative, series
 
 
@@ -50,10 +51,12 @@ def gains(axes: Mapping[str, Sequence[str]], points: Sequence[Row]) -> list[str]
 
 
 def _per_step(point: Row) -> float | None:
-    rate = point["steps_per_second"]
-    return 1 / rate if rate else None
+    return seconds_per_step(point)
 
 
 def _waiting(point: Row) -> float | None:
     parts = [point[key] for key in ("wait_s", "compute_s", "overhead_s")]
-    return None if None in parts or not sum(parts) else float(parts[0] / sum(parts))
+    if None in parts:
+        return None
+    whole = sum(parts) + (point.get("eval_s") or 0.0) + (point.get("end_s") or 0.0)
+    return float(parts[0] / whole) if whole else None

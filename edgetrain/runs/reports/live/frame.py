@@ -58,7 +58,7 @@ def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = Fals
         column("step", steps),
         column("loss", (units.figure("loss", state.loss) for state in states), rank=1),
         column(metric, (units.figure(state.metric, state.figure) for state in states)),
-        column("per step", (units.duration(state.step_s) for state in states)),
+        column("per step", (units.duration(state.seconds_per_step) for state in states)),
         *_split(states),
         *_traffic(states),
         column("K, D", map(_pace, states), rank=2),

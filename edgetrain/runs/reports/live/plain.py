@@ -22,7 +22,7 @@ def plain_line(state: RunState) -> str:
         f"step {state.step:.0f}{steps}",
         f"loss {units.figure('loss', state.loss)}",
         f"held-out {state.metric} {units.figure(state.metric, state.figure)}",
-        f"{units.duration(state.step_s)}/step ({_split_in_words(state)})",
+        f"{units.duration(state.seconds_per_step)}/step ({_split_in_words(state)})",
         f"sent {units.size(state.sent_bytes)} received {units.size(state.received_bytes)}",
     ]
     if state.late:

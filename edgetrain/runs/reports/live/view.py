@@ -8,6 +8,7 @@ when to look and what to show. The clock is passed in. rich is imported only for
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 _REFRESH_S = 0.25
 _SHARE_OF_A_CORE = 0.02
 """Most of one core that drawing may take, also on a slow board."""
+
+_LONGEST_PAUSE_S = 2.0
+"""Seconds between two looks, at most: a table that stands still looks like a run that does."""
 
 _PLAIN_LINE_S = 2.0
 _PLAIN_LINE_SHARE = 0.02
@@ -75,6 +79,7 @@ class LiveView:
         folders: Sequence[Path],
         *,
         clock: Callable[[], float],
+        cpu: Callable[[], float] = time.thread_time,
         heading: str = "",
         metric: str = "accuracy",
         out: TextIO | None = None,
@@ -83,7 +88,7 @@ class LiveView:
     ) -> None:
         self.watches = [Watch(folder, metric) for folder in folders]
         self._speeds = {watch.name: Speed() for watch in self.watches} if simulated else {}
-        self._clock, self._heading = clock, units.printable(heading)
+        self._clock, self._cpu, self._heading = clock, cpu, units.printable(heading)
         self._out = out or sys.stdout
         self._console = console or _terminal(self._out)
         self._live: Live | None = None
@@ -121,7 +126,7 @@ class LiveView:
 
     def refresh(self, *, at_once: bool = False) -> None:
         """Read what is new and show it; does nothing if it is too soon, unless `at_once`."""
-        now = self._clock()
+        now, began = self._clock(), self._cpu()
         if now < self._next and not at_once:
             return
         fresh = {watch.name: watch.read() for watch in self.watches}
@@ -132,8 +137,9 @@ class LiveView:
             self._redraw(fresh)
         else:
             self._print(fresh, now)
-        cost = self._clock() - now
-        self._next = now + max(_REFRESH_S, cost / _SHARE_OF_A_CORE)
+        # Not by the clock: on a busy machine a look of a millisecond may take seconds of it.
+        pause = max(_REFRESH_S, (self._cpu() - began) / _SHARE_OF_A_CORE)
+        self._next = now + min(pause, _LONGEST_PAUSE_S)
 
     def _redraw(self, fresh: dict[str, list[Record]]) -> None:
         if not any(fresh.values()) or self._live is None:

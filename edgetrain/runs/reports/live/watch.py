@@ -69,6 +69,8 @@ class RunState:
     """Steps that a reply may take now."""
     trusted: bool | None = None
     """Whether the emulated network kept its time; None until it is known."""
+    seconds_per_step: float | None = None
+    """Since training began, as in the closing table; `step_s` is that of the last few seconds."""
 
     @property
     def done(self) -> float:
@@ -118,7 +120,8 @@ class Watch:
             steps=self._steps(),
             loss=sum(losses) / len(losses) if losses else None,
             figure=last.get(self._metric),
-            step_s=self._step_s(),
+            step_s=self._recent_step_s(),
+            seconds_per_step=self._seconds_per_step(),
             compute_s=sum(member.compute_s for member in present) / lines,
             wait_s=sum(member.wait_s for member in present) / lines,
             overhead_s=sum(member.overhead_s for member in present) / lines,
@@ -177,7 +180,13 @@ class Watch:
         while len(self._pace) > 2 and self._pace[1][0] < self.tally.t - _WINDOW_S:
             del self._pace[0]
 
-    def _step_s(self) -> float | None:
+    def _seconds_per_step(self) -> float | None:
+        """As in the closing table: of a member, since training began."""
+        found = [each for member in self._present() if (each := member.seconds_per_step)]
+        return sum(found) / len(found) if found else None
+
+    def _recent_step_s(self) -> float | None:
+        """Of the last few seconds, for the time that is left."""
         if not self._pace:
             return None
         (t0, step0), (t1, step1) = self._pace[0], self._pace[-1]
@@ -186,7 +195,7 @@ class Watch:
         return t1 / step1 if step1 else None
 
     def _left_s(self) -> float | None:
-        steps, step_s = self._steps(), self._step_s()
+        steps, step_s = self._steps(), self._recent_step_s()
         if steps is None or step_s is None or self._phase() != "running":
             return None
         return max(0.0, steps - self._step()) * step_s

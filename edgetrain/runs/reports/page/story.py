@@ -231,7 +231,7 @@ def _speed_of(parts: Sequence[Story]) -> dict[str, Any]:
         "seconds": max(part.summary["seconds"] for part in parts),
         "steps_per_second": sum(rates) / len(rates) if rates else None,
     }
-    for key in ("compute_s", "wait_s", "overhead_s"):
+    for key in ("seconds_per_step", "compute_s", "wait_s", "overhead_s", "eval_s", "end_s"):
         values = [part.summary[key] for part in parts if part.summary.get(key) is not None]
         found[key] = sum(values) / len(values) if values else None
     return found

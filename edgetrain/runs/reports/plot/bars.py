@@ -16,6 +16,8 @@ _PARTS = (
     ("compute", "#4A4A4A", ""),
     ("wait", "#D9D9D9", "///"),
     ("overhead", "#000000", ""),
+    ("evaluation", "#A8A8A8", ""),
+    ("last replies", "#F2F2F2", "\\\\\\"),
 )
 
 
@@ -29,15 +31,19 @@ def unit_of_time(end: float) -> tuple[str, float]:
 def draw_stacked(
     axes: Axes,
     names: Sequence[str],
-    parts: Sequence[tuple[float, float, float]],
+    parts: Sequence[tuple[float, ...]],
     colours: Sequence[str],
 ) -> None:
-    """Draw a bar of (compute, wait, overhead) in seconds for each name, the first on top."""
+    """Draw a bar of (compute, wait, overhead) in seconds for each name, the first on top. Where
+    there is more, it is evaluation and the wait for the last replies."""
     places = range(len(names))
     longest = max(map(sum, parts), default=0.0) or 1.0
     unit, seconds = ("milliseconds", 1e-3) if longest < 1 else ("seconds", 1.0)
     left = [0.0] * len(names)
-    for part, (name, colour, hatch) in enumerate(_PARTS):
+    some = [part for part in range(3, len(parts[0]) if parts else 3) if any(p[part] for p in parts)]
+    shown = [0, 1, 2, *some]
+    for part in shown:
+        name, colour, hatch = _PARTS[part]
         widths = [split[part] / seconds for split in parts]
         axes.barh(places, widths, 0.62, left, color=colour, hatch=hatch, label=name, lw=0)
         left = [a + b for a, b in zip(left, widths, strict=True)]
@@ -50,7 +56,7 @@ def draw_stacked(
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(0.0, 0.0),
-        ncols=3,
+        ncols=len(shown),
         borderpad=0,
         borderaxespad=1.9,
         handlelength=1.4,

@@ -65,7 +65,13 @@ def _comparison(
 
 def _draw_split(axes: Axes, curves: Sequence[Curve]) -> None:
     parts = [
-        (curve.row.compute_s or 0.0, curve.row.wait_s or 0.0, curve.row.overhead_s or 0.0)
+        (
+            curve.row.compute_s or 0.0,
+            curve.row.wait_s or 0.0,
+            curve.row.overhead_s or 0.0,
+            curve.row.eval_s,
+            curve.row.end_s,
+        )
         for curve in curves
     ]
     colours = [curve.colour for curve in curves]

@@ -111,14 +111,7 @@ def _draw_members(axes: Axes, tally: Tally, most: int = 10) -> None:
     found = [(name, member) for name, member in tally.members.items() if member.lines]
     found.sort(key=lambda item: -(item[1].compute_s + item[1].overhead_s) / item[1].lines)
     shown = found[:most]
-    parts = [
-        (
-            member.compute_s / member.lines,
-            member.wait_s / member.lines,
-            member.overhead_s / member.lines,
-        )
-        for _, member in shown
-    ]
+    parts = [member.parts for _, member in shown]
     draw_stacked(axes, [as_text(name) for name, _ in shown], parts, ["#000000"] * len(shown))
     if len(found) > len(shown):
         unit = axes.get_title(loc="left").split()[0]
