@@ -25,6 +25,18 @@ def keep_freed(most_bytes: int = (1 << 31) - 1) -> None:
         mallopt(_M_TRIM_THRESHOLD, most_bytes)
 
 
+def map_large(threshold_bytes: int = 1 << 20) -> None:
+    """Map each block from this size on by itself, in this whole process, and return it to the
+    system as soon as it is freed.
+
+    For a process whose peak has to be known: by default glibc raises the threshold to the largest
+    block that was ever freed, up to 32 MB, and keeps holes between smaller ones.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, threshold_bytes)
+
+
 def release_freed() -> None:
     """Return freed memory to the system now."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

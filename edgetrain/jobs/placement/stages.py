@@ -165,8 +165,9 @@ class StageCosts:
     def state(self) -> Array:
         """Parameters, gradients and optimizer of each stage's rank, in bytes."""
         held, largest = self._divided.held, self._divided.largest
-        one = rank_bytes(1.0, 0.0, self._kept, self._shape.shard, self._shape.zero)
-        top = rank_bytes(0.0, 1.0, self._kept, self._shape.shard, self._shape.zero)
+        shape = self._shape
+        how = (self._kept, shape.shard, shape.zero, shape.microbatches > 1)
+        one, top = rank_bytes(1.0, 0.0, *how), rank_bytes(0.0, 1.0, *how)
         return one * held + top * largest
 
     @cached_property

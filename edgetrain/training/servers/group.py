@@ -51,6 +51,7 @@ from edgetrain.training.servers.mesh import join_torchrun, open_group, open_stor
 from edgetrain.training.servers.rank import prepare_rank
 from edgetrain.training.servers.snapshots import Snapshots, latest
 from edgetrain.training.trained import write_model
+from edgetrain.vectors.allocator import map_large
 
 PRELOAD = ("edgetrain.training.servers.group",)
 MOST = 3
@@ -244,6 +245,7 @@ def train(
     `start` is called when all ranks are ready; it gives the time that the metrics count from. The
     leader writes the trained model.
     """
+    map_large()
     torch.set_num_threads(job.train.threads)
     task = task_of(replace(job, data={**job.data, **job.servers.data}), beside)
     found = latest(folder)

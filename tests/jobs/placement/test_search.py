@@ -100,7 +100,9 @@ def step(model, servers, kept, chosen, cuts, data, shard, zero, m, each, again):
         else:
             flight *= sum(x.saved_bytes for x in layers)
         memory = formulas.PROCESS_BYTES + each * flight
-        memory += formulas.rank_bytes(own, max(x.parameters for x in layers), kept, shard, zero)
+        memory += formulas.rank_bytes(
+            own, max(x.parameters for x in layers), kept, shard, zero, m > 1
+        )
         if memory > slot.usable_bytes:
             return math.inf
         t = sum((1 + again) * x.operators + x.backward_operators for x in layers) * slot.dispatch_s
