@@ -96,8 +96,8 @@ def add_parser(subparsers: Any) -> None:
         type=float,
         default=0.0,
         metavar="N",
-        help="keep this run's metrics below N megabytes: steps share a line, events and "
-        "evaluations are kept (default: 0, a line a step)",
+        help="keep this run's metrics below N megabytes: steps share a line, exchanges have none, "
+        "events and evaluations are kept (default: 0, a line a step)",
     )
     common.add_output(parser, json=False)
     common.try_again(parser)

@@ -147,7 +147,7 @@ class Loop:
         self._unrecorded = 0
         self._seconds = Seconds()
         self._before = member.traffic()
-        if self._record_every == 1:
+        if self._record_every == 1 and not steps.most_bytes:
             member.observe_exchanges(self._record_exchange)
 
     def run(self) -> None:

@@ -201,5 +201,6 @@ def test_a_member_alone_is_refused_at_its_hub_and_then_trains_with_few_metrics(t
     steps = list(read_metrics(folder, "step"))
     assert sum(line.get("steps", 1) for line in steps) == 400
     assert 20 < len(steps) < 80
+    assert not list(read_metrics(folder, "exchange")), "they would take the room of steps"
     assert len(list(read_metrics(folder, "eval"))) == 11
     assert json.loads((folder / "summary.json").read_text())["steps"] == 400
