@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 
+from edgetrain.cli.arguments import chosen
 from edgetrain.cli.parser import parser
 from edgetrain.errors import EdgetrainError, Stopped
 
@@ -43,12 +44,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     elif more and hasattr(arguments, "devices") and all(w[0] != "-" for w in more):
         arguments.devices += more
     elif more:
-        top.error(f"unrecognized arguments: {' '.join(more)}")
+        chosen(top, arguments).error(f"unrecognized arguments: {' '.join(more)}")
     return arguments
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status."""
+    if not (sys.argv[1:] if argv is None else argv):
+        parser().print_help()
+        return 0
     arguments = parse_arguments(argv)
     try:
         status: int = arguments.run(arguments)

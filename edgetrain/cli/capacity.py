@@ -148,7 +148,10 @@ def _report(
 
 def _count(text: str) -> int:
     """A whole number from 1; people write numbers of parameters as 11e6."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not (math.isfinite(value) and value == int(value) and value >= 1):
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1")
     return int(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edgetrain import __version__
+from edgetrain.cli.arguments import Parser
 
 _EPILOG = """\
 start here:
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         watch,
     )
 
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="edgetrain",
         description="Train one PyTorch model on many small machines over slow, unreliable links.",
         epilog=_EPILOG,

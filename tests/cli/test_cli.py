@@ -187,6 +187,32 @@ def test_arguments_that_cannot_be(words, says, capsys):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["compre"], ["'compre'", "did you mean 'compare'?", "see `edgetrain --help`"]),
+        (["networks", "chek"], ["did you mean 'check'?", "see `edgetrain networks --help`"]),
+        (["run", "--simulte"], ["--simulte", "did you mean '--simulate'?"]),
+        (["run", "--simulate", "--vmap", "offf"], ["'offf'", "did you mean 'off'?"]),
+        (["keys", "list", "--jsn"], ["did you mean '--json'?", "see `edgetrain keys list --help`"]),
+        (["capacity", "--members", "many"], ["'many' is not a whole number from 1"]),
+        (["member"], ["the following arguments are required: --hub"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_slip_is_one_line_with_the_nearest_word(words, says, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert_one_clear_line(ended.value.code, capsys.readouterr().err, *says)
+
+
+def test_the_bare_command_prints_its_help(capsys):
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("usage: edgetrain")
+    assert "start here:" in said
+
+
 def test_debug_shows_where_an_error_came_from(tmp_path):
     done = edgetrain("--debug", "hub", "netwrok=none", cwd=tmp_path)
     assert "Traceback" in done.stderr
