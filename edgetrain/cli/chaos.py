@@ -237,7 +237,7 @@ def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcom
     from edgetrain.training.chaos import laws, schedule, simulated
 
     planned = plan(job, beside)
-    laws.Merging.of(planned.job)
+    laws.Merging.of(planned)
     calm_s = simulated.calm_seconds(planned)
     members = planned.job.fleet.members
     for seed in range(arguments.seed, arguments.seed + arguments.schedules):

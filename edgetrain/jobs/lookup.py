@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgetrain import strategies
 from edgetrain.exchange.keys.keyring import keys_folder
 from edgetrain.fleet import devices
 from edgetrain.jobs import bundles, schedule
 from edgetrain.jobs.job import Job
+from edgetrain.jobs.resolved import strategy_of
 from edgetrain.vectors.noise import Gaussian, Source, system
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
 def buffers_of(job: Job) -> str:
     """What becomes of running statistics: "mean" if the job says so and its strategy can, that is
     if it exchanges displacements and no examples are to be protected; otherwise "local"."""
-    can = strategies.find(job.strategy.name).moves_params
+    can = strategy_of(job.strategy).moves_params
     return job.strategy.buffers if can and job.privacy.unit != "example" else "local"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.reading import load
-from edgetrain.jobs.resolved import mask_terms_of
+from edgetrain.jobs.resolved import look_up, mask_terms_of
 from edgetrain.jobs.rules import resolve
 
 
@@ -64,7 +64,7 @@ def test_a_verdict_over_masked_contributions_is_refused():
     from edgetrain.training.chaos.laws import Merging
 
     with pytest.raises(ConfigError, match="leave secure out"):
-        Merging.of(load(None, ["secure=true"]))
+        Merging.of(look_up(load(None, ["secure=true"])))
 
 
 def test_what_a_secure_job_agrees_on():

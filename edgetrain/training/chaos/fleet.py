@@ -45,6 +45,7 @@ from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.fleet import devices, networks
 from edgetrain.jobs.job import Job
+from edgetrain.jobs.resolved import look_up
 from edgetrain.runs.folder import write_job
 from edgetrain.training import processes
 from edgetrain.training.chaos import hub, ledger, member
@@ -100,7 +101,7 @@ class Setting:
     """The command that runs as the hub, see `HubProcess`."""
 
     def __post_init__(self) -> None:
-        Merging.of(self.job)
+        Merging.of(look_up(self.job))
         if self.job.hub.when_full != "stop":
             raise ConfigError(
                 "chaos with real processes and hub.when_full = 'go on': the verdict is over the "
@@ -393,7 +394,7 @@ class _Fleet:
         with closing(Journal(self._run_folder / "journal")) as journal:
             rounds = list(journal.replies(0))
             layout = journal.state.layout if journal.state else b""
-        merging = Merging.of(self._job).bound(
+        merging = Merging.of(look_up(self._job)).bound(
             layouts.read(layout, self._initial.size) if layout else ()
         )
         steady = [each.post.name for each in self._members if not each.killed]

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgetrain import codecs, strategies
-from edgetrain.codecs import Codec, Layout
+from edgetrain import codecs
+from edgetrain.codecs import Codec
 from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.exchange.hub.records import Round
-from edgetrain.jobs.job import Job
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.strategies.merging.rule import SliceRule
 from edgetrain.training.chaos.schedule import Happening
-from edgetrain.vectors.vector import Buffer, Vector, checksum
+from edgetrain.vectors.vector import Buffer, Layout, Vector, checksum
 
 
 class Witness:
@@ -93,29 +93,28 @@ class Merging:
     reply_codec: Codec
 
     @classmethod
-    def of(cls, job: Job) -> Merging:
+    def of(cls, found: Resolved) -> Merging:
         """The merging of a job; ConfigError for a job that cannot be judged."""
-        table = job.strategy
+        job, table = found.job, found.job.strategy
         if table.secure:
             raise ConfigError(
                 "chaos with strategy.secure: its verdict merges contributions again, and nobody "
                 "can read these",
                 "leave secure out",
             )
-        strategy = strategies.find(table.name)
-        if not strategy.allows_late_join:
+        if not found.strategy.allows_late_join:
             raise ConfigError(
                 f"chaos with {table.name}: a device that comes back cannot join",
                 "choose dga or fedavg",
             )
-        rule = strategy.merge_rule(table.merge)
+        rule = found.strategy.merge_rule(table.merge)
         if not isinstance(rule, SliceRule) or job.privacy.where == "hub":
             raise ConfigError(
                 f"chaos with merge = '{table.merge}'"
                 + (" and noise at the hub" if job.privacy.where == "hub" else ""),
                 "leave it at 'mean', and noise to the members",
             )
-        return cls(rule, codecs.parse(table.codec), codecs.parse(table.reply_codec or table.codec))
+        return cls(rule, found.codec, found.reply_codec)
 
     def bound(self, layout: Layout) -> Merging:
         """The same for a vector with this layout; (): the layout is not known."""

@@ -53,7 +53,7 @@ SLOW_SHARE = 0.05
 def run(planned: Plan, seed: int, happenings: Sequence[Happening], calm_s: float) -> Outcome:
     """Run a planned job through one schedule, and judge it. `calm_s`: its virtual seconds without
     faults, see `calm_seconds`. ConfigError for a job that no verdict can be given on."""
-    merging = Merging.of(planned.job)
+    merging = Merging.of(planned)
     broken: list[str] = []
     with tempfile.TemporaryDirectory(prefix="edgetrain-chaos-") as made:
         folder = Path(made)

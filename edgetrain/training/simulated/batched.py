@@ -30,10 +30,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from edgetrain import strategies
 from edgetrain.exchange.member.driver import Flat, Stepper, in_place
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import tuning_of
+from edgetrain.jobs.resolved import strategy_of
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
@@ -365,7 +365,7 @@ class Rows:
         members = job.fleet.members
         self._initial = torch.from_numpy(self._flat.params.copy())
         # A gradient that the strategy adjusts, or replaces, must not be stepped with before it has.
-        self._steps_too = not strategies.find(job.strategy.name).adjusts_gradient
+        self._steps_too = not strategy_of(job.strategy).adjusts_gradient
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "gradients", self._one_thread)
         self._blocks = [
             self._block(plain, min(BLOCK, members - start)) for start in range(0, members, BLOCK)

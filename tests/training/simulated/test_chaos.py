@@ -17,6 +17,7 @@ from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.records import Counted, Round
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
+from edgetrain.jobs.resolved import look_up
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.chaos import schedule, simulated
 from edgetrain.training.chaos.laws import Ended, Merging, Witness, judge
@@ -222,7 +223,7 @@ def test_a_member_given_up_before_the_end_is_owed_what_was_answered_and_no_more(
 )
 def test_a_job_that_cannot_be_judged_is_refused(words, says):
     with pytest.raises(ConfigError, match=says):
-        Merging.of(reading.parse({"fleet": {"members": 5}, "strategy": words}))
+        Merging.of(look_up(reading.parse({"fleet": {"members": 5}, "strategy": words})))
 
 
 def test_the_command_gives_a_verdict(capsys):
