@@ -9,6 +9,7 @@ counted here, with the best Rice parameter of all for each block; the codec itse
 
 from __future__ import annotations
 
+import argparse
 import sys
 import zlib
 from pathlib import Path
@@ -76,11 +77,16 @@ def table(name: str, positions: np.ndarray, elements: int, ours: float) -> None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="gradients, as .npz")
+    files = parser.parse_args().files
     rng = np.random.default_rng(0)
     for density in DENSITIES:
         x = rng.standard_normal(4_000_000).astype(np.float32)
         show(f"uniform, {density:.1%}", x, density)
-    for path in map(Path, sys.argv[1:]):
+    for path in files:
         with np.load(path) as arrays:
             for name in sorted(arrays.files):
                 for density in DENSITIES:
