@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.columns import Column, as_rich, as_text, column, fit
+from edgetrain.runs.reports.columns import Column, as_text, column, fit
 from edgetrain.runs.reports.comparison import Comparison, Row
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    pass
 
 
 def columns_of(comparison: Comparison) -> list[Column]:
@@ -84,18 +84,6 @@ def text(comparison: Comparison, picture: Path | None = None, width: int | None 
     """
     lines = as_text(fit(columns_of(comparison), width, gap=2))
     return "\n".join([*lines, "", *footnotes(comparison, picture)]).rstrip() + "\n"
-
-
-def table(comparison: Comparison, picture: Path | None = None, width: int = 100) -> RenderableType:
-    """The closing table in colour, for a terminal of `width` characters."""
-    from rich.console import Group
-    from rich.text import Text
-
-    notes = [
-        Text(note, style="yellow" if note in comparison.notes else "")
-        for note in footnotes(comparison, picture)
-    ]
-    return Group("", as_rich(fit(columns_of(comparison), width, gap=2)), "", *notes)
 
 
 def _speed_style(row: Row) -> str:
