@@ -18,8 +18,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from edgetrain.codecs import DeepGradient, Feedback, TopK, Vector
+from edgetrain.codecs import DeepGradient, Feedback, TopK
 from edgetrain.tasks import load_task
+from edgetrain.vectors.vector import Vector
 
 Encode = Callable[[Vector], Vector]
 Variant = tuple[Callable[[int], Encode], bool]

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgetrain.codecs import Codec, Feedback, Vector, parse
+from edgetrain.codecs import Codec, Feedback, parse
 from edgetrain.tasks import Task, load_task
-from edgetrain.vectors.vector import Buffer
+from edgetrain.vectors.vector import Buffer, Vector
 
 
 class Member:

@@ -20,7 +20,6 @@ from edgetrain.codecs.rules import Rules, bound
 from edgetrain.codecs.sparse import RandK, TopK
 from edgetrain.codecs.spec import parse
 from edgetrain.codecs.table import TABLE
-from edgetrain.vectors.vector import Buffer, Layout, Vector
 
 __all__ = [
     "TABLE",
@@ -28,14 +27,12 @@ __all__ = [
     "Backend",
     "Blockwise",
     "BoundTwoTrips",
-    "Buffer",
     "Codec",
     "Deep",
     "DeepGradient",
     "Dense",
     "Feedback",
     "Half",
-    "Layout",
     "LowRank",
     "Planes",
     "PowerSGD",
@@ -44,7 +41,6 @@ __all__ = [
     "Sign",
     "TopK",
     "TwoTrips",
-    "Vector",
     "backend",
     "bound",
     "memory",

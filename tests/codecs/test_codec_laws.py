@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain import codecs
-from edgetrain.codecs import DeepGradient, Feedback, Vector, parse
+from edgetrain.codecs import DeepGradient, Feedback, parse
 from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.vectors.vector import Vector
 
 SOME = settings(max_examples=25, deadline=None)
 

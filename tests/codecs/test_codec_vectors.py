@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgetrain.codecs import Layout, Vector, parse
+from edgetrain.codecs import parse
 from edgetrain.codecs.kernels import chosen as kernels
+from edgetrain.vectors.vector import Layout, Vector
 
 DOCS = Path(__file__).parents[2] / "docs" / "codecs.md"
 

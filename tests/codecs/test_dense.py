@@ -5,9 +5,10 @@ import pytest
 
 from edgetrain import codecs
 from edgetrain.errors import BadPayload, ConfigError
+from edgetrain.vectors.vector import Vector
 
 
-def round_trip(codec: codecs.Codec, vector: codecs.Vector) -> codecs.Vector:
+def round_trip(codec: codecs.Codec, vector: Vector) -> Vector:
     out = np.full_like(vector, np.nan)
     step = codec.part_elements
     for i, payload in enumerate(codec.encode(vector)):

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.codecs import PowerSGD, Vector, parse
+from edgetrain.codecs import PowerSGD, parse
 from edgetrain.codecs.lowrank import orthonormal, product
 from edgetrain.errors import BadPayload, ConfigError
+from edgetrain.vectors.vector import Vector
 
 LAYOUT = (("w", 0, (12, 7)), ("b", 84, (7,)), ("conv", 91, (6, 3, 2, 2)), ("s", 163, ()))
 ELEMENTS = 164

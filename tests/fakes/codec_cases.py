@@ -3,13 +3,14 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from edgetrain.codecs import Codec, Layout, Vector, parse
+from edgetrain.codecs import Codec, parse
 from edgetrain.codecs.blocks import Blockwise, Planes, Sign
 from edgetrain.codecs.dense import BFloat, Dense, Half
 from edgetrain.codecs.kernels.contract import LEVEL_BLOCK, SIGN_BLOCK
 from edgetrain.codecs.lowrank import BoundLowRank, BoundTwoTrips
 from edgetrain.codecs.rules import BoundRules
 from edgetrain.codecs.sparse import RandK, TopK
+from edgetrain.vectors.vector import Layout, Vector
 
 DENSE = ["fp32", "fp16", "bf16", "int8", "int4", "qsgd(1)", "qsgd(7)", "qsgd(50)", "ternary"]
 DENSE += ["sign", "q1", "q2", "q3", "q4"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgetrain import codecs
 from edgetrain.strategies.merging.rule import Mean
-from edgetrain.vectors.vector import Vector
+from edgetrain.vectors.vector import Buffer, Vector
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Encoded:
     """A piece as the hub holds it: a payload, a codec, a weight."""
 
     weight: float
-    payload: codecs.Buffer
+    payload: Buffer
     codec: codecs.Codec
 
     def read(self, out: Vector) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgetrain import codecs
 from edgetrain.codecs import Codec
 from edgetrain.codecs.base import check_length
 from edgetrain.errors import BadMessage
@@ -110,7 +109,7 @@ class Inbox:
         if arrival.vector is not None:
             return [arrival.vector]
         parts = self._parts()
-        if isinstance(self.codec, codecs.Dense):
+        if self.codec.verbatim:
             for here, payload in zip(parts, arrival.payloads, strict=True):
                 check_length("fp32", memoryview(payload).nbytes, 4 * (here.stop - here.start))
             return [np.frombuffer(payload, np.float32) for payload in arrival.payloads]

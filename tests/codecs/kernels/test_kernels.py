@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.codecs import Feedback, Vector, parse
+from edgetrain.codecs import Feedback, parse
 from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels import compiler, native, wire
 from edgetrain.codecs.kernels.contract import ENTRIES, Blocks, Bytes, Kernels
 from edgetrain.errors import BadPayload, ConfigError, EdgetrainError
+from edgetrain.vectors.vector import Vector
 
 SOME = settings(max_examples=30, deadline=None)
 SETS = native.instruction_sets()

@@ -25,7 +25,7 @@ from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import KINDS
 from edgetrain.exchange.seam import Entry, Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
-from edgetrain.jobs import reading as config
+from edgetrain.jobs import reading
 from edgetrain.jobs.resolved import mask_terms_of
 from edgetrain.vectors.vector import Buffer, checksum
 
@@ -142,7 +142,7 @@ def test_no_single_contribution_is_in_the_memory_or_journal_of_a_hub(strategy, s
     with running("hub", job, "--bind", address, "--any-job", cwd=tmp_path) as hub:
         hub.until("waiting for")
         (folder,) = (tmp_path / "runs").iterdir()
-        agreed = mask_terms_of(config.load(tmp_path / job)) or False
+        agreed = mask_terms_of(reading.load(tmp_path / job)) or False
         fleet = Fleet(address)
         links = fleet.links
         started = join_all(links, agreed)

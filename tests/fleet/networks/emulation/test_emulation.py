@@ -19,7 +19,7 @@ from edgetrain.errors import ConfigError, NetworkError
 from edgetrain.fleet.networks import Direction, Fault, Profile, Site, emulate, load
 from edgetrain.fleet.networks.emulation import probe
 from edgetrain.fleet.networks.emulation.measure import Bench, line_mbit, one_way
-from edgetrain.jobs import reading as config
+from edgetrain.jobs import reading
 
 PACKETS, WHY_NOT = probe.packets_possible()
 needs_packets = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
@@ -145,7 +145,7 @@ def test_an_attachment_travels_by_pickle(backend: str) -> None:
 
 
 def test_the_demonstrations_run_on_packets_where_namespaces_are_allowed() -> None:
-    job = config.load(None, DEMO)
+    job = reading.load(None, DEMO)
     assert job.fleet.backend == "auto"
     chosen = probe.choose(job.fleet.backend, [load(job.fleet.network)])
     assert chosen.backend == ("packet" if PACKETS else "stream")
