@@ -113,8 +113,7 @@ def train(
         stop.alive = lambda: service.alive(member.steps)
         begin_at(optimizer, member.begins_at)
         local = work_of(job, task, model, flat, place.index, source, member.steps)
-        log = open_log(member.name)
-        with log:
+        with open_log(member.name) as log:
             steps = replace(Steps.of(job, place.index), most_bytes=metrics_bytes)
             Loop(steps, local, member, log, pace, Meter(), energy, clock).run()
             if keeps_model and place.index == 0:

@@ -40,8 +40,8 @@ def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
         "bench", "bundle", "calibrate", "capacity", "chaos", "codecs", "compare", "devices",
-        "doctor", "hub", "init", "keys", "member", "networks", "privacy", "report", "run", "runs",
-        "strategies", "sweep", "watch",
+        "doctor", "hub", "init", "keys", "member", "networks", "plan", "privacy", "rank", "report",
+        "run", "runs", "strategies", "sweep", "watch",
     }  # fmt: skip
 
 
