@@ -12,7 +12,7 @@ _EXAMPLES = """\
 examples:
   edgetrain runs
   edgetrain runs --runs /data/runs --last 5
-  edgetrain runs --json | jq '.[] | select(.status == "finished") | .folder'
+  edgetrain runs --json                 for scripts
 """
 
 
