@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 _PACKAGE = "edgetrain"
-_PACKAGES = ("torch", "numpy", "pyzmq", "msgpack", "psutil")
+_PACKAGES = ("torch", "numpy", "pyzmq", "msgpack", "psutil", "safetensors")
 
 
 def capture() -> dict[str, Any]:

