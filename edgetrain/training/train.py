@@ -31,7 +31,7 @@ from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
-from edgetrain.training.keeping import keeping_of
+from edgetrain.training.keeping import Keeping, keeping_of
 from edgetrain.training.loop import Loop, Steps
 from edgetrain.training.member import Member, bind, release_of
 from edgetrain.training.pacing import Pace
@@ -87,12 +87,7 @@ def train(
     task = task_of(job, place.beside, place.keys)
     job, agreed = _settled(job, task), job
     model, optimizer, flat, pace = prepare(job, place, task)
-    keeping = None
-    if checkpoint is not None:
-        refuse_checkpoint(job.privacy.unit)
-        keeping = keeping_of(
-            Keep(checkpoint, job.checkpoint.sparing()), place.name, model, optimizer
-        )
+    keeping = None if checkpoint is None else _keeping(job, place, checkpoint, model, optimizer)
     energy = devices.Energy(devices.load(place.device), clock)
     socket = MemberSocket(hub, credentials=credentials)
     link = Link(socket, time.monotonic, patience_s, job.hub.outage_s)
@@ -118,6 +113,18 @@ def train(
             Loop(steps, local, member, log, pace, Meter(), energy, clock).run()
             if keeps_model and place.index == 0:
                 _keep_model(member, model, log)
+
+
+def _keeping(
+    job: Job,
+    place: Place,
+    folder: Path,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> Keeping:
+    """How this member's checkpoint is kept in a folder. ConfigError where the job allows none."""
+    refuse_checkpoint(job.privacy.unit)
+    return keeping_of(Keep(folder, job.checkpoint.sparing()), place.name, model, optimizer)
 
 
 def _settled(job: Job, task: Task) -> Job:
