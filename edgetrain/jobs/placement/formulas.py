@@ -64,7 +64,7 @@ def rank_bytes(
     in shards, and gathers a layer's weights before it is computed with (ZeRO-3, the next one ahead)
     or all of them for the step (ZeRO-2). Zhao et al., PyTorch FSDP, VLDB 2023. A layer's gradient
     is whole until it has been divided; a rank that `accumulates` micro-batches keeps all of them
-    whole. Within 8 % of the peaks of ranks with MLPs of 1, 4 and 16 million parameters."""
+    whole."""
     master = (4.0 + 4.0 + 4.0 * kept.slots) * held / shard
     gradients = 4.0 * (held if accumulates else largest)
     if shard == 1:

@@ -33,7 +33,7 @@ NOMINAL_GFLOPS, NOMINAL_DISPATCH_S = 24.0, 32e-6
 """Of a core of a machine without a profile: half of the reference machine's 48 Gflop/s of two cores
 (benchmarks/steps.py). A plan for one machine compares placements on it: only ratios matter."""
 LOOPBACK = Link(50e-6, 1.5e9)
-"""Between processes of one machine over gloo, as measured with 1 MB tensors."""
+"""Between processes of one machine over gloo: assumed, of the order of a memory copy."""
 CLOSURES = ("lbfgs",)
 
 
