@@ -28,7 +28,8 @@ _MEMBER_BYTES = 400 << 20
 """A process with torch and a small model takes about this much."""
 _HUB_BYTES = 100 << 20
 _DISK_BYTES = 200 << 20
-_PORT = 5555
+PORT = 5555
+"""The port that a hub listens on, if none is named."""
 _TRY_TORCH = """
 import torch
 (torch.ones(64, 64) @ torch.ones(64, 64)).sum().item()
@@ -208,13 +209,13 @@ def _port() -> Check:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("0.0.0.0", _PORT))  # noqa: S104  only to see whether it is free
+            probe.bind(("0.0.0.0", PORT))  # noqa: S104  only to see whether it is free
         except OSError as error:
             return Check(
-                "port", "limited", f"{_PORT} cannot be listened on: {error.strerror}",
+                "port", "limited", f"{PORT} cannot be listened on: {error.strerror}",
                 "choose another with --listen",
             )  # fmt: skip
-    return Check("port", "yes", f"{_PORT} is free")
+    return Check("port", "yes", f"{PORT} is free")
 
 
 def _energy() -> Check:

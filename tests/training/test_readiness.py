@@ -65,7 +65,7 @@ def test_a_port_in_use_is_said(tmp_path, monkeypatch):
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
-        monkeypatch.setattr(readiness, "_PORT", taken.getsockname()[1])
+        monkeypatch.setattr(readiness, "PORT", taken.getsockname()[1])
         assert verdict(tmp_path, "port", "hub").verdict == "limited"
 
 
