@@ -35,7 +35,7 @@ WORKER = (
     "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "markdown-it-py", "mdurl",
     "pygments",
 )  # fmt: skip
-_SKIPPED = ("torch/include", "torch/test", "/tests/", "torch/share", "__pycache__")
+_SKIPPED = ("torch/include", "torch/test/", "/tests/", "torch/share", "__pycache__")
 
 _WATCH = """\
 [Unit]

@@ -24,7 +24,7 @@ from edgetrain.fleet.cards import bootfiles, looking
 WHY_NOT = boot_card.missing()
 pytestmark = [
     pytest.mark.boot,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 STEPS = 60
@@ -152,7 +152,7 @@ def test_a_flashed_card_boots_enrols_and_trains_to_the_end(folder, built, space)
         boot_card.Guest(card, space, folder / "console", words) as guest,
         Hub(folder, space) as hub,
     ):
-        assert hub.process.wait(300) == 0, (folder / "hub.log").read_text() + guest.said[-3000:]
+        assert hub.process.wait(600) == 0, (folder / "hub.log").read_text() + guest.said[-3000:]
         guest.until("StatusText=done", 60)
     states = watched(guest.said)
     ready = next(i for i, s in enumerate(states) if s["ActiveState"] == "active")
@@ -178,7 +178,7 @@ def test_a_member_that_loses_power_goes_on_and_says_what_it_waits_for(folder, bu
     card, words, _ = flashed(folder, built[1])
     with Hub(folder, space) as hub:
         with boot_card.Guest(card, space, folder / "first", words) as guest:
-            guest.until("StatusText=training:_", 300)
+            guest.until("StatusText=training:_", 600)
             for _ in range(60):
                 if steps_in(guest.said)[-1] > 100:
                     break
@@ -186,7 +186,7 @@ def test_a_member_that_loses_power_goes_on_and_says_what_it_waits_for(folder, bu
         before = steps_in((folder / "first").read_text(errors="replace"))[-1]
         assert before > 100
         with boot_card.Guest(card, space, folder / "second", words) as guest:
-            guest.until("StatusText=training:_", 200)
+            guest.until("StatusText=training:_", 400)
             assert steps_in(guest.said)[0] > 50, "it began anew"
             ring = Keyring(folder / "keys")
             assert list(ring.members().values()) == ["pi-0"]

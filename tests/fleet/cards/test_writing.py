@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import importlib
 import importlib.util
 import lzma
 import os
@@ -66,8 +67,13 @@ def packed_bytes(kind: str) -> bytes:
     if kind == "gz":
         return gzip.compress(IMAGE, 1)
     if kind == "zst":
-        name = "compression.zstd" if importlib.util.find_spec("compression") else "zstandard"
-        found: bytes = pytest.importorskip(name).compress(IMAGE)
+        if importlib.util.find_spec("compression"):  # Python 3.14
+            zstd = importlib.import_module("compression.zstd")
+            options = {zstd.CompressionParameter.checksum_flag: 1}  # as the program zstd does
+            found: bytes = zstd.compress(IMAGE, options=options)
+        else:
+            package = pytest.importorskip("zstandard")
+            found = package.ZstdCompressor(write_checksum=True).compress(IMAGE)
         return found
     return IMAGE
 
