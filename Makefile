@@ -3,11 +3,12 @@
 #   make test    install into .venv with the test tools, then run all tests
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
 #   make check   linters, types and tests, as CI does
+#   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (hours)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-boot check install-lab install-dev
+.PHONY: demo test test-boot check drawn install-lab install-dev
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -34,3 +35,6 @@ install-lab: $(BIN)/python
 
 install-dev: $(BIN)/python
 	$(BIN)/pip install --quiet --editable '.[dev]'
+
+drawn: install-lab
+	$(BIN)/python benchmarks/unequal.py --drawn 200

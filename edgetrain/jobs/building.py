@@ -5,6 +5,8 @@ Needs no torch. Nothing is started here.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.protocol import Hub
@@ -31,13 +33,7 @@ def hub_of(found: Resolved, *, any_job: bool = False, source: Source = system) -
 
         masks = Aggregator(found.mask_terms)
     return Hub(
-        Terms.of_strategy(
-            found.strategy,
-            found.every,
-            found.delay,
-            "" if any_job else job.digest(),
-            0 if any_job else job.train.steps,
-        ),
+        _terms(found, any_job),
         Policy(
             job.fleet.members,
             job.hub.quorum,
@@ -52,6 +48,16 @@ def hub_of(found: Resolved, *, any_job: bool = False, source: Source = system) -
         found.reply_codec,
         masks,
     )
+
+
+def _terms(found: Resolved, any_job: bool) -> Terms:
+    job = found.job
+    terms = Terms.of_strategy(
+        found.strategy, found.every, found.delay, "" if any_job else job.digest(),
+        0 if any_job else job.train.steps,
+    )  # fmt: skip
+    one = found.strategy.wants_one_in_flight and not job.strategy.every
+    return replace(terms, one_in_flight=one)
 
 
 LARGEST_PART_BYTES = 1 << 30

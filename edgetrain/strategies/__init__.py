@@ -104,6 +104,12 @@ class Strategy:
     is a half: it must not step rows before their gradients have been adjusted."""
 
     @property
+    def wants_one_in_flight(self) -> bool:
+        """Whether it learns more with one round in flight, as long as the delay. `jobs` asks, for
+        an automatic delay where the job says no length of rounds."""
+        return self.correction == "drift"
+
+    @property
     def learns_from_replies(self) -> bool:
         """Whether members compare replies with their own contributions. `jobs` asks: noise for the
         privacy of members would be all they see."""

@@ -77,9 +77,8 @@ def train(
     Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
     needs to go on after it was killed. `source` is what noise is made of, where the job has
     privacy. `stop` ends it between two steps. With `keeps_model` the member that evaluates, m0,
-    writes the trained model beside its log, which says if a disk refuses. `metrics_bytes`: of its
-    metrics, at most; 0: any. `service` is told when the hub has let it in, and that it is alive. A
-    silent hub is tried for `patience_s`.
+    writes the trained model beside its log, which says if a disk refuses. `metrics_bytes`: at most;
+    0: any. `service` is told that it is in, and alive. A silent hub is tried for `patience_s`.
 
     Raises what `join` raises, TaskError and ConfigError, Stopped.
     """

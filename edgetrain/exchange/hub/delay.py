@@ -71,10 +71,13 @@ def is_turn(round: int) -> bool:
 class AgreedDelay:
     """The delay of one job, in local steps, of which a round has `every`. None: measured.
 
-    `steps` is what each member takes in the whole run; 0: not known.
+    `steps` is what each member takes in the whole run; 0: not known. `one_in_flight`: rounds are
+    never shorter than a measured delay.
     """
 
-    def __init__(self, every: int, delay: int | None, steps: int = 0) -> None:
+    def __init__(
+        self, every: int, delay: int | None, steps: int = 0, one_in_flight: bool = False
+    ) -> None:
         self.every = every
         """Steps in a round, in force now."""
         self.delay = every if delay is None else delay
@@ -84,12 +87,12 @@ class AgreedDelay:
         """Steps in the rounds merged so far."""
         self._shortest = every
         self._is_measured = delay is None
-        self._steps = steps
+        self._one_in_flight = one_in_flight
         self._together = max(2 * every, steps // SHARE) if steps else (MAX_IN_FLIGHT + 1) * every
         """The most steps that a round and an automatic delay may have together."""
         self._longest = 0
         """The most rounds in flight so far: members still act on it for a while."""
-        self._is_enough = False
+        self._is_enough = self._is_settled = False
         self._waits: dict[int, dict[str, float]] = {}
         self._closed: list[float] = []
         """When the rounds since the last turn closed."""
@@ -116,6 +119,7 @@ class AgreedDelay:
         self._closed = [now]
         if not taken:
             return ""
+        self._is_settled = round >= AUTO_ROUNDS
         told = self._decide(taken, lasts, any(wish.applied for wish in wishes))
         self._longest = max(self._longest, self.delay // self.every)
         return told
@@ -143,6 +147,12 @@ class AgreedDelay:
     def _decide(self, taken: int, lasts: float, is_measured: bool) -> str:
         """See the table of the module."""
         before = self.every
+        # Not before slow start is over: TCP would begin anew in the pauses of longer rounds.
+        one_in_flight = self._one_in_flight and self._is_settled
+        if one_in_flight:
+            if self.delay == self.every and self.every <= 2 * taken <= 2 * GREW * self.every + 2:
+                taken = self.every  # members that read replies at a round's end see it as the trip
+            self._lengthen(taken)
         grew = self._is_enough and taken > GREW * self.delay and lasts > GREW * self.every
         if grew:
             self._lengthen(GREW * lasts)
@@ -162,7 +172,10 @@ class AgreedDelay:
             )
         else:
             self.delay, told = taken, ""
-            self.every = min(self.every, max(self._shortest, 2 * taken))
+            most = max(self._shortest, taken if one_in_flight else 2 * taken)
+            self.every = min(self.every, most)
+        if one_in_flight:
+            self.delay = min(self.delay, self.every)
         self._is_enough = is_measured and (grew or taken <= self.most)
         return told
 

@@ -36,6 +36,8 @@ class Terms:
     """Digest of the job, or "": any job whose model fits."""
     steps: int = 0
     """Steps of each member, which bound an automatic delay; 0: not known."""
+    one_in_flight: bool = False
+    """Whether rounds get as long as an automatic delay, so that one is in flight at a time."""
 
     @classmethod
     def of_strategy(

@@ -132,6 +132,22 @@ def test_where_the_hub_is_the_bottleneck_rounds_get_longer(step_s, members, busy
     assert d <= 2 * MARGIN * (members * message_s + trip_s) / step_s + 2
 
 
+@given(
+    every=st.integers(1, 9), step_s=STEP_S, trip_s=st.floats(0.0, 2.0), steps=st.integers(1, 900)
+)  # fmt: skip
+def test_one_round_in_flight_is_as_long_as_the_delay(every, step_s, trip_s, steps):
+    agreed = AgreedDelay(every, None, steps, one_in_flight=True)
+    wanted = math.ceil(MARGIN * trip_s / step_s)
+    for round in range(24):
+        agreed.agree(round, [Wish("a", wanted, step_s, round, 9.0)], 9.0)
+    assert agreed.delay <= agreed.every
+    assert agreed.every + agreed.delay <= max(2 * every, steps // SHARE)
+    if wanted > 0 and 2 * wanted <= steps // SHARE:
+        assert wanted <= agreed.delay or agreed.every == agreed.delay == every
+        assert agreed.every == max(every, agreed.delay)
+        assert agreed.delay <= max(every, wanted)
+
+
 def test_a_short_run_says_what_its_delay_cannot_hide():
     fleet = Timed(5, 100, [0.003] * 4, [0.5] * 4)
     assert fleet.paces[-1] == (6, 6)

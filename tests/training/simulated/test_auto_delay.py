@@ -46,6 +46,6 @@ def test_nobody_waits_longer_than_the_first_round_trips(tmp_path, words):
     assert first["delay"] == 5, "the round trip is known from joining: 200 ms are four steps"
     last = list(read_metrics(folder, "round"))[-1]
     assert 4 <= last["delay"] <= 6
-    assert last["every"] == 5
+    assert last["every"] == (max(5, last["delay"]) if words else 5), "drift: one round in flight"
     waits = [line["wait_s"] for line in read_metrics(folder, "step")]
     assert sum(waits) / 4 < 4 * 0.2

@@ -1,0 +1,238 @@
+"""Does DGA hold where members have unequal data? Against FedAvg, at equal steps and in equal time.
+
+    python benchmarks/unequal.py --rates 0.2          # plain SGD, 200 and 500 ms
+    python benchmarks/unequal.py --optimizers sgd,momentum,adamw --partitions iid,1,0.3,0.1
+    python benchmarks/unequal.py --drawn 200        # 200 jobs with delay = "auto", drawn at random
+
+Digits, 8 members, simulated (real gradients, virtual seconds): FedAvg with K = 5, DGA and
+dga(drift) with D = what hides the round trip, K = 5 and K = D. Final accuracy after equal steps:
+mean over seeds, and the range. `time` is how many times sooner than FedAvg a run reaches --target,
+median over seeds (-: not in half of them, or FedAvg not).
+
+With --drawn: jobs of 2 to 1,000 members over networks of the catalogue, boards, batches and
+partitions are run twice, with FedAvg and with DGA and an automatic delay. It fails if DGA diverges
+where FedAvg trains, or if K + D is ever more than an eighth of the steps (or two rounds).
+
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgetrain.errors import EdgetrainError
+from edgetrain.fleet import catalog
+from edgetrain.jobs import reading
+from edgetrain.jobs.plan import plan
+from edgetrain.runs.folder import create, read_metrics
+from edgetrain.training.simulated import simulation
+
+OPTIMIZERS = {
+    "sgd": "{ name = 'sgd', lr = %s }",
+    "momentum": "{ name = 'sgd', lr = %s, momentum = 0.9 }",
+    "adamw": "{ name = 'adamw', lr = %s }",
+}
+GRID = {
+    "sgd": ("0.1", "0.2", "0.4"),
+    "momentum": ("0.02", "0.05", "0.1"),
+    "adamw": ("0.001", "0.002", "0.005"),
+}
+"""Learning rates of which each optimizer has the one that is best for FedAvg."""
+
+BOARDS = ("raspberry-pi-3b", "raspberry-pi-4b", "raspberry-pi-5")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one simulated run came to."""
+
+    final: float
+    """Accuracy in percent."""
+    loss: float
+    seconds: float
+    reached_s: float | None
+    """When the target was reached."""
+    most: int
+    """The largest K + D."""
+    steady_ms: float
+    """Per step, in the second half."""
+
+
+def simulate(words: list[str], target: float) -> Run:
+    """Run a job, and forget its folder."""
+    folder = Path(tempfile.mkdtemp(prefix="unequal-"))
+    try:
+        inside = create(folder, "run")
+        summary = simulation.run(plan(reading.load(None, words)), inside, batched=True)
+        evaluations = list(read_metrics(inside, "eval"))
+        reached = (line["t"] for line in evaluations if 100 * line["accuracy"] >= target)
+        rounds = list(read_metrics(inside, "round"))
+        steps = [line for line in read_metrics(inside, "step") if line["member"] == "m0"]
+        half = [line for line in steps if line["step"] >= summary["steps"] // 2][:-1]
+        lasted = half[-1]["t"] - half[0]["t"] if len(half) > 1 else math.nan
+        taken = half[-1]["step"] - half[0]["step"] if len(half) > 1 else 1
+        return Run(
+            final=100 * summary["final"].get("accuracy", 0.0),
+            loss=float(summary["final"].get("loss") or math.inf),
+            seconds=summary["seconds"],
+            reached_s=next(reached, None),
+            most=max((line["every"] + line["delay"] for line in rounds), default=0),
+            steady_ms=1000 * lasted / taken,
+        )
+    finally:
+        shutil.rmtree(folder)
+
+
+def partition_of(name: str) -> str:
+    """The override for "iid" or for a Dirichlet distribution's number."""
+    kind = "iid" if name == "iid" else f"dirichlet({name})"
+    return f"data={{ partition = '{kind}' }}"
+
+
+def several(words: list[str], args: argparse.Namespace) -> list[Run]:
+    """The same job with each seed."""
+    return [simulate([*words, f"seed={seed}"], args.target) for seed in range(args.seeds)]
+
+
+def report(label: str, runs: list[Run], reference: list[Run]) -> float:
+    """Print a line of the table; the mean accuracy."""
+    finals = [run.final for run in runs]
+    times = [run.reached_s for run in runs if run.reached_s]
+    others = [run.reached_s for run in reference if run.reached_s]
+    sooner = "-"
+    if 2 * len(times) > len(runs) and 2 * len(others) > len(reference):
+        sooner = f"{statistics.median(others) / statistics.median(times):.1f}x"
+    mean, yardstick = statistics.fmean(finals), statistics.fmean(r.final for r in reference)
+    print(
+        f"  {label:24} {mean:6.2f} ({min(finals):.1f} to {max(finals):.1f})"
+        f" {mean - yardstick:+6.2f}  {runs[0].seconds:6.1f} s {runs[0].steady_ms:6.1f} ms"
+        f"  time {sooner}",
+        flush=True,
+    )
+    return mean
+
+
+def table(args: argparse.Namespace) -> None:
+    """Print the comparison."""
+    for optimizer in args.optimizers.split(","):
+        for partition in args.partitions.split(","):
+            for place in args.places.split(","):
+                rtt, step = (int(word) for word in place.split("@"))
+                common = [
+                    "members=8", "batch=16", f"steps={args.steps}", f"network=rtt-{rtt}ms",
+                    f"pace_s={step / 1000}", "evaluate_every=7", "device=raspberry-pi-4b",
+                    partition_of(partition),
+                ]  # fmt: skip
+                compare(args, optimizer, partition, (rtt, step), common)
+
+
+def compare(
+    args: argparse.Namespace, optimizer: str, partition: str, place: tuple[int, int],
+    common: list[str],
+) -> None:  # fmt: skip
+    """FedAvg with its best rate of the grid, and the others with that."""
+    rtt, step = place
+    delay = math.ceil(1.1 * rtt / step) + 1
+    grid = args.rates.split(",") if args.rates else GRID[optimizer]
+    found = {}
+    for rate in grid:
+        spelled = f"optimizer={OPTIMIZERS[optimizer] % rate}"
+        found[rate] = several([*common, spelled, "strategy=fedavg", "every=5"], args)
+    best = max(found, key=lambda rate: statistics.fmean(run.final for run in found[rate]))
+    spelled = f"optimizer={OPTIMIZERS[optimizer] % best}"
+    print(
+        f"{optimizer}, lr {best} of {', '.join(grid)}; {partition}; {rtt} ms at {step} ms a step; "
+        f"{args.steps} steps, {args.seeds} seeds"
+    )
+    reference = found[best]
+    report("fedavg K=5", reference, reference)
+    for name in args.strategies.split(","):
+        for every in dict.fromkeys((5, delay)):
+            words = [f"strategy={name}", f"every={every}", f"delay={delay}"]
+            runs = several([*common, spelled, *words], args)
+            report(f"{name} K={every} D={delay}", runs, reference)
+            if args.equal_time:
+                longer = round(args.steps * reference[0].seconds / runs[0].seconds)
+                again = [f"steps={longer}", *words]
+                report(
+                    f"{name} K={every}, {longer} steps",
+                    several([*common, spelled, *again], args),
+                    reference,
+                )
+
+
+def drawn_job(rng: random.Random) -> list[str]:
+    """A job that somebody might run."""
+    names = [n for n in catalog.names("netem") if not n.startswith("lora")]
+    members = round(2 * 500 ** rng.random())
+    return [
+        f"members={members}", f"batch={rng.choice((2, 4, 8, 16))}",
+        f"steps={rng.choice((60, 100, 200))}", f"network={rng.choice(names)}",
+        f"device={rng.choice(BOARDS)}", f"seed={rng.randrange(1000)}",
+        f"optimizer={OPTIMIZERS['momentum'] % rng.choice(('0.01', '0.02', '0.05'))}",
+        partition_of(rng.choice(("iid", "1", "0.3"))), "evaluate_every=50",
+    ]  # fmt: skip
+
+
+def drawn(args: argparse.Namespace) -> int:
+    """Run jobs drawn at random; how many broke a law."""
+    rng, broken, began = random.Random(args.seed), 0, time.monotonic()
+    for number in range(args.drawn):
+        words = drawn_job(rng)
+        try:
+            fedavg = simulate([*words, "strategy=fedavg"], args.target)
+            dga = simulate([*words, f"strategy={args.strategies.split(',')[0]}"], args.target)
+        except EdgetrainError as error:
+            print(f"{number}: {' '.join(words)}: {error}", flush=True)
+            broken += 1
+            continue
+        steps = int(words[2].partition("=")[2])
+        bound = max(10, steps // 8)
+        trains = fedavg.final > 50
+        bad = (trains and not (dga.loss < 10 and dga.final > 0.5 * fedavg.final)) or (
+            dga.most > bound
+        )
+        broken += bad
+        print(
+            f"{'BROKEN ' if bad else ''}{number}: {' '.join(words[:5])} {words[7]}: fedavg "
+            f"{fedavg.final:.1f} % in {fedavg.seconds:.0f} s, dga {dga.final:.1f} % (loss "
+            f"{dga.loss:.2g}) in {dga.seconds:.0f} s, K + D up to {dga.most} of {bound}",
+            flush=True,
+        )
+    print(f"{args.drawn} jobs, {broken} broke a law, {time.monotonic() - began:.0f} s")
+    return broken
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--partitions", default="iid,1,0.3,0.1")
+    parser.add_argument("--optimizers", default="sgd")
+    parser.add_argument("--rates", default="", help="instead of the grid")
+    parser.add_argument("--places", default="200@50,500@50", help="round trip @ step, in ms")
+    parser.add_argument("--strategies", default="dga,dga(drift)")
+    parser.add_argument("--steps", type=int, default=280)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--target", type=float, default=95.0, help="percent")
+    parser.add_argument("--equal-time", action="store_true", help="and in FedAvg's time")
+    parser.add_argument("--drawn", type=int, default=0, help="draw this many jobs instead")
+    parser.add_argument("--seed", type=int, default=0, help="of the drawn jobs")
+    args = parser.parse_args()
+    if args.drawn:
+        return 1 if drawn(args) else 0
+    table(args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
