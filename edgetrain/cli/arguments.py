@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
         hint = self.hint_for(message)
         found = re.sub(r" \(choose from .*\)", "", message) if hint else message
         told = f"{found}; {hint}" if hint else found
-        print(f"edgetrain: {told} (see `{self.prog} --help`)", file=sys.stderr)
+        print(f"{self.prog}: error: {told} (see `{self.prog} --help`)", file=sys.stderr)
         raise SystemExit(2)
 
     def hint_for(self, message: str) -> str:
