@@ -3,6 +3,7 @@
     python benchmarks/hostile.py                       100,000 fuzzed frames: about two minutes
     python benchmarks/hostile.py --frames 10000000     half an hour
     python benchmarks/hostile.py --only "port scan,slow loris" --json
+    python benchmarks/hostile.py --descriptors 256     the hub may have no more files open
 
 A hub process with keys, two honest member processes that take 10 ms a step and exchange 0.4 MB in
 each, and one attack after the other, each between two quiet times of the same length. A line has
@@ -20,6 +21,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import socket
 import statistics
 import subprocess
@@ -50,6 +52,7 @@ from edgetrain.exchange.zeromq.member_socket import MemberSocket
 STEP_S = 0.01
 ELEMENTS = 100_000
 SOCKETS = 1000
+CROWD = 3500
 INSIDER_PER_S = 8000
 """Just below the limit of messages a second: what is above it is dropped before it is decoded."""
 
@@ -102,6 +105,8 @@ class Target:
     used_token: Pair
     revoked: Pair
     insider: Pair
+    token: Pair
+    """A token that nobody has used."""
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     @property
@@ -171,6 +176,63 @@ def thousand_sockets(target: Target, stop: threading.Event) -> int:
     with held(target, SOCKETS) as found:
         stop.wait()
         return len(found)
+
+
+def thousands(target: Target, stop: threading.Event) -> int:
+    """3,500 connections that say nothing, and another for each that the hub ends."""
+    with held(target, CROWD) as found:
+        done = len(found)
+        while not stop.wait(0.5):
+            for number, each in enumerate(found):
+                if ended(each):
+                    each.close()
+                    with suppress(OSError):
+                        found[number] = socket.create_connection(target.place, 1.0)
+                        done += 1
+        return done
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the other end has closed a connection."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(1024):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def many_frames(pair: Callable[[Target], Pair], size: int) -> Attack:
+    """Messages without end: a gigabyte in frames of so many bytes, or (0) a million of them."""
+
+    def attack(target: Target, stop: threading.Event) -> int:
+        done, key = 0, pair(target)
+        while not stop.is_set():
+            with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
+                sock.setsockopt(zmq.LINGER, 0)
+                sock.setsockopt(zmq.SNDHWM, 0)
+                sock.setsockopt(zmq.ROUTING_ID, owned(key.public, os.urandom(16)))
+                sock.setsockopt(zmq.CURVE_SERVERKEY, target.hub)
+                sock.setsockopt(zmq.CURVE_PUBLICKEY, key.public)
+                sock.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
+                monitor = sock.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                sock.connect(target.address)
+                sock.send(b"one that is whole")
+                body = bytes(size)
+                for _ in range(1000 if size else 1_000_000):
+                    sock.send(body, zmq.SNDMORE, copy=False)
+                sock.send(b"")
+                while not stop.is_set() and not monitor.poll(50):
+                    pass
+                sock.disable_monitor()
+                monitor.close()
+                done += 1
+        return done
+
+    return attack
 
 
 def slow_loris(target: Target, stop: threading.Event) -> int:
@@ -301,6 +363,8 @@ class Kind:
 
 WAITS_S = HANDSHAKE_MS / 1000 + 2
 
+UNFINISHED = "no whole message; it is ended"
+
 ATTACKS: dict[str, Kind] = {
     "nothing": Kind(nothing, "", WAITS_S),
     "unknown key": Kind(knocking(lambda target: new_pair()), "is not on the list"),
@@ -310,10 +374,14 @@ ATTACKS: dict[str, Kind] = {
     "no encryption": Kind(plain, ""),  # the member itself may notice first, and go
     "port scan": Kind(port_scan, ""),
     "1000 sockets": Kind(thousand_sockets, "did not say who it is", WAITS_S),
+    "3500 sockets": Kind(thousands, "at a time, are ended", WAITS_S),
     "slow loris": Kind(slow_loris, "did not say who it is", WAITS_S),
     "fuzzed streams": Kind(fuzzed_streams, "a connection: "),
     "fuzzed frames": Kind(fuzzed_frames, "the job's model is"),
     "insider's flood": Kind(flood, ""),
+    "frames of a token": Kind(many_frames(lambda t: t.token, 1 << 20), UNFINISHED),
+    "frames of a key": Kind(many_frames(lambda t: t.insider, 1 << 20), UNFINISHED),
+    "tiny frames": Kind(many_frames(lambda t: t.insider, 0), UNFINISHED),
 }
 """All of them, by name."""
 
@@ -324,13 +392,17 @@ ATTACKS: dict[str, Kind] = {
 class Hub:
     """The hub's process and what it says."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, descriptors: int = 0) -> None:
+        def limit() -> None:
+            if descriptors:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+
         self._said = (folder / "hub.log").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "edgetrain", "hub", "strategy=local-sgd", "every=1",
              *(words or ("members=2", "gone_s=5")), "--any-job", "--keys", str(folder / "keys"),
              "--bind", "tcp://127.0.0.1:0", "--runs", str(folder / "runs")],
-            stdout=self._said, stderr=subprocess.STDOUT,
+            stdout=self._said, stderr=subprocess.STDOUT, preexec_fn=limit,
         )  # fmt: skip
         self.path = folder / "hub.log"
         self.address = self.wait_for("members join").split()[-1]
@@ -403,6 +475,9 @@ def main() -> None:
     parser.add_argument(
         "--only", default=",".join(ATTACKS), help="attacks, by ','; may be repeated"
     )
+    parser.add_argument(
+        "--descriptors", type=int, default=0, help="of the hub, as by ulimit -n; 0: as many as here"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     chosen = [name.strip() for name in arguments.only.split(",")]
@@ -412,8 +487,9 @@ def main() -> None:
         attack_all(Path(folder), chosen, arguments)
 
 
-def prepare(folder: Path) -> tuple[Keyring, list[Path], Pair, Pair, Pair]:
-    """The hub's keys, two honest devices, an insider, a revoked one, and a token that was used."""
+def prepare(folder: Path) -> tuple[Keyring, list[Path], tuple[Pair, Pair, Pair, Pair]]:
+    """The hub's keys, two honest devices; a token that was used, a revoked device, an insider, and
+    a token that nobody has used."""
     ring = Keyring(folder / "keys")
     ring.init(new_pair)
     devices = []
@@ -425,18 +501,19 @@ def prepare(folder: Path) -> tuple[Keyring, list[Path], Pair, Pair, Pair]:
     _, secret = read_token(ring.issue_token("once", new_pair, time.time()))
     used = pair_of(secret)
     ring.redeem_token(used.public, revoked.public, time.time())
-    return ring, devices, insider, revoked, used
+    _, secret = read_token(ring.issue_token("never", new_pair, time.time(), 600))
+    return ring, devices, (used, revoked, insider, pair_of(secret))
 
 
 def attack_all(folder: Path, chosen: list[str], arguments: argparse.Namespace) -> None:
     """All of it, in a folder."""
-    ring, devices, insider, revoked, used = prepare(folder)
-    hub = Hub(folder)
+    ring, devices, pairs = prepare(folder)
+    hub = Hub(folder, descriptors=arguments.descriptors)
     for device in devices:
         Keyring(device).pin_hub(hub.address, ring.pair().public)
     fleet = Fleet(hub.address, devices)
-    ring.revoke(spell(revoked.public))
-    target = Target(hub.address, ring.pair().public, arguments.frames, used, revoked, insider)
+    ring.revoke(spell(pairs[1].public))
+    target = Target(hub.address, ring.pair().public, arguments.frames, *pairs)
 
     def say(text: str) -> None:
         if not arguments.json:

@@ -46,6 +46,7 @@ what goes wrong (--kinds):
   hub            the hub is killed, and started again from its journal
   disk           the disk of the journal is full for a while (hub.when_full says what then)
   kill, power    a member's process is killed; its device loses power; it starts anew
+  blackout       the hub and all members lose power at once
   pause, clock   a member's process stands still; a clock jumps ahead
   link, slow     a member's link is down; or has a twentieth of its rate
   partition      several members' links are down at once
@@ -53,6 +54,9 @@ what goes wrong (--kinds):
   corrupt-up, corrupt-down
                  a message arrives damaged at the hub, at a member (connections are encrypted: it is
                  noticed, and the connection broken off)
+
+  strangers      --processes: strangers hold connections, and the hub has few descriptors left
+  frames         --processes: a device that is no member sends a message of frames without end
 
 With --processes a hub process (encrypted, its journal on this disk) and a process for each member
 run in real time: SIGKILL and --resume, SIGSTOP, a limit on the size of files for a full disk, a
@@ -117,7 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run every schedule and report the laws that broke; 1 if one did."""
     from edgetrain.training.chaos import schedule
 
-    kinds = schedule.parse_kinds(arguments.kinds)
+    known = schedule.PROCESS_KINDS if arguments.processes else schedule.KINDS
+    kinds = schedule.parse_kinds(arguments.kinds, known)
     if arguments.schedules is None:
         arguments.schedules = 10 if arguments.processes else 100
     if arguments.schedules < 1 or arguments.happenings < 0:

@@ -7,19 +7,20 @@ Linux only: it needs signals, limits and death signals of processes.
 A happening begins, and heals `for_s` later; who notices that a process is down starts it again:
 
     state of the hub's process   event                                        next state
-    runs                         hub: SIGKILL                                 down until it heals
+    runs                         hub, blackout: SIGKILL                       down until it heals
     runs                         disk: its files may not grow, and it ends    down until it heals
     down                         nothing keeps it down, RESTART_S have passed runs, resumed
     runs                         the job is over (exit status 0)              ended
 
     state of a member's process  event                                        next state
-    runs                         kill, power: SIGKILL                         down until it heals
+    runs                         kill, power, blackout: SIGKILL               down until it heals
     runs                         pause: SIGSTOP; SIGCONT as it heals          runs
     runs                         it could not join (START_AGAIN)              started at once
     down                         it heals, and the hub has work               runs, a life later
     runs                         it came to its end, and left an `End`        ended
 
-The rest is done to a forwarder (link, partition, slow, cut, corrupt) or a clock, and heals there.
+The rest is done to a forwarder (link, partition, slow, cut, corrupt) or a clock, and heals there,
+or to the hub from outside (strangers, frames: see `strangers.Strangers`).
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from edgetrain.training.chaos.laws import Ended, Merging, Outcome, Witness, judg
 from edgetrain.training.chaos.ledger import End, Given
 from edgetrain.training.chaos.member import START_AGAIN, Post
 from edgetrain.training.chaos.schedule import Happening
+from edgetrain.training.chaos.strangers import Strangers
 from edgetrain.training.hub import HubRequest
 from edgetrain.training.processes import Child
 from edgetrain.vectors import layout as layouts
@@ -71,6 +73,10 @@ LAST_S = 10.0
 """Seconds that the hub may go on after the last member, and members after the hub."""
 SLOW_VECTOR_S = 0.5
 """Seconds that a vector of the model takes on a slow link."""
+
+
+_KEEP_DOWN = ("hub", "disk", "blackout")
+"""Kinds that keep the hub down until they heal."""
 
 
 def share_of(job: Job) -> float:
@@ -204,6 +210,11 @@ class _Fleet:
         self._members = [
             self._member(index, to[index], ring, hub_key, stack) for index in range(len(to))
         ]
+        outsider = new_pair()
+        ring.allow(outsider.public, "outsider")
+        self._strangers = stack.enter_context(
+            closing(Strangers(split_address(bind), Credentials(outsider, hub_key)))
+        )
         self._healing: list[tuple[float, Happening]] = []
         """Happenings that have begun, and the time.monotonic() at which each heals."""
         write_job(folder, self._job.to_dict())
@@ -320,7 +331,7 @@ class _Fleet:
     def _restart_hub(self) -> None:
         """Start the hub again if it is down and nothing keeps it down, as a service manager does.
         After a full disk it may end some time after the disk has room again."""
-        kept_down = any(happening.kind in ("hub", "disk") for _, happening in self._healing)
+        kept_down = any(happening.kind in _KEEP_DOWN for _, happening in self._healing)
         just_now = time.monotonic() - self._hub.began < RESTART_S
         if self._hub.process.poll() and not kept_down and not just_now:
             self._hub = self._start_hub()
@@ -332,15 +343,19 @@ class _Fleet:
 
     def _begin(self, happening: Happening) -> None:
         match happening.kind:
-            case "hub":
+            case "hub" | "blackout":
                 self._hub.kill()
+            case "strangers":
+                self._strangers.crowd(self._hub.process.pid)
+            case "frames":
+                self._strangers.send_endless()
             case "disk":
                 self._limit_files(self._journal_bytes() + 2 * self._initial.size + 1000)
             case "clock" if not happening.members:
                 self._clock.jump(happening.for_s)
         for each in (self._members[index] for index in happening.members):
             match happening.kind:
-                case "kill" | "power":
+                case "kill" | "power" | "blackout":
                     each.kill()
                 case "pause":
                     each.signal(signal.SIGSTOP)
@@ -359,10 +374,12 @@ class _Fleet:
         """Undo what does not end by itself; forwarders and clocks do."""
         if happening.kind == "disk":
             self._limit_files(resource.RLIM_INFINITY)
+        if happening.kind == "strangers":
+            self._strangers.go()
         for each in (self._members[index] for index in happening.members):
             if happening.kind == "pause":
                 each.signal(signal.SIGCONT)
-            dead = happening.kind in ("kill", "power") and not each.running
+            dead = happening.kind in ("kill", "power", "blackout") and not each.running
             if dead and each.end is None and self._hub_has_work():
                 self._start(each)
 

@@ -13,8 +13,8 @@ from typing import Literal
 from edgetrain.errors import ConfigError, did_you_mean
 
 Kind = Literal[
-    "hub", "disk", "kill", "power", "pause", "clock", "link", "partition", "slow", "cut",
-    "corrupt-up", "corrupt-down",
+    "hub", "disk", "kill", "power", "blackout", "pause", "clock", "link", "partition", "slow",
+    "cut", "corrupt-up", "corrupt-down", "strangers", "frames",
 ]  # fmt: skip
 
 MEANS: dict[Kind, str] = {
@@ -22,6 +22,7 @@ MEANS: dict[Kind, str] = {
     "disk": "the disk of the journal is full: the hub stops until there is room, or goes on",
     "kill": "a member's process is killed, and started anew",
     "power": "a member's device loses power, and starts anew: nobody is told",
+    "blackout": "the hub's machine and all members' devices lose power at once",
     "pause": "a member's process stands still",
     "clock": "a clock, the hub's or a member's, jumps ahead",
     "link": "a member's link is down",
@@ -33,14 +34,23 @@ MEANS: dict[Kind, str] = {
 }
 """What can go wrong. Connections are encrypted, so that the receiver of a damaged message knows."""
 
+MEANS_TO_PROCESSES: dict[Kind, str] = {
+    "strangers": "strangers hold connections, and the hub has few descriptors left",
+    "frames": "a device that is no member sends the hub a message of frames without end",
+}
+"""What can also go wrong with real processes: it concerns sockets, which a simulation has not."""
+
 KINDS: tuple[Kind, ...] = tuple(MEANS)
+PROCESS_KINDS: tuple[Kind, ...] = (*KINDS, *MEANS_TO_PROCESSES)
 
 AN_INSTANT_S = 0.1
 
 LONGEST_S: dict[Kind, float] = {
-    "hub": 8.0, "disk": 8.0, "kill": 10.0, "power": 30.0, "pause": 12.0, "clock": 40.0,
+    "hub": 8.0, "disk": 8.0, "kill": 10.0, "power": 30.0, "blackout": 10.0, "pause": 12.0,
+    "clock": 40.0,
     "link": 20.0, "partition": 25.0, "slow": 10.0, "cut": AN_INSTANT_S,
-    "corrupt-up": AN_INSTANT_S, "corrupt-down": AN_INSTANT_S,
+    "corrupt-up": AN_INSTANT_S, "corrupt-down": AN_INSTANT_S, "strangers": 15.0,
+    "frames": AN_INSTANT_S,
 }  # fmt: skip
 
 
@@ -59,6 +69,8 @@ class Happening:
         return replace(self, at_s=self.at_s * share, for_s=self.for_s * share)
 
     def __str__(self) -> str:
+        if self.kind == "blackout":
+            return f"{self.at_s:.2f} s: blackout for {self.for_s:.2f} s"
         who = " and ".join(f"m{member}" for member in self.members) or "the hub"
         return f"{self.at_s:.2f} s: {self.kind} of {who} for {self.for_s:.2f} s"
 
@@ -81,20 +93,26 @@ def draw(
 
 def _struck(kind: Kind, members: int, rng: random.Random) -> tuple[int, ...]:
     """Draw the members that it strikes; (): the hub."""
-    if kind in ("hub", "disk") or (kind == "clock" and not rng.randrange(members + 1)):
+    if kind == "blackout":
+        return tuple(range(members))
+    if kind in ("hub", "disk", "strangers", "frames") or (
+        kind == "clock" and not rng.randrange(members + 1)
+    ):
         return ()
     count = rng.randint(min(2, members), members) if kind == "partition" else 1
     return tuple(sorted(rng.sample(range(members), count)))
 
 
-def parse_kinds(text: str) -> tuple[Kind, ...]:
-    """The kinds in "hub,link"; all kinds for "". ConfigError suggests the nearest kind.
+def parse_kinds(text: str, kinds: tuple[Kind, ...] = KINDS) -> tuple[Kind, ...]:
+    """The kinds in "hub,link"; all `kinds` for "". ConfigError suggests the nearest kind.
 
     >>> parse_kinds("hub, link")
     ('hub', 'link')
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in KINDS:
-            raise ConfigError(f"no kind of chaos '{name}'", did_you_mean(name, KINDS))
-    return tuple(kind for kind in KINDS if kind in names) or KINDS
+        if name in MEANS_TO_PROCESSES and name not in kinds:
+            raise ConfigError(f"'{name}' is for real processes", "add --processes")
+        if name not in kinds:
+            raise ConfigError(f"no kind of chaos '{name}'", did_you_mean(name, kinds))
+    return tuple(kind for kind in kinds if kind in names) or kinds

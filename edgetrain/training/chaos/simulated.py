@@ -90,6 +90,10 @@ def strike(simulation: Simulation, happening: Happening) -> None:
     match happening.kind:
         case "hub":
             simulation.hub.crash(until)
+        case "blackout":
+            simulation.hub.crash(until)
+            for member in members:
+                member.cut_power(until)
         case "disk":
             simulation.hub.fill_disk(until)
         case "link" | "partition":

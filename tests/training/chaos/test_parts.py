@@ -33,6 +33,10 @@ def test_kinds_by_name_and_the_near_miss():
     assert schedule.parse_kinds("link , hub") == ("hub", "link")
     with pytest.raises(ConfigError, match="did you mean 'hub'"):
         schedule.parse_kinds("hubs")
+    with pytest.raises(ConfigError, match="'frames' is for real processes"):
+        schedule.parse_kinds("hub,frames")
+    assert schedule.parse_kinds("", schedule.PROCESS_KINDS) == schedule.PROCESS_KINDS
+    assert schedule.parse_kinds("frames,hub", schedule.PROCESS_KINDS) == ("hub", "frames")
 
 
 def test_real_processes_have_a_share_of_the_time_by_the_patience_of_their_hub():

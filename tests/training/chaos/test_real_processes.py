@@ -47,6 +47,7 @@ def stand_ins(*words, program=None):
 
 def test_every_kind_of_happening_breaks_no_law(tmp_path):
     happenings = (
+        Happening(0.05, "strangers", 0.5),
         Happening(0.1, "disk", 1.0),
         Happening(1.2, "clock", 1.0),
         Happening(1.3, "cut", 0.01, (0,)),
@@ -59,9 +60,11 @@ def test_every_kind_of_happening_breaks_no_law(tmp_path):
         Happening(2.4, "clock", 4.0, (1,)),
         Happening(2.5, "kill", 0.1, (2,)),
         Happening(3.4, "power", 0.1, (2,)),
+        Happening(3.5, "frames", 0.01),
         Happening(3.6, "partition", 0.3, (0, 1)),
+        Happening(4.5, "blackout", 0.2, (0, 1, 2)),
     )
-    assert {happening.kind for happening in happenings} == set(schedule.KINDS)
+    assert {happening.kind for happening in happenings} == set(schedule.PROCESS_KINDS)
     seen = []
     outcome = fleet.run(stand_ins(), tmp_path, 0, happenings, 100.0, seen.append)
     assert outcome.broken == ()

@@ -235,6 +235,6 @@ def test_the_command_gives_a_verdict(capsys):
     with pytest.raises(SystemExit):
         main(["chaos", "--help"])
     text = capsys.readouterr().out
-    assert all(kind in text for kind in schedule.KINDS)
+    assert all(kind in text for kind in schedule.PROCESS_KINDS)
     assert main(["chaos", "--kinds", "hubs"]) == 2
     assert "did you mean 'hub'" in capsys.readouterr().err
