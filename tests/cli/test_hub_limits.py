@@ -125,7 +125,7 @@ MB = 1_000_000
 
 @pytest.mark.parametrize(
     ("who", "most"),
-    [("a stranger", 128), ("a token", 32), ("a key", 128), ("a key, and small frames", 128)],
+    [("a stranger", 128), ("a token", 64), ("a key", 128), ("a key, and small frames", 128)],
 )
 def test_a_hubs_memory_is_bounded_whoever_sends_frames_without_end(who, most, tmp_path):
     """400 MB come, or more than a million frames, which libzmq would keep until the last frame of
@@ -134,14 +134,18 @@ def test_a_hubs_memory_is_bounded_whoever_sends_frames_without_end(who, most, tm
         place = Place(stack, tmp_path, "true")
         members = place.members()
         train(members, 3)
-        attack = {
-            "a stranger": lambda: claims(place.address, 250, 1_600_000),
-            "a token": lambda: endless(place.address, place.token, MB, 400),
-            "a key": lambda: endless(place.address, place.insider, MB, 400),
-            "a key, and small frames": lambda: endless(place.address, place.insider, 0, 1_500_000),
-        }[who]()
-        most *= MB
-        assert place.grows_by(attack, most) < most
+        attacks = {
+            "a stranger": [lambda: claims(place.address, 250, 1_600_000)],
+            "a token": 4 * [lambda: endless(place.address, place.token, MB, 400)],
+            "a key": 8 * [lambda: endless(place.address, place.insider, MB, 400)],
+            "a key, and small frames": [
+                lambda: endless(place.address, place.insider, 0, 1_500_000)
+            ],
+        }[who]
+        grown = 0
+        for attack in attacks:  # what the first leaves is used again
+            grown += place.grows_by(attack(), most * MB - grown)
+            assert grown < most * MB
         train(members, 10)
         for member in members:
             member.leave()

@@ -2,8 +2,8 @@
 
 libzmq accepts and reads connections in its own thread, also while the hub merges a round or waits
 for its disk. So a thread that does nothing else looks every WATCH_S at the connections that were
-accepted, and, if the process has grown, at what they have sent; it shuts those down that `Arrivals`
-finds over a limit. libzmq then closes them and frees what they had.
+accepted, and as often as that costs little at what they have sent. It shuts down those that
+`Arrivals` finds over a limit: libzmq then closes them and frees what they had.
 
 A descriptor may be closed, and be another connection's, between a report of libzmq's and its
 shutdown. As all reports are read first, that other one was accepted a moment ago and has said
@@ -16,6 +16,7 @@ import contextlib
 import errno
 import os
 import threading
+import time
 from collections import deque
 
 import zmq
@@ -25,9 +26,11 @@ from edgetrain.exchange.zeromq.handshakes import Newcomers, next_event
 from edgetrain.exchange.zeromq.tcp_counters import peer_of, received_bytes_of, shut_down
 
 WATCH_S = 0.02
+LOOK_TIMES = 100
+"""A look at what connections have sent takes microseconds for each: wait this many times as long
+before the next,"""
 GROWTH_BYTES = 4 << 20
-"""Connections are looked at when the process has grown by this much: a look takes microseconds for
-each, and a hub that merges rounds does not grow."""
+"""or until the process has grown by this much. (Memory that was freed before is no growth.)"""
 LINES_KEPT = 1000
 
 
@@ -50,6 +53,7 @@ class Watch:
         # Reentrant: a garbage collection may close the hub in the middle of anything.
         self._lock = threading.RLock()
         self._stopped = threading.Event()
+        self._look_again = float("-inf")
         self._statm = -1
         with contextlib.suppress(OSError):  # not Linux: then every look is worth it
             self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -113,7 +117,8 @@ class Watch:
     def _end_excessive(self) -> None:
         resident = self._resident_bytes()
         self._resident = min(self._resident, resident)
-        if self._statm >= 0 and resident - self._resident < GROWTH_BYTES:
+        began = time.monotonic()
+        if began < self._look_again and resident - self._resident < GROWTH_BYTES:
             return
         self._resident = resident
         received = {number: received_bytes_of(number) for number in self._arrivals}
@@ -121,6 +126,8 @@ class Watch:
             line = f"it sent {unfinished / 1e6:.1f} MB and no whole message; it is ended"
             self._lines.append(("unfinished", f"{peer_of(descriptor)}: {line}"))
             self._end(descriptor)
+        now = time.monotonic()
+        self._look_again = now + LOOK_TIMES * (now - began)
 
     def _end(self, descriptor: int) -> None:
         self._arrivals.remove(descriptor)
