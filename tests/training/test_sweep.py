@@ -184,7 +184,7 @@ def test_the_papers_figures_are_sweeps(path):
 
 def test_the_papers_figures_are_these():
     names = {path.stem for path in EXAMPLES.glob("*.toml")}
-    assert names == {"correction", "language", "latency", "scaling", "vision"}
+    assert names == {"correction", "language", "latency", "scaling", "unequal", "vision"}
 
 
 @pytest.mark.parametrize(
