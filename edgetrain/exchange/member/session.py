@@ -35,7 +35,7 @@ training   Refuse "unknown"     returning  ask
 training   Welcome, Base, Start training   ignored, if a question was asked twice
 returning  Start, last attempt  training   the link sends what the hub lacks, or catches up
 returning  Start, old attempt   returning  the parts of a base before it are dropped
-returning  Welcome              returning  its epoch is the hub's
+returning  Welcome              returning  its epoch is the hub's; an answer begins
 returning  Base                 returning  collected until Start
 returning  Reply                returning  ignored
 (both)     Rekey, Shares, ...   the same   to the masks, where contributions are masked
@@ -244,6 +244,7 @@ class Session:
         """A part of an answer to this or an earlier Resume."""
         match message:
             case Welcome():
+                self._base_parts = []  # of an answer that a dying hub began
                 if self.state == "returning":
                     self.epoch = message.epoch
                 return message

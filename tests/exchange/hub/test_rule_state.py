@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleet import Disk, Fleet
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from merging_room import PART, Room, closed, filled
 
@@ -106,6 +106,7 @@ def fleet(kind, seed, codec, reply_codec, *, kills=(), every_snapshot=0):
 CODECS = st.sampled_from([("fp32", "fp32"), ("bf16", "fp32"), ("fp32", "int8")])
 
 
+@example("round", ("fp32", "fp32"), [12, 9], 1, 0)  # a base whose answer a dying hub began
 @given(
     st.sampled_from(["round", "slice"]),
     CODECS,

@@ -164,6 +164,15 @@ def test_while_it_returns_a_beat_is_a_reason_to_ask_only_if_the_question_was_los
     assert accept(session, Beat(5), connections=3) == Ask(5)
 
 
+def test_a_base_whose_answer_broke_off_is_dropped_when_the_next_answer_begins():
+    session = session_in("returning")
+    accept(session, welcome())
+    accept(session, Base(0, 1, b"of a hub that died"))
+    accept(session, welcome(epoch=1))
+    accept(session, Base(0, 1, b"base"))
+    assert list(accept(session, start(1, keep=False)).base) == [b"base"]
+
+
 def test_back_with_another_base_it_stands_where_that_is():
     session = session_in("returning")
     accept(session, Base(0, 2, b"stale"))
