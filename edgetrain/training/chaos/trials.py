@@ -68,6 +68,9 @@ class Schedules:
         return tuple(happening.shrunk(share) for happening in drawn)
 
 
+_TRIES = 50
+"""Times that a folder is deleted, because processes in it may not have ended yet."""
+
 CALM = Schedules(seconds=360.0, happenings=0)
 """No faults, for a job whose duration is not known yet: it may take an hour."""
 
@@ -203,7 +206,16 @@ def main(words: Sequence[str]) -> None:
             _run(json.loads(told), folder)
     finally:
         if os.getppid() != parent:
-            shutil.rmtree(folder, ignore_errors=True)
+            _delete(folder)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder in which processes that are about to end may still write."""
+    for _ in range(_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_POLL_S)
 
 
 def _run(told: dict[str, Any], folder: Path) -> None:
