@@ -21,9 +21,8 @@ BRANCHES = ["adamw", "decay"]
 """Optimizers that move a parameter whose gradient is zero."""
 
 
-@pytest.fixture(scope="module")
-def ddp(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ddp")
+def trained_by_ddp(folder):
+    """Whether both ranks came to their end. They are ended in any case."""
     context = processes.fork_server(["torch", "edgetrain.training.member"])
     ranks = [
         processes.start(
@@ -34,8 +33,18 @@ def ddp(tmp_path_factory):
     ]  # fmt: skip
     for child in ranks:
         child.process.join(60)
-        assert child.exit_code == 0, child.error
+    codes = [child.exit_code for child in ranks]
+    for child in ranks:
         child.stop()
+    assert all(code in (0, None) for code in codes), [child.error for child in ranks]
+    return codes == [0, 0]
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory):
+    # The reference itself, two gloo processes that meet in a file, has been seen to hang.
+    tries = (tmp_path_factory.mktemp("ddp") for _ in range(2))
+    folder = next(folder for folder in tries if trained_by_ddp(folder))
     return {
         (name, rank): np.load(folder / f"params-{name}-{rank}.npy")
         for name in NAMES + BRANCHES
