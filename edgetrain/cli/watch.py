@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgetrain.cli import common
+from edgetrain.errors import ConfigError
 
 _EXAMPLES = """\
 examples:
@@ -19,6 +22,8 @@ Ends when the run is over, or with Ctrl-C; the run does not notice.
 """
 
 _POLL_S = 0.2
+_QUIET_S = 60.0
+"""Seconds without a new line after which a run may have been killed."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -38,22 +43,71 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the folder's runs until they are over, then the closing table."""
-    from edgetrain.runs.folder import newest, read_summary, runs_in
+    """Show what runs in the folder, one after the other, then the closing table."""
+    from edgetrain.runs.folder import JOB, newest, read_summary, runs_in
     from edgetrain.runs.reports.comparison import compare
     from edgetrain.runs.reports.comparison_table import text
-    from edgetrain.runs.reports.live.view import LiveView
 
     folder = arguments.folder or newest(arguments.runs)
-    folders = runs_in(folder)
-    try:
-        with LiveView(folders, clock=time.monotonic, heading=str(folder)) as view:
-            while left := [each for each in folders if read_summary(each) is None]:
-                view.refresh()
-                time.sleep(_POLL_S)
-    except KeyboardInterrupt:
-        left = [each for each in folders if read_summary(each) is None]
-    summaries = [found for each in folders if (found := read_summary(each)) is not None]
-    if summaries and not left:
-        common.say(text(compare(summaries)))
+    if not (folder / JOB).exists():
+        runs_in(folder)  # refuses what is no run folder
+    with contextlib.suppress(KeyboardInterrupt):
+        _follow(folder)
+    over = [found for each in _runs(folder) if (found := read_summary(each)) is not None]
+    if over:
+        common.say(text(compare(over)))
     return 0
+
+
+def _follow(folder: Path) -> None:
+    """Show the runs in a folder that are under way, until the folder has a summary."""
+    from edgetrain.runs.folder import read_summary
+    from edgetrain.runs.reports.live.view import LiveView
+
+    told = ""
+    while read_summary(folder) is None:
+        active = _active(folder)
+        said = (
+            "" if active else f"{folder}: nothing has begun yet, or all that had is over; waiting"
+        )
+        told = _tell(said, told)
+        if active:
+            with LiveView(active, clock=time.monotonic, heading=str(folder)) as view:
+                while _active(folder) == active:
+                    view.refresh()
+                    told = _tell(_quiet(active), told)
+                    time.sleep(_POLL_S)
+        else:
+            time.sleep(_POLL_S)
+
+
+def _tell(said: str, told: str) -> str:
+    """Say something, unless it was said just before. Returns what is said now."""
+    if said and said != told:
+        common.warn(said)
+    return said
+
+
+def _quiet(active: Sequence[Path]) -> str:
+    from edgetrain.runs.folder import metrics_path
+
+    newest = max(metrics_path(each).stat().st_mtime for each in active)
+    if time.time() - newest < _QUIET_S:
+        return ""
+    return f"nothing new for {_QUIET_S:.0f} s: it may have been killed (Ctrl-C ends the looking)"
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The runs in a folder that have begun."""
+    from edgetrain.runs.folder import runs_in
+
+    try:
+        return runs_in(folder)
+    except ConfigError:
+        return []
+
+
+def _active(folder: Path) -> list[Path]:
+    from edgetrain.runs.folder import read_summary
+
+    return [each for each in _runs(folder) if read_summary(each) is None]

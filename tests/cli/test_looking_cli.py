@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 
 import pytest
-from made_up_runs import DGA, SYNC, replace, write_comparison, write_run
+from made_up_runs import DGA, SYNC, job, replace, write_comparison, write_run
 
 from edgetrain.__main__ import main
+from edgetrain.runs.folder import write_job, write_summary
 
 SHORT = replace(DGA, members=2, steps=20)
 
@@ -37,12 +40,48 @@ def test_runs_of_a_damaged_folder_says_damaged(tmp_path, capsys):
     assert "damaged" in capsys.readouterr().out
 
 
-def test_watch_of_a_run_that_is_over_ends_with_its_table(tmp_path, capsys):
+def test_watch_of_a_run_that_is_over_says_its_table(tmp_path, capsys):
     write_run(tmp_path / "20260131-142501-digits", SHORT)
     assert main(["watch", "--runs", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "step 20" in out
-    assert "per step" in out
+    assert "per step" in capsys.readouterr().out
+
+
+def test_watch_waits_for_a_run_to_begin_and_follows_one_after_the_other(
+    tmp_path, capsys, monkeypatch
+):
+    """As a comparison leaves them: a job first, then a run, its summary, the next run."""
+    folder = tmp_path / "20260131-142501-compare-digits"
+    folder.mkdir()
+    write_job(folder, job(SHORT))
+    deeds = iter(
+        [
+            lambda: write_run(folder / "sync-sgd", replace(SHORT, strategy="sync-sgd"), upto=2),
+            lambda: write_run(folder / "sync-sgd", replace(SHORT, strategy="sync-sgd")),
+            lambda: write_run(folder / "dga", SHORT, upto=2),
+            lambda: write_run(folder / "dga", SHORT),
+            lambda: write_summary(folder, {"runs": ["sync-sgd", "dga"]}),
+        ]
+    )
+    monkeypatch.setattr("edgetrain.cli.watch.time.sleep", lambda seconds: next(deeds)())
+    assert main(["watch", str(folder)]) == 0
+    said = capsys.readouterr()
+    assert "nothing has begun yet" in said.err
+    assert said.out.index("sync-sgd: step 2") < said.out.index("dga: step 2")
+    assert re.search(r"sync-sgd .*\ndga .*", said.out), "the closing table"
+
+
+def test_watch_says_once_that_nothing_comes_any_more(tmp_path, capsys, monkeypatch):
+    folder = write_run(tmp_path / "20260131-142501-digits", SHORT, upto=2)
+    os.utime(folder / "metrics.jsonl", (0, 0))
+    looks = iter(range(3))
+
+    def sleep(seconds):
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgetrain.cli.watch.time.sleep", sleep)
+    assert main(["watch", str(folder)]) == 0
+    assert capsys.readouterr().err.count("nothing new for 60 s") == 1
 
 
 def test_report_writes_a_page_and_does_not_replace_a_file(tmp_path, capsys):
