@@ -15,7 +15,6 @@ import json
 import os
 import tarfile
 import tempfile
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +112,7 @@ def workers(folder: Path | None = None) -> Workers:
     folder = folder or catalog.folder("devices") / "workers"
     path = folder / "workers.toml"
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = catalog.read_toml(path)
         return Workers(
             folder,
             {name: (row["python"], row["machine"]) for name, row in table["release"].items()},
@@ -121,7 +120,7 @@ def workers(folder: Path | None = None) -> Workers:
             {name: tuple(row["has"]) for name, row in table["core"].items()},
             dict(table["board"]),
         )
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+    except (FileNotFoundError, KeyError, TypeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
 
 
