@@ -104,13 +104,15 @@ def run(arguments: argparse.Namespace) -> int:
             pairs.append(both_ways.run(name, each, folder, draws, report, time.monotonic))
     except BaseException:
         if pairs:
-            _report(arguments, pairs, folder)
+            _report(arguments, pairs, folder, grid)
         raise
-    whole = _report(arguments, pairs, folder)
+    whole = _report(arguments, pairs, folder, grid)
     return int(not whole or any(each.incomplete for each in pairs))
 
 
-def _report(arguments: argparse.Namespace, pairs: list[Pair], folder: Path) -> bool:
+def _report(
+    arguments: argparse.Namespace, pairs: list[Pair], folder: Path, grid: Sequence[Point]
+) -> bool:
     """Say and draw how far off the simulations were, and leave it in `folder`. Returns whether the
     folder is whole."""
     from edgetrain.runs.folder import write_summary
@@ -119,6 +121,11 @@ def _report(arguments: argparse.Namespace, pairs: list[Pair], folder: Path) -> b
 
     if not arguments.json:
         common.say(calibration.text(pairs))
+        if grid:
+            groups: dict[str, list[Pair]] = {}
+            for point, pair in zip(grid, pairs, strict=False):  # fewer pairs after Ctrl-C
+                groups.setdefault(point.group, []).append(pair)
+            common.say(calibration.summed_up(groups))
     picture = common.picture(partial(calibration_figure, pairs, folder / "calibration.png"))
     answer = calibration.as_json(pairs, picture)
     if arguments.json:

@@ -69,6 +69,11 @@ class Point:
         )
 
     @property
+    def group(self) -> str:
+        """What it has in common with others: the message and the round trip."""
+        return f"{self.kilobytes:g} kB, {self.rtt_ms:g} ms"
+
+    @property
     def round_trip_s(self) -> float:
         """What an exchange takes at least: the way there and back, and the message on the line
         twice."""

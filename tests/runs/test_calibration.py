@@ -52,3 +52,10 @@ def test_with_losses_the_mean_is_compared_and_chance_is_told():
     assert "1 of 3 within 5%" in text
     assert "2 of 3 within that, or within what chance explains" in text
     assert f"±{100 * found.chance:.1f} %" in text
+
+
+def test_groups_of_jobs_are_summed_up():
+    groups = {"4 kB": [pair(0.1, 0.104), pair(0.1, 0.08), pair(0.1, 0.101)], "40 kB": [pair(1, 2)]}
+    lines = calibration.summed_up(groups).splitlines()
+    assert lines[-2].split() == ["4", "kB", "2", "of", "3", "4.0%", "20.0%"]
+    assert lines[-1].split() == ["40", "kB", "0", "of", "1", "100.0%", "100.0%"]

@@ -182,6 +182,22 @@ def text(pairs: Sequence[Pair], picture: Path | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
+def summed_up(groups: Mapping[str, Sequence[Pair]]) -> str:
+    """How far off each group of jobs is, a line each."""
+    listed = list(groups.items())
+    errors = [sorted(abs(each.time_error) for each in pairs) for _, pairs in listed]
+    columns = [
+        column("jobs", (name for name, _ in listed)),
+        column(
+            "within", (f"{sum(e <= GOOD for e in found)} of {len(found)}" for found in errors),
+            below=f"{GOOD:.0%}",
+        ),
+        column("median", (f"{statistics.median(found):.1%}" for found in errors)),
+        column("worst", (f"{found[-1]:.1%}" for found in errors)),
+    ]  # fmt: skip
+    return "\n".join(as_text(columns)) + "\n"
+
+
 _YES = {True: "yes", False: "NO", None: units.ABSENT}
 
 
