@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.runs.reports.comparison import compare
     from edgetrain.runs.reports.comparison_table import text
 
-    folder = arguments.folder or newest(arguments.runs)
+    folder = arguments.folder or newest(arguments.runs, begun=False)
     if not (folder / JOB).exists():
         runs_in(folder)  # refuses what is no run folder
     with contextlib.suppress(KeyboardInterrupt):

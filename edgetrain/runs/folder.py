@@ -189,19 +189,22 @@ def runs_in(folder: Path) -> list[Path]:
     )
 
 
-def folders_in(root: Path | str) -> list[Path]:
-    """Folders of runs, comparisons and sweeps in `root`, the newest last; [] if there is none."""
+def folders_in(root: Path | str, *, begun: bool = True) -> list[Path]:
+    """Folders of runs, comparisons and sweeps in `root`, the newest last. Without `begun`: also
+    those in which no run has begun yet."""
     found = [
         path
         for path in Path(root).glob("*/")
-        if (path / METRICS).exists() or (path / JOB).exists() or (path / SUMMARY).exists()
+        if (path / METRICS).exists()
+        or next(path.glob(f"*/{METRICS}"), None)
+        or (not begun and (path / JOB).exists() and not (path / SUMMARY).exists())
     ]
     return sorted(found, key=lambda path: (path.name[:15], path.stat().st_mtime, path.name))
 
 
-def newest(root: Path | str) -> Path:
-    """The newest folder in `root`. Raises ConfigError if there is none."""
-    found = folders_in(root)
+def newest(root: Path | str, *, begun: bool = True) -> Path:
+    """The newest of `folders_in`. Raises ConfigError if there is none."""
+    found = folders_in(root, begun=begun)
     if not found:
         raise ConfigError(
             f"no run in {root}", "`edgetrain run` makes one; --runs says where to look"

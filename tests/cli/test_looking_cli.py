@@ -86,6 +86,9 @@ def test_watch_says_once_that_nothing_comes_any_more(tmp_path, capsys, monkeypat
 
 def test_report_writes_a_page_and_does_not_replace_a_file(tmp_path, capsys):
     write_run(tmp_path / "20260131-142501-digits", SHORT)
+    plan = tmp_path / "20260131-150000-capacity"  # newer, and no run
+    plan.mkdir()
+    write_job(plan, job(SHORT))
     page = tmp_path / "page.html"
     assert main(["report", "--runs", str(tmp_path), "-o", str(page)]) == 0
     assert page.read_text().startswith("<!doctype html>")
