@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.exchange.zeromq.arrivals import Arrivals, Limits
+from edgetrain.exchange.zeromq.arrivals import BARRED_S, MOST_BARRED, Arrivals, Barred, Limits
 from edgetrain.exchange.zeromq.frames import FEWEST_WAITING, WAITING_MESSAGES, waiting_messages
 
 LIMITS = Limits(newcomers=8, member_bytes=100, newcomer_bytes=20, newcomers_bytes=60)
@@ -110,3 +110,24 @@ def test_large_messages_wait_in_smaller_numbers(size):
     assert waiting_messages(-1) == WAITING_MESSAGES
     assert Limits.of(1024, waiting, -1).member_bytes is None
     assert Limits.of(1024, waiting, size).newcomers == 256
+
+
+def test_an_address_is_barred_for_a_while_and_others_are_not():
+    barred = Barred()
+    assert not barred
+    barred.add("one", 100.0)
+    assert barred.has("one", 100.0)
+    assert barred.has("one", 99.9 + BARRED_S)
+    assert not barred.has("two", 100.0)
+    assert not barred.has("one", 100.0 + BARRED_S)
+    assert not barred, "what is over is forgotten"
+
+
+@given(st.lists(st.integers(0, 3000), min_size=MOST_BARRED, max_size=2 * MOST_BARRED))
+def test_as_many_barred_addresses_are_remembered_as_are_bounded_and_the_latest(numbers):
+    barred = Barred()
+    for now, number in enumerate(numbers):
+        barred.add(str(number), now / 1e6)
+    kept = {number for number in numbers if barred.has(str(number), 1.0)}
+    latest = list(dict.fromkeys(reversed(numbers)))[:MOST_BARRED]
+    assert kept == set(latest)

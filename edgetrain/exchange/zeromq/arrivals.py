@@ -16,6 +16,9 @@ and ends those that are over these limits:
     bytes of a member               Limits.member_bytes since the last look that found a message of
                                     it; for all connections of one key, twice that
 
+Who has gone over a limit of bytes would begin again with its next connection, and keep the thread
+that deciphers for everyone busy: for BARRED_S the address gets no other.
+
 Bytes are those that libzmq has read. A member that is not over its limit may have whole messages
 waiting, which is why the limit allows for as many as libzmq lets wait.
 """
@@ -32,6 +35,10 @@ NEWCOMER_BYTES = 5 << 18
 NEWCOMERS_BYTES = 16 << 20
 SLACK_BYTES = 2 << 20
 """Of a member's connection, above the messages that may wait."""
+BARRED_S = 5.0
+"""Short, since honest members may share the address; long beside what sending that much takes."""
+MOST_BARRED = 1024
+"""Addresses remembered."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,30 @@ class Arrivals:
         limits, new = self._limits, connection.owner is None
         most = limits.newcomer_bytes if new else limits.member_bytes
         return most is not None and connection.unfinished > most
+
+
+class Barred:
+    """Addresses from which no connection is taken for BARRED_S."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
+    def add(self, address: str, now: float) -> None:
+        """From now on."""
+        self._until.pop(address, None)
+        self._until[address] = now + BARRED_S
+        while len(self._until) > MOST_BARRED:
+            del self._until[next(iter(self._until))]
+
+    def has(self, address: str, now: float) -> bool:
+        """Whether this address is one of them still."""
+        until = self._until.get(address, now)
+        if until <= now:
+            self._until.pop(address, None)
+        return now < until
 
 
 def _largest_beyond(

@@ -3,7 +3,8 @@
 libzmq accepts and reads connections in its own thread, also while the hub merges a round or waits
 for its disk. So a thread that does nothing else looks every WATCH_S at the connections that were
 accepted, and as often as that costs little at what they have sent. It shuts down those that
-`Arrivals` finds over a limit: libzmq then closes them and frees what they had.
+`Arrivals` finds over a limit, and those from an address that was: libzmq then closes them and frees
+what they had.
 
 A descriptor may be closed, and be another connection's, between a report of libzmq's and its
 shutdown. As all reports are read first, that other one was accepted a moment ago and has said
@@ -21,7 +22,7 @@ from collections import deque
 
 import zmq
 
-from edgetrain.exchange.zeromq.arrivals import Arrivals, Limits
+from edgetrain.exchange.zeromq.arrivals import BARRED_S, Arrivals, Barred, Limits
 from edgetrain.exchange.zeromq.handshakes import Newcomers, next_event
 from edgetrain.exchange.zeromq.tcp_counters import peer_of, received_bytes_of, shut_down
 
@@ -49,6 +50,7 @@ class Watch:
         self._newcomers = Newcomers() if encrypted else None
         self._handshake_ms = handshake_ms
         self._arrivals = Arrivals(limits)
+        self._barred = Barred()
         self._lines: deque[tuple[str, str]] = deque(maxlen=LINES_KEPT)
         # Reentrant: a garbage collection may close the hub in the middle of anything.
         self._lock = threading.RLock()
@@ -123,8 +125,13 @@ class Watch:
         self._resident = resident
         received = {number: received_bytes_of(number) for number in self._arrivals}
         for descriptor, unfinished in self._arrivals.find_excessive(received):
-            line = f"it sent {unfinished / 1e6:.1f} MB and no whole message; it is ended"
-            self._lines.append(("unfinished", f"{peer_of(descriptor)}: {line}"))
+            address = peer_of(descriptor)
+            line = (
+                f"it sent {unfinished / 1e6:.1f} MB and no whole message; it is ended, "
+                f"and for {BARRED_S:.0f} s no other is taken from there"
+            )
+            self._lines.append(("unfinished", f"{address}: {line}"))
+            self._barred.add(address, began)
             self._end(descriptor)
         now = time.monotonic()
         self._look_again = now + LOOK_TIMES * (now - began)
@@ -149,6 +156,8 @@ class Watch:
     def _record(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self._arrivals.add(value)
+            if self._barred and self._barred.has(peer_of(value), time.monotonic()):
+                self._end(value)
         elif event == zmq.EVENT_DISCONNECTED:
             self._arrivals.remove(value)
         if self._newcomers is not None and self._newcomers.record_event(event, value):
