@@ -107,7 +107,7 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check that the hub can be reached, then train; a service manager is told how it goes."""
     service = Service()
-    service.status("looking for the hub")
+    service.status(f"looking for the hub at {', '.join(arguments.hub)}")
     with Stop().installed() as stop:
         try:
             status = _run(arguments, stop, service)

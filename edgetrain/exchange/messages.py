@@ -22,7 +22,7 @@ from edgetrain.errors import BadMessage
 if TYPE_CHECKING:
     from edgetrain.vectors.vector import Buffer
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version; raised when hubs and members of different versions would misunderstand each other."""
 
 MAX_HEADER_BYTES = 4096
@@ -267,6 +267,9 @@ class Beat:
     """The hub's, as in Welcome; 0 from a member."""
     merged: int = _integer(0, MAX_COUNT, default=0)
     """The member's contributions to rounds before this one are in the journal; 0 from a member."""
+    here: int = _integer(0, 1 << 20, default=0)
+    """Members that have joined while the job waits for more; 0 once it has begun, and from a
+    member."""
 
 
 @dataclass(frozen=True)

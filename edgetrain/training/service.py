@@ -1,11 +1,17 @@
 """What a service manager (systemd) is told of a member: ready, alive, and what it waits for.
 
     moment                                   told
-    the process starts                       STATUS=looking for the hub
+    the process starts                       STATUS=looking for the hub at …
     the hub has welcomed the member          READY=1, and WATCHDOG_USEC until steps are known
     a member waits, or has taken a step      WATCHDOG=1 and STATUS, every few seconds
     a step took longer than all before       WATCHDOG_USEC, SLOWEST times as long
+    the hub has been away for AWAY_S         RELOADING=1: the unit is no longer "active (running)"
+    the hub answers again                    READY=1
     it ends                                  STOPPING=1 and STATUS, with the reason
+
+A member whose hub is away keeps its model, and what the hub has not got yet, in memory: it goes on
+where it was if it waits, and not if it is started again. For a unit of Type=notify RELOADING=1 is
+the one state that says "running, but not ready".
 
 Without NOTIFY_SOCKET in the environment nothing is told to anybody.
 """
@@ -24,6 +30,8 @@ UNKNOWN_S = 3600.0
 """The watchdog's time until the first steps have been taken."""
 MOST_S = 10.0
 """Seconds between two signs of life, at most."""
+AWAY_S = 10.0
+"""Seconds without an answer after which a member is no longer ready: shorter ones are hiccups."""
 
 
 class Service:
@@ -41,8 +49,11 @@ class Service:
         self._told = self._seen = clock()
         self._longest_s = 0.0
         self._steps = 0
+        self._is_ready = self._is_away = False
         self.describe: Callable[[], str] = lambda: ""
         """What the member is doing, in words."""
+        self.away: Callable[[], float] = lambda: 0.0
+        """Seconds for which the hub has not answered; 0.0 if it has."""
 
     def tell(self, **fields: str) -> None:
         """Send fields as sd_notify does. A service manager that is gone is not an error."""
@@ -55,12 +66,14 @@ class Service:
             to.sendall(text.encode())
 
     def status(self, text: str) -> None:
-        """Say in words what the member is doing."""
+        """Say in words what the member is doing, until it does something else."""
+        self.describe = lambda: text
         self.tell(STATUS=text)
 
-    def ready(self, text: str) -> None:
+    def ready(self) -> None:
         """The hub has welcomed the member."""
-        self.tell(READY="1", STATUS=text)
+        self._is_ready = True
+        self.tell(READY="1", STATUS=self.describe())
         self._raise_watchdog(UNKNOWN_S)
 
     def alive(self, steps: int = 0) -> None:
@@ -75,7 +88,16 @@ class Service:
         self._seen = now
         if now - self._told >= min(MOST_S, self._watchdog_s / 4 or MOST_S):
             self._told = now
-            self.tell(WATCHDOG="1", STATUS=self.describe())
+            self.tell(**self._state(), WATCHDOG="1")
+
+    def _state(self) -> dict[str, str]:
+        """What the member is doing, and whether it is ready if that has changed."""
+        away_s, was_away = self.away(), self._is_away
+        self._is_away = self._is_ready and away_s >= AWAY_S
+        if self._is_away:
+            text = f"looking for the hub: nothing from it for {away_s:.0f} s"
+            return {"STATUS": text} | ({} if was_away else {"RELOADING": "1"})
+        return {"STATUS": self.describe()} | ({"READY": "1"} if was_away else {})
 
     def stopping(self, reason: str) -> None:
         """The member ends."""

@@ -6,6 +6,7 @@ a slower device), evaluation and metrics. It knows nothing of how its process wa
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -91,7 +92,7 @@ def train(
     socket = MemberSocket(hub, credentials=credentials)
     link = Link(socket, time.monotonic, patience_s, job.hub.outage_s)
     service, stop = service or Service({}), stop or Stop()
-    link.on_welcome = lambda members: service.ready(f"welcome; waiting for all {members} members")
+    link.on_welcome = functools.partial(_tell_welcome, service, link)
     stop.alive = service.alive
     with Member.join(
         link,
@@ -112,6 +113,18 @@ def train(
             Loop(steps, local, member, log, pace, Meter(), energy, clock).run()
             if keeps_model and place.index == 0:
                 _keep_model(member, model, log)
+
+
+def _tell_welcome(service: Service, link: Link, members: int) -> None:
+    """Tell the service manager that the hub has let this member in; training may begin later."""
+
+    def waiting() -> str:
+        missing = members - link.members_here
+        few = f"{missing} of " if link.members_here else ""
+        return f"welcome; waiting for {few}{members} members"
+
+    service.describe, service.away = waiting, lambda: link.away_s
+    service.ready()
 
 
 def _keeping(

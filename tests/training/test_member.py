@@ -37,6 +37,7 @@ from edgetrain.jobs import reading
 from edgetrain.tasks.work import optimizer_for
 from edgetrain.training import processes
 from edgetrain.training.member import Member, bind, join
+from edgetrain.training.stopping import Stop
 from edgetrain.training.train import Place, request_of
 from edgetrain.vectors.vector import checksum
 
@@ -626,6 +627,31 @@ def test_after_silence_the_connection_is_made_anew_with_growing_pauses():
     assert all(b >= a for a, b in itertools.pairwise(pauses))
     assert pauses[-1] == pytest.approx(60, abs=1.1)
     assert sum(isinstance(m, Resume) for m in cut.heard) == len(cut.reconnected)
+
+
+def test_a_hub_that_does_not_answer_is_away_until_it_does():
+    cut, link, member = renewable()
+    away = []
+    link.interrupt = lambda: away.append((cut.now, link.away_s))
+    with pytest.raises(HubUnreachable):
+        member.step()
+    asked = cut.reconnected[0]
+    assert not any(seconds for now, seconds in away if now < asked), "a question comes first"
+    assert all(seconds == now for now, seconds in away if now > asked)
+    cut.said += [pack(welcome()), pack(Start(0, 1, 0, 0, True, 0, len(cut.reconnected)))]
+    link.poll()
+    assert link.away_s == 0.0
+
+
+def test_a_member_that_waits_for_others_knows_how_many_are_there():
+    seen = []
+    script = Script(welcome(), Beat(here=1), Beat(here=3), start())
+    model = children.model()
+    optimizer = children.optimizer("sgd", model)
+    link, stop = Link(script, script.clock), Stop()
+    stop.alive = lambda: seen.append(link.members_here)
+    Member.join(link, bind(model, optimizer), optimizer, Request(""), script.clock, stop=stop)
+    assert [count for count, _ in itertools.groupby(seen)] == [0, 1, 3]
 
 
 def renewable(*said):

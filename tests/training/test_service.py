@@ -13,7 +13,7 @@ from command_line import hub, running, write_tiny
 
 from edgetrain.fleet import catalog
 from edgetrain.fleet.cards import flashing
-from edgetrain.training.service import SLOWEST, UNKNOWN_S, Service
+from edgetrain.training.service import AWAY_S, SLOWEST, UNKNOWN_S, Service
 
 UNIT = catalog.folder("devices") / "systemd" / flashing.UNIT
 
@@ -71,9 +71,10 @@ def test_ready_comes_after_the_welcome_and_before_training(manager, tmp_path, mo
         with running(*words, "0", cwd=tmp_path) as first:
             manager.until("READY", "1")
             before = [field for field in manager.told if field[0] != "WATCHDOG_USEC"]
-            assert before[0] == ("STATUS", "looking for the hub")
+            assert before[0] == ("STATUS", f"looking for the hub at {address}")
             assert before[1] == ("STATUS", f"joining {address}")
-            assert before[2:] == [("READY", "1"), ("STATUS", "welcome; waiting for all 2 members")]
+            assert before[2:] == [("READY", "1"), ("STATUS", "welcome; waiting for 2 members")]
+            manager.until("STATUS", "welcome; waiting for 1 of 2 members")
             monkeypatch.delenv("NOTIFY_SOCKET")
             with running(*words, "1", cwd=tmp_path) as second:
                 assert (first.finish(), second.finish()) == (0, 0), first.said + second.said
@@ -107,13 +108,13 @@ def test_signs_of_life_come_every_few_seconds_however_often_it_is_called(manager
         now[0] += 0.1
         found.alive()
     told = manager.drain()
-    assert told == [("WATCHDOG", "1"), ("STATUS", "round 41")] * 2  # a quarter of 20 s
+    assert told == [("STATUS", "round 41"), ("WATCHDOG", "1")] * 2  # a quarter of 20 s
 
 
 def test_slowness_is_not_death(manager):
     now = [0.0]
     found = service(manager, now, WATCHDOG_USEC="20000000")
-    found.ready("welcome")
+    found.ready()
     assert manager.drain()[-1] == ("WATCHDOG_USEC", f"{1e6 * UNKNOWN_S:.0f}")
     for step, seconds in enumerate((30.0, 10.0, 31.0), 1):
         now[0] += seconds
@@ -126,6 +127,46 @@ def test_slowness_is_not_death(manager):
     assert manager.drain()[-1] == ("WATCHDOG_USEC", "20000000"), "never less than the unit says"
 
 
+def test_a_member_whose_hub_is_away_is_not_ready_and_says_what_it_looks_for(manager):
+    now, away = [0.0], [0.0]
+    found = service(manager, now, WATCHDOG_USEC="20000000")
+    found.describe, found.away = lambda: "training: 7 of 9 steps", lambda: away[0]
+
+    def told_after(seconds: float) -> list[tuple[str, str]]:
+        manager.told.clear()
+        now[0] += seconds
+        found.alive()
+        return [field for field in manager.drain() if field[0] != "WATCHDOG"]
+
+    away[0] = 100.0
+    assert told_after(5) == [("STATUS", "training: 7 of 9 steps")], "it was never ready"
+    found.ready()
+    away[0] = AWAY_S - 1
+    assert told_after(5) == [
+        ("READY", "1"),
+        ("STATUS", "training: 7 of 9 steps"),
+        ("WATCHDOG_USEC", f"{1e6 * UNKNOWN_S:.0f}"),
+        ("STATUS", "training: 7 of 9 steps"),
+    ]
+    away[0] = 12.0
+    looking = ("STATUS", "looking for the hub: nothing from it for 12 s")
+    assert told_after(5) == [looking, ("RELOADING", "1")]
+    assert told_after(5) == [looking]
+    away[0] = 0.0
+    assert told_after(5) == [("STATUS", "training: 7 of 9 steps"), ("READY", "1")]
+    assert told_after(5) == [("STATUS", "training: 7 of 9 steps")]
+
+
+def test_a_sign_of_life_does_not_wipe_out_what_it_waits_for(manager):
+    now = [0.0]
+    found = service(manager, now, WATCHDOG_USEC="20000000")
+    found.status("looking for the hub at tcp://10.0.0.1:5555")
+    now[0] += 60
+    found.alive()
+    assert manager.drain()[-1] == ("WATCHDOG", "1")
+    assert manager.told.count(("STATUS", "looking for the hub at tcp://10.0.0.1:5555")) == 2
+
+
 def test_waiting_is_not_a_step(manager):
     now = [0.0]
     found = service(manager, now, WATCHDOG_USEC="20000000")
@@ -135,7 +176,7 @@ def test_waiting_is_not_a_step(manager):
 
 
 def test_without_a_service_manager_nothing_is_told_and_a_dead_one_is_no_error(tmp_path):
-    Service({}).ready("x")
+    Service({}).ready()
     Service({"NOTIFY_SOCKET": str(tmp_path / "none")}).stopping("x")
     Service({"NOTIFY_SOCKET": "@edgetrain-nobody-listens"}).alive()
 

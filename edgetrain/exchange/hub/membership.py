@@ -336,7 +336,8 @@ class Membership:
         if due:
             self._last_beat = now
         told = [member for member in self._members if due or member.returning]
-        beats = {merged: Beat(self.epoch, merged) for merged in {m.merged for m in told}}
+        here = 0 if self._rounds.started else len(self._members)
+        beats = {merged: Beat(self.epoch, merged, here) for merged in {m.merged for m in told}}
         # Equal beats follow each other, because each is packed once.
         told.sort(key=lambda member: member.merged)
         return [Send(member.sender, beats[member.merged]) for member in told]

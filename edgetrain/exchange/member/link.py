@@ -99,6 +99,19 @@ class Link:
         """See Exchange."""
         return self._session.number
 
+    @property
+    def members_here(self) -> int:
+        """Members that had joined at the last beat, while the job waits for more; 0: not known."""
+        return self._session.members_here
+
+    @property
+    def away_s(self) -> float:
+        """Seconds for which nothing has come from a hub that was asked where the fleet stands, and
+        has not answered; 0.0 while there is no such question."""
+        if self._session.state == "training":
+            return 0.0
+        return self._clock() - self._silence.heard
+
     def statistics(self) -> LinkStatistics:
         """Where this link is."""
         outbox = self.outbox

@@ -120,6 +120,8 @@ class Session:
         self.elements = elements
         self.epoch = 0
         self.is_masked = False
+        self.members_here = 0
+        """Members that had joined at the last beat, while the job waits for more; 0: not known."""
         self.resend = 0
         """The hub has the contributions to rounds before this one, from an earlier process."""
         self._request, self._past, self._checksum = request, past, checksum
@@ -184,6 +186,8 @@ class Session:
 
         Raises Refused, Diverged, BadMessage.
         """
+        if isinstance(message, Beat):
+            self.members_here = message.here
         match message:
             case Refuse() if message.code != "unknown":
                 _raise(message)

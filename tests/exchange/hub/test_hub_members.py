@@ -64,9 +64,11 @@ def test_beats_go_to_everyone_once_a_beat():
     desk = Desk(3, beat_s=1.0)
     desk.join("a")
     desk.join("b")
-    assert desk.tick(0.1) == {"a": [Beat()], "b": [Beat()]}
+    waiting = Beat(here=2)
+    assert desk.tick(0.1) == {"a": [waiting], "b": [waiting]}
     assert desk.tick(0.5) == {}
-    assert desk.tick(0.5) == {"a": [Beat()], "b": [Beat()]}
+    assert desk.tick(0.5) == {"a": [waiting], "b": [waiting]}
+    assert Desk(2, beat_s=1.0).started().tick(1.0) == {"a": [Beat()], "b": [Beat()]}
 
 
 def test_a_newcomer_starts_from_the_present_base_at_the_next_round():
