@@ -65,10 +65,11 @@ class Service:
             to.connect(address)
             to.sendall(text.encode())
 
-    def status(self, text: str) -> None:
-        """Say in words what the member is doing, until it does something else."""
-        self.describe = lambda: text
-        self.tell(STATUS=text)
+    def status(self, text: str | Callable[[], str]) -> None:
+        """Say in words what the member is doing, until it does something else. A function is called
+        again at each sign of life."""
+        self.describe = (lambda: text) if isinstance(text, str) else text
+        self.tell(STATUS=self.describe())
 
     def ready(self) -> None:
         """The hub has welcomed the member."""

@@ -103,8 +103,7 @@ def train(
         release=release_of(job.privacy, source),
         stop=stop,
     ) as member:
-        service.describe = lambda: f"training: {member.steps} of {job.train.steps} steps"
-        service.status(service.describe())
+        service.status(lambda: f"training: {member.steps} of {job.train.steps} steps")
         stop.alive = lambda: service.alive(member.steps)
         begin_at(optimizer, member.begins_at)
         local = work_of(job, task, model, flat, place.index, source, member.steps)
