@@ -24,6 +24,7 @@ on the device:
 at any time, also while the hub runs:
   edgetrain keys list
   edgetrain keys revoke pi-3
+  edgetrain keys known-hosts                        SSH host keys: append them to ~/.ssh/known_hosts
 
 A token on the command line is seen by all users of the machine (ps): prefer '-' or @FILE. If the
 power or the network fails, enrol again with the same token, until it expires.
@@ -41,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
     parser = common.verb(
         subparsers,
         "keys",
-        "who may join: init, enroll, list, revoke",
+        "who may join: init, enroll, list, known-hosts, revoke",
         "Key pairs of this machine, and the list of devices that a hub here lets in.",
         _EXAMPLES,
     )
@@ -69,6 +70,12 @@ def add_parser(subparsers: Any) -> None:
         help="at the device: what the hub's owner was given; @FILE: in this file; '-': ask for it",
     )
     enroll.add_argument(
+        "--ssh-host-key",
+        type=Path,
+        metavar="FILE",
+        help="at the device: its public SSH host key, for the hub to keep",
+    )
+    enroll.add_argument(
         "--cluster", type=Path, metavar="FILE", help="at the hub: a token for each device of a file"
     )
     enroll.add_argument(
@@ -77,13 +84,26 @@ def add_parser(subparsers: Any) -> None:
     enroll.set_defaults(run=_enroll)
     listing = verbs.add_parser("list", help="this machine's public key, devices, open tokens, hubs")
     listing.set_defaults(run=_list)
+    known = _add_known_hosts(verbs)
     revoke = verbs.add_parser("revoke", help="let a device in no longer; a running hub drops it")
     revoke.add_argument("who", metavar="NAME", help="its name, or its public key")
     revoke.set_defaults(run=_revoke)
-    for each in (init, enroll, listing, revoke):
+    for each in (init, enroll, listing, known, revoke):
         common.add_keys(each)
         common.try_again(each)
         each.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_known_hosts(verbs: Any) -> argparse.ArgumentParser:
+    known: argparse.ArgumentParser = verbs.add_parser(
+        "known-hosts",
+        help="the SSH host keys of enrolled devices, as ~/.ssh/known_hosts wants them",
+    )
+    known.add_argument(
+        "--cluster", type=Path, metavar="FILE", help="also by the static addresses of this file"
+    )
+    known.set_defaults(run=_known_hosts)
+    return known
 
 
 def _init(arguments: argparse.Namespace) -> int:
@@ -182,9 +202,50 @@ def _enroll_here(arguments: argparse.Namespace) -> int:
     from edgetrain.exchange.keys.pairs import short, spell
     from edgetrain.exchange.zeromq.enrolment import enrol
 
-    found = enrol(Keyring(keys_folder(arguments.keys)), arguments.hub, _token(arguments.token))
+    token, host_key = _token(arguments.token), _host_key(arguments.ssh_host_key)
+    ring = Keyring(keys_folder(arguments.keys))
+    found = enrol(ring, arguments.hub, token, host_key=host_key)
     said = f"enrolled as {found.name}; {found.hub} is known by its key {short(found.key)}…"
     _answer(arguments, {"name": found.name, "hub": found.hub, "key": spell(found.key)}, said)
+    return 0
+
+
+def _host_key(path: Path | None) -> str:
+    """The public SSH host key in a file; "" if none is given."""
+    from edgetrain.exchange.keys.host_keys import LONGEST, read_host_key
+
+    if path is None:
+        return ""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return read_host_key(file.read(LONGEST + 1), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"cannot read the host key in {path}: {reason}") from None
+
+
+def _known_hosts(arguments: argparse.Namespace) -> int:
+    """At the hub: print a line for each device that sent a host key with its enrolment."""
+    from edgetrain.exchange.keys.host_keys import known_hosts_line
+    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+    from edgetrain.fleet.cards import cluster
+
+    static = {}
+    if arguments.cluster:
+        devices = cluster.load(arguments.cluster).devices
+        static = {d.name: d.address.split("/")[0] for d in devices if d.address != cluster.DHCP}
+    hosts = {
+        name: {
+            "names": [name, f"{name}.local", *([static[name]] if name in static else [])],
+            "key": key,
+        }
+        for name, key in Keyring(keys_folder(arguments.keys)).hosts().items()
+    }
+    lines = [known_hosts_line(host["names"], str(host["key"])) for host in hosts.values()]
+    if not lines:
+        common.warn("no device has sent a host key with its enrolment")
+    if lines or arguments.json:
+        _answer(arguments, hosts, "".join(lines).rstrip("\n"))
     return 0
 
 
@@ -211,10 +272,12 @@ def _token(given: str | None) -> str:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    from edgetrain.exchange.keys.host_keys import fingerprint
     from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.keys.pairs import spell
 
     ring = Keyring(keys_folder(arguments.keys))
+    hosts = {name: fingerprint(key) for name, key in ring.hosts().items()}
     own = spell(ring.pair().public) if ring.exists else ""
     members = {name: spell(key) for key, name in ring.members().items()}
     tokens = [
@@ -223,9 +286,10 @@ def _list(arguments: argparse.Namespace) -> int:
     hubs = {address: spell(key) for address, key in ring.hubs().items()}
     lines = [f"this machine  {own or 'has no keys: edgetrain keys init'}"]
     lines += [f"may join      {key}  {name}" for name, key in sorted(members.items())]
+    lines += [f"ssh host key  {shown}  {name}" for name, shown in sorted(hosts.items())]
     lines += [f"open token    {t['name']}, {t['seconds']} s left" for t in tokens]
     lines += [f"known hub     {key}  {address}" for address, key in hubs.items()]
-    found = {"public": own, "members": members, "tokens": tokens, "hubs": hubs}
+    found = {"public": own, "members": members, "tokens": tokens, "hubs": hubs, "hosts": hosts}
     _answer(arguments, found | {"folder": str(ring.path)}, "\n".join(lines))
     return 0
 

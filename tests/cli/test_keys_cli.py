@@ -71,6 +71,24 @@ def test_the_list_by_hand(tmp_path, capsys):
     assert answer(capsys, "list", *at)["members"] == {}
 
 
+def test_known_hosts_have_every_name_of_a_device(tmp_path, capsys):
+    at = ("--keys", str(tmp_path))
+    answer(capsys, "init", *at)
+    assert main(["keys", "known-hosts", *at]) == 0
+    assert "no device has sent a host key" in capsys.readouterr().err
+    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5uJ5uJ5uJ5uJ5uJ5uJ5uJ5uJ5uJ5uJ5uJ5uJ5u"
+    (tmp_path / "hosts").write_text(f"pi-0 {key}\npi-1 {key}\n")
+    (tmp_path / "cluster.toml").write_text(
+        '[[device]]\nname = "pi-0"\nprofile = "raspberry-pi-4b"\naddress = "10.0.0.7/24"\n'
+    )
+    assert main(["keys", "known-hosts", "--cluster", str(tmp_path / "cluster.toml"), *at]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"pi-0,pi-0.local,10.0.0.7 {key}",
+        f"pi-1,pi-1.local {key}",
+    ]
+    assert answer(capsys, "list", *at)["hosts"]["pi-0"].startswith("SHA256:")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -82,6 +100,10 @@ def test_the_list_by_hand(tmp_path, capsys):
         (["enroll", "--hub", "tcp://localhost:1", "--token", "x"], "is not an enrolment token"),
         (["enroll", "--hub", "tcp://localhost:1", "--token", "@none"], "cannot read the token in"),
         (["enroll", "--hub", "tcp://localhost:1", "--token", "@/dev/null"], "there is no token in"),
+        (
+            ["enroll", "--hub", "tcp://localhost:1", "--token", "x", "--ssh-host-key", "none"],
+            "cannot read the host key in none",
+        ),
         (["revoke", "pi-1"], "no device 'pi-1' on the list"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from edgetrain.errors import HubUnreachable, NetworkError, Refused
 from edgetrain.exchange.addresses import first_route
 from edgetrain.exchange.keys.gate import Gate
+from edgetrain.exchange.keys.host_keys import read_host_key
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.enrolment import enrol
@@ -54,6 +56,15 @@ def hub(tmp_path):
     found = Serving(tmp_path)
     yield found
     found.close()
+
+
+def test_an_enrolment_brings_the_devices_host_key(hub, tmp_path):
+    token = hub.ring.issue_token("pi-1", new_pair, time.time())
+    kind = "ssh-ed25519"
+    blob = len(kind).to_bytes(4, "big") + kind.encode() + bytes(36)
+    host_key = read_host_key(f"{kind} {base64.b64encode(blob).decode()} root@pi-1")
+    enrol(Keyring(tmp_path / "device"), [hub.address], token, host_key=host_key)
+    assert hub.ring.hosts() == {"pi-1": host_key}
 
 
 def test_an_enrolment_whose_answer_was_lost_is_repeated_by_the_same_device(hub, tmp_path):

@@ -59,6 +59,7 @@ def stand_in(root: Path, words: list[str]) -> int:
     """What `edgetrain …` and the other commands do here."""
     if words[:1] == ["ssh-keygen"]:
         Path(words[-1]).write_text("host key")
+        Path(f"{words[-1]}.pub").write_text("ssh-ed25519 AAAA")
         return 0
     if words[:1] == ["systemctl"]:
         with (root / "systemctl").open("a") as file:
@@ -74,6 +75,9 @@ def stand_in(root: Path, words: list[str]) -> int:
     if words[3:5] == ["keys", "enroll"]:
         token = Path(words[words.index("--token") + 1].removeprefix("@")).read_text()
         (folder / "hubs").write_text("pinned")
+        if "--ssh-host-key" in words:
+            sent = Path(words[words.index("--ssh-host-key") + 1]).read_text()
+            (root.parent / "hub-host-keys").write_text(sent)
         hub = root.parent / "hub-list"
         known = hub.read_text().splitlines() if hub.exists() else []
         own = (folder / "key").read_text()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from edgetrain.errors import ConfigError, NetworkError, Refused
 from edgetrain.exchange.descriptors import reserve
+from edgetrain.exchange.keys.host_keys import LONGEST, read_host_key
 from edgetrain.exchange.keys.keyring import LOOK_S, NO_SUCH_TOKEN, Keyring
 from edgetrain.exchange.keys.pairs import KEY_BYTES, Public, decode_base64url, short, spell
 
@@ -77,17 +78,23 @@ class Gate:
         return self._settled
 
     def enrol(self, identity: str, frames: Sequence[bytes]) -> tuple[list[bytes], str]:
-        """Redeem a token for the device that holds it.
+        """Redeem a token for the device that holds it: its key, and its SSH host key if it sends
+        one, are kept.
 
         Returns the frames of the answer, and what to log ("": nothing).
         """
         kind, _, spelled = identity.partition(" ")
-        if kind != "token" or len(frames) != 2 or frames[0] != ENROL or len(frames[1]) != KEY_BYTES:
+        is_one = len(frames) in (2, 3) and frames[0] == ENROL and len(frames[1]) == KEY_BYTES
+        if kind != "token" or not is_one:
             return [ENROL, b"no", b"this is not an enrolment"], "a token's holder sent no enrolment"
         try:
             token = decode_base64url(spelled)
+            host_key = ""
+            if len(frames) == 3:
+                text = frames[2][: LONGEST + 1].decode("ascii", "replace")
+                host_key = read_host_key(text, "the host key")
             with reserve():
-                name = self._ring.redeem_token(token, frames[1], self._wall())
+                name = self._ring.redeem_token(token, frames[1], self._wall(), host_key)
         except ConfigError as error:
             return [ENROL, b"no", error.message.encode()], error.message
         return [ENROL, b"ok", name.encode()], ""

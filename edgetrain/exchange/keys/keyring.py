@@ -7,6 +7,7 @@ Files and decisions; the sockets of exchange/zeromq/ do the cryptography. A fold
                 it changes
     tokens      open and used enrolment tokens, as public keys             (mode 0600)
     hubs        hubs that this machine knows: an address and a public key a line
+    hosts       SSH host keys of devices that may join: a name, a kind and a public key a line
 
 A key is 32 bytes (Curve25519), written as 43 characters of base64url. No repr, message or log
 contains a secret.
@@ -36,6 +37,7 @@ from pathlib import Path
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.exchange.files import replacing, write_all
+from edgetrain.exchange.keys.host_keys import read_host_key
 from edgetrain.exchange.keys.pairs import (
     KEY_BYTES,
     NAME,
@@ -149,7 +151,22 @@ class Keyring:
                     f"there is no device '{who}' on the list", did_you_mean(who, known.values())
                 )
             self._write_members({k: n for k, n in known.items() if k != found[0][0]})
+            self._write_hosts(self.hosts() | {found[0][1]: ""})
         return found[0]
+
+    def hosts(self) -> dict[str, str]:
+        """The SSH host keys of devices that sent one when they enrolled, by name."""
+        where = f"a host key in {self.path / 'hosts'}"
+        return {
+            name: read_host_key(f"{kind} {key}", where)
+            for name, kind, key in self._lines("hosts", 3)
+        }
+
+    def _write_hosts(self, known: Mapping[str, str]) -> None:
+        """Those whose key is "" are left out; no file is made for none."""
+        lines = [f"{name} {key}\n" for name, key in known.items() if key]
+        if lines or (self.path / "hosts").exists():
+            self.write("hosts", "".join(lines), 0o644)
 
     def _write_members(self, known: dict[Public, str]) -> None:
         lines = [f"{spell(key)} {name}\n" for key, name in known.items()]
@@ -178,9 +195,12 @@ class Keyring:
         packed = base64.urlsafe_b64encode(own.public + made.secret).decode().rstrip("=")
         return TOKEN + packed
 
-    def redeem_token(self, token: Public, key: Public, now: float) -> str:
+    def redeem_token(self, token: Public, key: Public, now: float, host_key: str = "") -> str:
         """Use a token up, and put the device's key on the list. Returns the device's name, also if
         this key has used the token before and is still on the list.
+
+        `host_key`: the device's SSH host key, as `read_host_key` returns it, which is kept. A token
+        that was used before changes none: who finds it then cannot pass for the device.
 
         Raises ConfigError, which says why the token or the name cannot be used.
         """
@@ -193,6 +213,8 @@ class Keyring:
             others = [n for k, n in known.items() if n == found.name and k != key]
             if others:
                 raise ConfigError(f"a device named '{found.name}' is on the list already")
+            if found.state == "open":
+                self._write_hosts(self.hosts() | {found.name: host_key})
             used = _Token(token, found.name, found.expires, "used")
             self._write_tokens([used if t is found else t for t in tokens])
             self._write_members(known | {key: found.name})

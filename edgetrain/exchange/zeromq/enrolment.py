@@ -31,9 +31,12 @@ class Enrolment:
     """The hub's, which is pinned for all its addresses."""
 
 
-def enrol(ring: Keyring, hubs: Sequence[str], token: str, timeout_s: float = 10.0) -> Enrolment:
+def enrol(
+    ring: Keyring, hubs: Sequence[str], token: str, timeout_s: float = 10.0, host_key: str = ""
+) -> Enrolment:
     """Use a token at the first of the hub's addresses that answers. Makes the device's pair if it
-    has none, and pins the hub's key for all addresses.
+    has none, and pins the hub's key for all addresses. `host_key`: this device's SSH host key, as
+    `read_host_key` returns it, for the hub to keep.
 
     May be repeated with the same token until it expires. Raises ConfigError for a token that is
     none, Refused if the hub refuses it, HubUnreachable and NetworkError if there is no answer.
@@ -45,7 +48,7 @@ def enrol(ring: Keyring, hubs: Sequence[str], token: str, timeout_s: float = 10.
     ring.pin_hubs(dict.fromkeys(hubs, key))
     member = MemberSocket(hub, credentials=Credentials(pair_of(secret), key))
     try:
-        member.send([ENROL, own.public])
+        member.send([ENROL, own.public, *([host_key.encode()] if host_key else [])])
         name = enrolled(wait_for_message(member, timeout_s))
     except HubUnreachable:  # whoever answers there has not proved that it is the token's hub
         ring.pin_hubs({address: before.get(address) for address in hubs})

@@ -158,7 +158,7 @@ class HubSocket:
             return True
         identity = str(frames[0].get("User-Id")) if frames else ""
         if identity.startswith("token "):
-            answer, remark = door.gate.enrol(identity, [frame.bytes for frame in frames[:3]])
+            answer, remark = door.gate.enrol(identity, [frame.bytes for frame in frames[:4]])
             if remark:
                 self.refusals.add("token", f"{frames[0].get('Peer-Address')}: {remark}")
             self.send(sender, answer)

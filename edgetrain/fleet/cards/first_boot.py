@@ -11,7 +11,7 @@ Each step may be cut off at any moment by a loss of power and is repeated then; 
     unpack    the worker in /opt/edgetrain/a, /opt/edgetrain/current leads there
     settings  job, data, bundle in /etc/edgetrain
     keys      the device's own key pair, and its SSH host key
-    enrol     the hub's key is pinned, and the hub has this device's key
+    enrol     the hub's key is pinned; the hub has this device's key, and its SSH host key
     blank     token and passphrases on the boot partition are overwritten with zeros, then cut
     tune      the journal in memory, no access times: a card wears out
     start     the unit of the worker is enabled and started
@@ -42,6 +42,7 @@ FLEETING = ("tmpfs", "ramfs", "overlay", "squashfs")
 """File systems whose content a reboot loses."""
 UNIT = "edgetrain-member.service"
 KEYS = "var/lib/edgetrain-keys"
+HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 
 
 class Failed(Exception):
@@ -151,18 +152,24 @@ class FirstBoot:
             self._edgetrain("keys", "init", "--keys", str(self.root / KEYS))
         if digest := self.config.get("bundle"):
             self._edgetrain("bundle", "allow", digest, "--keys", str(self.root / KEYS))
-        host_key = self.root / "etc/ssh/ssh_host_ed25519_key"
-        if not host_key.exists() and shutil.which("ssh-keygen"):
+        host_key = self.root / HOST_KEY
+        public = host_key.with_name(f"{host_key.name}.pub")
+        if not (is_there(host_key) and is_there(public)) and shutil.which("ssh-keygen"):
             host_key.parent.mkdir(parents=True, exist_ok=True)
+            host_key.unlink(missing_ok=True)  # of a first boot that was cut off
             name = f"root@{self.config['name']}"
             words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(host_key)]
             self._run(words, {})
+            os.sync()
 
     def enrol(self) -> None:
         """Use the token. Tries again until the hub answers, or the token's life is over."""
         token = self.ours / "token"
         hubs = [word for hub in self.config["hubs"] for word in ("--hub", hub)]
         words = ["keys", "enroll", *hubs, "--token", f"@{token}", "--keys", str(self.root / KEYS)]
+        public = self.root / f"{HOST_KEY}.pub"
+        if public.exists():
+            words += ["--ssh-host-key", str(public)]
         began, tries = time.monotonic(), 0
         while True:
             status = self._status("edgetrain", *words)
@@ -318,6 +325,11 @@ def write(path: Path, content: bytes, mode: int) -> None:
         os.close(file)
     draft.replace(path)
     sync_folder(path.parent)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file, with something in it: a loss of power may leave it empty."""
+    return path.exists() and path.stat().st_size > 0
 
 
 def sync_folder(folder: Path) -> None:

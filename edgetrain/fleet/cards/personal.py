@@ -32,6 +32,8 @@ Description=edgetrain first boot: unpack the worker, make keys, enrol
 RequiresMountsFor={BOOT}
 ConditionPathExists={BOOT}/{FOLDER}/config.json
 ConditionPathExists=!/var/lib/edgetrain-setup/done
+# It sends the SSH host key: not the one that the image makes anew at its first boot.
+After=regenerate_ssh_host_keys.service sshd-keygen.service
 StartLimitIntervalSec=0
 
 [Service]

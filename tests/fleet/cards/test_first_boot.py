@@ -14,6 +14,7 @@ from typing import Any
 import first_boot_device as device
 import pytest
 
+from edgetrain.exchange.keys.host_keys import read_host_key
 from edgetrain.fleet.cards import archive
 
 CONFIG = {"name": "pi-0", "hubs": ["tcp://hub:5555"], "settings": ["job.toml"]}
@@ -72,6 +73,9 @@ def check_finished(root: Path) -> None:
     assert "@THREADS@" not in (root / "etc/systemd/system/edgetrain-member.service").read_text()
     keys = (root.parent / "hub-list").read_text().splitlines()
     assert keys == [(root / "var/lib/edgetrain-keys/key").read_text()]
+    if shutil.which("ssh-keygen"):
+        host_key = (root / "etc/ssh/ssh_host_ed25519_key.pub").read_text()
+        assert (root.parent / "hub-host-keys").read_text() == host_key
     assert (root / "boot/firmware/edgetrain/token").read_bytes() == b""
     assert (root / "boot/firmware/network-config").read_bytes() == b""
     assert "/ \text4" not in (root / "etc/fstab").read_text()
@@ -134,6 +138,28 @@ def test_killed_a_hundred_times_at_random(tmp_path, worker):
         shutil.rmtree(folder)
         runs += 1
     assert runs >= 2
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="package openssh-client is missing")
+def test_a_host_key_that_was_cut_off_is_made_anew_and_a_whole_one_is_kept(root):
+    private = root / "etc/ssh/ssh_host_ed25519_key"
+    public = private.with_name(f"{private.name}.pub")
+
+    def run(words: list[str], environment: dict[str, str]) -> int:
+        return 0 if "edgetrain" in words else first_boot.run(words, environment)
+
+    boot = first_boot.FirstBoot(root, "/boot/firmware", "python3", run)
+    for cut in (private, public):
+        private.write_text("")
+        public.write_text("x")
+        cut.write_bytes(b"")
+        boot.make_keys()
+        assert "PRIVATE KEY" in private.read_text()
+        assert public.read_text().startswith("ssh-ed25519 AAAA")
+        assert read_host_key(public.read_text())
+    whole = public.read_text()
+    boot.make_keys()
+    assert public.read_text() == whole
 
 
 def test_no_secret_is_left_in_the_place_where_it_was(tmp_path):
