@@ -50,9 +50,15 @@ _SCRIPT = """\
 #!/bin/sh
 what=ActiveState,SubState,StatusText,MemoryMax,Result,ExecMainStatus
 while sleep 2; do
+  pid=$(systemctl show edgetrain-member -p MainPID --value)
   echo "WATCH up=$(cut -d. -f1 /proc/uptime)" \
     "$(systemctl show edgetrain-member -p $what | tr ' ' '_' | tr '\\n' ' ')" \
-    "sectors=$(grep -w ubda2 /proc/diskstats | awk '{print $10}')" > /dev/console
+    "torch=$(grep -c libtorch /proc/$pid/maps 2> /dev/null)" \
+    "sectors=$(grep -w ubda /proc/diskstats | awk '{print $10}')" > /dev/console
+  if [ -z "$analysed" ] && systemctl --quiet is-active edgetrain-member; then
+    analysed=yes
+    systemd-analyze security --no-pager edgetrain-member | tail -n 1 > /dev/console
+  fi
   [ "$(systemctl show edgetrain-member -p ExecMainStatus --value)" = 0 ] ||
     journalctl -u edgetrain-member -n 12 -o cat > /dev/console
 done
@@ -117,7 +123,7 @@ def _debootstrap(tar: Path) -> None:
         "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={PACKAGES}",
         '--aptopt=APT::Install-Recommends "false"', "--dpkgopt=path-exclude=/usr/share/man/*",
         "--dpkgopt=path-exclude=/usr/share/locale/*", "--dpkgopt=path-exclude=/usr/share/doc/*",
-        "bookworm", f"{tar}.part.tar",
+        "--dpkgopt=force-unsafe-io", "bookworm", f"{tar}.part.tar",
     ]  # fmt: skip
     subprocess.run(words, check=True, capture_output=True, timeout=600)
     Path(f"{tar}.part.tar").rename(tar)
