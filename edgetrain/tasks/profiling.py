@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -114,6 +115,7 @@ class Profile:
     saved_bytes: float = 0.0
     passed_bytes: float = 0.0
     divided: float = 0.0
+    attentions: int = 0
 
 
 @dataclass
@@ -123,6 +125,8 @@ class Profiles:
     layers: list[Profile]
     tied: list[tuple[int, int, int]] = field(default_factory=list)
     heads: int = 0
+    length: int = 0
+    knows_place: bool = False
     buffers: tuple[str, ...] = ()
     """Modules that keep statistics of batches, by name."""
 
@@ -141,15 +145,23 @@ def profile(task: Task, batch: Batch) -> Profiles:
         # Two passes: the flop counter decomposes composite operators, which would count twice.
         forward, both = _flops(task, model, batch)
         watch = _Watch(model, pieces)
-        with watch:
+        with watch, _Attentions(watch, found):
             task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         _fill(found.layers, pieces, forward, both, watch, len(batch[0]))
+        found.knows_place = (
+            bool(placed_modules(model)) or "position_ids" in inputs_of(task, batch)[1]
+        )
     found.heads = int(
         getattr(model, "heads", 0) or getattr(_config(model), "num_key_value_heads", 0)
     )
     norms = nn.modules.batchnorm._NormBase
     found.buffers = tuple(n for n, m in model.named_modules() if isinstance(m, norms))
     return found
+
+
+def placed_modules(model: nn.Module) -> list[nn.Module]:
+    """Those that can be told which positions their inputs are, by their `first_place`."""
+    return [each for each in model.modules() if hasattr(each, "first_place")]
 
 
 def _config(model: nn.Module) -> Any:
@@ -268,12 +280,31 @@ class _Watch(TorchDispatchMode):
             self.saved[self._at] += storage.nbytes()
         return tensor
 
+    @property
+    def at(self) -> int:
+        """The layer that is being computed."""
+        return self._at
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not func.is_view and func.namespace != "prim":  # fake tensors ask for their device
             if torch._C._current_graph_task_id() == -1:
                 self.operators[self._at] += 1
             else:
                 self.backward += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _Attentions(TorchFunctionMode):
+    """Counts calls of attention by layer, and looks how long sequences are."""
+
+    def __init__(self, watch: _Watch, found: Profiles) -> None:
+        super().__init__()
+        self._watch, self._found = watch, found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self._found.layers[self._watch.at].attentions += 1
+            self._found.length = int((args or tuple((kwargs or {}).values()))[0].shape[-2])
         return func(*args, **(kwargs or {}))
 
 

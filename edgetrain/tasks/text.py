@@ -266,8 +266,8 @@ class Block(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        batch, length, _ = hidden.shape
         parts = self.queries_keys_values(self.before_attention(hidden))
+        batch, length, _ = parts.shape  # of whole sequences, where norms have a part of them
         # Heads first: a device that has a part of the projection has whole heads.
         heads = parts.view(batch, length, -1, 3, self.head_width)
         query, key, value = heads.permute(3, 0, 2, 1, 4)

@@ -108,6 +108,49 @@ def alone(job: Job, double: bool = True, steps: int = STEPS):
     return losses, [p.detach().clone() for p in model.parameters()]
 
 
+def attend(ring: int, ulysses: int, causal: bool, heads: tuple[int, int]):
+    """Differences of attention over slices from attention over the whole: of outputs, and of the
+    gradients of queries, keys and values."""
+    import torch.distributed as dist
+    import torch.nn.functional as F  # noqa: N812
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from edgetrain.training.servers.attention import SplitAttention
+
+    mesh = init_device_mesh("cpu", (ring, ulysses), mesh_dim_names=("ring", "ulysses"))
+    groups = [mesh[n].get_group() if mesh[n].size() > 1 else None for n in ("ring", "ulysses")]
+    torch.manual_seed(5)
+    sizes = (heads[0], heads[1], heads[1])
+    whole = [torch.randn(2, n, 8, 3).double().requires_grad_() for n in sizes]
+    weights, how = torch.randn(2, heads[0], 8, 3).double(), {"is_causal": causal, "scale": 0.7}
+    how["enable_gqa"] = heads[0] != heads[1]
+    expected = F.scaled_dot_product_attention(*whole, **how)
+    (expected * weights).sum().backward()
+    size = 8 // (ring * ulysses)
+    here = slice(dist.get_rank() * size, (dist.get_rank() + 1) * size)
+    mine = [each.detach()[:, :, here].clone().requires_grad_() for each in whole]
+    mode = SplitAttention(*groups)
+    with mode:
+        found = F.scaled_dot_product_attention(*mine, **how)
+    (found * weights[:, :, here]).sum().backward()
+    assert mode.calls == 1
+    pairs = [(found, expected[:, :, here])]
+    pairs += [(a.grad, b.grad[:, :, here]) for a, b in zip(mine, whole, strict=True)]
+    return [float((a - b).abs().max()) for a, b in pairs]
+
+
+def attend_with(**how):
+    """Attention that slices cannot have."""
+    import torch.distributed as dist
+    import torch.nn.functional as F  # noqa: N812
+
+    from edgetrain.training.servers.attention import SplitAttention
+
+    query = torch.zeros(1, 2, 4, 3)
+    with SplitAttention(dist.group.WORLD, None):
+        F.scaled_dot_product_attention(query, query, query, **how)
+
+
 def first_checksum(job: Job, words: str) -> int | None:
     """Of the parameters that a group begins with, on the leader."""
     from edgetrain.vectors.vector import checksum

@@ -183,7 +183,7 @@ def check(placement: Placement, model: Model, servers: Servers, work: Work) -> N
     """ConfigError for a placement that these servers, this model or this batch cannot have, with
     both numbers and the nearest that works."""
     layers = len(model.layers)
-    width = placement.data * placement.tensor
+    width = placement.width
     if placement.ranks > servers.ranks:
         raise ConfigError(
             f"placement: {placement} is {placement.ranks} ranks, the servers have {servers.ranks}",
@@ -222,11 +222,41 @@ def check(placement: Placement, model: Model, servers: Servers, work: Work) -> N
             f"placement: tensor={placement.tensor} does not divide the model's {model.heads} heads",
             f"tensor={near}",
         )
+    _check_sequence(placement, model)
     most = max(server.accelerators for server in servers.servers)
     if placement.pipeline > 1 and width > most:
         raise ConfigError(
             f"placement: a stage of {width} ranks, and no server has more than {most}",
-            "fewer data or tensor ranks, or a longer pipeline",
+            "fewer data, sequence or tensor ranks, or a longer pipeline",
+        )
+
+
+def _check_sequence(placement: Placement, model: Model) -> None:
+    count = placement.sequence
+    if count == 1:
+        return
+    if not model.length:
+        raise ConfigError(
+            f"placement: sequence={count}, and the model never calls scaled_dot_product_attention",
+            "leave sequence out",
+        )
+    if not model.knows_place:
+        raise ConfigError(
+            f"placement: sequence={count}, and the model cannot be told which positions it sees",
+            "a module with `first_place`, or position_ids among its inputs (docs/gpu-servers.md)",
+        )
+    if model.length % count:
+        near = max(each for each in range(1, count) if model.length % each == 0)
+        raise ConfigError(
+            f"placement: sequence={count} does not divide the {model.length} positions of a sample",
+            f"sequence={near}",
+        )
+    heads = model.heads // placement.tensor
+    if placement.ulysses > 1 and heads % placement.ulysses:
+        near = max(each for each in range(1, placement.ulysses) if heads % each == 0)
+        raise ConfigError(
+            f"placement: ulysses={placement.ulysses} does not divide the {heads} heads of a rank",
+            f"ulysses={near}",
         )
 
 

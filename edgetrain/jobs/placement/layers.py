@@ -23,6 +23,8 @@ class Layer:
     """Handed to the next layer."""
     divided: float = 0.0
     """The share of its parameters that tensor parallelism divides."""
+    attentions: int = 0
+    """Calls of scaled_dot_product_attention."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class Model:
     tied: tuple[tuple[int, int, int], ...] = ()
     heads: int = 0
     """Attention heads, which tensor parallelism divides; 0: it divides nothing."""
+    length: int = 0
+    """Positions of a sequence, as its attention sees them; 0: it has none."""
+    knows_place: bool = False
+    """Whether it can be told which positions its inputs are."""
 
     @property
     def parameters(self) -> int:

@@ -105,7 +105,8 @@ def model_of(task: Task, job: Job) -> tuple[Model, str, tuple[str, ...]]:
             f"{found.buffers[0]} keeps statistics of batches, which ranks and micro-batches would "
             "each see another part of (GroupNorm or LayerNorm have none)"
         )
-    return Model(layers, tuple(found.tied), found.heads), problem, tuple(notes)
+    model = Model(layers, tuple(found.tied), found.heads, found.length, found.knows_place)
+    return model, problem, tuple(notes)
 
 
 def _group_problem(job: Job) -> str:

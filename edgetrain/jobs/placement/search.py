@@ -66,6 +66,8 @@ def kind_of(placement: Placement) -> str:
         words.append("pipeline")
     if placement.tensor > 1:
         words.append("tensor")
+    if placement.sequence > 1:
+        words.append("sequence")
     return " x ".join(words) or "one device"
 
 
@@ -195,16 +197,30 @@ def _options(sums: Sums, servers: Servers, work: Work) -> Iterator[_Option]:
         for tensor in TENSORS:
             if data * tensor > servers.ranks or not _divides(sums.model, tensor):
                 continue
-            for placement in _widths(sums, servers, work, data, tensor):
-                option = _option(sums, servers, work, placement)
-                if option is not None:
-                    yield option
+            for sequence in _sequences(sums.model, servers.ranks // (data * tensor), tensor):
+                for placement in _widths(sums, servers, work, (data, tensor, *sequence)):
+                    option = _option(sums, servers, work, placement)
+                    if option is not None:
+                        yield option
+
+
+def _sequences(model: Model, most: int, tensor: int) -> list[tuple[int, int]]:
+    """(ranks to a sequence, of which exchange heads) to try: Ulysses where heads divide, else a
+    ring."""
+    found = [(1, 1)]
+    for count in TENSORS[1:]:
+        if count > most or not model.knows_place or not model.length or model.length % count:
+            continue
+        divides = model.heads and (model.heads // tensor) % count == 0
+        found.append((count, count if divides else 1))
+    return found
 
 
 def _widths(
-    sums: Sums, servers: Servers, work: Work, data: int, tensor: int
+    sums: Sums, servers: Servers, work: Work, width: tuple[int, int, int, int]
 ) -> Iterator[Placement]:
-    room = slots(servers, data * tensor)
+    data, tensor, sequence, ulysses = width
+    room = slots(servers, data * tensor * sequence)
     samples = work.members // data * work.batch
     shards = [(1, 0)] if data == 1 else [(1, 0), (data, 2), (data, 3)]
     if not room:
@@ -224,8 +240,9 @@ def _widths(
                         continue
                     for recompute in (False, True):
                         yield Placement(
-                            data, shard, zero, pipeline, tensor, schedule,
-                            stages, microbatches, recompute,
+                            data, shard, zero, pipeline, tensor,
+                            sequence=sequence, ulysses=ulysses, schedule=schedule, stages=stages,
+                            microbatches=microbatches, recompute=recompute,
                         )  # fmt: skip
 
 
@@ -247,7 +264,7 @@ def _lengths(room: int, layers: int) -> list[int]:
 def _option(
     sums: Sums, servers: Servers, work: Work, placement: Placement, given: bool = False
 ) -> _Option | None:
-    width = placement.data * placement.tensor
+    width = placement.width
     room = slots(servers, width)
     if not room or (placement.pipeline > len(room)):
         return None
@@ -255,9 +272,10 @@ def _option(
     inside = servers.servers[room[0].server].inside
     samples = work.members // placement.data * work.batch / placement.microbatches
     shape = Shape(
-        placement.data, placement.shard, placement.zero, placement.tensor, placement.schedule,
-        placement.pipeline, placement.stages, placement.microbatches, samples,
-        placement.recompute,
+        placement.data * placement.sequence, placement.shard, placement.zero, placement.tensor,
+        placement.schedule, placement.pipeline, placement.stages, placement.microbatches,
+        samples / placement.sequence, placement.recompute, placement.ring, placement.ulysses,
+        placement.norms == "split",
     )  # fmt: skip
     used = room if mixed else [room[s % placement.pipeline] for s in range(placement.all_stages)]
     costs = StageCosts(sums, shape, used, (inside, servers.between), work.kept)

@@ -26,6 +26,7 @@ class Shape:
     """What is the same for all stages of a placement."""
 
     data: int
+    """Ranks that add their gradients up: those of the batch times those of the sequence."""
     shard: int
     zero: int
     tensor: int
@@ -36,6 +37,9 @@ class Shape:
     samples: float
     """In a micro-batch of one rank."""
     recompute: bool
+    ring: int = 1
+    ulysses: int = 1
+    split_norms: bool = False
 
 
 class Sums:
@@ -51,6 +55,8 @@ class Sums:
         self.passed = np.array([layer.passed_bytes for layer in model.layers] + [0.0])
         self.saved = self._sum([layer.saved_bytes for layer in model.layers])
         self.operators = self._sum([float(layer.operators) for layer in model.layers])
+        self.attentions = self._sum([float(x.attentions) for x in model.layers])
+        self.attended = self._sum([x.passed_bytes * x.attentions for x in model.layers])
         self.back_operators = self._sum([float(x.backward_operators) for x in model.layers])
         self.boundary = self._sum(
             [0.0, *(layer.passed_bytes for layer in model.layers[:-1])]  # what enters each layer
@@ -177,7 +183,9 @@ class StageCosts:
         split = sum(layer.saved_bytes for layer in model.layers if layer.divided)
         # Of a transformer's block, what lies between its two halves is whole on every rank: about
         # a third (Korthikanti et al., Reducing Activation Recomputation, MLSys 2023, equation 2).
-        rest = (1 / 3 + 2 / 3 / self._shape.tensor) if self._shape.tensor > 1 else 1.0
+        # With the norms split it is divided as well.
+        whole = 0.0 if self._shape.split_norms else 1 / 3
+        rest = whole + (1 - whole) / self._shape.tensor
         return (total - split + split * rest) / total
 
     def computing(self, slot: int) -> Array:
@@ -205,6 +213,7 @@ class StageCosts:
             one = 2 * (n - 1) * (own.exchanges[part] * link.alpha)
             one = one + 2 * (n - 1) / n * shape.samples * own.exchanged[part] / link.beta
             time = time + (3 + again) * one
+        time = time + self._attending(at, part)
         if shape.zero >= 3:
             time = time + 2 * (
                 (shape.shard - 1) * at.wide.alpha
@@ -215,6 +224,24 @@ class StageCosts:
                 / at.wide.beta
             )
         found: Array = np.where(sums.allowed[part], time, math.inf)
+        return found
+
+    def _attending(self, at: Slot, part: Any) -> Array | float:
+        """Seconds that slices of a sequence pass on for attention. A ring sends keys and values
+        once in the forward pass, and these and their gradients in the backward pass (Liu et al.
+        2023); Ulysses has four all-to-alls each way (Jacobs et al. 2023). A message has as many
+        bytes as a layer passes on."""
+        shape, sums, link = self._shape, self._sums, at.wide
+        calls, size = sums.attentions[part], shape.samples * sums.attended[part]
+        again, found = 1 + shape.recompute, 0.0
+        if shape.ring > 1:
+            turns = again * (shape.ring - 1) + shape.ring
+            sizes = 2 * again * (shape.ring - 1) + 4 * shape.ring
+            found = found + turns * calls * link.alpha + sizes * size / link.beta
+        if shape.ulysses > 1:
+            n = shape.ulysses
+            one = (n - 1) * calls * link.alpha + (n - 1) / n * size / link.beta
+            found = found + 4 * (again + 1) * one
         return found
 
     def _syncing(self, slot: int) -> Array:

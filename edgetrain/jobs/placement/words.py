@@ -30,13 +30,15 @@ error, where the weights are divided again after the forward pass (zero=3)."""
 ZEROS = (0, 2, 3)
 """What a `shard` divides: nothing; gradients and optimizer; the parameters as well."""
 
+NORMS = ("whole", "split")
+COUNTS = ("data", "shard", "pipeline", "tensor", "sequence", "ulysses", "stages", "microbatches")
 _MOST = 4096
 
 
 @dataclass(frozen=True)
 class Placement:
-    """How a group of ranks holds one model together. The mesh is pipeline x data x tensor, in this
-    order: the ranks of a stage are neighbours."""
+    """How a group of ranks holds one model together. The mesh is pipeline x data x sequence x
+    tensor, in this order: the ranks of a stage are neighbours."""
 
     data: int = 1
     """Ranks that each have a part of the batch."""
@@ -48,6 +50,12 @@ class Placement:
     """Ranks in a row that each hold a part of the layers."""
     tensor: int = 1
     """Ranks that each hold a part of every large layer."""
+    norms: str = "whole"
+    """"whole" on each of these ranks, or "split": each has a part of the sequence there."""
+    sequence: int = 1
+    """Ranks that each have a slice of every sequence."""
+    ulysses: int = 1
+    """Of these, neighbours that exchange heads; their groups form rings."""
     schedule: str = "1f1b"
     stages: int = 1
     """Stages that each rank of the pipeline holds."""
@@ -61,7 +69,17 @@ class Placement:
     @property
     def ranks(self) -> int:
         """Processes, one for each accelerator."""
-        return self.data * self.pipeline * self.tensor
+        return self.width * self.pipeline
+
+    @property
+    def width(self) -> int:
+        """Ranks that hold one stage."""
+        return self.data * self.sequence * self.tensor
+
+    @property
+    def ring(self) -> int:
+        """Ranks around which keys and values go."""
+        return self.sequence // self.ulysses
 
     @property
     def all_stages(self) -> int:
@@ -76,7 +94,7 @@ class Placement:
 
     def check(self) -> None:
         """ConfigError for a placement that contradicts itself."""
-        for name in ("data", "shard", "pipeline", "tensor", "stages", "microbatches"):
+        for name in COUNTS:
             value = getattr(self, name)
             if not 1 <= value <= _MOST:
                 raise ConfigError(f"placement: {name}={value}", f"1 to {_MOST}")
@@ -92,6 +110,7 @@ class Placement:
                 f"placement: shard={self.shard} with zero={self.zero}",
                 "shard=2 zero=3 divides the parameters among two ranks; leave both out otherwise",
             )
+        self._check_sequence()
         self._check_schedule()
         if self.cuts and (
             len(self.cuts) != self.all_stages - 1 or list(self.cuts) != sorted(set(self.cuts))
@@ -99,6 +118,20 @@ class Placement:
             raise ConfigError(
                 f"placement: cuts={_joined(self.cuts)} for {self.all_stages} stages",
                 f"{self.all_stages - 1} places that increase",
+            )
+
+    def _check_sequence(self) -> None:
+        if self.sequence % self.ulysses:
+            near = math.gcd(self.sequence, self.ulysses)
+            raise ConfigError(
+                f"placement: ulysses={self.ulysses} does not divide sequence={self.sequence}",
+                f"ulysses={near}",
+            )
+        if self.norms not in NORMS:
+            raise ConfigError(f"placement: norms={self.norms}", did_you_mean(self.norms, NORMS))
+        if self.norms == "split" and self.tensor == 1:
+            raise ConfigError(
+                "placement: norms=split with tensor=1", "tensor=2, whose ranks share the norms"
             )
 
     def _check_schedule(self) -> None:
@@ -190,7 +223,7 @@ def parse(text: str) -> Placement:
 
 
 def _value(name: str, text: str) -> object:
-    if name == "schedule":
+    if name in ("schedule", "norms"):
         return text.lower()
     if name == "recompute":
         if text not in ("yes", "no"):

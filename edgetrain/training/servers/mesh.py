@@ -1,14 +1,19 @@
-"""The ranks of a group as a mesh: pipeline x replicate x shard x tensor."""
+"""The ranks of a group as a mesh: pipeline x replicate x shard x sequence x tensor.
+
+Ranks with slices of the same sequences hold the same parameters and add their gradients up, as
+replicas do: for torch's sharding they are replicas. A mesh of their own has their groups.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.placement.words import Placement
@@ -24,18 +29,22 @@ class Ranks:
     rank: int
     mesh: DeviceMesh
     device: torch.device
+    slices: DeviceMesh | None = None
+    """(…, ring, ulysses): the ranks with slices of the same sequences; None: each has whole
+    ones."""
 
     @classmethod
     def of(cls, placement: Placement, device: torch.device) -> Ranks:
         """The mesh of a placement over the process group that is there: all ranks call it."""
-        shape = (
-            placement.pipeline,
-            placement.data // placement.shard,
-            placement.shard,
-            placement.tensor,
-        )
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=AXES)
-        return cls(placement, dist.get_rank(), mesh, device)
+        p, s = placement, placement.shard
+        ranks = torch.arange(p.ranks).reshape(p.pipeline, p.data // s, s, p.sequence, p.tensor)
+        flat = ranks.transpose(2, 3).reshape(p.pipeline, -1, s, p.tensor)
+        mesh = DeviceMesh(device.type, flat, mesh_dim_names=AXES)
+        slices = None
+        if p.sequence > 1:
+            rings = ranks.transpose(3, 4).reshape(-1, p.ring, p.ulysses)
+            slices = DeviceMesh(device.type, rings, mesh_dim_names=("rest", "ring", "ulysses"))
+        return cls(placement, dist.get_rank(), mesh, device, slices)
 
     def place(self, axis: str) -> int:
         """This rank's place along an axis."""
@@ -44,11 +53,18 @@ class Ranks:
     @property
     def data_rank(self) -> int:
         """Which part of the batch this rank has."""
-        return self.place("replicate") * self.placement.shard + self.place("shard")
+        return self.place("replicate") // self.placement.sequence * self.placement.shard + (
+            self.place("shard")
+        )
 
-    def rank_at(self, pipeline: int, data: int = 0, tensor: int = 0) -> int:
-        """The global rank at a place."""
-        return (pipeline * self.placement.data + data) * self.placement.tensor + tensor
+    @property
+    def slice(self) -> int:
+        """Which slice of its sequences this rank has."""
+        return self.place("replicate") % self.placement.sequence
+
+    def rank_at(self, pipeline: int, within: int = 0) -> int:
+        """The global rank at a place: `within` those that hold the same stage."""
+        return pipeline * self.placement.width + within
 
     @property
     def stages(self) -> list[int]:
@@ -62,11 +78,17 @@ class Ranks:
 
 
 def open_group(
-    rank: int, world: int, port: int, host: str = "127.0.0.1", accelerator: str = "auto"
+    rank: int,
+    world: int,
+    port: int,
+    host: str = "127.0.0.1",
+    accelerator: str = "auto",
+    local: int | None = None,
 ) -> torch.device:
-    """Join the process group whose store listens at host:port; the device of this rank, as
-    `train.accelerator` wants it. ConfigError for CUDA that is not there."""
-    device = _device(accelerator, rank)
+    """Join the process group whose store listens at host:port; the device of this rank, the
+    `local`-th of its machine, as `train.accelerator` wants it. ConfigError for CUDA that is not
+    there."""
+    device = _device(accelerator, rank if local is None else local)
     if host == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = TCPStore(host, port, world, is_master=False, wait_for_workers=False)
@@ -96,6 +118,11 @@ def _device(accelerator: str, local: int) -> torch.device:
     return place
 
 
-def open_store() -> TCPStore:
-    """A store on a free port of this machine, for one attempt; it lives as long as the object."""
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+def open_store(address: str = "127.0.0.1") -> TCPStore:
+    """A store on a free port of this address only, for one attempt; it lives as long as the
+    object."""
+    listening = socket.create_server((address, 0))
+    port = listening.getsockname()[1]
+    return TCPStore(
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )

@@ -8,7 +8,7 @@ has the whole model.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,24 +20,18 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    parallelize_module,
-)
 from torch.utils._pytree import tree_map_only
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.tasks.profiling import tensor_plan
+from edgetrain.tasks.profiling import placed_modules, tensor_plan
 from edgetrain.tasks.protocol import Task
+from edgetrain.training.servers.attention import SplitAttention
+from edgetrain.training.servers.dividing import divide, divide_with_norms
 from edgetrain.training.servers.mesh import Ranks
 from edgetrain.training.servers.parts import Parts
 
 _WRAPPED = "_checkpoint_wrapped_module."
-STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-"""How a layer is divided, in the words of transformers' tp_plan."""
 
 
 class Held:
@@ -51,6 +45,7 @@ class Held:
         """Empty: `hand_out` fills it."""
         self.parts, self.ranks = parts, ranks
         self._divided: dict[str, int] = {}
+        self.attention = self._split_attention()
         self.modules = [self._build(stage, precision) for stage in ranks.stages]
         self.own: list[dict[str, nn.Parameter]] = [
             {
@@ -67,6 +62,7 @@ class Held:
 
     def _build(self, stage: int, precision: str) -> nn.Module:
         module = self.parts.build(stage)
+        self._within_attention(module)
         placement = self.ranks.placement
         if placement.tensor > 1:
             self._divide(module)
@@ -75,7 +71,9 @@ class Held:
             for name in units:
                 parent, _, leaf = name.rpartition(".")
                 wrapped = checkpoint_wrapper(
-                    module.get_submodule(name), checkpoint_impl=CheckpointImpl.NO_REENTRANT
+                    module.get_submodule(name),
+                    checkpoint_impl=CheckpointImpl.NO_REENTRANT,
+                    context_fn=self._again,
                 )
                 module.get_submodule(parent)._modules[leaf] = wrapped
         policy = MixedPrecisionPolicy(
@@ -97,20 +95,55 @@ class Held:
             module.register_forward_hook(_contiguous)
         return module
 
+    def _again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Within what a block is computed, and computed again: that is in the backward pass, where
+        the forward pass of its stage, and what it is within, is over."""
+        return nullcontext(), self.attention or nullcontext()
+
+    def _within_attention(self, module: nn.Module) -> None:
+        attention, forward = self.attention, module.forward
+        if attention is None:
+            return
+
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with attention:
+                return forward(*args, **kwargs)
+
+        module.forward = within
+
+    def _split_attention(self) -> SplitAttention | None:
+        """What attends over the slices of all ranks; None: each has whole sequences."""
+        slices, placement = self.ranks.slices, self.ranks.placement
+        if slices is None:
+            return None
+        if self.parts.how == "tracer":
+            raise ConfigError(
+                "placement: sequence with a pipeline that torch's tracer cuts",
+                "the model names its pieces, or leave one of both out",
+            )
+        ring = slices["ring"].get_group() if placement.ring > 1 else None
+        ulysses = slices["ulysses"].get_group() if placement.ulysses > 1 else None
+        return SplitAttention(ring, ulysses)
+
+    def tell_place(self, length: int) -> None:
+        """Tell this rank's modules that their inputs are its slice of sequences, `length` of
+        them."""
+        for module in self.modules:
+            for each in placed_modules(module):
+                setattr(each, "first_place", self.ranks.slice * length)  # noqa: B010
+
     def _divide(self, module: nn.Module) -> None:
         if self.parts.how == "tracer":
             raise ConfigError(
                 "placement: tensor with a pipeline that torch's tracer cuts",
                 "the model names its pieces, or leave one of both out",
             )
-        plan: dict[str, ParallelStyle] = {}
-        for pattern, style in tensor_plan(self.parts.whole).items():
-            if style not in STYLES:
-                raise ConfigError(f"tensor_plan: '{style}'", did_you_mean(style, STYLES))
-            for name, child in module.named_modules():
-                if fnmatchcase(name, pattern) and isinstance(child, nn.Linear | nn.Embedding):
-                    plan[name] = STYLES[style]()
-        parallelize_module(module, self.ranks.mesh["tensor"], plan)
+        plan, mesh = tensor_plan(self.parts.whole), self.ranks.mesh["tensor"]
+        blocks = [name for name in self.parts.units if _has(module, name)]
+        if self.ranks.placement.norms == "split" and blocks:
+            divide_with_norms(module, plan, mesh, blocks)
+        else:
+            divide(module, plan, mesh)
         for name, parameter in module.named_parameters():
             if isinstance(parameter, DTensor) and isinstance(parameter.placements[0], Shard):
                 self._divided[self.parts.names[name]] = parameter.placements[0].dim
@@ -235,17 +268,16 @@ class TiedGroups:
             self._groups[places] = self._group(places)
 
     def _group(self, places: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """The one that this rank is in, of those of all data and tensor ranks. All ranks make all
+        """The one that this rank is in, of those of all ranks of a stage. All ranks make all
         of them, in the same order."""
         ranks, mine = self._held.ranks, None
         if len(places) == 1:
             return None
-        for data in range(ranks.placement.data):
-            for tensor in range(ranks.placement.tensor):
-                members = [ranks.rank_at(place, data, tensor) for place in places]
-                group = dist.new_group(members)
-                if ranks.rank in members:
-                    mine = group
+        for within in range(ranks.placement.width):
+            members = [ranks.rank_at(place, within) for place in places]
+            group = dist.new_group(members)
+            if ranks.rank in members:
+                mine = group
         return mine
 
     def add(self) -> None:

@@ -16,6 +16,7 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )
 
+from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.placement.words import SCHEDULES
 from edgetrain.tasks.profiling import inputs_of, loss_of
@@ -54,9 +55,26 @@ class Schedule:
         """Fill the gradients with those of a batch [samples, …]; the sum of the losses of this
         rank's micro-batches, divided by their number: 0 where the last stage is elsewhere."""
         device = self._ranks.device
+        batch = self._sliced(batch)
         split = [tensor.to(device).tensor_split(self._parts) for tensor in batch]
         self._micro = [tuple(part[i] for part in split) for i in range(self._parts)]
         return self._run(tuple(tensor.to(device) for tensor in batch))
+
+    def _sliced(self, batch: Batch) -> Batch:
+        """This rank's positions, of every tensor [samples, positions, …] of a batch."""
+        count = self._ranks.placement.sequence
+        if count == 1:
+            return batch
+        length = next(tensor.shape[1] for tensor in batch if tensor.dim() > 1)
+        if length % count:
+            raise ConfigError(f"placement: sequence={count} of {length} positions")
+        size = length // count
+        self._held.tell_place(size)
+        first = self._ranks.slice * size
+        return tuple(
+            tensor.narrow(1, first, size) if tensor.dim() > 1 and tensor.shape[1] == length
+            else tensor for tensor in batch
+        )  # fmt: skip
 
     def _one_stage(self, batch: Batch) -> Tensor:
         (module,) = self._held.modules
@@ -135,7 +153,7 @@ class GroupSteps:
             total = loss.double().cpu().reshape(1)
             dist.all_reduce(total)
             placement = self.held.ranks.placement
-            return float(total) / (placement.data * placement.tensor)
+            return float(total) / placement.width
 
         return mean
 

@@ -91,12 +91,18 @@ def test_words_that_do_not_fit_are_refused_with_what_does():
         ("pipeline=4 schedule=interleaved microbatches=4", "8 stages of a model with 4 layers"),
         ("pipeline=2 cuts=9", "a cut at 9 of 4 layers"),
         ("pipeline=2 microbatches=5", "microbatches=5 of a rank's 32 samples (microbatches=4)"),
+        ("sequence=3", "sequence=3 does not divide the 8 positions of a sample (sequence=2)"),
+        ("tensor=2 sequence=4 ulysses=4", "is 8 ranks, the servers have 4"),
+        ("sequence=4 ulysses=4", "ulysses=4 does not divide the 6 heads of a rank (ulysses=3)"),
         ("tensor=3", "tensor=3 does not divide the model's 4 heads (tensor=2)"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_had_is_refused_with_both_numbers(words, said):
+    model = replace(question().model, length=8, knows_place=True)
+    if "ulysses" in words:
+        model = replace(model, heads=6)
     with pytest.raises(ConfigError) as caught:
-        decide(question(placement=words))
+        decide(question(model=model, placement=words))
     assert said in str(caught.value)
 
 
@@ -104,6 +110,46 @@ def test_a_model_without_a_table_is_not_divided():
     plain = replace(question().model, heads=0)
     with pytest.raises(ConfigError, match="does not say how its layers are divided"):
         decide(question(model=plain, placement="tensor=2"))
+
+
+def test_a_sequence_is_split_only_where_attention_and_places_are_known():
+    with pytest.raises(ConfigError, match="never calls scaled_dot_product_attention"):
+        decide(question(placement="sequence=2"))
+    attends = replace(question().model, length=8)
+    with pytest.raises(ConfigError, match="cannot be told which positions it sees"):
+        decide(question(model=attends, placement="sequence=2"))
+    found = decide(question(model=attends)).found
+    assert all(each.placement.sequence == 1 for each in found), "nor by the search"
+    told = replace(attends, knows_place=True)
+    assert decide(question(model=told, placement="sequence=2")).chosen == "sequence=2"
+
+
+def test_char_lm_says_what_its_attention_sees():
+    words = ["task=edgetrain.tasks:char_lm", "data.context=8", "data.limit_bytes=20000"]
+    model = question_of(load(None, words)).model
+    assert (model.length, model.knows_place) == (8, True)
+    assert [layer.attentions for layer in model.layers] == [0, 1, 1, 0]
+
+
+def test_a_split_sequence_keeps_less_and_passes_keys_and_values_on():
+    layers = tuple(Layer(f"l{i}", 10**6, 1e9, 2e9, 5, 10, 1e8, 1e5, 1.0, 1) for i in range(4))
+    model = Model(layers, heads=4, length=8, knows_place=True)
+    slow = replace(GROUP, servers=(replace(GROUP.servers[0], inside=Link(0.0, 1e6)),))
+
+    def found(words, servers=GROUP):
+        return decide(question(model=model, placement=words, servers=servers)).found[0]
+
+    one, two = found("data=1"), found("sequence=2")
+    activations = model.saved_bytes * 32
+    assert one.bytes[0] - two.bytes[0] == pytest.approx(activations / 2)
+    assert two.seconds < one.seconds
+    # Of a sample: keys and values once, then with their gradients twice, for each of four layers.
+    sent = 4 * 32 / 2 * 1e5 * (2 * 1 + 4 * 2)
+    adding = slow.servers[0].inside.all_reduce(2, 4.0 * model.parameters)
+    slowly = found("sequence=2", slow).seconds - found("sequence=2", replace(
+        slow, servers=(replace(slow.servers[0], inside=Link(0.0, 1e30)),)
+    )).seconds  # fmt: skip
+    assert slowly == pytest.approx(sent / 1e6 + adding)
 
 
 def test_fewer_microbatches_than_stages_are_allowed():

@@ -30,6 +30,9 @@ from edgetrain.jobs.placement.words import LOOPED, SCHEDULES, SPLIT, V_SHAPED, P
         ("pipeline=3 cuts=4", "2 places that increase"),
         ("pipeline=3 cuts=4,2", "2 places that increase"),
         ("recompute=maybe", "yes or no"),
+        ("sequence=4 ulysses=3", "ulysses=3 does not divide sequence=4 (ulysses=1)"),
+        ("norms=split", "tensor=2, whose ranks share the norms"),
+        ("tensor=2 norms=splat", "did you mean 'split'"),
     ],
 )
 def test_what_cannot_be_is_one_clear_line(text, said):
@@ -43,13 +46,17 @@ def placements(draw):
     shard = draw(st.sampled_from([1, 2, 4]))
     pipeline = draw(st.integers(1, 4))
     schedule = draw(st.sampled_from(sorted(SCHEDULES))) if pipeline > 1 else "1f1b"
+    tensor, ulysses = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     several = schedule in LOOPED or schedule in V_SHAPED
     return Placement(
         data=shard * draw(st.integers(1, 3)),
         shard=shard,
         zero=draw(st.sampled_from([2] if schedule in SPLIT else [2, 3])) if shard > 1 else 0,
         pipeline=pipeline,
-        tensor=draw(st.integers(1, 3)),
+        tensor=tensor,
+        norms=draw(st.sampled_from(["whole", "split"])) if tensor > 1 else "whole",
+        sequence=ulysses * draw(st.integers(1, 3)),
+        ulysses=ulysses,
         schedule=schedule,
         stages=2 if several else 1,
         microbatches=2 * pipeline * draw(st.integers(1, 3)),

@@ -66,6 +66,9 @@ def compare(worlds, count, name, words, how=None):
         ("CHARS", "data=2 shard=2 zero=2", "whole"),
         ("CHARS", "data=2 shard=2 zero=3 recompute=yes", "whole"),
         ("CHARS", "tensor=2", "whole"),
+        ("CHARS", "tensor=2 norms=split", "whole"),
+        ("CHARS", "sequence=2", "whole"),
+        ("CHARS", "sequence=2 ulysses=2 microbatches=2 recompute=yes", "whole"),
         ("UNTIED", "pipeline=2 microbatches=1", "names"),
         ("DIGITS", "pipeline=2 microbatches=4 cuts=3", "sequence"),
         ("UNNAMED", "pipeline=2 microbatches=4", "tracer"),
@@ -83,6 +86,12 @@ def test_two_ranks_train_what_one_process_trains(worlds, name, words, how):
         ("CHARS", "data=2 shard=2 zero=3 tensor=2", "whole"),
         ("CHARS", "pipeline=2 tensor=2 microbatches=4", "names"),
         ("CHARS", "pipeline=4 microbatches=2", "names"),
+        ("CHARS", "sequence=4 ulysses=2", "whole"),
+        ("CHARS", "sequence=4 recompute=yes", "whole"),
+        ("CHARS", "data=2 shard=2 zero=3 sequence=2", "whole"),
+        ("CHARS", "pipeline=2 sequence=2 microbatches=4", "names"),
+        ("CHARS", "tensor=2 norms=split sequence=2 ulysses=2 recompute=yes", "whole"),
+        ("CHARS", "pipeline=2 tensor=2 norms=split microbatches=4", "names"),
         ("DIGITS", "pipeline=4 microbatches=4", "sequence"),
         ("CHARS", "data=2 pipeline=2 schedule=gpipe microbatches=4", "names"),
         ("CHARS", "data=2 shard=2 zero=3 pipeline=2 schedule=1f1b microbatches=4", "names"),
@@ -96,6 +105,23 @@ def test_two_ranks_train_what_one_process_trains(worlds, name, words, how):
 )  # fmt: skip
 def test_four_ranks_train_what_one_process_trains(worlds, name, words, how):
     compare(worlds, 4, name, words, how)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("ring", "ulysses"), [(4, 1), (1, 4), (2, 2)])
+@pytest.mark.parametrize("heads", [(4, 4), (8, 4)], ids=["equal", "grouped"])
+def test_attention_over_slices_is_attention_over_the_whole(worlds, ring, ulysses, causal, heads):
+    for differences in worlds(4).run(cases.attend, ring, ulysses, causal, heads):
+        assert max(differences) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [({"dropout_p": 0.5}, "dropout of 0.5"), ({"attn_mask": torch.ones(4, 4)}, "a mask of its")],
+)
+def test_attention_that_slices_cannot_have_is_refused(how, said):
+    with ranks.world(1) as world, pytest.raises(EdgetrainError, match=said):
+        world.run(functools.partial(cases.attend_with, **how))
 
 
 def test_eight_ranks_in_three_directions(worlds):

@@ -1,0 +1,111 @@
+"""Layers divided among tensor-parallel ranks, by a table of name patterns.
+
+The words of the table are those of transformers' tp_plan: `colwise`, `rowwise`. With split norms
+(Korthikanti et al., Reducing Activation Recomputation, MLSys 2023) each of these ranks has a part
+of the sequence wherever layers are whole: the first block begins with a slice, norms gather it for
+divided layers, whose results are scattered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from edgetrain.errors import ConfigError, did_you_mean
+
+STYLES = ("colwise", "rowwise")
+"""How a layer is divided."""
+PLACES = 1
+"""The dimension of positions in what blocks pass on, [samples, positions, width]."""
+
+
+def divide(module: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> None:
+    """Divide the linear layers and embeddings whose names match the plan's patterns. ConfigError
+    for an unknown word."""
+    parallelize_module(module, mesh, _styles(module, plan, None))
+
+
+def divide_with_norms(
+    module: nn.Module, plan: dict[str, str], mesh: DeviceMesh, blocks: Sequence[str]
+) -> None:
+    """`divide`, and the norms of `blocks`, which run one after the other, work on a part of the
+    sequence each. ConfigError for a module without any."""
+    found = _styles(module, plan, Shard(PLACES))
+    norms = {
+        f"{block}.{name}": _SplitNorm(sequence_dim=PLACES)
+        for block in blocks
+        for name, child in module.get_submodule(block).named_modules()
+        if _is_norm(child)
+    }
+    if not norms:
+        raise ConfigError(
+            "placement: norms=split, and the model's blocks have no LayerNorm or RMSNorm",
+            "leave norms out",
+        )
+    parallelize_module(module, mesh, {**found, **norms})
+    first, last = (module.get_submodule(name) for name in (blocks[0], blocks[-1]))
+    first.register_forward_pre_hook(lambda block, args: (_split(args[0], mesh), *args[1:]))
+    last.register_forward_hook(lambda block, args, output: _joined(output, mesh))
+
+
+def _styles(
+    module: nn.Module, plan: dict[str, str], results: Shard | None
+) -> dict[str, ParallelStyle]:
+    found: dict[str, ParallelStyle] = {}
+    for pattern, style in plan.items():
+        if style not in STYLES:
+            raise ConfigError(f"tensor_plan: '{style}'", did_you_mean(style, STYLES))
+        for name, child in module.named_modules():
+            if fnmatchcase(name, pattern) and isinstance(child, nn.Linear | nn.Embedding):
+                rowwise = RowwiseParallel(output_layouts=results) if results else RowwiseParallel()
+                found[name] = ColwiseParallel() if style == "colwise" else rowwise
+    return found
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.LayerNorm | nn.RMSNorm) or type(module).__name__.endswith(
+        "RMSNorm"
+    )
+
+
+class _SplitNorm(SequenceParallel):
+    """A norm that computes its part of the sequence, and hands the whole on: the sum of the
+    gradients of the layers behind it is scattered on the way back."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        found = super()._apply(module, device_mesh)
+        found.register_forward_hook(lambda norm, args, output: output.redistribute(
+            placements=[Replicate()]
+        ))  # fmt: skip
+        return found
+
+
+def _split(whole: Tensor, mesh: DeviceMesh) -> Tensor:
+    """This rank's part of a sequence that all ranks have; gradients are gathered."""
+    if whole.shape[PLACES] % mesh.size():
+        raise ConfigError(
+            f"placement: norms=split over tensor={mesh.size()} of {whole.shape[PLACES]} positions",
+            "a sequence that divides, or leave norms out",
+        )
+    found = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+    return found.redistribute(placements=[Shard(PLACES)]).to_local()
+
+
+def _joined(part: Any, mesh: DeviceMesh) -> Any:
+    """The whole sequence from the parts of all ranks; the gradient is split."""
+    if isinstance(part, tuple):
+        return (_joined(part[0], mesh), *part[1:])
+    found = DTensor.from_local(part, mesh, [Shard(PLACES)], run_check=False)
+    return found.redistribute(placements=[Replicate()]).to_local(grad_placements=[Replicate()])
