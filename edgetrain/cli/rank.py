@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     job, beside = common.job_of(arguments)
     from edgetrain.errors import ConfigError
     from edgetrain.jobs.placement.words import parse
-    from edgetrain.training.servers import group
+    from edgetrain.training.servers.process import train_as_rank
 
     missing = [
         k for k in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if k not in os.environ
@@ -55,5 +55,5 @@ def run(arguments: argparse.Namespace) -> int:
             f"placement: {arguments.placement} is {ranks} ranks, torchrun runs {count}"
         )
     arguments.run_folder.mkdir(parents=True, exist_ok=True)
-    group.train_as_rank(job, beside, arguments.run_folder, arguments.placement)
+    train_as_rank(job, beside, arguments.run_folder, arguments.placement)
     return 0

@@ -17,6 +17,7 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 
 if TYPE_CHECKING:
+    from edgetrain.jobs.placement.decision import Question
     from edgetrain.jobs.placement.search import Found
     from edgetrain.jobs.plan import Plan
 
@@ -79,14 +80,15 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.simulate:
         emulated.warm_up()
     planned = plan(job, beside)
-    group = None if arguments.simulate else _group(arguments, planned)
+    asked = None if arguments.simulate else _group(arguments, planned)
+    group = asked[0] if asked else None
     if arguments.print_commands:
         return _print_commands(arguments, planned, group)
     folder = arguments.resume or create(arguments.runs, planned.job.name)
-    if group is not None:
+    if asked is not None:
         from edgetrain.training.servers import group as servers
 
-        run_planned = partial(_run_group, servers.run, group)
+        run_planned = partial(_run_group, servers.run, *asked)
     view = LiveView(
         [folder],
         clock=time.monotonic,
@@ -118,17 +120,20 @@ def _job(arguments: argparse.Namespace) -> tuple[Job, Path | None]:
     return job, Path.cwd()
 
 
-def _group(arguments: argparse.Namespace, planned: Plan) -> Found | None:
-    """The placement of the group that the job runs on; None: it runs on its devices.
+def _group(arguments: argparse.Namespace, planned: Plan) -> tuple[Found, Question] | None:
+    """The placement of the group that the job runs on, and the question that it answers; None: it
+    runs on its devices.
 
     ConfigError for a job that fits nowhere.
     """
-    from edgetrain.jobs.placement.question import may_not_fit, plan_placement, wants_group
+    from edgetrain.jobs.placement.decision import decide
+    from edgetrain.jobs.placement.question import may_not_fit, question_of, wants_group
 
     job = planned.job
-    found = None
+    found = question = None
     if wants_group(job) or may_not_fit(planned):
-        decision = plan_placement(job, planned.beside)
+        question = question_of(job, planned.beside)
+        decision = decide(question)
         if not decision.chosen:
             raise ConfigError(f"the job fits nowhere: {decision.why}", "see `edgetrain plan`")
         found = decision.found[0] if decision.placement is not None else None
@@ -144,16 +149,24 @@ def _group(arguments: argparse.Namespace, planned: Plan) -> Found | None:
 
         if latest(arguments.resume) is None:
             raise ConfigError(f"{arguments.resume} has no snapshot to go on from")
-    return found
+    return None if found is None or question is None else (found, question)
 
 
 def _run_group(
-    run: Callable[..., dict[str, Any]], group: Found, planned: Plan, folder: Path, watch: Any
+    run: Callable[..., dict[str, Any]],
+    group: Found,
+    question: Question,
+    planned: Plan,
+    folder: Path,
+    watch: Any,
 ) -> dict[str, Any]:
-    from edgetrain.jobs.placement.question import refuse_elsewhere
+    from edgetrain.jobs.placement.question import check_trust, cluster_of
 
-    refuse_elsewhere(group, planned.job, planned.beside)
-    return run(planned, group, folder, watch)
+    cluster = cluster_of(planned.job, planned.beside)
+    if cluster is not None:
+        assert question.servers is not None
+        check_trust(group, cluster, question.servers)
+    return run(planned, group, folder, watch, question=question, cluster=cluster)
 
 
 def _print_commands(arguments: argparse.Namespace, planned: Plan, group: Found | None) -> int:

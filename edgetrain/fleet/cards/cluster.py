@@ -28,6 +28,8 @@ PUBLIC_KEY = re.compile(
     r"@openssh\.com) [A-Za-z0-9+/]+={0,3}( .*)?\Z"
 )
 DHCP = "dhcp"
+LOCAL_HOSTS = ("local", "localhost", "127.0.0.1")
+"""Hosts of servers that are this machine."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class Server:
     interface: str = ""
     accelerators: int = 0
     """Processes that it runs; 0: as many as its profile has accelerators, or cores."""
+    python: str = ""
+    """The interpreter that has edgetrain there; "": python3, on this machine the one that runs."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,7 @@ TABLES: dict[str, dict[str, bool]] = {
         "profile": False,
         "interface": False,
         "accelerators": False,
+        "python": False,
     },
     "between": {"rate_mbit": False, "rtt_ms": False},
 }

@@ -17,6 +17,7 @@ from edgetrain.jobs.placement.decision import Board, Decision, Question, decide,
 from edgetrain.jobs.placement.formulas import USABLE, Link, edge_bytes
 from edgetrain.jobs.placement.layers import Layer, Model
 from edgetrain.jobs.placement.machines import Server, Servers
+from edgetrain.jobs.placement.replanning import ranks_of
 from edgetrain.jobs.placement.search import Found, Work
 from edgetrain.jobs.placement.words import EDGE, parse
 from edgetrain.jobs.plan import Plan
@@ -142,19 +143,17 @@ def may_not_fit(planned: Plan) -> bool:
     return needs > USABLE * least
 
 
-def refuse_elsewhere(found: Found, job: Job, beside: Path | None) -> None:
-    """ConfigError for a placement on servers that this machine is not."""
-    cluster = cluster_of(job, beside)
-    if cluster is None:
-        return
-    for index in found.servers:
-        entry = cluster.servers[index]
-        if entry.host not in (LOCAL, "localhost", "127.0.0.1"):
-            raise ConfigError(
-                f"the placement uses server '{entry.name}' at {entry.host}, and this command "
-                "starts processes on this machine only",
-                "--print-commands prints what to start there",
-            )
+def check_trust(found: Found, cluster: clusters.Cluster, servers: Servers) -> None:
+    """ConfigError for a placement on several hosts whose network is not trusted: gloo and NCCL
+    neither encrypt nor authenticate."""
+    used = [cluster.servers[index] for index in ranks_of(found, servers)]
+    hosts = {LOCAL if each.host in clusters.LOCAL_HOSTS else each.host for each in used}
+    if len(hosts) > 1 and not cluster.trusted:
+        raise ConfigError(
+            f"{cluster.path}: {len(used)} servers and trusted = false: their ranks would talk "
+            "without encryption or authentication",
+            "say trusted = true if the network between them is your own",
+        )
 
 
 # -- devices --------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.cards.cluster import Cluster
 from edgetrain.jobs.placement.machines import Servers
+from edgetrain.jobs.placement.question import check_trust
+from edgetrain.jobs.placement.replanning import ranks_of
 from edgetrain.jobs.placement.search import Found
 
 PORT = 29400
@@ -23,20 +25,9 @@ def commands(
     authenticate. ConfigError for a placement whose servers run different numbers of ranks.
     """
     placement = chosen.placement
-    width = placement.data * placement.tensor
-    counts: dict[int, int] = {}
-    for server in chosen.servers:
-        most = servers.servers[server].accelerators
-        spanned = -(-width // most)
-        for each in range(server, server + spanned):
-            counts[each] = counts.get(each, 0) + width // spanned
+    check_trust(chosen, cluster, servers)
+    counts = {server: len(ranks) for server, ranks in ranks_of(chosen, servers).items()}
     used = [cluster.servers[index] for index in counts]
-    if len(used) > 1 and not cluster.trusted:
-        raise ConfigError(
-            f"{cluster.path}: {len(used)} servers and trusted = false: their ranks would talk "
-            "without encryption or authentication",
-            "say trusted = true if the network between them is your own",
-        )
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{e.name} {n}" for e, n in zip(used, counts.values(), strict=True))
         raise ConfigError(f"torchrun wants as many ranks on each server: {told}", "other words")

@@ -1,63 +1,52 @@
-"""A job on a group of processes of this machine: attempts, until one comes to its end.
+"""A job on a group of processes: attempts, until one comes to its end.
 
 One attempt is one placement on fresh processes with a store of its own. When a rank dies all of the
 attempt is ended, and the next one goes on from the last snapshot; torchrun's restarts are not used.
+When a server is lost, or one that was lost is back, the planner is asked again.
 
-    state      event                          next state
-    running    all ranks end well             finished
-    running    a rank reports an error        failed
-    running    a rank is killed               again, from the last snapshot
-    again      MOST attempts, no progress     failed
+    state      event                              next state
+    running    all ranks end well                 finished
+    running    a rank reports an error            failed
+    running    a rank is killed                   again, from the last snapshot
+    running    a server is lost                   again, on the servers that are left
+    running    a lost server is back, a snapshot  again, on all servers
+    running    no memory at the start             again, once, with the next placement
+    again      MOST attempts, no progress         failed
+    again      nothing fits the servers           failed
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from multiprocessing import forkserver
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from edgetrain.errors import EdgetrainError
-from edgetrain.fleet import devices
-from edgetrain.jobs.job import Job
-from edgetrain.jobs.lookup import task_of
+from edgetrain.fleet.cards.cluster import Cluster
+from edgetrain.jobs.placement.decision import Question
+from edgetrain.jobs.placement.replanning import Placed, place_again, ranks_of
 from edgetrain.jobs.placement.search import Found
-from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.plan import Plan
-from edgetrain.runs.environment import Meter
-from edgetrain.runs.folder import (
-    metrics_path,
-    read_metrics,
-    write_environment,
-    write_job,
-    write_summary,
-)
-from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.runs.summary import summarise
-from edgetrain.tasks import weights
+from edgetrain.runs.folder import metrics_path, read_metrics
+from edgetrain.runs.metrics.log import EventName, MetricsLog
 from edgetrain.training import processes
-from edgetrain.training.loop import EVALUATIONS, Loop, Steps
-from edgetrain.training.outcome import recorded, write_errors
-from edgetrain.training.pacing import Pace
-from edgetrain.training.processes import Child
-from edgetrain.training.servers.member import RankMember, RankProgress, RankWork
-from edgetrain.training.servers.mesh import join_torchrun, open_group, open_store
-from edgetrain.training.servers.rank import prepare_rank
-from edgetrain.training.servers.snapshots import Snapshots, latest
-from edgetrain.training.trained import write_model
-from edgetrain.vectors.allocator import map_large
+from edgetrain.training.outcome import recorded
+from edgetrain.training.servers.attempt import Attempt, End
+from edgetrain.training.servers.crew import Crew
+from edgetrain.training.servers.here import PRELOAD
+from edgetrain.training.servers.mesh import open_store
+from edgetrain.training.servers.process import name_of
+from edgetrain.training.servers.snapshots import latest
 
-PRELOAD = ("edgetrain.training.servers.group",)
 MOST = 3
 """Attempts in a row that may end at the same snapshot."""
-SNAPSHOTS = 10
-"""Snapshots in a run unless the job says how often."""
+_EVENTS: dict[str, EventName] = {"lost": "gone", "back": "back"}
+_NO_MEMORY = re.compile(r"OutOfMemoryError|MemoryError|can't allocate memory|bad_alloc")
+_CONNECTION = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Socket Timeout|timed out")
 
 
 def warm_up() -> None:
@@ -72,27 +61,33 @@ def run(
     folder: Path,
     watch: Callable[[], None] = lambda: None,
     poll_s: float = 0.1,
+    *,
+    question: Question | None = None,
+    cluster: Cluster | None = None,
 ) -> dict[str, Any]:
-    """Run a planned job on a group of ranks of this machine, in `folder`; returns its summary.
+    """Run a planned job on a group of ranks, in `folder`; returns its summary.
 
-    Goes on from the folder's last snapshot, if there is one. Raises the error of a rank. No process
-    is left behind in any case.
+    On this machine, or on the servers of `cluster`. `question` is what was planned: without it
+    nothing is planned again. Goes on from the folder's last snapshot, if there is one. Raises the
+    error of a rank. No process is left behind in any case.
     """
     with recorded(planned, folder) as outcome:
-        outcome.network = {"backend": "none", "reason": "a group of processes of this machine"}
-        outcome.extra = {
-            "strategy": "sync-sgd",
-            "every": 1,
-            "placement": str(chosen.placement),
-            "predicted_step_s": chosen.seconds,
-            "predicted_bytes": max(chosen.bytes),
-        }
-        group = _Group(planned, chosen, folder, watch, poll_s)
+        outcome.network = {"backend": "none", "reason": "a group of processes on servers"}
+        outcome.extra = {"strategy": "sync-sgd", "every": 1}
+        crew = Crew(cluster)
+        group = _Group(planned, chosen, folder.resolve(), crew, watch, poll_s, question)
         try:
             outcome.status = group.run()
         finally:
-            outcome.extra["attempts"] = group.attempts
-            outcome.extra["measured_step_s"] = _step_seconds(folder)
+            crew.close()
+            found = group.found
+            outcome.extra |= {
+                "placement": str(found.placement),
+                "predicted_step_s": found.seconds,
+                "predicted_bytes": max(found.bytes),
+                "attempts": group.attempts,
+                "measured_step_s": _step_seconds(folder),
+            }
     return outcome.summary
 
 
@@ -106,22 +101,42 @@ def _step_seconds(folder: Path) -> float | None:
     return found[len(found) // 2] if found else None
 
 
-def name_of(rank: int) -> str:
-    """As the metrics call a rank."""
-    return f"r{rank}"
+@dataclass(frozen=True)
+class _Verdict:
+    """What an attempt came to: "finished", "killed", "lost", "back" or "memory", and of whom."""
+
+    kind: str
+    names: tuple[str, ...] = ()
+    reason: str = ""
 
 
 class _Group:
     """The attempts of one run."""
 
     def __init__(
-        self, planned: Plan, chosen: Found, folder: Path, watch: Callable[[], None], poll_s: float
+        self,
+        planned: Plan,
+        chosen: Found,
+        folder: Path,
+        crew: Crew,
+        watch: Callable[[], None],
+        poll_s: float,
+        question: Question | None,
     ) -> None:
-        self._planned, self._chosen, self._folder = planned, chosen, folder
-        self._watch, self._poll_s = watch, poll_s
-        self._context = processes.fork_server(PRELOAD)
-        self._began: Synchronized[float] = self._context.Value("d", 0.0)
+        self._planned, self._folder, self._crew = planned, folder, crew
+        self._watch, self._poll_s, self._question = watch, poll_s, question
+        whole = {0: tuple(range(chosen.placement.ranks))}
+        servers = question.servers if question is not None else None
+        self._placed = Placed(chosen, ranks_of(chosen, servers) if servers else whole)
+        self._elapsed: tuple[float, float] | None = None
+        """Seconds since training began, and when that was so; None: it has not."""
+        self._smaller_tried = False
         self.attempts = 0
+
+    @property
+    def found(self) -> Found:
+        """The placement of the last attempt."""
+        return self._placed.found
 
     def run(self) -> str:
         """Attempts, to the end of one; the status. Raises the error of a rank."""
@@ -129,144 +144,160 @@ class _Group:
         while True:
             before = latest(self._folder)
             self.attempts += 1
-            killed = self._attempt()
-            if not killed:
+            verdict = self._attempt()
+            if verdict.kind == "finished":
                 return "finished"
-            stuck = stuck + 1 if latest(self._folder) == before else 0
-            went_on = latest(self._folder)
-            since = f"from step {went_on[0]}" if went_on else "from the beginning"
-            began = self._began.value or time.monotonic()
-            reason = f"{', '.join(killed)} was killed; again, {since}"
-            write_errors(self._folder, time.monotonic, began, [(killed[0], reason)])
-            if stuck >= MOST:
-                raise EdgetrainError(
-                    f"{killed[0]} was killed in {stuck} attempts that came no further than "
-                    f"{since.removeprefix('from ')}",
-                    "out of memory? see the kernel's log; `edgetrain plan` says what a rank needs",
-                )
+            after = latest(self._folder)
+            since = f"from step {after[0]}" if after else "from the beginning"
+            if verdict.kind == "killed":
+                stuck = stuck + 1 if after == before else 0
+                self._record("error", verdict, f"was killed; again, {since}")
+                if stuck >= MOST:
+                    raise EdgetrainError(
+                        f"{verdict.names[0]} was killed in {stuck} attempts that came no further "
+                        f"than {since.removeprefix('from ')}",
+                        "out of memory? see the kernel's log; `edgetrain plan` says what a rank "
+                        "needs",
+                    )
+                continue
+            self._place_again(verdict)
+            said = f"again, {since}, with {self.found.placement}"
+            event = _EVENTS.get(verdict.kind, "error")
+            self._record(event, verdict, f"{verdict.reason}; {said}")
 
-    def _attempt(self) -> list[str]:
-        """Run all ranks to their end. The names of those that were killed; [] if all went well."""
-        store = open_store()
-        words, count = str(self._chosen.placement), self._chosen.placement.ranks
-        job, beside = self._planned.job, self._planned.beside
-        children: list[Child] = []
+    def _place_again(self, verdict: _Verdict) -> None:
+        """Take the placement of what is there now."""
+        assert self._question is not None
+        below = max(self.found.bytes) if verdict.kind == "memory" else float("inf")
+        placed = place_again(self._question, self._crew.lost, below)
+        if placed is None:
+            left = (
+                "a smaller placement" if verdict.kind == "memory" else "the servers that are left"
+            )
+            raise EdgetrainError(
+                f"{verdict.reason or verdict.names[0]}, and the job does not fit {left}",
+                f"edgetrain run --resume {self._folder} goes on, with more servers",
+            )
+        self._placed = placed
+
+    def _record(self, event: EventName, verdict: _Verdict, reason: str) -> None:
+        began = time.monotonic() - (self._elapsed_s or 0.0)
+        about = verdict.names[0]
+        if verdict.kind == "killed":
+            reason = f"{', '.join(verdict.names)} {reason}"
+        with MetricsLog(metrics_path(self._folder), "hub", time.monotonic, began) as log:
+            log.event(event, reason, about=about)
+
+    @property
+    def _elapsed_s(self) -> float | None:
+        if self._elapsed is None:
+            return None
+        elapsed, when = self._elapsed
+        return elapsed + time.monotonic() - when
+
+    # -- one attempt ---------------------------------------------------------------------------
+
+    def _attempt(self) -> _Verdict:
+        """Run all ranks until they have ended, or cannot go on."""
+        crew, ranks = self._crew, self._placed.ranks
+        crew.wait_for(list(ranks), self._watch, self._poll_s, first=self.attempts == 1)
+        if missing := crew.gone(list(ranks)):
+            return self._lost(missing)
+        store = open_store(crew.address(list(ranks)))
+        attempt = Attempt(
+            self.attempts, self._planned.job, self._beside, self._folder,
+            str(self.found.placement), self.found.placement.ranks, store.host, store.port,
+            self._elapsed_s,
+        )  # fmt: skip
         try:
-            for rank in range(count):
-                place = (rank, count, store.port)
-                given = (job, beside, self._folder, words, place, self._began)
-                name = name_of(rank)
-                children.append(processes.start(self._context, name, rank_process, *given))
-            self._follow(children)
+            for server, each in ranks.items():
+                crew.side(server).start(attempt, each)
+            return self._follow(list(ranks))
         finally:
-            processes.stop_all(children, 0.5)
-        del store
-        return self._verdict(children)
+            crew.stop(list(ranks))
+            del store
 
-    def _follow(self, children: list[Child]) -> None:
-        """Until all ranks have ended, or one has ended badly: the others would wait for it."""
-        while running := [child for child in children if child.running]:
+    @property
+    def _beside(self) -> Path | None:
+        beside = self._planned.beside
+        return beside.resolve() if beside is not None else None
+
+    def _follow(self, used: list[int]) -> _Verdict:
+        """Until all ranks have ended, one has ended badly (the others would wait for it), a server
+        is lost, or one that is back can be taken in."""
+        crew, count = self._crew, self.found.placement.ranks
+        before = latest(self._folder)
+        while True:
             self._watch()
-            if any(child.exit_code for child in children if not child.running):
-                time.sleep(self._poll_s)  # a rank that lost its peer may be about to say so
-                break
-            running[0].process.join(self._poll_s)
-        self._ended = {child.name: child.exit_code for child in children}
-        self._watch()
+            ended, bad = crew.ended(used), {}
+            if crew.elapsed_s is not None:
+                self._elapsed = (crew.elapsed_s, time.monotonic())
+            bad = {rank: end for rank, end in ended.items() if end.code}
+            if not bad and len(ended) == count:
+                self._watch()
+                return _Verdict("finished")
+            if missing := crew.gone(used):
+                return self._lost(missing)
+            if bad:
+                # A rank that lost its peer may be about to say so; so may a server.
+                crew.wait(used, self._poll_s)
+                self._watch()
+                missing = crew.gone(used)
+                return self._lost(missing) if missing else self._verdict(crew.ended(used))
+            found = latest(self._folder)
+            if found != before:
+                before = found
+                if verdict := self._taken_in():
+                    return verdict
+            crew.wait(used, self._poll_s)
 
-    def _verdict(self, children: list[Child]) -> list[str]:
-        killed = [name for name, code in self._ended.items() if code is not None and code < 0]
+    def _lost(self, missing: list[int]) -> _Verdict:
+        reasons = [self._crew.side(server).problem for server in missing]
+        names = tuple(self._crew.name(server) for server in missing)
+        if self._question is None:
+            raise EdgetrainError("; ".join(reasons))
+        self._crew.give_up(missing)
+        return _Verdict("lost", names, "; ".join(reasons))
+
+    def _taken_in(self) -> _Verdict | None:
+        """Servers that are back, if the planner would use them."""
+        names = self._crew.take_back()
+        if not names or self._question is None:
+            return None
+        placed = place_again(self._question, self._crew.lost)
+        if placed is None or placed.ranks == self._placed.ranks:
+            return None
+        return _Verdict("back", names, f"{', '.join(names)} is back")
+
+    def _verdict(self, ended: dict[int, End]) -> _Verdict:
+        killed = [rank for rank, end in ended.items() if end.code < 0]
         if killed:
-            return killed
-        refused = [c for c in children if self._ended[c.name] == 2 and c.error]
-        failed = refused or [c for c in children if self._ended[c.name] and c.error]
-        if failed:
-            began = self._began.value or time.monotonic()
-            last = failed[0].error.strip().splitlines()[-1]
-            write_errors(self._folder, time.monotonic, began, [(failed[0].name, last)])
-            raise EdgetrainError(f"rank {failed[0].name}: {failed[0].error}")
-        return []
+            return _Verdict("killed", tuple(name_of(rank) for rank in killed))
+        told = {rank: end for rank, end in ended.items() if end.code and end.error}
+        refused = {rank: end for rank, end in told.items() if end.code == 2}
+        rank, end = next(iter((refused or told or ended).items()))
+        last = (end.error.strip() or "no reason given").splitlines()[-1]
+        hungry = [r for r, each in told.items() if _NO_MEMORY.search(each.error)]
+        if hungry and not refused and self._may_shrink():
+            self._smaller_tried = True
+            said = f"{name_of(hungry[0])} has no memory for {self.found.placement}"
+            return _Verdict("memory", (name_of(hungry[0]),), said)
+        if not refused and not hungry and _CONNECTION.search(last):
+            return _Verdict("killed", (name_of(rank),))  # its peer is gone, and cannot say so
+        self._record("error", _Verdict("failed", (name_of(rank),)), last)
+        hint = ""
+        if hungry and (smaller := self._smaller()):
+            hint = f"{smaller.found.placement} takes {max(smaller.found.bytes) / 1e9:.3g} GB a rank"
+        raise EdgetrainError(f"rank {name_of(rank)}: {end.error}", hint)
 
+    def _may_shrink(self) -> bool:
+        """Whether the next placement is tried: once, before the first snapshot, and only if the job
+        leaves it to the planner."""
+        if self._question is None or self._smaller_tried or latest(self._folder) is not None:
+            return False
+        return self._question.placement == "auto" and self._smaller() is not None
 
-# -- what runs in the processes -------------------------------------------------------------------
-
-
-def rank_process(
-    job: Job,
-    beside: Path | None,
-    folder: Path,
-    words: str,
-    place: tuple[int, int, int],
-    began: Synchronized[float],
-) -> None:
-    """One rank of an attempt; `place` is its number, how many there are, and the store's port."""
-    rank, count, port = place
-    device = open_group(rank, count, port, accelerator=job.train.accelerator)
-
-    def start() -> float:
-        if rank == 0 and not began.value:
-            began.value = time.monotonic()
-        dist.barrier()
-        return began.value
-
-    train(job, beside, folder, words, device, start)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def train_as_rank(job: Job, beside: Path | None, folder: Path, words: str) -> None:
-    """One rank, started by torchrun: its number and its leader are in the environment."""
-    device = join_torchrun(job.train.accelerator)
-
-    def start() -> float:
-        dist.barrier()
-        return time.monotonic()
-
-    if dist.get_rank() == 0:
-        write_job(folder, job.to_dict())
-        write_environment(folder)
-    train(job, beside, folder, words, device, start)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        write_summary(folder, summarise(folder, {"placement": words, "strategy": "sync-sgd"}))
-    dist.destroy_process_group()
-
-
-def train(
-    job: Job,
-    beside: Path | None,
-    folder: Path,
-    words: str,
-    device: torch.device,
-    start: Callable[[], float],
-) -> None:
-    """Train one rank, in a process group that is there, to the end of the job.
-
-    `start` is called when all ranks are ready; it gives the time that the metrics count from. The
-    leader writes the trained model.
-    """
-    map_large()
-    torch.set_num_threads(job.train.threads)
-    task = task_of(replace(job, data={**job.data, **job.servers.data}), beside)
-    found = latest(folder)
-    step = found[0] if found else 0
-    rank = prepare_rank(job, task, parse(words), device, step)
-    every = job.servers.snapshot_every or max(1, job.train.steps // SNAPSHOTS)
-    snapshots = Snapshots(rank, folder, every)
-    if found:
-        snapshots.load(found[1])
-    progress = RankProgress(step)
-    work, member = RankWork(task, rank, progress), RankMember(rank, progress, snapshots)
-    name = name_of(rank.ranks.rank)
-    with MetricsLog(metrics_path(folder), name, time.monotonic, start()) as log:
-        log.event("started", f"{words}, step {step}")
-        steps = Steps(
-            job.train.steps, job.train.evaluate_every or max(1, job.train.steps // EVALUATIONS)
-        )
-        energy = devices.Energy(devices.load(devices.HOST), time.monotonic)
-        Loop(
-            steps, work, member, log, Pace(lambda step: 0.0), Meter(), energy, time.monotonic
-        ).run()
-    model = rank.held.gather()
-    if model is not None:
-        write_model(model, folder / weights.FILE)
+    def _smaller(self) -> Placed | None:
+        if self._question is None:
+            return None
+        return place_again(self._question, self._crew.lost, max(self.found.bytes))

@@ -1,0 +1,51 @@
+"""What the ranks of an attempt are told, and how they end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.reading import parse
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One placement on fresh processes: what all of its ranks are told."""
+
+    number: int
+    job: Job
+    beside: Path | None
+    """The folder of the job file."""
+    folder: Path
+    """Of the run."""
+    words: str
+    count: int
+    """Ranks."""
+    host: str
+    port: int
+    """Of the attempt's store."""
+    elapsed_s: float | None
+    """Since training began; None: it has not begun."""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        paths = {"folder": str(self.folder), "beside": str(self.beside) if self.beside else None}
+        return {**asdict(self), "job": self.job.to_dict(), **paths}
+
+    @classmethod
+    def of(cls, table: dict[str, Any]) -> Attempt:
+        """The attempt that `plain` wrote."""
+        beside = Path(table["beside"]) if table["beside"] else None
+        read = {"job": parse(table["job"]), "folder": Path(table["folder"]), "beside": beside}
+        return cls(**{**table, **read})
+
+
+@dataclass(frozen=True)
+class End:
+    """How a rank ended."""
+
+    code: int
+    """0: well; 1: a bug; 2: an EdgetrainError; negative: a signal."""
+    error: str = ""

@@ -1,0 +1,180 @@
+"""A server's agent as the run that commands it sees it: a program here, or behind the system's ssh.
+
+state      event                                   next state
+starting   it says that it is ready                ready
+starting   other versions; START_S seconds         gone
+ready      its output ends (killed, or ssh lost)   gone
+gone       RETRY_S seconds                         starting, by a new one
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from edgetrain.fleet.cards.cluster import LOCAL_HOSTS
+from edgetrain.fleet.cards.cluster import Server as Entry
+from edgetrain.training.servers.agent import versions
+from edgetrain.training.servers.attempt import Attempt, End
+
+SSH = (
+    "ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10",
+    "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+)  # fmt: skip
+"""Asks nothing, takes no host that is not known, and notices a dead one within 15 seconds."""
+START_S, STOP_S = 60.0, 10.0
+AGENT = "edgetrain.training.servers.agent"
+
+
+def argv_of(entry: Entry) -> list[str]:
+    """What starts the agent of a server."""
+    if entry.host in LOCAL_HOSTS:
+        return [entry.python or sys.executable, "-m", AGENT]
+    python = shlex.quote(entry.python or "python3")
+    return [*SSH, "--", entry.host, f"exec {python} -m {AGENT}"]
+
+
+class There:
+    """The agent of one server, and the ranks that it runs."""
+
+    def __init__(self, entry: Entry) -> None:
+        """Started, and not waited for."""
+        self.entry, self.is_ready = entry, False
+        self._started_at = time.monotonic()
+        self._trains_since: float | None = None
+        self._closed = threading.Event()
+        self._ended: dict[int, End] = {}
+        self._number, self._stopped = -1, -1
+        self._refused, self._said = "", deque[str](maxlen=20)
+        self._process = subprocess.Popen(
+            argv_of(entry), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, encoding="utf-8", start_new_session=True,
+        )  # fmt: skip
+        self._readers = [
+            threading.Thread(target=target, daemon=True) for target in (self._read, self._listen)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    # -- what it says --------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                self._hear(json.loads(line))
+            except (ValueError, TypeError, KeyError):
+                self._said.append(line.strip())  # of a login shell
+        self._closed.set()
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if line.strip():
+                self._said.append(line.strip())
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self._refused = disagreement(self.entry, message["ready"])
+            self.is_ready = not self._refused
+        elif "began" in message:
+            self._trains_since = time.monotonic() - float(message["began"])
+        elif "stopped" in message:
+            self._stopped = int(message["stopped"])
+        elif message["number"] == self._number:
+            self._ended[int(message["ended"])] = End(int(message["code"]), str(message["error"]))
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended, or says the wrong things."""
+        late = not self.is_ready and time.monotonic() - self._started_at > START_S
+        return self._closed.is_set() or bool(self._refused) or late
+
+    @property
+    def problem(self) -> str:
+        """Why it is gone, in a line."""
+        if self._refused:
+            return self._refused
+        told = f": {self._said[-1]}" if self._said else ""
+        if not self.is_ready and not self._closed.is_set():
+            return f"server '{self.entry.name}' does not answer within {START_S:g} s{told}"
+        verb = "was lost" if self.is_ready else f"cannot be reached at {self.entry.host}"
+        return f"server '{self.entry.name}' {verb}{told}"
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether what it runs is not what runs here."""
+        return bool(self._refused)
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """Seconds since training began, if the leader, rank 0, is there; None: it has not."""
+        since = self._trains_since
+        return None if since is None else time.monotonic() - since
+
+    def ended(self) -> dict[int, End]:
+        """The ranks of the attempt that have ended, and how."""
+        return dict(self._ended)
+
+    # -- what it is told -----------------------------------------------------------------------
+
+    def start(self, attempt: Attempt, ranks: Sequence[int]) -> None:
+        """Start these ranks of an attempt."""
+        self._number, self._trains_since = attempt.number, None
+        self._ended.clear()
+        self._tell(start=attempt.plain(), ranks=list(ranks), interface=self.entry.interface)
+
+    def stop(self) -> None:
+        """End all ranks, and wait until they have."""
+        self._tell(stop=self._number)
+        deadline = time.monotonic() + STOP_S
+        while self._stopped != self._number and not self.gone and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """End the agent: it ends its ranks when its input ends."""
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        except OSError:
+            pass  # it is gone
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for reader in self._readers:
+            reader.join(1.0)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _tell(self, **message: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            pass  # that it is gone is seen when its output ends
+
+
+def disagreement(entry: Entry, theirs: dict[str, str]) -> str:
+    """What of the versions of a server is not as here, in a line; "": nothing. Builds of torch
+    for CPUs and for CUDA talk to each other; other versions do not."""
+    ours = versions()
+    for name in ("edgetrain", "torch"):
+        mine, other = (re.sub(r"\+.*", "", each.get(name, "none")) for each in (ours, theirs))
+        if mine != other:
+            return (
+                f"server '{entry.name}' has {name} {other}, and this machine {mine} "
+                f"(install {name}=={mine} there)"
+            )
+    return ""

@@ -1,0 +1,53 @@
+"""Network interfaces: which one leads to an address, and whether one is there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import struct
+
+from edgetrain.errors import ConfigError, did_you_mean
+
+_SIOCGIFADDR = 0x8915
+
+
+def check_interface(name: str) -> None:
+    """ConfigError for an interface that this machine does not have."""
+    known = [each for _, each in socket.if_nameindex()]
+    if name not in known:
+        raise ConfigError(
+            f"{socket.gethostname()} has no network interface '{name}'",
+            did_you_mean(name, known) or ", ".join(known),
+        )
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of an interface; "" if it has none. ConfigError if it is not there."""
+    check_interface(interface)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
+        request = struct.pack("256s", interface.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)[20:24])
+    return ""
+
+
+def address_towards(host: str) -> str:
+    """This machine's address on the way to a host. ConfigError for a name that nobody knows."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect((host, 9))  # a datagram socket sends nothing for it
+        except OSError as error:
+            raise ConfigError(
+                f"the host '{host}' cannot be reached: {error.strerror or error}",
+                "its address or a name that this machine resolves",
+            ) from None
+        return str(asking.getsockname()[0])
+
+
+def interface_towards(host: str) -> str:
+    """The interface on the way to a host; "": none has that address."""
+    address = address_towards(host)
+    if address.startswith("127."):
+        return "lo"
+    found = [name for _, name in socket.if_nameindex() if address_of(name) == address]
+    return found[0] if found else ""

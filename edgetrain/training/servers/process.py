@@ -1,0 +1,118 @@
+"""What runs in the process of a rank: its group joined, its part trained to the end of the job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from edgetrain.fleet import devices
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.lookup import task_of
+from edgetrain.jobs.placement.words import parse
+from edgetrain.runs.environment import Meter
+from edgetrain.runs.folder import metrics_path, write_environment, write_job, write_summary
+from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.runs.summary import summarise
+from edgetrain.tasks import weights
+from edgetrain.training.loop import EVALUATIONS, Loop, Steps
+from edgetrain.training.pacing import Pace
+from edgetrain.training.servers.attempt import Attempt
+from edgetrain.training.servers.member import RankMember, RankProgress, RankWork
+from edgetrain.training.servers.mesh import join_torchrun, open_group
+from edgetrain.training.servers.rank import prepare_rank
+from edgetrain.training.servers.snapshots import Snapshots, latest
+from edgetrain.training.trained import write_model
+from edgetrain.vectors.allocator import map_large
+
+SNAPSHOTS = 10
+"""Snapshots in a run unless the job says how often."""
+
+
+def name_of(rank: int) -> str:
+    """As the metrics call a rank."""
+    return f"r{rank}"
+
+
+def rank_process(attempt: Attempt, rank: int, local: int, began: Synchronized[float]) -> None:
+    """One rank of an attempt, the `local`-th of its machine."""
+    job = attempt.job
+    place = (rank, attempt.count, attempt.port, attempt.host)
+    device = open_group(*place, accelerator=job.train.accelerator, local=local)
+
+    def start() -> float:
+        dist.barrier()
+        if rank == 0 and not began.value:
+            began.value = time.monotonic()
+        # Machines have different clocks: the leader says how long ago it was.
+        elapsed = torch.tensor([time.monotonic() - began.value if rank == 0 else 0.0]).double()
+        dist.broadcast(elapsed, 0)
+        return time.monotonic() - float(elapsed)
+
+    attempt.folder.mkdir(parents=True, exist_ok=True)
+    train(job, attempt.beside, attempt.folder, attempt.words, device, start)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train_as_rank(job: Job, beside: Path | None, folder: Path, words: str) -> None:
+    """One rank, started by torchrun: its number and its leader are in the environment."""
+    device = join_torchrun(job.train.accelerator)
+
+    def start() -> float:
+        dist.barrier()
+        return time.monotonic()
+
+    if dist.get_rank() == 0:
+        write_job(folder, job.to_dict())
+        write_environment(folder)
+    train(job, beside, folder, words, device, start)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        write_summary(folder, summarise(folder, {"placement": words, "strategy": "sync-sgd"}))
+    dist.destroy_process_group()
+
+
+def train(
+    job: Job,
+    beside: Path | None,
+    folder: Path,
+    words: str,
+    device: torch.device,
+    start: Callable[[], float],
+) -> None:
+    """Train one rank, in a process group that is there, to the end of the job.
+
+    `start` is called when all ranks are ready; it gives the time that the metrics count from. The
+    leader writes the trained model.
+    """
+    map_large()
+    torch.set_num_threads(job.train.threads)
+    task = task_of(replace(job, data={**job.data, **job.servers.data}), beside)
+    found = latest(folder)
+    step = found[0] if found else 0
+    rank = prepare_rank(job, task, parse(words), device, step)
+    every = job.servers.snapshot_every or max(1, job.train.steps // SNAPSHOTS)
+    snapshots = Snapshots(rank, folder, every)
+    if found:
+        snapshots.load(found[1])
+    progress = RankProgress(step)
+    work, member = RankWork(task, rank, progress), RankMember(rank, progress, snapshots)
+    name = name_of(rank.ranks.rank)
+    with MetricsLog(metrics_path(folder), name, time.monotonic, start()) as log:
+        log.event("started", f"{words}, step {step}")
+        steps = Steps(
+            job.train.steps, job.train.evaluate_every or max(1, job.train.steps // EVALUATIONS)
+        )
+        energy = devices.Energy(devices.load(devices.HOST), time.monotonic)
+        Loop(
+            steps, work, member, log, Pace(lambda step: 0.0), Meter(), energy, time.monotonic
+        ).run()
+    model = rank.held.gather()
+    if model is not None:
+        write_model(model, folder / weights.FILE)
