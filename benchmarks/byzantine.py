@@ -26,7 +26,7 @@ import torch
 
 from edgetrain import codecs, strategies
 from edgetrain.errors import EdgetrainError
-from edgetrain.exchange.hub.effects import Closed, Note
+from edgetrain.exchange.hub.effects import Closed, Observed
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
@@ -109,7 +109,7 @@ def train(setting: Setting, task: Task) -> Outcome:
     wire = Loopback()
     cuts = {f"m{i}": 0.0 for i in range(MEMBERS)}
 
-    def watch(effect: Note | Closed) -> None:
+    def watch(effect: Observed) -> None:
         if isinstance(effect, Closed):
             for name, share, _ in effect.cuts:
                 if name in cuts:

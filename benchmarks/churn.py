@@ -41,7 +41,7 @@ from room import Room, Trainee, Wire
 
 from edgetrain import codecs
 from edgetrain.errors import Refused
-from edgetrain.exchange.hub.effects import Closed, Note
+from edgetrain.exchange.hub.effects import Closed, Note, Observed
 from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
@@ -115,10 +115,10 @@ class Churn:
             self._join()
         self.room.run(10.0)
 
-    def _observe(self, effect: Note | Closed) -> None:
+    def _observe(self, effect: Observed) -> None:
         if isinstance(effect, Closed):
             self.rounds += 1
-        else:
+        elif isinstance(effect, Note):
             self.events[effect.event] = self.events.get(effect.event, 0) + 1
 
     def _join(self) -> None:

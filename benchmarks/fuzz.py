@@ -46,7 +46,7 @@ import edgetrain
 from edgetrain import codecs
 from edgetrain.codecs import Codec
 from edgetrain.errors import EdgetrainError
-from edgetrain.exchange.hub.effects import Closed, Note
+from edgetrain.exchange.hub.effects import Note, Observed, Reported
 from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.protocol import Hub
@@ -71,13 +71,16 @@ from edgetrain.exchange.messages import (
     Resume,
     Reveal,
     Shares,
+    Telemetry,
     pack,
     unpack,
 )
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.transport import owned
+from edgetrain.runs.metrics.lines import format_line
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.rule import Mean
+from edgetrain.training.statuses import Statuses
 from edgetrain.vectors.vector import Buffer, checksum
 
 ELEMENTS = 300
@@ -137,7 +140,7 @@ def hub_of(kind: Kind) -> Hub:
     masks = Aggregator(MaskTerms(members, 2, 8.0)) if kind.masked else None
     return Hub(
         Terms("local-sgd" if kind.delay == 0 else "dga", 1, kind.delay),
-        Policy(members, 1, 1.0, 2.0, 1.0, 20.0),
+        Policy(members, 1, 1.0, 2.0, 1.0, 20.0, status_s=1.0),
         kind.merge(),
         *kind.codecs(),
         masks,
@@ -340,6 +343,7 @@ class Attack(Room):
         self.lines = Lines()
         self.frames = self.messages = self.restarts = 0
         self.events: Counter[str] = Counter()
+        self.statuses = Statuses()
         self.said = self.sent = self.most_said = self.most_sent = 0
         self.last: tuple[bytes, Frames] = (b"", [])
         self.wordiest: Frames = []
@@ -404,11 +408,14 @@ class Attack(Room):
 
     # what the driver sees
 
-    def observe(self, effect: Note | Closed) -> None:
+    def observe(self, effect: Observed) -> None:
         """As the recorder would."""
         if isinstance(effect, Note):
             self.said += 1
             self.events[effect.event] += 1
+        elif isinstance(effect, Reported):
+            self.events["report"] += 1
+            format_line({**self.statuses.keys_of(effect.member, effect.telemetry)})
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """See HubTransport; counts what each message leads to, and watches some."""
@@ -547,6 +554,8 @@ class Fitting:
             return Leave("")
         if draw < 0.06:
             return Beat()
+        if draw < 0.08:
+            return self._telemetry()
         if not hub.started and draw < 0.8:
             return Base(len(hub.membership.first_base), 1, bytes(4 * ELEMENTS))
         if hub.rounds.masks is not None:
@@ -583,6 +592,17 @@ class Fitting:
             PROTOCOL, "model", ELEMENTS, peer.name, max(1, peer.session), applied, known,
             max(peer.next_round, oldest), oldest, rng.randrange(1, 4), rng.random() < 0.2,
         )  # fmt: skip
+
+    def _telemetry(self) -> Telemetry:
+        """Whatever the fields allow: sums that fall, a thousand years, no step at all."""
+        rng = self._rng
+        values: list[Any] = [
+            rng.choice((0, 1, 1 << 40, rng.randrange(1 << rng.randrange(1, 40)))) for _ in range(8)
+        ]
+        values += [rng.randrange(1 << 32), rng.randrange(1 << 60), rng.randrange(1 << 60)]
+        values += [rng.randrange(1 << 32), rng.randrange(-274, 1001), rng.randrange(-1, 2)]
+        values += [rng.randrange(-1, 1 << 40), rng.choice(("", "0.1 3.11 2.9"))]
+        return Telemetry(*values)
 
     def _contribution(self, peer: MemberRecord) -> Contribute:
         hub, rng = self._attack.hub, self._rng

@@ -93,7 +93,23 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.resume,
             arguments.runs,
         )
-        serve_job(request, stop, common.say, common.warn)
+        from edgetrain.cli.screen import Screen, closing_table
+
+        fleet = job.fleet
+        heading = f"hub of {fleet.members} members, {job.strategy.name}, {job.train.steps} steps"
+        folders: list[Path] = []
+
+        def follow(folder: Path) -> None:
+            folders.append(folder)
+            screen.follow(folder)
+
+        try:
+            with Screen(heading) as screen:
+                serve_job(request, stop, screen.say, common.warn, follow=follow)
+        finally:
+            for folder in folders:
+                if (table := closing_table(folder)) is not None:
+                    common.say(table)
         return 0
 
 

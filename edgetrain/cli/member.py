@@ -17,6 +17,7 @@ from edgetrain.training.service import Service
 from edgetrain.training.stopping import Stop
 
 if TYPE_CHECKING:
+    from edgetrain.cli.screen import Screen
     from edgetrain.runs.metrics.log import MetricsLog
     from edgetrain.training.train import Place
 
@@ -125,45 +126,56 @@ ROUTE_S = 10.0
 class _Record:
     """The run folder of a member: made when it has been let in, so that a refusal leaves none."""
 
-    def __init__(self, root: Path, job: Job, index: int) -> None:
-        self._root, self._job = root, job
+    def __init__(self, root: Path, job: Job, index: int, screen: Screen) -> None:
+        self._root, self._job, self._screen = root, job, screen
         self._name = f"{job.name or 'member'}-m{index}"
         self.folder: Path | None = None
+        self._began = ""
 
-    def open_log(self, name: str) -> MetricsLog:
-        """Make the folder; the log in it. ConfigError."""
+    def open_log(self, name: str, began: float) -> MetricsLog:
+        """Make the folder; the log in it, whose times count from `began`. ConfigError."""
         from edgetrain.runs import folder as run_folders
+        from edgetrain.runs.environment import utc
         from edgetrain.runs.metrics.log import MetricsLog
 
+        self._began = utc(time.monotonic() - began)
         self.folder = folder = run_folders.create(self._root, self._name)
         run_folders.write_job(folder, self._job.to_dict())
         run_folders.write_environment(folder)
-        common.say(f"training as {name}; run folder: {folder}")
-        return MetricsLog(run_folders.metrics_path(folder), name, time.monotonic, time.monotonic())
+        self._screen.say(f"training as {name}; run folder: {folder}")
+        self._screen.follow(folder)
+        return MetricsLog(run_folders.metrics_path(folder), name, time.monotonic, began)
 
     def close(self, more: Callable[[], dict[str, Any]]) -> None:
         """Write the summary, with `more` in it, if there is a folder. A disk that is full by now
         does not undo the training: that is a warning."""
+        from edgetrain.cli.screen import closing_table
         from edgetrain.runs.folder import write_summary
         from edgetrain.runs.summary import summarise
 
         if self.folder is None:
             return
         try:
-            write_summary(self.folder, summarise(self.folder, more()))
+            known = {"began": self._began, **more()}
+            write_summary(self.folder, summarise(self.folder, known))
         except ConfigError as error:
             common.warn(f"the run has no summary: {error}")
+        if (table := closing_table(self.folder)) is not None:
+            common.say(table)
 
 
 def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     job, beside = common.job_of(arguments)
+    from edgetrain.cli.screen import Screen, ScreenHandler
     from edgetrain.exchange.addresses import wait_for_route
     from edgetrain.exchange.keys.credentials import credentials as credentials_for
     from edgetrain.fleet.assignment import devices_of
     from edgetrain.runs.folder import check_room
 
     _check(arguments, job)
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    screen = Screen(f"member {arguments.index} of {job.fleet.members}, {job.train.steps} steps")
+    handlers = [ScreenHandler(screen)] if screen.is_terminal else None
+    logging.basicConfig(format="%(message)s", level=logging.INFO, handlers=handlers)
     check_room(arguments.runs)
     wait_s = _wait_s(arguments, job)
     hub, via = wait_for_route(
@@ -177,25 +189,26 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     from edgetrain.exchange.member.link import PATIENCE_S
     from edgetrain.training.train import Place, train
 
-    record = _Record(arguments.runs, job, arguments.index)
+    record = _Record(arguments.runs, job, arguments.index, screen)
     named = devices_of(job.fleet.device)
     device = named[arguments.index] if len(named) > 1 else named[0]
     own_keys = Path(arguments.keys) if arguments.keys else None
     place = Place(arguments.index, device, beside, own_keys)
     try:
-        train(
-            job,
-            place,
-            hub,
-            record.open_log,
-            credentials=credentials,
-            checkpoint=arguments.checkpoint,
-            stop=stop,
-            keeps_model=True,
-            metrics_bytes=int(1e6 * arguments.metrics_mb),
-            service=service,
-            patience_s=max(PATIENCE_S, wait_s),
-        )
+        with screen:
+            train(
+                job,
+                place,
+                hub,
+                record.open_log,
+                credentials=credentials,
+                checkpoint=arguments.checkpoint,
+                stop=stop,
+                keeps_model=True,
+                metrics_bytes=int(1e6 * arguments.metrics_mb),
+                service=service,
+                patience_s=max(PATIENCE_S, wait_s),
+            )
     except Refused as refused:
         if refused.code != "ended":
             raise

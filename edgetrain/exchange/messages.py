@@ -34,6 +34,8 @@ MAX_BLOCK_ROUNDS = 1 << 10
 MAX_COUNT = (1 << 63) - 1
 """Of rounds, and of blocks of rounds."""
 MAX_CHECKSUM = (1 << 64) - 1
+MOST_MS = 1 << 45
+"""A thousand years."""
 
 Check = Callable[[Any], bool]
 
@@ -121,6 +123,8 @@ class Welcome:
     """Members needed to unmask a round's sum; 0: contributions are not masked."""
     span: float = _number(1e-9, 1e15, default=1.0)
     """If masked: elements of weighted contributions are cut to [-span, span]."""
+    status_ms: int = _integer(0, 3_600_000, default=0)
+    """Milliseconds between two `Telemetry` of a member; 0: it sends none."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,8 @@ class Start:
     """Local steps in a round, in force now; 0: as in Welcome."""
     steps: int = _integer(0, MAX_COUNT, default=0)
     """Local steps of the run before `round`."""
+    t_ms: int = _integer(0, MOST_MS, default=0)
+    """Milliseconds since training began at the hub, as this was sent."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +287,43 @@ class Leave:
 
 
 @dataclass(frozen=True)
+class Telemetry:
+    """member -> hub: how the member is doing. Numbers that people look at; nothing depends on them,
+    and none of them is a loss or a figure of the task.
+
+    Times and bytes are sums since the member's process began to train. What is left of the time is
+    computing.
+    """
+
+    kind: ClassVar[bytes] = b"T"
+    step: int = _integer(0, MAX_COUNT)
+    """Steps of the job that are done, as in the member's own lines."""
+    round: int = _integer(0, MAX_COUNT)
+    """Rounds submitted."""
+    t_ms: int = _integer(0, MOST_MS, default=0)
+    """Milliseconds since training began at the hub, when these numbers were true."""
+    wait_ms: int = _integer(0, MOST_MS, default=0)
+    overhead_ms: int = _integer(0, MOST_MS, default=0)
+    eval_ms: int = _integer(0, MOST_MS, default=0)
+    end_ms: int = _integer(0, MOST_MS, default=0)
+    """Waiting for the last replies, when no step is left."""
+    round_trip_us100: int = _integer(0, 1 << 32, default=0)
+    """Of the connection, in units of 100 microseconds; 0: not known."""
+    sent_bytes: int = _integer(0, 1 << 60, default=0)
+    received_bytes: int = _integer(0, 1 << 60, default=0)
+    memory_mb: int = _integer(0, 1 << 32, default=0)
+    """Largest resident memory of the process, in units of 2^20 bytes; 0: not known."""
+    celsius: int = _integer(-274, 1000, default=-274)
+    """Of the processor; -274: not known."""
+    throttled: int = _integer(-1, 1, default=-1)
+    """Whether heat or a weak supply slows the machine down now; -1: not known."""
+    joules: int = _integer(-1, 1 << 50, default=-1)
+    """-1: not known."""
+    versions: str = _text(40, default="")
+    """Of edgetrain, Python and torch, in the first of a process; then empty."""
+
+
+@dataclass(frozen=True)
 class Rekey:
     """hub -> member: asks for keys for a block of rounds, whose contributions will be masked."""
 
@@ -350,13 +393,14 @@ Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 """Messages that occur only if contributions are masked."""
 
 Message = (
-    Join | Welcome | Refuse | Base | Start | Resume | Contribute | Reply | Beat | Leave | Masking
-)
+    Join | Welcome | Refuse | Base | Start | Resume | Contribute | Reply | Beat | Leave | Telemetry
+    | Masking
+)  # fmt: skip
 
 KINDS: dict[bytes, type[Message]] = {
     cls.kind: cls
     for cls in (
-        Join, Welcome, Refuse, Base, Start, Resume, Contribute, Reply, Beat, Leave,
+        Join, Welcome, Refuse, Base, Start, Resume, Contribute, Reply, Beat, Leave, Telemetry,
         Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
     )
 }  # fmt: skip

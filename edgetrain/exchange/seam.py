@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from edgetrain.exchange.masks.terms import MaskTerms
+from edgetrain.exchange.messages import Telemetry
 from edgetrain.exchange.transport import Traffic
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Vector
@@ -130,6 +131,11 @@ class Entry:
     """Local steps of the run before `round`."""
     every_now: int = 0
     """Local steps in a round, in force; 0: as the job begins."""
+    status_s: float = 0.0
+    """Seconds between two reports of how the member is doing; 0: none is wanted."""
+    began: float | None = None
+    """When training began, by the clock of the exchange; None: not known. About half a round trip
+    off at most, unless a base had to be sent first."""
 
 
 class Exchange(Protocol):
@@ -216,6 +222,10 @@ class Exchange(Protocol):
     def poll(self) -> None:
         """Take in what has arrived, without waiting, so that replies are timed when they come.
         Raises what `wait` does."""
+
+    def report(self, telemetry: Telemetry) -> None:
+        """Say how this member is doing, to whoever looks at the fleet. Waits for nothing; lost
+        where there is no connection."""
 
     def traffic(self) -> Traffic:
         """Bytes at the socket so far, headers and acknowledgements included."""

@@ -42,6 +42,7 @@ def hub_of(found: Resolved, *, any_job: bool = False, source: Source = system) -
             job.hub.beat_s,
             job.hub.return_s,
             int(250_000 * job.hub.most_mb) or MAX_ELEMENTS,
+            job.hub.status_s,
         ),
         _merge_rule(found, source),
         found.codec,

@@ -46,6 +46,12 @@ def capture() -> dict[str, Any]:
     }
 
 
+def utc(ago_s: float = 0.0) -> str:
+    """The time of day in UTC this many seconds ago, ISO 8601 to the millisecond."""
+    then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago_s)
+    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def version() -> str:
     """edgetrain's own version: as installed, else as the package says."""
     installed = _version_of(_PACKAGE)

@@ -34,6 +34,10 @@ from edgetrain.runs.toml import read_toml, to_toml
 JOB, ENVIRONMENT, METRICS, SUMMARY = "job.toml", "environment.json", "metrics.jsonl", "summary.json"
 _ROOM_BYTES = 1 << 20
 
+FORMAT = 2
+"""Of run folders, in summary.json; those without a number are of format 1. Raised when a reader of
+the format before would misunderstand a folder."""
+
 # --- making a folder ---
 
 
@@ -151,7 +155,8 @@ def read_job(folder: Path) -> dict[str, Any]:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Read summary.json, or None if the run is not over. Raises ConfigError if it is damaged."""
+    """Read summary.json, or None if the run is not over. Raises ConfigError if it is damaged, or
+    written by a newer edgetrain."""
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -160,6 +165,12 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         raise ConfigError(f"{folder / SUMMARY} is not JSON: {error}") from None
     if not isinstance(summary, dict):
         raise ConfigError(f"{folder / SUMMARY} holds no summary")
+    found = summary.get("format", 1)
+    if not isinstance(found, int) or found > FORMAT:
+        raise ConfigError(
+            f"{folder} is a run folder of format {found!r}; this edgetrain reads up to {FORMAT}",
+            "read it with the edgetrain that wrote it, or a newer one",
+        )
     return summary
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgetrain.runs.folder import read_job, read_metrics
+from edgetrain.runs.folder import FORMAT, read_job, read_metrics
 from edgetrain.runs.metrics.lines import Record, figures
 from edgetrain.runs.metrics.tally import MemberTally, Tally
 
@@ -19,7 +19,7 @@ def summarise(folder: Path, extra: Mapping[str, Any] | None = None) -> dict[str,
     ConfigError if the job is damaged.
     """
     extra = dict(extra or {})
-    summary = _from_job(folder, read_job(folder)) | extra
+    summary = {"format": FORMAT, "began": None} | _from_job(folder, read_job(folder)) | extra
     tally = Tally().add_all(read_metrics(folder))
     summary.setdefault("members", len(tally.members))
     summary |= _speed(tally) | _quality(tally, summary) | _cost(tally)

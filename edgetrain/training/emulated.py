@@ -20,6 +20,7 @@ from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.plan import Plan
 from edgetrain.jobs.rules import resolve
+from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.training import processes
@@ -70,10 +71,12 @@ def run(
             faults=planned.faults,
         ) as emulation,
     ):
+        emulated = _Emulated(planned, folder, emulation, watch, poll_s)
         try:
-            outcome.status = _Emulated(planned, folder, emulation, watch, poll_s).run()
+            outcome.status = emulated.run()
         finally:
             outcome.network = emulation.report()
+            outcome.extra["began"] = emulated.began
     return outcome.summary
 
 
@@ -95,6 +98,12 @@ class _Emulated:
         self._poll_s = poll_s
         self._context = processes.fork_server(PRELOAD)
         self._began: Synchronized[float] = self._context.Value("d", 0.0)
+
+    @property
+    def began(self) -> str | None:
+        """When training began, in UTC; None: it has not."""
+        began = self._began.value
+        return utc(time.monotonic() - began) if began else None
 
     def run(self) -> str:
         """Run to the end; returns the status. No process is left, whatever happens."""
@@ -190,7 +199,7 @@ def member_process(
 
     attachment.enter()
 
-    def open_log(name: str) -> MetricsLog:
+    def open_log(name: str, at: float) -> MetricsLog:
         return MetricsLog(metrics_path(folder), name, time.monotonic, began.value)
 
     train(job, Place(*place), attachment.address, open_log, keeps_model=True)

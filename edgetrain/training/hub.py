@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.addresses import Interface, Listening, listen_on, split_address
@@ -24,6 +25,7 @@ from edgetrain.exchange.hub.terms import ANY_JOB
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring, keys_folder
 from edgetrain.exchange.keys.pairs import spell
+from edgetrain.exchange.transport import owner_of
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.jobs.building import hub_of, message_limit
 from edgetrain.jobs.job import Job
@@ -31,7 +33,7 @@ from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved, journal_settings
 from edgetrain.jobs.rules import resolve
 from edgetrain.runs import folder as run_folders
-from edgetrain.runs.environment import free_memory
+from edgetrain.runs.environment import free_memory, utc
 from edgetrain.runs.summary import summarise
 from edgetrain.training.recorder import HubRecorder
 from edgetrain.training.stopping import Stop
@@ -77,12 +79,14 @@ def serve_job(
     say: Say,
     warn: Say,
     clock: Callable[[], float] = time.monotonic,
+    follow: Callable[[Path], None] = lambda folder: None,
 ) -> int:
     """Listen, announce the addresses, serve until the job is over; returns the number of rounds.
 
-    `stop` ends it: before training begins at once, afterwards behind a last snapshot. `warn` gets
-    what the journal complains about. Owns and closes the socket, the journal and the recorder.
-    Raises Stopped, ConfigError, NetworkError, and EdgetrainError if the journal cannot be written.
+    `follow` is called with the run folder once it is there. `stop` ends it: before training begins
+    at once, afterwards behind a last snapshot. `warn` gets what the journal complains about. Owns
+    and closes the socket, the journal and the recorder. Raises Stopped, ConfigError, NetworkError,
+    and EdgetrainError if the journal cannot be written.
     """
     job = request.job
     most = raise_limit()
@@ -106,17 +110,23 @@ def serve_job(
         hub = _restored(hub, found, journal, request, clock, say)
     _announce(listening.reachable, socket.port, gate, say)
     say(f"waiting for {job.fleet.members} members; run folder: {folder}")
-    recorder = HubRecorder(folder, clock, socket.traffic, say=say, earlier_s=earlier_s)
+    began: list[str] = []
+    follow(folder)
+    recorder = HubRecorder(
+        folder, clock, socket.traffic, say=say, earlier_s=earlier_s, name_of=_names(gate),
+        on_start=lambda at: began.append(utc(clock() - at)),
+    )  # fmt: skip
     socket.refusals.report = lambda line: recorder(Note("refused", "?", line))
     try:
         stop.defer()
         keys = None if gate is None else gate.allowed
-        serve(hub, socket, clock, recorder, lambda: bool(stop.asked), journal, keys)
+        serve(hub, socket, clock, recorder, lambda: bool(stop.asked), journal, keys, earlier_s)
         if not hub.finished and hub.started and journal is not None:
             _save_last(hub, journal)
             say(f"stopped after {hub.round} rounds; go on with: edgetrain hub --resume {folder}")
     finally:
-        _close(folder, hub, recorder, socket, journal, warn)
+        known = {"rounds": hub.round, "began": began[0] if began else None}
+        _close(folder, known, recorder, socket, journal, warn)
     if not hub.finished:
         stop.check()
     say(f"done: {hub.round} rounds")
@@ -125,20 +135,20 @@ def serve_job(
 
 def _close(
     folder: Path,
-    hub: Hub,
+    known: dict[str, Any],
     recorder: HubRecorder,
     socket: HubSocket,
     journal: Journal | None,
     warn: Say,
 ) -> None:
-    """Close everything and write the summary. What fails here is a warning: the job is not lost by
-    it, and an error that ended the hub says what to do."""
+    """Close everything and write the summary, with what is `known`. What fails here is a warning:
+    the job is not lost by it, and an error that ended the hub says what to do."""
     socket.close()
     if journal is not None:
         journal.close()
     try:
         recorder.close()
-        run_folders.write_summary(folder, summarise(folder, {"rounds": hub.round}))
+        run_folders.write_summary(folder, summarise(folder, known))
     except (EdgetrainError, OSError) as error:
         warn(f"no summary: {error}")
 
@@ -154,6 +164,13 @@ def _gate(request: HubRequest, listening: Listening) -> Gate | None:
             "make them with `edgetrain keys init`; inside a network you trust --insecure will do",
         )
     return Gate(ring)
+
+
+def _names(gate: Gate | None) -> Callable[[bytes], str]:
+    """Finds the name under which the machine at a connection was enrolled."""
+    if gate is None:
+        return lambda sender: ""
+    return lambda sender: gate.allowed().get(owner_of(sender), "")
 
 
 def _run_folder(request: HubRequest) -> tuple[Path, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgetrain.exchange.member.driver import Exchanged
+from edgetrain.exchange.member.telemetry import Sums
 from edgetrain.exchange.transport import Traffic
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import Job
@@ -100,6 +101,9 @@ class Trainee(Protocol):
     def observe_exchanges(self, observe: Callable[[Exchanged], None]) -> None:
         """Call `observe` after each exchange."""
 
+    def account_with(self, sums: Callable[[], Sums]) -> None:
+        """Ask `sums` where the time went."""
+
 
 @dataclass
 class Seconds:
@@ -146,7 +150,11 @@ class Loop:
         self._most_bytes = steps.most_bytes
         self._unrecorded = 0
         self._seconds = Seconds()
+        self._all_seconds = Seconds()
+        """Of all steps that are over; `_seconds` are those that no line has yet."""
+        self._step, self._step_ended = 0, clock()
         self._before = member.traffic()
+        member.account_with(self._sums)
         if self._record_every == 1 and not steps.most_bytes:
             member.observe_exchanges(self._record_exchange)
 
@@ -161,17 +169,20 @@ class Loop:
         self._evaluate()
         ended = self._clock()
         self._seconds.eval_s = ended - began if self._evaluate_every else 0.0
+        self._all_seconds.add(self._seconds)
         half = self._member.half
         many = self._local.takes_many and not self._evaluate_every
-        step = min(self._member.begins_at, self._steps)
+        step = self._step = min(self._member.begins_at, self._steps)
         while step < self._steps:
             step += 1
             began = self._clock()
             if self._evaluate_every and step > 1 and (step - 1) % self._evaluate_every == 0:
                 self._evaluate()  # while a paced device would still be computing
                 if not self._pace.is_set:
-                    self._seconds.eval_s += self._clock() - began
-                    ended += self._clock() - began
+                    evaluated = Seconds(eval_s=self._clock() - began)
+                    self._seconds.add(evaluated)
+                    self._all_seconds.add(evaluated)
+                    ended += evaluated.eval_s
             ahead = min(half.quiet_steps(), self._steps - step)
             loss_of = self._local.backward(ahead)
             quiet = ahead if many else 0
@@ -192,6 +203,8 @@ class Loop:
             self._pace.end_step(seconds.compute_s)
             self._unrecorded += 1 + quiet
             self._seconds.add(seconds)
+            self._all_seconds.add(seconds)
+            self._step, self._step_ended = step, now
             self._record(step, loss_of)
             ended = now
         self._finish()
@@ -212,6 +225,13 @@ class Loop:
             self._log.event("finished", f"{self._steps} steps, base {base:016x}")
         else:  # it came when others were already waiting for their last replies
             self._log.event("finished", "no steps were left")
+
+    def _sums(self) -> Sums:
+        seconds = self._all_seconds
+        return Sums(
+            self._step, self._member.half.round, self._step_ended,
+            seconds.wait_s, seconds.overhead_s, seconds.eval_s, seconds.end_s,
+        )  # fmt: skip
 
     def _record_exchange(self, exchanged: Exchanged) -> None:
         self._log.exchange(

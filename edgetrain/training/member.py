@@ -25,6 +25,7 @@ from edgetrain.exchange.keys.credentials import credentials as credentials_for
 from edgetrain.exchange.member.checkpoint import MEMBER, Keep, Saved, has_checkpoint
 from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, Stepper
 from edgetrain.exchange.member.link import OUTAGE_S, Link
+from edgetrain.exchange.member.telemetry import Sums, Telemeter
 from edgetrain.exchange.seam import Entry, Exchange, Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
@@ -33,6 +34,7 @@ from edgetrain.jobs.rules import BUFFERS, FIXED, refuse_checkpoint
 from edgetrain.strategies import find
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.keeping import Keeping, keeping_of, past_of
+from edgetrain.training.readings import readings_of, versions
 from edgetrain.training.state import Stateful
 from edgetrain.training.stopping import GRACE_S, Stop
 from edgetrain.vectors import layout as layouts
@@ -144,7 +146,19 @@ class Member:
         self.members = driver.entry.members
         self.strategy, self.half, self.flat = driver.strategy, driver.half, driver.flat
         self.begins_at = driver.progress
+        self.eval_s = 0.0
+        """Seconds that all evaluations of `fleet_model` took."""
         self._closed = False
+        began = driver.clock() if driver.entry.began is None else driver.entry.began
+        exchange = driver.exchange
+        self.telemeter = Telemeter(
+            driver.entry.status_s, began, driver.clock, self._sums, exchange.traffic,
+            exchange.report,
+        )  # fmt: skip
+        """Says how this member is doing."""
+        if driver.entry.status_s:
+            self.telemeter.versions = versions()
+            self.telemeter.read = readings_of()
 
     @classmethod
     def join(
@@ -205,6 +219,19 @@ class Member:
         return cls(driver, request, stop, keeping)
 
     @property
+    def began(self) -> float:
+        """When training began at the hub, by this member's clock."""
+        return self.telemeter.began
+
+    def _sums(self) -> Sums:
+        """Where this member is, and where its time went."""
+        driver = self._driver
+        return Sums(
+            driver.progress, self.half.round, driver.clock(), driver.wait_s, driver.exchange_s,
+            self.eval_s,
+        )  # fmt: skip
+
+    @property
     def steps(self) -> int:
         """Local steps taken, those before the process was killed included: the batch that comes
         next is number `steps`, from 0."""
@@ -231,6 +258,10 @@ class Member:
         """Call `observe` after each exchange from now on."""
         self._driver.observe = observe
 
+    def account_with(self, sums: Callable[[], Sums]) -> None:
+        """Tell the hub from now on what `sums` says of this member's time."""
+        self.telemeter.sums = sums
+
     # -- training ------------------------------------------------------------------------------
 
     def step(self) -> None:
@@ -250,6 +281,7 @@ class Member:
         if self._keeping is not None and not self.half.local_steps and self._keeping.keeper.due:
             self._keeping.save(driver, self._request)
             driver.restart_clock()
+        self.telemeter.poll()
         self.stop.alive()
         if self.stop.asked:
             self.flat.pull_params()
@@ -291,6 +323,7 @@ class Member:
         """
         if not self._closed:
             self._closed = True
+            self.telemeter.say()
             self._driver.leave(" ".join(reason.split())[:256])
             self._close_checkpoint()
 
@@ -330,11 +363,15 @@ class Member:
         For evaluation and for saving. Afterwards the model has the bits it had, whatever its
         dtype: looking changes nothing in training. With synchronous SGD the two are the same.
         """
-        if self.half.base is self.flat.params:
-            yield
-            return
-        with self.flat.holding(self.half.base):
-            yield
+        began = self._driver.clock()
+        try:
+            if self.half.base is self.flat.params:
+                yield
+                return
+            with self.flat.holding(self.half.base):
+                yield
+        finally:
+            self.eval_s += self._driver.clock() - began
 
     def traffic(self) -> Traffic:
         """Bytes at the socket, headers and acknowledgements of messages included."""

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgetrain.exchange.hub.effects import Closed, Note
+from edgetrain.exchange.hub.effects import Closed, Note, Observed, Reported
 from edgetrain.exchange.limits import Refusals
 from edgetrain.exchange.messages import CODES
 from edgetrain.runs.environment import Meter, Usage
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.training.statuses import Statuses
 
 if TYPE_CHECKING:
     from edgetrain.exchange.transport import Traffic
@@ -64,7 +65,8 @@ class HubRecorder:
     """Writes what a hub does into a run folder.
 
     `on_start` is called with the time of `clock` at which training began; `say` gets each event as
-    a line for people. `earlier_s`: seconds of training before the hub was restored.
+    a line for people. `earlier_s`: seconds of training before the hub was restored. `name_of` is
+    asked for the name under which the machine at a connection was enrolled; "": it was not.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class HubRecorder:
         on_start: Callable[[float], None] = lambda began: None,
         say: Callable[[str], None] = lambda line: None,
         earlier_s: float = 0.0,
+        name_of: Callable[[bytes], str] = lambda sender: "",
     ) -> None:
         self._folder = folder
         self._traffic = traffic
@@ -88,11 +91,15 @@ class HubRecorder:
         self._early = _Early()
         self._refusals = Refusals(few=20)
         self._log: MetricsLog | None = None
+        self._statuses, self._name_of = Statuses(), name_of
 
-    def __call__(self, effect: Note | Closed) -> None:
+    def __call__(self, effect: Observed) -> None:
         """Record an effect: the observer that `serve` calls."""
         if isinstance(effect, Closed):
             self._round(effect)
+            return
+        if isinstance(effect, Reported):
+            self._status(effect)
             return
         if effect.event == "refused":
             code, _, _ = effect.reason.partition(":")
@@ -137,6 +144,12 @@ class HubRecorder:
                 every=closed.every,
                 cuts=closed.cuts,
             )
+
+    def _status(self, reported: Reported) -> None:
+        if self._log is not None:
+            keys = self._statuses.keys_of(reported.member, reported.telemetry)
+            name = self._name_of(reported.sender)
+            self._log.status(about=reported.member, name=name, keys=keys)
 
     def close(self) -> None:
         """Write events that are still kept, and close the file; works twice."""

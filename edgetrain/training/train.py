@@ -36,6 +36,7 @@ from edgetrain.training.keeping import Keeping, keeping_of
 from edgetrain.training.loop import Loop, Steps
 from edgetrain.training.member import Member, bind, release_of
 from edgetrain.training.pacing import Pace
+from edgetrain.training.readings import readings_of
 from edgetrain.training.service import Service
 from edgetrain.training.stopping import Stop
 from edgetrain.training.trained import write_model
@@ -63,7 +64,7 @@ def train(
     job: Job,
     place: Place,
     hub: str,
-    open_log: Callable[[str], MetricsLog],
+    open_log: Callable[[str, float], MetricsLog],
     clock: Callable[[], float] = time.monotonic,
     credentials: Credentials | None = None,
     checkpoint: Path | None = None,
@@ -74,7 +75,8 @@ def train(
     service: Service | None = None,
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """Train one member of a job to its end. `open_log(name)` is called once training begins.
+    """Train one member of a job to its end. `open_log` is called once training begins, with the
+    member's name and when training began, by `time.monotonic`.
     Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
     needs to go on after it was killed. `source` is what noise is made of, where the job has
     privacy. `stop` ends it between two steps. With `keeps_model` the member that evaluates, m0,
@@ -106,8 +108,9 @@ def train(
         service.status(lambda: f"training: {member.steps} of {job.train.steps} steps")
         stop.alive = lambda: service.alive(member.steps)
         begin_at(optimizer, member.begins_at)
+        member.telemeter.read = readings_of(place.device, energy)
         local = work_of(job, task, model, flat, place.index, source, member.steps)
-        with open_log(member.name) as log:
+        with open_log(member.name, member.began) as log:
             steps = replace(Steps.of(job, place.index), most_bytes=metrics_bytes)
             Loop(steps, local, member, log, pace, Meter(), energy, clock).run()
             if keeps_model and place.index == 0:

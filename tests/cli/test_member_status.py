@@ -169,7 +169,7 @@ def test_room_is_looked_for_without_making_anything(made, said, tmp_path):
 
 def test_a_disk_that_is_full_at_the_end_does_not_undo_the_training(tmp_path, monkeypatch, capsys):
     def train(job, place, hub, open_log, **options):
-        with open_log("m0") as log:
+        with open_log("m0", 0.0) as log:
             log.event("finished", "30 steps")
         monkeypatch.setattr(run_folders, "write_text", full)
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import edgetrain.training.member
 from edgetrain import codecs, strategies
-from edgetrain.exchange.hub.effects import Closed, Note
+from edgetrain.exchange.hub.effects import Closed, Note, Observed
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
@@ -219,10 +219,10 @@ class HubThread:
         except BaseException as error:
             self.error = error
 
-    def _observe(self, effect: Note | Closed) -> None:
+    def _observe(self, effect: Observed) -> None:
         if isinstance(effect, Note):
             self.notes.append(effect)
-        else:
+        elif isinstance(effect, Closed):
             self.closed.append(effect)
             self.on_close(effect)
 

@@ -494,6 +494,9 @@ class Script:
     def received_bytes(self):
         return self.coming
 
+    def traffic(self):
+        return Traffic(0, 0, 0, 0.0)
+
     def clock(self):
         return self.now
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgetrain.exchange.hub.records import Record, Round, State
-from edgetrain.exchange.messages import Message, Refuse, Reply
+from edgetrain.exchange.messages import Message, Refuse, Reply, Telemetry
 
 Event = Literal["joined", "started", "late", "gone", "left", "refused", "back", "pace"]
 
@@ -53,6 +53,20 @@ class Closed:
 
 
 @dataclass(frozen=True)
+class Reported:
+    """A member says how it is doing."""
+
+    member: str
+    sender: bytes
+    """How the transport knows its connection."""
+    telemetry: Telemetry
+
+
+Observed = Note | Closed | Reported
+"""What people want to know; nothing depends on it."""
+
+
+@dataclass(frozen=True)
 class Write:
     """Bring this to the journal before any effect that follows."""
 
@@ -75,7 +89,7 @@ class Replay:
     end: int
 
 
-Effect = Send | Note | Closed | Write | Save | Replay
+Effect = Send | Observed | Write | Save | Replay
 
 
 def refusal(to: bytes, code: str, reason: str) -> Send:

@@ -112,6 +112,8 @@ class MemberRecord:
     incoming: list[Buffer] = field(default_factory=list)
     """Parts of the contribution that is arriving."""
     unreachable_since: float | None = None
+    reported: float = float("-inf")
+    """Up to when its reports are accounted for: see `telemetry`."""
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -170,6 +172,10 @@ class MemberRecord:
         self.unreachable_since = None
         if self.state == "late":  # nothing else changes, and this is asked for every message
             self._change_state("is heard")
+
+    def note_report(self, until: float) -> None:
+        """A report of it is passed on, which accounts for its reports `until` then."""
+        self.reported = until
 
     def mark_unreachable(self, now: float) -> None:
         """Its connection is lost since `now`."""

@@ -186,6 +186,7 @@ class Membership:
             epoch=self.epoch,
             threshold=masks.terms.threshold if masks else 0,
             span=masks.terms.span if masks else 1.0,
+            status_ms=round(1000 * self.policy.status_s),
         )
 
     # -- beginning to train -------------------------------------------------------------------

@@ -33,6 +33,7 @@ from edgetrain.exchange.hub.membership import Membership, turn_away
 from edgetrain.exchange.hub.merger import Merger
 from edgetrain.exchange.hub.records import Record, Restarted, State
 from edgetrain.exchange.hub.rounds import Rounds
+from edgetrain.exchange.hub.telemetry import observe_sign
 from edgetrain.exchange.hub.terms import Policy, Terms, check_same_job
 from edgetrain.exchange.messages import (
     Advertise,
@@ -45,6 +46,7 @@ from edgetrain.exchange.messages import (
     Resume,
     Reveal,
     Shares,
+    Telemetry,
 )
 from edgetrain.strategies.closing import ClosingRule, QuorumAndDeadline
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
@@ -213,8 +215,8 @@ class Hub:
             return [refusal(member.sender, "unknown", _ASTRAY)]
         member.mark_heard()
         match message:
-            case Beat():
-                return []
+            case Beat() | Telemetry():
+                return observe_sign(member, message, self.policy.status_s, now)
             case Contribute():
                 return self._accept_contribution(member, message, now)
             case Base():

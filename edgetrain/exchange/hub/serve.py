@@ -6,13 +6,14 @@ It reads the clock, moves messages and keeps the journal; it decides nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from edgetrain.errors import BadMessage
 from edgetrain.exchange.hub.effects import (
-    Closed,
     Effect,
     Note,
+    Observed,
     Replay,
     Save,
     Send,
@@ -29,6 +30,7 @@ from edgetrain.exchange.messages import (
     Message,
     Refuse,
     Resume,
+    Start,
     other_protocol,
     pack,
     unpack,
@@ -45,7 +47,7 @@ Keys = Callable[[], Container[bytes]]
 class Observer(Protocol):
     """Who wants to know what the hub does (metrics, a person)."""
 
-    def __call__(self, effect: Note | Closed) -> None: ...
+    def __call__(self, effect: Observed) -> None: ...
 
 
 def serve(
@@ -56,14 +58,16 @@ def serve(
     stop: Callable[[], bool] = lambda: False,
     journal: Journal | None = None,
     keys: Keys | None = None,
+    earlier_s: float = 0.0,
 ) -> None:
     """Run the hub until its job is over or `stop` answers true (asked at least once a second, like
     `keys`; None: no member has a key that could be revoked).
 
-    What the hub says has to be in the `journal` is there before anyone is told. Raises
-    EdgetrainError when the journal's disk is full and the job says to stop.
+    What the hub says has to be in the `journal` is there before anyone is told. `earlier_s`:
+    seconds of training before the hub was restored. Raises EdgetrainError when the journal's disk
+    is full and the job says to stop.
     """
-    driver = _Driver(hub, transport, clock, observe, journal)
+    driver = _Driver(hub, transport, clock, observe, journal, earlier_s)
     pause = hub.policy.beat_s / 4
     next_tick = clock()
     allowed: Container[bytes] | None = None
@@ -97,7 +101,10 @@ class _Driver:
         clock: Clock,
         observe: Observer,
         journal: Journal | None,
+        earlier_s: float,
     ) -> None:
+        self._began: float | None = None
+        self._earlier_s = earlier_s
         self._hub, self._transport, self._clock = hub, transport, clock
         self._observe, self._journal = observe, journal
         self._garbled = 0
@@ -123,11 +130,12 @@ class _Driver:
         journal = self._journal
         for effect in effects:
             match effect:
+                case Send(message=Start() as start):
+                    self._send(effect.to, pack(self._stamped(start)))
                 case Send():
                     if packed is None or packed[0] is not effect.message:
                         packed = effect.message, pack(effect.message)
-                    if not self._transport.send(effect.to, packed[1]):
-                        self._each(self._hub.unreachable(effect.to, self._clock()))
+                    self._send(effect.to, packed[1])
                 case Write():
                     if journal is not None:
                         journal.append(effect.record)
@@ -138,8 +146,20 @@ class _Driver:
                         self._hub.tail = journal.tail
                 case Replay():
                     self._replay(effect)
+                case Note(event="started", member="hub"):
+                    self._began = self._clock() - self._earlier_s
+                    self._observe(effect)
                 case _:
                     self._observe(effect)
+
+    def _send(self, to: bytes, frames: list[Buffer]) -> None:
+        if not self._transport.send(to, frames):
+            self._each(self._hub.unreachable(to, self._clock()))
+
+    def _stamped(self, start: Start) -> Start:
+        """The same, with the time since training began: only here it is known when it is sent."""
+        began = self._clock() if self._began is None else self._began
+        return replace(start, t_ms=max(0, round(1000 * (self._clock() - began))))
 
     def _replay(self, asked: Replay) -> None:
         sent = asked.first
@@ -147,8 +167,7 @@ class _Driver:
             if record.round >= asked.end:
                 break
             for reply in replies_of(record):
-                if not self._transport.send(asked.to, pack(reply)):
-                    self._each(self._hub.unreachable(asked.to, self._clock()))
+                self._send(asked.to, pack(reply))
             sent = record.round + 1
         if sent < asked.end:
             self._each(self._hub.unreadable(asked.to, self._clock()))

@@ -91,3 +91,5 @@ class Policy:
     were lost."""
     most_elements: int = MAX_ELEMENTS
     """Elements of the largest model that a member may bring."""
+    status_s: float = 0.0
+    """Seconds between two reports of how a member is doing; 0: none is wanted."""

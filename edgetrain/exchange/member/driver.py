@@ -191,7 +191,7 @@ class Driver:
         self.observe: Callable[[Exchanged], None] | None = None
         """Called after each exchange."""
         self.is_mid_step = self.is_drained = False
-        self.optimizer, self._clock, self._release = optimizer, clock, release
+        self.optimizer, self.clock, self._release = optimizer, clock, release
         self._weight = float(weight) if self.strategy.weighted else 1.0
         self._meter = DelayMeter() if entry.auto_delay else None
         self._skipped = 0
@@ -235,7 +235,7 @@ class Driver:
 
     def step(self) -> None:
         """Step the optimizer, and exchange what the strategy asks for; may wait for a reply."""
-        computed_s = self._clock() - self._step_began
+        computed_s = self.clock() - self._step_began
         half, flat = self.half, self.flat
         self.is_mid_step = True
         if half.adjusts_gradient:
@@ -243,13 +243,13 @@ class Driver:
         self._exchange(half.before_step, apply_anyway=False)
         if half.adjusts_gradient:
             flat.push_gradient(zeros_are_none=half.moves_params or self.entry.is_exact)
-        began = self._clock()
+        began = self.clock()
         self.optimizer.step()
         self.is_mid_step = False
         self.steps += 1
         if self._meter is not None:
             steps, self._skipped = 1 + self._skipped, 0
-            self._meter.add_step((computed_s + self._clock() - began) / steps)
+            self._meter.add_step((computed_s + self.clock() - began) / steps)
         self.exchange.poll()
         if flat.is_storage or not half.quiet_steps():
             flat.pull_params()
@@ -258,7 +258,7 @@ class Driver:
 
     def restart_clock(self) -> None:
         """Count the seconds of the next step from now: those before were not spent on it."""
-        self._step_began = self._clock()
+        self._step_began = self.clock()
 
     def skip(self, steps: int) -> None:
         """This many steps have been taken elsewhere (a simulation takes them for many members at
@@ -299,7 +299,7 @@ class Driver:
     ) -> None:
         """Submit the contribution, if there is one, and apply every reply that is due; without a
         contribution only if `apply_anyway`."""
-        began, waited = self._clock(), self.wait_s
+        began, waited = self.clock(), self.wait_s
         changed = self._submit(contribution_of())
         while (changed or apply_anyway) and (due := self.half.due()) is not None:
             self._apply(due)
@@ -307,14 +307,14 @@ class Driver:
             changed = True
         if changed and self.half.moves_params:
             self.flat.push_params()
-        self.exchange_s += self._clock() - began - (self.wait_s - waited)
+        self.exchange_s += self.clock() - began - (self.wait_s - waited)
 
     def _submit(self, contribution: Vector | None) -> bool:
         # A separate method, so that no local variable keeps the vector alive: once it has been
         # sent, its memory is used for the reply.
         if contribution is None:
             return False
-        round, began = self.half.round - 1, self._clock()
+        round, began = self.half.round - 1, self.clock()
         if self._meter is not None and not self._meter.wanted:
             # The first round: what the connection has seen of the way so far, while joining.
             self._meter.add_round_trip(self.exchange.traffic().round_trip_s)
@@ -332,7 +332,7 @@ class Driver:
         )
         if read is not None:
             self.half.sent(read)
-        now = self._clock()
+        now = self.clock()
         self._submitted[round] = now, now - began
         return True
 
@@ -343,16 +343,16 @@ class Driver:
         return shown
 
     def _apply(self, round: int) -> None:
-        began = self._clock()
+        began = self.clock()
         reply = self.exchange.wait(round)
-        self.wait_s += self._clock() - began
+        self.wait_s += self.clock() - began
         if isinstance(reply, CatchUp):
             self._catch_up(reply)
             return
         submitted, submit_s = self._submitted.pop(round, (reply.arrived, 0.0))
         if self._meter is not None:
             self._meter.add_round_trip(reply.arrived - submitted + submit_s)
-        ready = self._clock()
+        ready = self.clock()
         self.half.apply(reply.pieces)
         if reply.checksum and reply.checksum != self.half.checksum:
             raise Diverged(
@@ -361,7 +361,7 @@ class Driver:
             )
         self._take_delay(reply.delay, reply.every)
         if self.observe is not None:
-            now = self._clock()
+            now = self.clock()
             self.observe(
                 Exchanged(
                     round, submitted, max(reply.arrived, submitted), now, submit_s, now - ready,

@@ -28,6 +28,7 @@ from edgetrain.exchange.messages import (
     Message,
     Reply,
     Start,
+    Telemetry,
     Welcome,
     pack,
     unpack,
@@ -135,9 +136,13 @@ class Link:
                 case Base() as base:
                     _write_base(base, params)
                 case Start() as start:
-                    return _entry(welcome, start)
+                    return _entry(welcome, start, self._began(start))
                 case Ask():
                     self._ask(0)
+
+    def _began(self, start: Start) -> float:
+        """When training began at the hub, by this link's clock."""
+        return self._silence.heard - start.t_ms / 1000 - self.traffic().round_trip_s / 2
 
     def _take_terms(self, welcome: Welcome, request: Request) -> None:
         elements = self._session.elements
@@ -301,6 +306,11 @@ class Link:
 
     # -- leaving -------------------------------------------------------------------------------
 
+    def report(self, telemetry: Telemetry) -> None:
+        """See Exchange. A member that is coming back has other things to say."""
+        if self._session.state == "training":
+            self._send(telemetry)
+
     def traffic(self) -> Traffic:
         """See Exchange."""
         return self._transport.traffic()
@@ -347,7 +357,7 @@ class Link:
         return unpack(frames)
 
 
-def _entry(welcome: Welcome, start: Start) -> Entry:
+def _entry(welcome: Welcome, start: Start, began: float) -> Entry:
     return Entry(
         name=welcome.name,
         index=welcome.index,
@@ -366,6 +376,8 @@ def _entry(welcome: Welcome, start: Start) -> Entry:
         and all(codecs.parse(name).lossless for name in (welcome.codec, welcome.reply_codec)),
         steps=start.steps,
         every_now=start.every,
+        status_s=welcome.status_ms / 1000,
+        began=began,
     )
 
 

@@ -204,6 +204,18 @@ class MetricsLog:
             },
         )
 
+    def status(
+        self,
+        *,
+        about: str,
+        name: str,
+        keys: Mapping[str, float | int | bool | str | None],
+    ) -> None:
+        """Write what the member `about` said of itself to this writer, the hub. `name`: under which
+        its machine was enrolled, or "". What is not known (None) is left out."""
+        known = {key: value for key, value in keys.items() if value is not None}
+        self._write("status", {"about": about, **({"name": name} if name else {}), **known})
+
     def event(self, event: EventName, reason: str = "", *, about: str | None = None) -> None:
         """Write a rare event: of this writer or, as the hub saw it, of the member `about`."""
         keys = {"event": event, "reason": reason}

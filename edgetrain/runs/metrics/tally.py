@@ -47,6 +47,15 @@ class MemberTally:
     """How many of its contributions a merge rule left out; a part of one counts as that part."""
     standing: str = ""
     reason: str = ""
+    name: str = ""
+    """Under which its machine was enrolled, if the hub says so."""
+    pace_s: float | None = None
+    """By the clock, of a step in the last few seconds, as it told the hub."""
+    round_trip_s: float | None = None
+    celsius: float | None = None
+    throttled: bool | None = None
+    has_own_lines: bool = False
+    """Whether it writes into this folder itself: then what it told the hub is the same again."""
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -63,6 +72,30 @@ class MemberTally:
 
     def add_step(self, record: Record) -> None:
         """Add a "step" line."""
+        if not self.has_own_lines:
+            self.has_own_lines = True
+            if self.lines:
+                self._forget_sums()
+        self._add_sums(record)
+
+    def add_status(self, record: Record) -> None:
+        """Add what it told the hub: a "status" line."""
+        self.name = str(record.get("name") or self.name)
+        for key in ("pace_s", "round_trip_s", "celsius"):
+            value = record.get(key)
+            if isinstance(value, int | float):
+                setattr(self, key, value)
+        self.throttled = record.get("throttled")
+        if not self.has_own_lines:
+            self._add_sums({**record, "t": _value(record, "at")})
+
+    def _forget_sums(self) -> None:
+        """What it told the hub comes again in lines of its own."""
+        fresh = MemberTally()
+        for key in _SUMS:
+            setattr(self, key, getattr(fresh, key))
+
+    def _add_sums(self, record: Record) -> None:
         self.lines += int(record.get("steps", 1))
         self.step = max(self.step, int(_value(record, "step")))
         self.t = max(self.t, record["t"])
@@ -118,6 +151,8 @@ class Tally:
             self._add_round(record)
         elif kind == "event":
             self._add_event(record)
+        elif kind == "status":
+            self._of(str(record.get("about") or member)).add_status(record)
 
     def add_all(self, records: Iterable[Record]) -> Self:
         """Add all of these records and return self."""
@@ -168,6 +203,10 @@ class Tally:
             self._of(about).standing, self._of(about).reason = event, reason
 
 
+_SUMS = (
+    "lines", "step", "t", "compute_s", "wait_s", "overhead_s", "eval_s", "end_s",
+    "sent_bytes", "received_bytes", "cpu_s", "joules",
+)  # fmt: skip
 _STANDINGS = ("joined", "started", "late", "gone", "back", "left", "finished", "failed")
 _OVER = ("finished", "left")
 _LOST = ("gone", "failed")

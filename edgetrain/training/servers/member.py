@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from edgetrain.exchange.member.driver import Exchanged
+from edgetrain.exchange.member.telemetry import Sums
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.tcp_counters import traffic_of_process
 from edgetrain.tasks.protocol import Task
@@ -84,6 +85,9 @@ class RankMember:
 
     def observe_exchanges(self, observe: Callable[[Exchanged], None]) -> None:
         """A rank exchanges within torch, where nobody can look."""
+
+    def account_with(self, sums: Callable[[], Sums]) -> None:
+        """A group on its own has nobody to tell."""
 
     def traffic(self) -> Traffic:
         """Of all connections of this process, those to ranks on the same machine included."""

@@ -13,9 +13,10 @@ again from its journal.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from edgetrain.errors import EdgetrainError
-from edgetrain.exchange.hub.effects import Closed, Note
+from edgetrain.exchange.hub.effects import Note, Observed
 from edgetrain.exchange.hub.journal import Disk, Journal
 from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.jobs.building import hub_of
@@ -79,7 +80,7 @@ class SimulatedHub:
             self._network.restart_hub()
             self.process = self._world.start("hub", self._serve, self._world.now)
 
-    def _observe(self, effect: Note | Closed) -> None:
+    def _observe(self, effect: Observed) -> None:
         if isinstance(effect, Note):
             if effect.event == "gone":
                 self.given_up.add(effect.member)
@@ -89,6 +90,8 @@ class SimulatedHub:
 
     def _serve(self) -> None:
         hub = hub_of(self._found, source=noise_of(self._found.job, "hub"))
+        # The members' own lines are in the same folder, in the same virtual time.
+        hub.policy = replace(hub.policy, status_s=0.0)
         if self._open_journal is None:
             serve(hub, self._network.hub, self.clock, self._observe)
             return

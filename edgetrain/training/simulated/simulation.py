@@ -25,6 +25,7 @@ import torch
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.plan import Plan
+from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
@@ -76,6 +77,7 @@ def run(
             simulation.write_model(folder / weights.FILE)
         finally:
             outcome.network = simulation.report()
+            outcome.extra["began"] = simulation.began
             simulation.close()
     return outcome.summary
 
@@ -118,6 +120,8 @@ class Simulation:
         self._gradients = local.choose(self.task, planned.job, batched)
         self._logs: list[MetricsLog] = []
         self._began = 0.0
+        self.began: str | None = None
+        """When training began, in UTC as this machine has it: not virtual. None: it has not."""
         self._recorder = HubRecorder(
             folder,
             self.world.clock,
@@ -153,7 +157,7 @@ class Simulation:
         return round((self._began + seconds) * SECOND)
 
     def _start(self, began: float) -> None:
-        self._began = began
+        self._began, self.began = began, utc()
         self.network.start_faults()
         self._on_start()
         presence = self._planned.presence

@@ -96,16 +96,44 @@ def member_table(state: RunState, width: int, rows: int) -> RenderableType:
 def member_columns(members: Sequence[MemberState]) -> list[Column]:
     """The table of members; the column `cut` is there if a merge rule left contributions out."""
     cut = column("cut", (f"{member.cut:.4g}" for member in members), rank=1)
+    told = any(member.pace_s is not None for member in members)
     return [
-        column("member", (member.name for member in members)),
+        column("member", (member.called for member in members)),
         column("step", (str(member.step) for member in members)),
-        column("loss", (units.figure("loss", member.loss) for member in members)),
+        *_loss(members),
+        *(_told(members) if told else []),
         *_split(members),
         *_traffic(members),
         column("memory", (units.size(member.peak_bytes) for member in members), rank=4),
         *([cut] if any(member.cut for member in members) else []),
         column("", map(_standing, members), styles=map(_standing_style, members)),
     ]
+
+
+def _loss(members: Sequence[MemberState]) -> list[Column]:
+    """A hub is not told any member's loss: then there is no such column."""
+    if members and all(member.loss is None and member.pace_s is not None for member in members):
+        return []
+    return [column("loss", (units.figure("loss", member.loss) for member in members))]
+
+
+def _told(members: Sequence[MemberState]) -> list[Column]:
+    """What members say of themselves: pace, part of the time waiting, round trip, heat."""
+    shown = [
+        column("pace", (units.duration(member.pace_s) for member in members)),
+        column("waiting", (units.share(member.wait_share) for member in members)),
+        column("round trip", (units.duration(member.round_trip_s) for member in members), rank=1),
+    ]
+    if any(member.celsius is not None for member in members):
+        hot = ("red" if member.throttled else "" for member in members)
+        shown.append(column("heat", map(_heat, members), styles=hot, rank=1))
+    return shown
+
+
+def _heat(member: MemberState) -> str:
+    if member.celsius is None:
+        return units.ABSENT
+    return f"{member.celsius:.0f} C" + ("!" if member.throttled else "")
 
 
 def _trouble(member: MemberState) -> tuple[bool, int, float]:

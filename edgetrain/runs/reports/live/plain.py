@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from edgetrain.runs.metrics.lines import HUB, Record
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.live.watch import RunState
+from edgetrain.runs.reports.live.watch import MemberState, RunState
 
 _ROUTINE = ("joined", "started", "finished", "left")
 """Events of every member of a healthy run: counted together, not shown one by one."""
@@ -20,8 +20,7 @@ def plain_line(state: RunState) -> str:
     steps = f"/{state.steps}" if state.steps else ""
     parts = [
         f"step {state.step:.0f}{steps}",
-        f"loss {units.figure('loss', state.loss)}",
-        f"held-out {state.metric} {units.figure(state.metric, state.figure)}",
+        *_figures_in_words(state),
         f"{units.duration(state.seconds_per_step)}/step ({_split_in_words(state)})",
         f"sent {units.size(state.sent_bytes)} received {units.size(state.received_bytes)}",
     ]
@@ -32,6 +31,44 @@ def plain_line(state: RunState) -> str:
     if state.trusted is False:
         parts.append("untrusted: the emulated network was late")
     return f"{state.name}: " + ", ".join(parts)
+
+
+_MOST_MEMBERS = 10
+
+
+def member_lines(state: RunState) -> list[str]:
+    """A line for each member that told a hub how it is doing, the slowest first, ten at most."""
+    told = [member for member in state.members if member.pace_s is not None]
+    told.sort(key=lambda member: -(member.pace_s or 0.0))
+    lines = [f"  {_member_in_words(member)}" for member in told[:_MOST_MEMBERS]]
+    rest = len(told) - len(lines)
+    return [*lines, f"  and {rest} more"] if rest else lines
+
+
+def _figures_in_words(state: RunState) -> list[str]:
+    """The loss and the task's figure. A hub knows neither."""
+    if state.loss is None and state.figure is None:
+        return []
+    return [
+        f"loss {units.figure('loss', state.loss)}",
+        f"held-out {state.metric} {units.figure(state.metric, state.figure)}",
+    ]
+
+
+def _member_in_words(member: MemberState) -> str:
+    parts = [
+        f"step {member.step}",
+        f"{units.duration(member.pace_s)}/step",
+        f"waiting {units.share(member.wait_share)}",
+        f"round trip {units.duration(member.round_trip_s)}",
+        f"sent {units.size(member.sent_bytes)} received {units.size(member.received_bytes)}",
+        f"memory {units.size(member.peak_bytes or None)}",
+    ]
+    if member.celsius is not None:
+        parts.append(f"{member.celsius:.0f} C" + (" throttled" if member.throttled else ""))
+    if member.standing in ("late", "gone", "failed"):
+        parts.append(member.standing)
+    return f"{member.called}: " + ", ".join(parts)
 
 
 def _split_in_words(state: RunState) -> str:

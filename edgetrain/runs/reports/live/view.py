@@ -141,6 +141,13 @@ class LiveView:
         pause = max(_REFRESH_S, (self._cpu() - began) / _SHARE_OF_A_CORE)
         self._next = now + min(pause, _LONGEST_PAUSE_S)
 
+    def say_above(self, line: str) -> None:
+        """Print a line above the table, which stays."""
+        if self._live is not None:
+            self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._say(line)
+
     def _redraw(self, fresh: dict[str, list[Record]]) -> None:
         if not any(fresh.values()) or self._live is None:
             return

@@ -36,6 +36,25 @@ class MemberState:
     peak_bytes: int
     cut: float = 0.0
     """Contributions that a merge rule left out."""
+    enrolled: str = ""
+    """The name under which its machine was enrolled, if a hub says so; like the rest below."""
+    pace_s: float | None = None
+    """By the clock, of a step in the last few seconds."""
+    round_trip_s: float | None = None
+    celsius: float | None = None
+    throttled: bool | None = None
+
+    @property
+    def called(self) -> str:
+        """Its name, and that of its machine beside it."""
+        named = self.enrolled and self.enrolled != self.name
+        return f"{self.name} {self.enrolled}" if named else self.name
+
+    @property
+    def wait_share(self) -> float | None:
+        """The part of its time that it waits, 0 to 1; None before its first step."""
+        whole = self.compute_s + self.wait_s + self.overhead_s
+        return self.wait_s / whole if whole else None
 
     @property
     def busy_s(self) -> float:
@@ -215,4 +234,9 @@ def _member(name: str, tally: MemberTally) -> MemberState:
         received_bytes=tally.received_bytes.total,
         peak_bytes=tally.peak_bytes,
         cut=tally.cut,
+        enrolled=units.printable(tally.name),
+        pace_s=tally.pace_s,
+        round_trip_s=tally.round_trip_s,
+        celsius=tally.celsius,
+        throttled=tally.throttled,
     )

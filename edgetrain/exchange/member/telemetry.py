@@ -1,0 +1,106 @@
+"""What a member says of itself every few seconds: where it is, where its time went, its machine.
+
+Numbers only, no loss and no figure of the task: what leaves a machine is the same with and without
+privacy. `Telemeter` decides when, and turns sums into a message.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgetrain.exchange.messages import Telemetry
+from edgetrain.exchange.transport import Traffic
+
+UNKNOWN_CELSIUS = -274
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Where a member is, and where its time went since its process began to train, in seconds.
+
+    What is left of the time is computing. `at`: the reading of the clock up to which they count.
+    """
+
+    step: int
+    round: int
+    at: float
+    wait_s: float
+    overhead_s: float
+    eval_s: float = 0.0
+    end_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What a machine says of itself; None: it does not."""
+
+    memory_bytes: int | None = None
+    celsius: float | None = None
+    throttled: bool | None = None
+    joules: float | None = None
+
+
+class Telemeter:
+    """Says every `period_s` seconds (0: never) how a member is doing.
+
+    `sums`, `traffic` and `read` are asked when it is time; `say` gets the message. Training began
+    at `began` of the clock. `sums` and `read` may be replaced.
+    """
+
+    def __init__(
+        self,
+        period_s: float,
+        began: float,
+        clock: Callable[[], float],
+        sums: Callable[[], Sums],
+        traffic: Callable[[], Traffic],
+        say: Callable[[Telemetry], None],
+    ) -> None:
+        self.sums = sums
+        self.read: Callable[[], Readings] = Readings
+        self.versions = ""
+        """Said once, with the first message."""
+        self.began = began
+        self._period_s, self._clock, self._traffic, self._say = period_s, clock, traffic, say
+        self._next = -math.inf
+        self._before = traffic()
+
+    def poll(self) -> None:
+        """Say it if it is time. Call it as often as you like: that costs a look at the clock."""
+        if self._period_s and self._clock() >= self._next:
+            self.say()
+
+    def say(self) -> None:
+        """Say it now, unless it is never wanted."""
+        if not self._period_s:
+            return
+        self._next = self._clock() + self._period_s
+        self._say(self._message())
+        self.versions = ""
+
+    def _message(self) -> Telemetry:
+        sums, readings, traffic = self.sums(), self.read(), self._traffic()
+        heat, joules = readings.celsius, readings.joules
+        return Telemetry(
+            step=sums.step,
+            round=sums.round,
+            t_ms=_thousandths(sums.at - self.began),
+            wait_ms=_thousandths(sums.wait_s),
+            overhead_ms=_thousandths(sums.overhead_s),
+            eval_ms=_thousandths(sums.eval_s),
+            end_ms=_thousandths(sums.end_s),
+            round_trip_us100=_thousandths(10 * traffic.round_trip_s),
+            sent_bytes=max(0, traffic.sent_bytes - self._before.sent_bytes),
+            received_bytes=max(0, traffic.received_bytes - self._before.received_bytes),
+            memory_mb=(readings.memory_bytes or 0) >> 20,
+            celsius=UNKNOWN_CELSIUS if heat is None else min(1000, max(-273, round(heat))),
+            throttled=-1 if readings.throttled is None else int(readings.throttled),
+            joules=-1 if joules is None else max(0, round(joules)),
+            versions=self.versions,
+        )
+
+
+def _thousandths(value: float) -> int:
+    return max(0, round(1000 * value))
