@@ -18,17 +18,16 @@ import numpy as np
 import torch
 
 from edgetrain.codecs import Feedback, TopK
-from edgetrain.tasks import load_task
+from edgetrain.tasks import Task, load_task
 from edgetrain.vectors.vector import Vector
 
 DENSITIES = (0.001, 0.01, 0.1)
 DISPLACED_STEPS = 20
 
 
-def train(task_name: str, steps: int, batch: int, rate: float) -> dict[str, Vector]:
-    """Train one member's model and keep the vectors named above."""
+def train(task: Task, steps: int, batch: int, rate: float, told: bool = True) -> dict[str, Vector]:
+    """Train one member's model and keep the vectors named above; print the loss if `told`."""
     torch.manual_seed(0)
-    task = load_task(task_name, {})
     model = task.model()
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=rate)
@@ -48,7 +47,7 @@ def train(task_name: str, steps: int, batch: int, rate: float) -> dict[str, Vect
                 kept[f"feedback_{density}"] = memory.residual + gradient
             memory.encode(gradient)
         optimizer.step()
-        if step % 50 == 0 or step == steps - 1:
+        if told and (step % 50 == 0 or step == steps - 1):
             print(f"step {step}: loss {float(loss.detach()):.3f}", flush=True)
     return {**kept, "gradient": gradient, "displacement": flat(parameters) - start}
 
@@ -68,7 +67,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=1e-3)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    np.savez(args.file, **train(args.task, args.steps, args.batch, args.rate))  # type: ignore[arg-type]
+    np.savez(args.file, **train(load_task(args.task, {}), args.steps, args.batch, args.rate))  # type: ignore[arg-type]
     print(f"wrote {args.file}")
     return 0
 

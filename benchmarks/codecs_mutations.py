@@ -31,7 +31,7 @@ import codec_cases as cases  # the specs and vectors that the tests use
 import codec_memory as memory
 from codec_mutations import mutate
 
-KINDS = ["normal", "few", "clusters", "steps"]
+KINDS = ["normal", "few", "clusters", "steps", "rows"]
 MUTATIONS = 4
 """Of each payload, where memory is measured: tracing is slow."""
 

@@ -44,12 +44,12 @@ def test_mutated_payloads(spec: str) -> None:
     codec = cases.bound(spec, ELEMENTS)
     originals = [
         bytes(codec.encode(cases.make(kind, ELEMENTS, i))[0])
-        for i, kind in enumerate(["normal", "few", "clusters", "steps"])
+        for i, kind in enumerate(["normal", "few", "clusters", "steps", "rows"])
     ]
     choices = ["numpy", *native.instruction_sets()[-1:]]
     carried = "ignore" if codec.name in CARRY_ANYTHING else "warn"
     for i in range(60):
-        payload = mutate(originals[i % 4], rng)
+        payload = mutate(originals[i % 5], rng)
         with np.errstate(over=carried, invalid=carried):
             assert len({outcome(codec, payload, choice) for choice in choices}) == 1
 

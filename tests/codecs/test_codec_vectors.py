@@ -18,6 +18,8 @@ SPARSE = np.zeros(100, np.float32)
 SPARSE[[3, 4, 20, 63, 99]] = [1, -2, 3, -1.5, 1]
 ESCAPED = np.zeros(2000, np.float32)
 ESCAPED[[0, 1, 2, 1999]] = 1
+ROWS = np.zeros(2000, np.float32)
+ROWS.reshape(-1, 16)[[3, 20, 21, 50, 77]] = 1
 DENSE = np.array([0.5, -1, 2, -3, 4, -5, 6], np.float32)
 MATRIX = np.outer([1, 2, 3, 4], [1, 0, -1, 2, 3]).astype(np.float32).reshape(-1)
 WITH_BIAS = np.concatenate([MATRIX, np.array([7, -7], np.float32)])
@@ -36,6 +38,13 @@ VECTORS: dict[str, list[tuple[str, str]]] = {
         ("topk(0.05) | bf16", "05 02 4f 02 03 af 03 80 3f 00 c0 40 40 c0 bf 80 3f"),
     ],
     "escaped": [("topk(0.002) | q1", "04 05 00 78 00 00 80 00 f3 01 00 00 80 3f 00 00 00")],
+    "rows": [
+        (
+            "topk(0.04) | q1",
+            "50 00 08 01 19 2c 04 00 00 00 10 00 00 08 01 00 00 00 00 f8 80 15 "
+            "00 00 80 3f 00 00 00 00 00 00 00 00 00 00 00 00",
+        )
+    ],
     "dense": [
         ("fp16", "00 38 00 bc 00 40 00 c2 00 44 00 c5 00 46"),
         ("bf16", "00 3f 80 bf 00 40 40 c0 80 40 a0 c0 c0 40"),
@@ -55,6 +64,7 @@ VECTORS: dict[str, list[tuple[str, str]]] = {
 INPUTS: dict[str, tuple[Vector, Layout]] = {
     "sparse": (SPARSE, (("all", 0, (100,)),)),
     "escaped": (ESCAPED, (("all", 0, (2000,)),)),
+    "rows": (ROWS, (("all", 0, (2000,)),)),
     "dense": (DENSE, (("all", 0, (7,)),)),
     "filled up": (np.array([1, 0, -2, 0, 0], np.float32), (("all", 0, (5,)),)),
     "with bias": (WITH_BIAS, (WEIGHT, ("b", 20, (2,)))),

@@ -24,6 +24,7 @@ SHAPED += ["small(64): fp32; topk(0.05) | q2", "*bias: bf16; *.w: low-rank(1); s
 ALL = DENSE + SPARSE + SHAPED
 
 KINDS = ["normal", "cubed", "few", "equal", "steps", "tiny", "huge", "zeros", "ramp", "clusters"]
+KINDS += ["rows"]
 
 
 def layout_of(elements: int) -> Layout:
@@ -69,6 +70,8 @@ def make(kind: str, elements: int, seed: int) -> Vector:
         x = np.arange(elements) - elements / 3
     elif kind == "clusters":
         x = x * np.exp(3 * np.sin(np.arange(elements) / 50))
+    elif kind == "rows":
+        x = x * np.repeat(rng.random(elements // 16 + 1) < 0.1, 16)[:elements]
     return np.ascontiguousarray(x, np.float32)
 
 

@@ -57,7 +57,7 @@ class GapReader:
             raise wire.bad(wire.QUOTIENT)
         escaped = quotients == ESCAPE if top == ESCAPE else None
         widths = rice if escaped is None else np.where(escaped, rice.dtype.type(whole), rice)
-        gaps, used = _unpack_low(self._low[self._used >> 3 :], widths, self._used & 7)
+        gaps, used = unpack_low(self._low[self._used >> 3 :], widths, self._used & 7)
         self._used += used
         if escaped is not None:
             if np.any(escaped & (gaps >> rice < ESCAPE)):
@@ -166,7 +166,7 @@ def _best_parameters(gaps: Columns, count: int, whole: int) -> Columns:
     return best
 
 
-def _pack_low(values: npt.NDArray[np.signedinteger[Any]], widths: npt.NDArray[np.uint8]) -> Bytes:
+def pack_low(values: npt.NDArray[np.signedinteger[Any]], widths: npt.NDArray[np.uint8]) -> Bytes:
     """Values of the given widths one after the other, lowest bit first."""
     most = int(widths.max())
     kind, room = (np.uint8, 8) if most <= 8 else (np.uint16, 16) if most <= 16 else (np.uint32, 32)
@@ -177,7 +177,7 @@ def _pack_low(values: npt.NDArray[np.signedinteger[Any]], widths: npt.NDArray[np
 
 
 def _pack_columns(low: Columns, rice: Columns, count: int) -> Bytes:
-    """As `_pack_low` with one width of at most 8 a column: eight values fill whole bytes."""
+    """As `pack_low` with one width of at most 8 a column: eight values fill whole bytes."""
     width = rice.astype(np.uint16)
     two = low.astype(np.uint16)
     two = two[0::2] | two[1::2] << width
@@ -193,7 +193,7 @@ def _pack_columns(low: Columns, rice: Columns, count: int) -> Bytes:
     return stream[: -(-bits // 8)]
 
 
-def _unpack_low(stream: Bytes, widths: Columns, skip: int) -> tuple[Columns, int]:
+def unpack_low(stream: Bytes, widths: Columns, skip: int) -> tuple[Columns, int]:
     """(numbers of these widths, lowest bit first, the bits they take) behind `skip` bits.
 
     In the type of the widths, which are below 25 where it has 32 bits. Raises BadPayload.
@@ -221,7 +221,7 @@ def _unpack_low(stream: Bytes, widths: Columns, skip: int) -> tuple[Columns, int
 
 
 def encode_gaps(positions: Indices, elements: int) -> Bytes:
-    """See `contract.Kernels.gaps_encode`."""
+    """Ascending positions below `elements`, at least one, as gaps in block Rice code."""
     here = positions.view(np.int32) if elements < 2**30 else positions.astype(np.int64)
     count, whole, blocks = here.size, elements.bit_length(), -(-here.size // GAP_BLOCK)
     padded = np.zeros(blocks * GAP_BLOCK, here.dtype)
@@ -251,6 +251,6 @@ def encode_gaps(positions: Indices, elements: int) -> Bytes:
         if escaped is not None:
             low = np.where(escaped, table, low)
             widths = np.where(escaped, np.uint8(whole), widths)
-        packed = _pack_low(low.T.reshape(-1)[:count], widths.T.reshape(-1)[:count])
+        packed = pack_low(low.T.reshape(-1)[:count], widths.T.reshape(-1)[:count])
     head = np.frombuffer(wire.put_varint(stream.size), np.uint8)
     return np.concatenate([head, stream, packed])

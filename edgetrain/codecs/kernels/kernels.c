@@ -34,6 +34,7 @@ typedef int64_t i64;
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))
 
 enum bad { /* the order is known to native.py */
     BAD_TRUNCATED = -1,
@@ -46,6 +47,7 @@ enum bad { /* the order is known to native.py */
     BAD_MAGNITUDE = -8,
     BAD_TRAILING = -9,
     BAD_CODE = -10,
+    BAD_TABLE = -11,
 };
 
 #define ABS_BITS 0x7fffffffu
@@ -660,7 +662,7 @@ INLINE void put_gap(writer *unary, writer *low, u32 gap, int r, int whole)
 }
 
 /* Bytes written to out. `low` is scratch; both have room for 5 * count + 64. */
-INLINE i64 gaps_encode_body(const u32 *restrict idx, i64 count, i64 elements, u8 *restrict out,
+INLINE i64 rice_encode_body(const u32 *restrict idx, i64 count, i64 elements, u8 *restrict out,
                             u8 *restrict low)
 {
     const int whole = bit_length((u32)elements);
@@ -700,9 +702,290 @@ INLINE i64 gaps_encode_body(const u32 *restrict idx, i64 count, i64 elements, u8
     memcpy(out + head_bytes + unary_bytes, low, (size_t)low_bytes);
     return head_bytes + unary_bytes + low_bytes;
 }
-VARIANTS(gaps_encode, (const u32 *restrict idx, i64 count, i64 elements, u8 *restrict out,
+VARIANTS(rice_encode, (const u32 *restrict idx, i64 count, i64 elements, u8 *restrict out,
                        u8 *restrict low),
          (idx, count, elements, out, low))
+
+/* ---- positions: runs in Huffman code -----------------------------------------------------------
+ * What Rice code cannot say briefly: neighbours that are kept together, and gaps of a few lengths.
+ * Entries are told as tokens: a gap that is not 0 and the entry after it; a run of entries without
+ * gaps; or the gap before the last one again. A token is a symbol in Huffman code (one table after a
+ * run, one elsewhere) and the low bits of its number; see docs/codecs.md.
+ */
+
+enum {
+    AGAIN = 0,         /* symbols: this, then 1 + 4 * class + 2 * aligned + kind */
+    SYMBOLS = 129,
+    CODE_BITS = 11,    /* of the longest code */
+    ONLY = 15,         /* in place of a length: the only symbol of its table, which takes no bits */
+    MAX_SHIFT = 7,
+    AGAIN_FROM = 4,    /* shorter gaps are cheaper in full */
+    LEAST_ENTRIES = 64, /* below, the tables outweigh what they save */
+    MANY = 2048         /* fewer are looked at whatever Rice code takes */
+};
+enum { GAP = 0, RUN = 1, REPEAT = 2 };
+
+typedef struct {
+    u32 count[2][SYMBOLS]; /* of each symbol in each context */
+    u32 multiples[MAX_SHIFT + 1]; /* numbers by how often 2 divides them */
+    i64 tokens, low_bits;
+    int shift;
+} tally;
+
+typedef struct {
+    u8 length[2][SYMBOLS];
+    u16 code[2][SYMBOLS];
+    writer codes, low;
+    int shift;
+} token_writer;
+
+typedef void token_taker(void *state, int context, int kind, u32 number);
+
+/* The symbol of a gap, or of the entries of a run and one more, and what follows in how many bits. */
+INLINE int symbol_of(u32 number, int kind, int shift, u32 *low, int *width)
+{
+    int aligned = shift && !(number & ((1u << shift) - 1));
+    u32 rest = aligned ? number >> shift : number;
+    *width = bit_length(rest) - 1;
+    *low = rest & ((1u << *width) - 1);
+    return 1 + 4 * *width + 2 * aligned + kind;
+}
+
+INLINE void count_multiple(void *state, int context, int kind, u32 number)
+{
+    tally *t = state;
+    int zeros = __builtin_ctz(number);
+    (void)context;
+    if (kind != REPEAT) t->multiples[zeros < MAX_SHIFT ? zeros : MAX_SHIFT]++;
+}
+
+INLINE void count_symbol(void *state, int context, int kind, u32 number)
+{
+    tally *t = state;
+    int width = 0;
+    u32 low;
+    t->count[context][kind == REPEAT ? AGAIN : symbol_of(number, kind, t->shift, &low, &width)]++;
+    t->low_bits += width;
+    t->tokens++;
+}
+
+INLINE void write_token(void *state, int context, int kind, u32 number)
+{
+    token_writer *w = state;
+    int width = 0;
+    u32 low = 0;
+    int symbol = kind == REPEAT ? AGAIN : symbol_of(number, kind, w->shift, &low, &width);
+    put(&w->codes, w->code[context][symbol], w->length[context][symbol]);
+    put(&w->low, low, width);
+}
+
+INLINE void each_token(const u32 *restrict idx, i64 count, token_taker *take, void *state)
+{
+    u32 next = 0, run = 0, last = 0, before = 0; /* entries without a gap; gaps that were not 0 */
+    for (i64 i = 0; i < count; i++) {
+        u32 gap = idx[i] - next;
+        next = idx[i] + 1;
+        if (!gap) {
+            run++;
+            continue;
+        }
+        if (run) take(state, 0, RUN, run + 1);
+        take(state, run > 0, gap == before && gap >= AGAIN_FROM ? REPEAT : GAP, gap);
+        run = 0;
+        before = last;
+        last = gap;
+    }
+    if (run) take(state, 0, RUN, run + 1);
+}
+
+/* log2 in units of 1/256, within 0.01; integers, so that every machine judges alike. Of 0 it is 0. */
+INLINE i64 log2_256(u64 x)
+{
+    if (!x) return 0;
+    int e = 63 - __builtin_clzll(x);
+    i64 m = (i64)(x << 8 >> e) & 255;
+    return 256 * e + m + (88 * m * (256 - m) >> 16);
+}
+
+/* Whether Rice code takes 1 to 1.03 of what many positions without any order must, which is
+ * log2(n / k) + 1.443 (1 - k / 2n) bits for each of k among n. */
+static int looks_uniform(i64 count, i64 elements, i64 rice_bytes)
+{
+    i64 ratio = log2_256((u64)(elements << 8) / (u64)count) - 8 * 256;
+    i64 bound = count * (ratio + 369 - 184 * count / elements), bits = 100 * 256 * 8 * rice_bytes;
+    return count >= MANY && 100 * bound <= bits && bits <= 103 * bound;
+}
+
+/* Whether tokens may take less than 63/64 of the bytes of Rice code: from the entropy of the bit
+ * lengths of gaps, those behind a gap of 0 apart. */
+static int worth_a_try(const u32 *restrict idx, i64 count, i64 rice_bytes)
+{
+    u32 counts[2][32] = {{0}}, after = 0, next = 0;
+    i64 bits = 0, low_bits = 0;
+    for (i64 i = 0; i < count; i++) {
+        int length = bit_length(idx[i] - next);
+        next = idx[i] + 1;
+        counts[after][length]++;
+        low_bits += length - (length > 0);
+        after = length == 0;
+    }
+    for (int context = 0; context < 2; context++) {
+        i64 sum = 0;
+        for (int i = 0; i < 32; i++) {
+            sum += counts[context][i];
+            bits -= counts[context][i] * log2_256(counts[context][i]);
+        }
+        bits += sum * log2_256((u64)sum);
+    }
+    return 64 * ((bits >> 8) + low_bits) < 63 * 8 * rice_bytes;
+}
+
+/* Huffman's lengths: of nodes that weigh alike the first, symbols in their order before what is made
+ * of them. Where one is too long, rare symbols weigh more, and all is done again. */
+static void code_lengths(const u32 *restrict count, u8 *restrict length)
+{
+    u32 weight[2 * SYMBOLS];
+    int symbol[SYMBOLS], parent[2 * SYMBOLS], depth[2 * SYMBOLS], leaves = 0, longest;
+    memset(length, 0, SYMBOLS);
+    for (int i = 0; i < SYMBOLS; i++)
+        if (count[i]) {
+            symbol[leaves] = i;
+            weight[leaves++] = count[i];
+        }
+    if (leaves == 1) length[symbol[0]] = ONLY;
+    if (leaves < 2) return;
+    const int nodes = 2 * leaves - 1;
+    do {
+        for (int i = 0; i < nodes; i++) parent[i] = 0;
+        for (int made = leaves; made < nodes; made++) {
+            weight[made] = 0;
+            for (int twice = 0; twice < 2; twice++) {
+                int least = -1;
+                for (int i = 0; i < made; i++)
+                    if (!parent[i] && (least < 0 || weight[i] < weight[least])) least = i;
+                parent[least] = made;
+                weight[made] += weight[least];
+            }
+        }
+        longest = depth[nodes - 1] = 0;
+        for (int i = nodes - 2; i >= 0; i--) {
+            depth[i] = depth[parent[i]] + 1;
+            if (depth[i] > longest) longest = depth[i];
+        }
+        for (int i = 0; i < leaves; i++) {
+            length[symbol[i]] = (u8)depth[i];
+            weight[i] = weight[i] >> 1 | 1;
+        }
+    } while (longest > CODE_BITS);
+}
+
+/* Canonical codes, the first bit lowest. 0, or BAD_TABLE unless every sequence of bits is decodable;
+ * a table of nothing is valid too. */
+static i64 codes_of(const u8 *restrict length, u16 *restrict code)
+{
+    int number[CODE_BITS + 1] = {0}, only = 0, used = 0;
+    u32 next[CODE_BITS + 1], space = 0, first = 0;
+    for (int i = 0; i < SYMBOLS; i++) {
+        if (!length[i]) continue;
+        used++;
+        if (length[i] == ONLY) only++;
+        else if (length[i] > CODE_BITS) return BAD_TABLE;
+        else number[length[i]]++;
+    }
+    for (int n = 1; n <= CODE_BITS; n++) {
+        next[n] = first = first << 1;
+        first += (u32)number[n];
+        space += (u32)number[n] << (CODE_BITS - n);
+    }
+    if (only ? used > 1 : used && space != 1u << CODE_BITS) return BAD_TABLE;
+    for (int i = 0; i < SYMBOLS; i++) {
+        code[i] = 0;
+        if (!length[i] || length[i] == ONLY) continue;
+        u32 forward = next[length[i]]++;
+        for (int b = 0; b < length[i]; b++) code[i] = (u16)(code[i] << 1 | (forward >> b & 1));
+    }
+    return 0;
+}
+
+/* One more than the highest class of a kind that occurs. */
+static int classes_of(const u32 (*count)[SYMBOLS], int kind)
+{
+    int most = 0;
+    for (int context = 0; context < 2; context++)
+        for (int i = 1; i < SYMBOLS; i++)
+            if (count[context][i] && ((i - 1) & 1) == kind) {
+                int classes = ((i - 1) >> 2) + 1;
+                most = classes > most ? classes : most;
+            }
+    return most;
+}
+
+/* Every length that a table tells, in order: for each context `again`, then the classes of gaps and,
+ * unless after a run, of runs, each plain and, if there is a shift, aligned. */
+#define EACH_LENGTH(shift, gap_classes, run_classes) \
+    for (int context = 0; context < 2; context++) \
+        for (int kind = -1; kind < 2 - context; kind++) \
+            for (int aligned = 0; aligned <= (kind >= 0 && (shift) > 0); aligned++) \
+                for (int class = 0, symbol; \
+                     class < (kind < 0 ? 1 : kind == GAP ? (gap_classes) : (run_classes)) \
+                     && (symbol = kind < 0 ? AGAIN : 1 + 4 * class + 2 * aligned + kind, 1); class++)
+
+/* Bytes written to out if these are fewer than 63/64 of `rice_bytes`, else 0, and out is as it was. */
+NOINLINE static i64 runs_encode(const u32 *restrict idx, i64 count, i64 elements, i64 rice_bytes,
+                                u8 *restrict out, u8 *restrict low)
+{
+    if (count < LEAST_ENTRIES || elements >= 1ll << 31) return 0;
+    if (looks_uniform(count, elements, rice_bytes) || !worth_a_try(idx, count, rice_bytes)) return 0;
+    tally t = {0};
+    token_writer w;
+    each_token(idx, count, count_multiple, &t);
+    u64 all = 0, above = 0;
+    for (int i = 0; i <= MAX_SHIFT; i++) all += t.multiples[i];
+    for (int i = MAX_SHIFT; i > 0 && !t.shift; i--) {
+        above += t.multiples[i];
+        if (4 * above >= 3 * all) t.shift = i;
+    }
+    each_token(idx, count, count_symbol, &t);
+    const int gap_classes = classes_of((const u32 (*)[SYMBOLS])t.count, GAP);
+    const int run_classes = classes_of((const u32 (*)[SYMBOLS])t.count, RUN);
+    i64 code_bits = 0, low_bits = 15 + t.low_bits;
+    for (int context = 0; context < 2; context++) {
+        code_lengths(t.count[context], w.length[context]);
+        codes_of(w.length[context], w.code[context]);
+    }
+    EACH_LENGTH(t.shift, gap_classes, run_classes) {
+        u8 length = w.length[context][symbol];
+        low_bits += 4;
+        if (length != ONLY) code_bits += (i64)t.count[context][symbol] * length;
+    }
+    i64 code_bytes = (code_bits + 7) / 8, low_bytes = (low_bits + 7) / 8;
+    u8 head[11] = {0}, *head_end = put_varint(put_varint(head + 1, (u32)t.tokens), (u32)code_bytes);
+    i64 head_bytes = head_end - head, bytes = head_bytes + code_bytes + low_bytes;
+    if (64 * bytes >= 63 * rice_bytes) return 0;
+    memcpy(out, head, (size_t)head_bytes);
+    w.shift = t.shift;
+    w.codes = (writer){out + head_bytes, 0, 0};
+    w.low = (writer){low, 0, 0};
+    put(&w.low, (u64)t.shift | (u64)gap_classes << 3 | (u64)run_classes << 9, 15);
+    EACH_LENGTH(t.shift, gap_classes, run_classes) {
+        put(&w.low, w.length[context][symbol], 4);
+        if (w.length[context][symbol] == ONLY) w.length[context][symbol] = 0;
+    }
+    each_token(idx, count, write_token, &w);
+    finish(&w.codes);
+    finish(&w.low);
+    memcpy(out + head_bytes + code_bytes, low, (size_t)low_bytes);
+    return bytes;
+}
+
+/* Bytes written to out: tokens where they are clearly shorter, else Rice code. `low` is scratch; both
+ * have room for 5 * count + 64. */
+i64 gaps_encode(const u32 *restrict idx, i64 count, i64 elements, u8 *restrict out, u8 *restrict low)
+{
+    i64 rice_bytes = rice_encode(idx, count, elements, out, low);
+    i64 bytes = runs_encode(idx, count, elements, rice_bytes, out, low);
+    return bytes ? bytes : rice_bytes;
+}
 
 enum { AHEAD = 2048 }; /* ones that are looked up at a time */
 
@@ -819,8 +1102,20 @@ AVX2 static void fast_gaps_avx2(const u32 *restrict place, int r, const u8 *rest
 #define fast_gaps_neon fast_gaps
 #endif
 
+/* Tokens as they are read. */
+typedef struct {
+    const u8 *codes;
+    i64 code_bits, bit;             /* of the codes; read */
+    i64 tokens, run;                /* not read; entries of the last one not told yet */
+    u64 last, before;               /* gaps that were not 0 */
+    int context, shift;
+    u16 entry[2][1 << CODE_BITS];   /* (symbol + 1) << 4 | bits of its code; 0 where there is none */
+} runs;
+
 /* Positions that are read some at a time, so that nobody needs room for all of them. */
 typedef struct {
+    int huffman; /* tokens instead of Rice code */
+    runs tokens;
     ones stream;
     const u8 *in, *low, *end;
     i64 count, elements, taken; /* entries; taken is a multiple of GAP_BLOCK until the last are */
@@ -832,6 +1127,121 @@ typedef struct {
 
 i64 gaps_size(void) { return sizeof(gaps); }
 
+/* `width` low bits, at most 31, to value. 0 or a negative number. */
+INLINE i64 take_low(gaps *restrict s, int width, u32 *restrict value)
+{
+    u64 bits = load64(s->low + (s->used >> 3), s->end) >> (s->used & 7);
+    s->used += width;
+    *value = (u32)bits & ((1u << width) - 1);
+    return s->used > 8 * (s->end - s->low) ? BAD_TRUNCATED : 0;
+}
+
+/* What follows the 0 that stands where Rice code has the length of its unary stream. */
+NOINLINE static i64 runs_begin(gaps *restrict s, const u8 *at)
+{
+    runs *t = &s->tokens;
+    u32 tokens, code_bytes, value, gap_classes, run_classes;
+    u8 length[2][SYMBOLS] = {{0}};
+    u16 code[SYMBOLS];
+    i64 read = get_varint(at, s->end - at, &tokens);
+    if (read < 0) return read;
+    at += read;
+    read = get_varint(at, s->end - at, &code_bytes);
+    if (read < 0) return read;
+    at += read;
+    if (tokens == 0 || (i64)tokens > s->count) return BAD_COUNT;
+    if ((i64)code_bytes > s->end - at) return BAD_TRUNCATED;
+    t->codes = at;
+    t->code_bits = 8 * (i64)code_bytes;
+    t->tokens = tokens;
+    t->bit = t->run = 0;
+    t->last = t->before = 0;
+    t->context = 0;
+    s->huffman = 1;
+    s->low = at + code_bytes;
+    if (take_low(s, 15, &value) < 0) return BAD_TRUNCATED;
+    t->shift = (int)(value & 7);
+    gap_classes = value >> 3 & 63;
+    run_classes = value >> 9;
+    if (gap_classes > 32 || run_classes > 32) return BAD_TABLE;
+    EACH_LENGTH(t->shift, (int)gap_classes, (int)run_classes) {
+        if (take_low(s, 4, &value) < 0) return BAD_TRUNCATED;
+        length[context][symbol] = (u8)value;
+    }
+    for (int context = 0; context < 2; context++) {
+        if (codes_of(length[context], code) < 0) return BAD_TABLE;
+        memset(t->entry[context], 0, sizeof t->entry[context]);
+        for (u32 i = 0; i < SYMBOLS; i++) {
+            u32 bits = length[context][i] == ONLY ? 0 : length[context][i];
+            if (!length[context][i]) continue;
+            for (u32 at_code = code[i]; at_code < 1u << CODE_BITS; at_code += 1u << bits)
+                t->entry[context][at_code] = (u16)((i + 1) << 4 | bits);
+        }
+    }
+    return 0;
+}
+
+/* As `rice_next` does. */
+NOINLINE static i64 runs_next(gaps *restrict s, i64 wanted, u32 *restrict idx)
+{
+    runs *t = &s->tokens;
+    const i64 left = s->count - s->taken, count = left < wanted ? left : wanted;
+    const u64 elements = (u64)s->elements;
+    u64 next = s->next;
+    for (i64 done = 0; done < count;) {
+        if (t->run) {
+            i64 m = t->run < count - done ? t->run : count - done;
+            for (i64 i = 0; i < m; i++) idx[done + i] = (u32)(next + (u64)i);
+            next += (u64)m;
+            done += m;
+            t->run -= m;
+            continue;
+        }
+        if (!t->tokens--) return BAD_COUNT;
+        u64 bits = load64(t->codes + (t->bit >> 3), s->end) >> (t->bit & 7);
+        u32 entry = t->entry[t->context][bits & ((1u << CODE_BITS) - 1)];
+        if (!entry) return BAD_CODE;
+        t->bit += entry & 15;
+        if (t->bit > t->code_bits) return BAD_TRUNCATED;
+        u64 number = t->before;
+        u32 symbol = (entry >> 4) - 1;
+        if (symbol != AGAIN) {
+            int width = (int)(symbol - 1) >> 2;
+            u32 low;
+            if (take_low(s, width, &low) < 0) return BAD_TRUNCATED;
+            number = (u64)(1u << width | low) << ((symbol - 1) & 2 ? t->shift : 0);
+            if ((symbol - 1) & RUN) {
+                if (number < 2) return BAD_QUOTIENT;
+                if (number - 1 > (u64)(left - done)) return BAD_COUNT;
+                if (next + number - 1 > elements) return BAD_INDEX;
+                t->run = (i64)number - 1;
+                t->context = 1;
+                continue;
+            }
+        }
+        if (!number) return BAD_QUOTIENT;
+        next += number;
+        if (next >= elements) return BAD_INDEX;
+        idx[done++] = (u32)next++;
+        t->context = 0;
+        t->before = t->last;
+        t->last = number;
+    }
+    s->taken += count;
+    s->next = next;
+    return count;
+}
+
+static i64 runs_end(const gaps *s)
+{
+    const runs *t = &s->tokens;
+    if (t->tokens || t->run) return BAD_COUNT;
+    if ((t->bit + 7) >> 3 != t->code_bits >> 3) return BAD_PADDING;
+    if (t->bit & 7 && t->codes[t->bit >> 3] >> (t->bit & 7)) return BAD_PADDING;
+    if (s->used & 7 && s->low[s->used >> 3] >> (s->used & 7)) return BAD_PADDING;
+    return s->low + ((s->used + 7) >> 3) - s->in;
+}
+
 /* 0 or a negative number. Nothing behind `in` may move until the last position is taken. */
 i64 gaps_begin(gaps *restrict s, const u8 *in, i64 length, i64 count, i64 elements)
 {
@@ -839,18 +1249,20 @@ i64 gaps_begin(gaps *restrict s, const u8 *in, i64 length, i64 count, i64 elemen
     u32 unary_bytes;
     i64 head = get_varint(in, length, &unary_bytes);
     if (head < 0) return head;
-    if ((i64)unary_bytes > length - head) return BAD_TRUNCATED;
-    if (8 * (i64)unary_bytes < count || unary_bytes >= 1u << 29) return BAD_COUNT;
     s->in = in;
-    s->low = in + head + unary_bytes;
     s->end = s->stream.end = in + length;
-    s->stream.stream = in + head;
-    s->stream.bits = 8 * (i64)unary_bytes;
-    s->stream.seen = s->stream.first = s->stream.count = 0;
     s->count = count;
     s->elements = elements;
     s->taken = s->used = 0;
     s->next = 0;
+    s->huffman = 0;
+    if (unary_bytes == 0) return runs_begin(s, in + head);
+    if ((i64)unary_bytes > length - head) return BAD_TRUNCATED;
+    if (8 * (i64)unary_bytes < count || unary_bytes >= 1u << 29) return BAD_COUNT;
+    s->low = in + head + unary_bytes;
+    s->stream.stream = in + head;
+    s->stream.bits = 8 * (i64)unary_bytes;
+    s->stream.seen = s->stream.first = s->stream.count = 0;
     s->before = 0xffffffffu; /* the place before the first bit */
     s->r = first_parameter(count, elements);
     return 0;
@@ -858,7 +1270,7 @@ i64 gaps_begin(gaps *restrict s, const u8 *in, i64 length, i64 count, i64 elemen
 
 /* The next `wanted` positions (or those that are left) to idx: whole blocks, but for the last ones.
  * They are ascending and below elements. How many, or a negative number. */
-INLINE i64 gaps_next_body(gaps *restrict s, i64 wanted, u32 *restrict idx, unpacker *unpack)
+INLINE i64 rice_next_body(gaps *restrict s, i64 wanted, u32 *restrict idx, unpacker *unpack)
 {
     const i64 count = s->count - s->taken < wanted ? s->count - s->taken : wanted;
     const int whole = bit_length((u32)s->elements);
@@ -900,12 +1312,19 @@ INLINE i64 gaps_next_body(gaps *restrict s, i64 wanted, u32 *restrict idx, unpac
     s->before = before;
     return count;
 }
-FAMILY_VARIANTS(gaps_next, fast_gaps, (gaps *restrict s, i64 wanted, u32 *restrict idx),
+FAMILY_VARIANTS(rice_next, fast_gaps, (gaps *restrict s, i64 wanted, u32 *restrict idx),
                 s, wanted, idx)
+
+/* The same, in whichever code they are. */
+i64 gaps_next(gaps *restrict s, i64 wanted, u32 *restrict idx)
+{
+    return s->huffman ? runs_next(s, wanted, idx) : rice_next(s, wanted, idx);
+}
 
 /* Bytes read, once all positions are taken, or a negative number. */
 i64 gaps_end(const gaps *s)
 {
+    if (s->huffman) return runs_end(s);
     const ones *stream = &s->stream;
     i64 unary_bytes = stream->bits >> 3, used = s->used;
     if (stream->count || stream->seen < stream->bits || (i64)(s->before >> 3) + 1 != unary_bytes)
@@ -1273,7 +1692,6 @@ INLINE i64 raw_check(const u8 *in, i64 length, i64 count)
 }
 
 /* Inlined, the next two make gcc compile sparse_decode to code that is 5 % slower. */
-#define NOINLINE __attribute__((noinline))
 
 /* Whether `sparse_decode` could read this. The count, or a negative number. */
 NOINLINE static i64 check_body(const u8 *in, i64 length, i64 count, i64 elements, int bits)

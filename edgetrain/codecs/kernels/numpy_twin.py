@@ -20,9 +20,10 @@ from edgetrain.codecs.kernels.contract import (
     SIGN_BLOCK,
     Blocks,
     Bytes,
+    Gaps,
     Indices,
 )
-from edgetrain.codecs.kernels.gaps import GapReader, encode_gaps
+from edgetrain.codecs.kernels.runs import encode_positions, position_reader
 from edgetrain.codecs.kernels.tiles import (
     BLOCKS_DECODED,
     DECODED,
@@ -134,11 +135,11 @@ class NumpyTwin:
         return positions[keep], values[keep]
 
     def gaps_encode(self, positions: Indices, elements: int) -> Bytes:
-        return encode_gaps(positions, elements)
+        return encode_positions(positions, elements)
 
     def gaps_decode(self, payload: Bytes, count: int, elements: int) -> tuple[Indices, int]:
         step = max(elements // 32 // GAP_BLOCK * GAP_BLOCK, ENTRIES)
-        reader = GapReader(payload, count, elements, step)
+        reader = position_reader(payload, count, elements, step)
         if count <= step:
             return reader.next_positions(), reader.finish()
         positions = np.empty(count, np.uint32)
@@ -146,8 +147,8 @@ class NumpyTwin:
             positions[start : start + step] = reader.next_positions()
         return positions, reader.finish()
 
-    def gaps(self, payload: Bytes, count: int, elements: int) -> GapReader:
-        return GapReader(payload, count, elements)
+    def gaps(self, payload: Bytes, count: int, elements: int) -> Gaps:
+        return position_reader(payload, count, elements)
 
     def levels_encode(self, values: Vector, anchor: float, bits: int) -> tuple[Bytes, Vector]:
         count, base = values.size, np.float32(anchor)
@@ -321,7 +322,7 @@ class NumpyTwin:
         """Raise BadPayload where `_decode_body` would."""
         if count == 0:
             return
-        reader = GapReader(body, count, elements)
+        reader = position_reader(body, count, elements)
         for _ in range(0, count, ENTRIES):
             reader.next_positions()
         at = reader.finish()
@@ -339,7 +340,7 @@ class NumpyTwin:
         """out[positions] = values, or += weight * values, of what was checked."""
         if count == 0:
             return
-        reader = GapReader(body, count, out.size)
+        reader = position_reader(body, count, out.size)
         planes = 4 + 2 * -(-count // LEVEL_BLOCK) + bits * -(-count // 8)
         coded = body[body.size - (4 * count if bits == 32 else planes) :]
         values = np.empty(min(count, ENTRIES), np.float32)

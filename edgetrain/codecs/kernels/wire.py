@@ -23,6 +23,7 @@ REASONS = (
     "a scale is negative, not finite, or beyond 2^100",
     "bytes follow its end",
     "a code lies outside its levels",
+    "its table of codes does not decode every sequence of bits",
 )
 (
     _,
@@ -36,6 +37,7 @@ REASONS = (
     MAGNITUDE,
     TRAILING,
     CODE,
+    TABLE,
 ) = range(len(REASONS))
 
 

@@ -5,13 +5,15 @@ import contextlib
 import codec_cases as cases
 import numpy as np
 import pytest
+from codec_mutations import mutate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain.codecs import Feedback, parse
 from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels import compiler, native, wire
-from edgetrain.codecs.kernels.contract import ENTRIES, Blocks, Bytes, Kernels
+from edgetrain.codecs.kernels.contract import ENTRIES, Blocks, Bytes, Indices, Kernels
+from edgetrain.codecs.kernels.gaps import encode_gaps
 from edgetrain.errors import BadPayload, ConfigError, EdgetrainError
 from edgetrain.vectors.vector import Vector
 
@@ -129,6 +131,95 @@ def test_positions(gaps: list[int], room: int) -> None:
         return [coded, back]
 
     assert_same_on_all(run)
+
+
+def clustered(kind: str, count: int, seed: int) -> Indices:
+    """Ascending positions that stand together, as those of embeddings and of columns do."""
+    rng = np.random.default_rng(seed)
+    if kind == "full rows":
+        gaps = np.where(np.arange(count) % 16 == 0, 16 * rng.integers(0, 90, count), 0)
+    elif kind == "torn rows":
+        gaps = np.where(rng.random(count) < 0.15, rng.integers(0, 5000, count), 0)
+    elif kind == "columns":
+        gaps = np.where(rng.random(count) < 0.9, np.arange(count) % 2 * 48 + 7, 300)
+    elif kind == "far apart":
+        gaps = rng.choice([0, 1, 300, 9000, 2**19], count)
+    else:
+        gaps = np.zeros(count, np.int64)
+    return (np.cumsum(gaps + 1) - 1).astype(np.uint32)
+
+
+KINDS = ["full rows", "torn rows", "columns", "far apart", "all"]
+
+
+@compiled
+@SOME
+@given(
+    kind=st.sampled_from(KINDS),
+    count=st.integers(64, 6000),
+    seed=st.integers(0, 99),
+    room=st.integers(0, 200),
+)
+def test_tokens_are_chosen_where_they_are_shorter(
+    kind: str, count: int, seed: int, room: int
+) -> None:
+    positions = clustered(kind, count, seed)
+    elements = int(positions[-1]) + 1 + room
+    rice = encode_gaps(positions, elements)
+
+    def run(chosen: Kernels) -> list:
+        coded = chosen.gaps_encode(positions, elements)
+        assert coded.size <= rice.size
+        reader = chosen.gaps(np.concatenate([coded, coded]), count, elements)
+        taken = [reader.next_positions().copy() for _ in range(0, count, ENTRIES)]
+        assert np.array_equal(np.concatenate(taken), positions)
+        assert reader.finish() == coded.size
+        back, used = chosen.gaps_decode(rice, count, elements)  # what older versions wrote
+        assert used == rice.size
+        assert np.array_equal(back, positions)
+        return [coded]
+
+    assert_same_on_all(run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "share"), [("full rows", 0.2), ("torn rows", 0.8), ("columns", 0.45), ("all", 0.1)]
+)
+def test_positions_that_stand_together_take_fewer_bytes(kind: str, share: float) -> None:
+    positions = clustered(kind, 2000, 0)
+    elements = int(positions[-1]) + 1
+    coded = kernels.current().gaps_encode(positions, elements)
+    assert coded[0] == 0
+    assert coded.size < share * encode_gaps(positions, elements).size
+
+
+@compiled
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_tokens_are_refused_by_all_or_none(kind: str) -> None:
+    """Positions stay ascending and inside, whatever the bytes say."""
+    rng = np.random.default_rng(len(kind))
+    positions = clustered(kind, 300, 1)
+    elements = int(positions[-1]) + 1
+    coded = bytes(kernels.current().gaps_encode(positions, elements))
+    assert coded[0] == 0
+
+    def outcome(chosen: Kernels, payload: Bytes) -> object:
+        try:
+            back, used = chosen.gaps_decode(payload, positions.size, elements)
+        except BadPayload:
+            return None
+        assert int(back[-1]) < elements
+        assert np.all(np.diff(back.astype(np.int64)) > 0)
+        return used, back.tobytes()
+
+    with kernels.using("numpy") as twin:
+        pass
+    for number in range(400):
+        damaged = bytearray(mutate(coded, rng))
+        if number % 2:
+            damaged[:1] = b"\0"
+        payload = np.frombuffer(bytes(damaged), np.uint8)
+        assert outcome(kernels.current(), payload) == outcome(twin, payload), damaged.hex()
 
 
 @compiled
