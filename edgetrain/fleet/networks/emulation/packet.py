@@ -27,7 +27,9 @@ from edgetrain.fleet.networks.profile import Direction
 
 _IDLE_SECONDS = 0.4
 _PACKETS_A_TURN = 64
-_HUB_FRAMES, _MEMBER_FRAMES = 512, 128  # 16 MB and 4 MB of receive ring
+# Packets that a receive ring holds, 32 kB each. A message that leaves at once comes in packets of
+# two segments if its path is long: 400 kB fill 140 of them before this process can read any.
+_HUB_FRAMES, _MEMBER_FRAMES, _FEWEST_FRAMES = 512, 8192, 128
 _SLICE_NS = 1_000_000  # of the line's time: super-packets are cut to this size
 _WHOLE = 1 << 30
 # With this many packets in flight, all that are due within 0.1 ms are sent together.
@@ -84,6 +86,14 @@ class Network:
         return tuple(stage for stage in stages if not stage.model.passes)
 
 
+def member_frames(members: int) -> int:
+    """Return the packets that the receive ring of one of so many members holds.
+
+    All rings together take up to 256 MB, and more only if each member's takes its least, 4 MB.
+    """
+    return min(max(_MEMBER_FRAMES // members, _FEWEST_FRAMES), _HUB_FRAMES)
+
+
 class Emulator:
     """Receives packets, holds them, and sends them when they are due."""
 
@@ -93,8 +103,9 @@ class Emulator:
         self.hosts = fabric.build(len(config["links"]) + 1, str(config["congestion"]))
         self._network = Network(config, _now())
         self._schedule = Schedule(faults_from_json(config["faults"]))
+        frames = member_frames(len(config["links"]))
         self._ports = [
-            Port(host.port, _MEMBER_FRAMES if host.number else _HUB_FRAMES) for host in self.hosts
+            Port(host.port, frames if host.number else _HUB_FRAMES) for host in self.hosts
         ]
         self._numbers = {
             bytes(int(part) for part in host.address.split(".")): host.number for host in self.hosts

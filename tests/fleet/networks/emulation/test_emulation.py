@@ -19,6 +19,7 @@ from edgetrain.errors import ConfigError, NetworkError
 from edgetrain.fleet.networks import Direction, Fault, Profile, Site, emulate, load
 from edgetrain.fleet.networks.emulation import probe
 from edgetrain.fleet.networks.emulation.measure import Bench, line_mbit, one_way
+from edgetrain.fleet.networks.emulation.packet import member_frames
 from edgetrain.jobs import reading
 
 PACKETS, WHY_NOT = probe.packets_possible()
@@ -69,6 +70,27 @@ def test_loss_and_order_of_packets() -> None:
     assert seen.in_order
     assert 8 < seen.lost_percent < 12
     assert 18 < seen.mean_ms < 22
+
+
+@needs_packets
+def test_a_burst_that_waits_for_the_emulator_is_not_lost() -> None:
+    """A message of 400 kB leaves in 140 packets at once where the round trip is long."""
+    with emulate([both(delay_ms=1)], backend="packet") as net, Bench(net) as bench:
+        bench.client.do("echoes", count=1, gap_s=0.001)
+        os.kill(net.pid or 0, signal.SIGSTOP)
+        try:
+            bench.client.do("datagrams", count=400, gap_s=0.0, size=64)
+        finally:
+            os.kill(net.pid or 0, signal.SIGCONT)
+        bench.client.do("echoes", count=1, gap_s=0.01)
+        assert len(bench.server.do("arrivals")) == 400
+        assert net.report()["ring_dropped"] == 0
+
+
+def test_rings_of_a_large_fleet_are_small() -> None:
+    assert member_frames(1) == member_frames(16) == 512
+    assert member_frames(32) == 256
+    assert member_frames(64) == member_frames(1000) == 128
 
 
 def test_loss_costs_the_stream_what_it_costs_tcp() -> None:
