@@ -138,3 +138,17 @@ def points(axes: Axes, names: Sequence[str]) -> Iterator[Point]:
     for jitter, rtt, rate, kilobytes in every:
         for name in names:
             yield Point(name, rtt, rate, kilobytes, jitter)
+
+
+def part_of(text: str, every: Sequence[Point]) -> list[Point]:
+    """One part of a grid, "2/4" the second of four. Each part has every strategy, message and rate
+    about equally often. Raises ConfigError for a text that is not K/N."""
+    first, slash, last = text.partition("/")
+    if not (slash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise ConfigError(f"--part '{text}' is not a part", "K/N with 1 <= K <= N, such as 1/4")
+    number, parts, total = int(first), int(last), len(every)
+    # Points that follow each other differ in one axis; a stride without a common divisor mixes all.
+    strides = itertools.count(max(round(0.618 * total), 1))
+    stride = next(step for step in strides if math.gcd(step, total) == 1)
+    low, high = (number - 1) * total // parts, number * total // parts
+    return [point for i, point in enumerate(every) if low <= i * stride % total < high]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.networks import profile
-from edgetrain.jobs.link_grid import MOST_DELAY, PACE_S, RANGES, Axes, axes_of, points
+from edgetrain.jobs.link_grid import MOST_DELAY, PACE_S, RANGES, Axes, axes_of, part_of, points
 from edgetrain.jobs.reading import parse
 from edgetrain.jobs.rules import check, resolve
 
@@ -58,3 +59,28 @@ def test_a_value_out_of_range_is_refused_with_the_range(text):
     with pytest.raises(ConfigError, match="--rtt-ms") as refused:
         axes_of({"rtt_ms": text})
     assert "0.1 to 10000" in refused.value.hint
+
+
+NAMES = ("fedavg", "dga", "sync-sgd")
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 7])
+def test_parts_of_a_grid_are_the_grid(parts):
+    every = list(points(Axes(), NAMES))
+    found = [point for k in range(parts) for point in part_of(f"{k + 1}/{parts}", every)]
+    assert sorted(map(repr, found)) == sorted(map(repr, every))
+
+
+@pytest.mark.parametrize("part", ["1/4", "2/4", "3/4", "4/4"])
+def test_a_part_of_a_grid_has_some_of_everything(part):
+    chosen = part_of(part, list(points(Axes(), NAMES)))
+    assert len(chosen) == 72
+    for key in ("strategy", "kilobytes", "rate_mbit", "rtt_ms", "jitter_percent"):
+        counts = Counter(getattr(point, key) for point in chosen)
+        assert max(counts.values()) - min(counts.values()) <= 2, key
+
+
+@pytest.mark.parametrize("text", ["", "1", "0/4", "5/4", "a/b", "1/0", "-1/4", "1/4/2"])
+def test_what_is_not_a_part_is_refused(text):
+    with pytest.raises(ConfigError, match="K/N"):
+        part_of(text, [])

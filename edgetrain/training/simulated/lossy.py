@@ -1,9 +1,11 @@
-"""One direction of a connection in virtual time, over ways that lose packets.
+"""One direction of a connection in virtual time, acknowledgement by acknowledgement.
 
-The cost of a loss depends on the segment. The segments behind it report one in the middle; nothing
-reports the last one. So a loss splits what was sent together into pieces, each piece that arrives
-is acknowledged separately, and `links.loss_recovery` decides what is sent again, and when. What
-loses nothing stays in one piece and costs what it costs in `streams`.
+For ways that lose packets, and for all ways of a small fleet. What a loss costs depends
+on the segment: the segments behind it report one in the middle; nothing reports the last one. So a
+loss splits what was sent together into pieces, each piece that arrives is acknowledged separately,
+and `links.loss_recovery` decides what is sent again, and when. A full queue loses segments, too. In
+a `fine` path a piece is what one acknowledgement is for, so that the window grows, slow start ends
+and a receiver opens its window when they do in Linux.
 """
 
 from __future__ import annotations
@@ -14,15 +16,29 @@ from collections.abc import Callable, Iterator
 from edgetrain.fleet.networks.links.fluid import HEADERS, Way
 from edgetrain.fleet.networks.links.loss_recovery import NEVER, Received, Recovery, Segments
 from edgetrain.fleet.networks.links.model import ETHERNET_BYTES
+from edgetrain.fleet.networks.links.receive_window import ReceiveWindow
 from edgetrain.fleet.networks.links.window import MSS, WholeWindow
 from edgetrain.training.simulated.streams import SEND_LIMIT_BYTES, Frames, Path, Stream
 from edgetrain.training.simulated.virtual import World
+
+QUICK_ACKS = 16
+"""The first segments of a connection are acknowledged one by one: TCP_MAX_QUICKACKS."""
+
+SUPER_PACKET_NS = 1_000_000
+"""Of a sender's pacing, in a super-packet (sk_pacing_shift); and of the line's time, where the
+emulation cuts them."""
+
+MOST_BURST = 22 * MSS
+"""Bytes of a super-packet at most."""
+
+PIECES = 512
+"""A longer message, with more pieces than this, is cut into coarser ones."""
 
 _FULL_FRAME = MSS + HEADERS + ETHERNET_BYTES
 
 
 class LossyStream(Stream):
-    """A Stream whose segments may be lost, by the link or by a full queue, and are sent again."""
+    """A Stream of pieces, which may be lost, by the link or by a full queue, and are sent again."""
 
     def __init__(
         self,
@@ -34,12 +50,25 @@ class LossyStream(Stream):
     ) -> None:
         super().__init__(world, path, back, congestion, deliver)
         window = WholeWindow(congestion, self.window.rtt, SEND_LIMIT_BYTES)
+        self.fine = path.fine
+        self._coarse = 0
+        line = SUPER_PACKET_NS / self._ns_per_byte if self._ns_per_byte else MOST_BURST
+        self._burst = min(line, MOST_BURST)
+        self._packet = max(int(self._burst) // MSS, 1) * MSS
         self.window = window
         self._recovery = Recovery(window)
         self._arrived = Received()
         self._ends: deque[tuple[int, Frames]] = deque()
-        self._heard: deque[tuple[int, Segments, int]] = deque()
+        self._heard: deque[tuple[int, Segments, int, int]] = deque()
         self._wakes_at = NEVER
+        self._receiver = ReceiveWindow(self.window.rtt, SEND_LIMIT_BYTES)
+        self._offered = self._receiver.offer  # the first byte that may not be sent
+        self._quick = QUICK_ACKS
+
+    def send(self, frames: Frames, size: int) -> None:
+        """See Stream."""
+        self._coarse = size // PIECES // MSS * MSS
+        super().send(frames, size)
 
     def _pump(self) -> None:
         """Handle acknowledgements and timeouts that are due, then send what may be sent."""
@@ -48,20 +77,20 @@ class LossyStream(Stream):
             return
         shut = self.cut or self._path.down
         while heard and heard[0][0] <= now:
-            at, piece, spread = heard.popleft()
+            at, piece, spread, offered = heard.popleft()
             recovery.acked(piece, at, spread)
+            self._offered = max(self._offered, offered)
             # Each that was waited for lets go what it has room for: what a loss cuts is what is
             # under way by then. Of the others, heard long ago, the last may end in a pause.
-            while at == now and not shut and self._send_some(now):
-                pass
+            if at == now and not shut:
+                self._send_all(now)
         self._waits = False
         if shut:
             return
         while recovery.missing and recovery.deadline <= now:
             recovery.expire(now)
             self._probe(now)
-        while self._send_some(now):
-            pass
+        self._send_all(now)
         self._look_ahead()
 
     def _look_ahead(self) -> None:
@@ -79,6 +108,14 @@ class LossyStream(Stream):
             self._wakes_at = NEVER
             self._pump()
 
+    def _send_all(self, now: int) -> None:
+        """Send what may be sent now."""
+        sent = False
+        while self._send_some(now):
+            sent = True
+        if sent:
+            self._recovery.window.validate(now)
+
     def _send_some(self, now: int) -> bool:
         """Send one piece, lost ones first; False if none may be sent."""
         recovery, window = self._recovery, self.window
@@ -86,26 +123,57 @@ class LossyStream(Stream):
             return False
         room = window.room(now) if recovery.idle else window.space()
         if room < MSS and window.in_flight:
-            self._waits = True
-            return False
+            return self._blocked()
         if recovery.lost:
-            self._repeat(recovery.resend(min(room, self._path.train_bytes), now), now)
+            self._repeat(recovery.resend(min(room, self._unit()), now), now)
+            return True
+        message = self._backlog[0]
+        offered = self._offered - recovery.end
+        if offered < min(MSS, message.next_write) and window.in_flight:
+            return self._blocked()
+        if self.fine:
+            self._send_new(min(room, self._unit(), max(offered, MSS)), now)
         else:
-            most = self._chunk if room >= self._backlog[0].left else self._path.train_bytes
+            most = self._chunk if room >= message.left else self._path.train_bytes
             self._send_new(min(room, most), now)
         return True
 
+    def _blocked(self) -> bool:
+        self._waits = True
+        if self._backlog:
+            # While it waits, the next write fills up the last segment.
+            self._backlog[0].batch = 0
+        return False
+
+    def _unit(self) -> int:
+        """Return the bytes of segments that leave, and are acknowledged, together."""
+        if not self.fine:
+            return self._path.train_bytes
+        return max(self._together(), self._coarse)
+
+    def _together(self) -> int:
+        """Return what one acknowledgement is for: two segments, or a super-packet. Linux makes
+        super-packets of a millisecond of its pacing; a slower line cuts them."""
+        window = self.window
+        pace = (2 if window.size < window.threshold / 2 else 1.2) * window.size / window.rtt
+        burst = min(pace * SUPER_PACKET_NS, self._burst)
+        return max(int(burst) // MSS, 2) * MSS
+
     def _send_new(self, most: int, now: int) -> None:
-        """Send the next bytes of the first message: whole segments, except at its end."""
+        """Send the next bytes of the first message: whole segments, except at a write's end."""
         message = self._backlog[0]
-        size = message.left if message.left <= most else max(most // MSS, 1) * MSS
-        size = min(size, message.left)
-        message.left -= size
+        write = message.next_write if self.fine else message.left
+        size = write if write <= most else max(most // MSS, 1) * MSS
+        size = min(size, write)
+        first = message.batch > 0
+        message.take(size)
         if not message.left:
             self._backlog.popleft()
             self._ends.append((self._recovery.end + size, message.frames))
         self.sent_bytes += size
         self._through(0, now, self._recovery.send(size, now))
+        if first and not message.batch:
+            self._recovery.window.validate(now)
 
     def _repeat(self, piece: Segments, now: int) -> None:
         size = piece.end - piece.start
@@ -158,17 +226,33 @@ class LossyStream(Stream):
     def _reach(self, piece: Segments, arrival: int) -> None:
         """A piece arrives at `arrival`: deliver messages that are whole, and acknowledge it."""
         start, end, arrived = piece.start, piece.end, self._arrived
-        spread = int(max(end - start - MSS, 0) * self._ns_per_byte)
+        if self.fine and self._is_quick() and end - start > self._packet:
+            behind = range(start + self._packet, end, self._packet)
+            for part in self._recovery.split(piece, list(behind)):
+                self._reach(part, arrival - int((end - part.end) * self._ns_per_byte))
+            return
+        together = self._together() if self.fine else MSS
+        spread = int(max(end - start - together, 0) * self._ns_per_byte)
         acked_at = self._back.ack_delay(arrival)
         if self._heard:  # acknowledgements do not overtake each other
             acked_at = max(acked_at, self._heard[-1][0])
-        self._heard.append((acked_at, piece, spread))
+        before = arrived.next
+        advanced = arrived.add_range(start, end)
+        self._receiver.received(arrived.next - before, arrival)
+        self._quick -= 1
+        self._heard.append((acked_at, piece, spread, arrived.next + self._receiver.offer))
         if len(self._heard) == 1:
             self._look_ahead()
         self._last = max(arrival, self._last)
-        before = arrived.next
-        if arrived.add_range(start, end):
+        if advanced:
             self._deliver_whole(before, self._last)
+
+    def _is_quick(self) -> bool:
+        """Whether every packet is acknowledged at once: while the offered window grows, before
+        this end has answered."""
+        if self.answers is not None and self.answers.sent_bytes > MSS:
+            return False
+        return self._quick > 0 or self._receiver.grows
 
     def _deliver_whole(self, before: int, at: int) -> None:
         """Deliver messages whose last byte is there now; `before`: the next byte missing before."""

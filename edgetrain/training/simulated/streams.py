@@ -64,6 +64,8 @@ class Path:
 
     ways: tuple[Way, ...]
     train_bytes: int
+    fine: bool = False
+    """Model every acknowledgement, not trains of `train_bytes`."""
 
     @property
     def mean_delay(self) -> int:
@@ -122,6 +124,8 @@ class Stream:
         self._opens = 0
         self._waits = False
         self._held: deque[tuple[Frames, int]] = deque()
+        self.answers: Stream | None = None
+        """The other direction of the connection."""
         self.cut = False
         self.on_damage: Callable[[], None] | None = None
         """Called instead of delivering the next message, whose bytes are damaged."""
@@ -137,6 +141,10 @@ class Stream:
         self._opens = self._world.now + delay
         self._waits = True
         self._world.at(self._opens, self._pump)
+
+    def handle_acknowledgements(self) -> None:
+        """Handle those that have arrived: without a message to send nothing waits for them."""
+        self._pump()
 
     def _pump(self) -> None:
         """Send as much as the window has room for."""

@@ -32,7 +32,7 @@ def stream(
     world: World, path: Path, back: Path, congestion: str, deliver: Callable[[Frames], None]
 ) -> Stream:
     """One direction of a connection, in the finer model if its path loses packets."""
-    kind = LossyStream if path.loses else Stream
+    kind = LossyStream if path.loses or path.fine else Stream
     return kind(world, path, back, congestion, deliver)
 
 
@@ -58,6 +58,7 @@ class MemberWire:
             world, up, down, congestion, lambda frames: hub.accept_message(name, frames)
         )
         self.down = stream(world, down, up, congestion, self._inbox.put)
+        self.up.answers, self.down.answers = self.down, self.up
         if at_once:
             self._network.add_connection(self)
 
@@ -277,6 +278,7 @@ class SimulatedNetwork:
         """Called with (member, frames) for each message that a member sends."""
         number = iter(range(seed * 1_000_000, seed * 1_000_000 + 1_000_000, 2))
         coarse = len(profiles) >= COARSE_FROM
+        self._fine = not coarse
         self._train_bytes = MSS * (COARSE_TRAIN_SEGMENTS if coarse else TRAIN_SEGMENTS)
         self._access = [self._pair(profile, number) for profile in profiles]
         uplinks = [(site, self._pair(site.uplink, number)) for site in sites]
@@ -297,19 +299,22 @@ class SimulatedNetwork:
         up, down = self._access[member]
         shared = self._uplink.get(member)
         if shared is None:
-            return Path((up,), self._train_bytes), Path((down,), self._train_bytes)
-        ways_up, ways_down = (up, shared[0]), (shared[1], down)
-        return Path(ways_up, self._train_bytes), Path(ways_down, self._train_bytes)
+            return self._path(up), self._path(down)
+        return self._path(up, shared[0]), self._path(shared[1], down)
+
+    def _path(self, *ways: Way) -> Path:
+        return Path(ways, self._train_bytes, self._fine)
 
     def connect(self, member: int) -> MemberWire:
         """Open a connection of this member; returns after the round trips of the handshakes."""
         wire = MemberWire(self, member, self.new_name(member))
         up, down = self.paths(member)
         rtt = up.mean_delay + down.mean_delay
-        for trip in self.greetings(member, rtt, wire.up.window.timeout):
-            for window in (wire.up.window, wire.down.window):
-                window.sent(HANDSHAKE_BYTES, self.world.now)
-                window.acked(HANDSHAKE_BYTES, self.world.now + rtt, rtt)
+        for number, trip in enumerate(self.greetings(member, rtt, wire.up.window.timeout)):
+            if number:  # the windows begin with the round trip of the first
+                for window in (wire.up.window, wire.down.window):
+                    window.sent(HANDSHAKE_BYTES, self.world.now)
+                    window.acked(HANDSHAKE_BYTES, self.world.now + rtt, rtt)
             self.world.sleep(trip / SECOND)
         return wire
 

@@ -189,9 +189,9 @@ class Recovery:
         piece = Segments(self.end, self.end + size, now, self._next_order())
         self.end += size
         self._flying.append(piece)
-        self.window.sent(size, now)
+        self.window.sent(piece.count * MSS, now)
         if self._state == _RECOVERY:
-            self._out += size
+            self._out += piece.count * MSS
         if self.probing:
             self._probe_sent(now)
         elif self._state == _OPEN and not self._known.segments:
@@ -213,7 +213,7 @@ class Recovery:
             self.lost.pop(0)
         piece = self._send_again(old, now)
         if self._state == _RECOVERY:
-            self._out += piece.end - piece.start
+            self._out += piece.count * MSS
         if piece.start == self._known.next and self._timer != _REORDER:
             self._arm_timeout(now)
         return piece
@@ -241,7 +241,7 @@ class Recovery:
         old.copy = piece
         self.missing -= old.gone
         self._flying.append(piece)
-        self.window.resent(piece.end - piece.start, now)
+        self.window.resent(piece.count * MSS, now)
         return piece
 
     def _next_order(self) -> int:
@@ -279,7 +279,7 @@ class Recovery:
         """Process the acknowledgement of a piece. `spread` is as in `Window.acked`."""
         if piece.done:
             return
-        size = piece.end - piece.start
+        size = piece.count * MSS
         if piece.lost:  # it was only late
             self.window.in_flight += size
             if piece.copy is None:
@@ -330,7 +330,7 @@ class Recovery:
             self.missing -= 1
         if not piece.lost:
             self._flying.remove(piece)
-            self.window.lost(piece.end - piece.start)
+            self.window.lost(piece.count * MSS)
         elif piece.copy is None:
             self.lost.remove(piece)
 
@@ -372,7 +372,7 @@ class Recovery:
     def _mark_lost(self, piece: Segments) -> None:
         self._flying.remove(piece)
         piece.lost = True
-        self.window.lost(piece.end - piece.start)
+        self.window.lost(piece.count * MSS)
         if piece.copy is None:
             bisect.insort(self.lost, piece, key=lambda each: each.start)
 

@@ -73,6 +73,7 @@ class Window:
         # How much of the window the application has used, kept until `_used_until` is acknowledged.
         self._was_full, self._most_in_flight, self._used_until = False, 0, 0
         self._round = _Round()
+        self._found = False  # HyStart has ended slow start: not again before a timeout
         self._epoch = 0
         self._origin = self._peak = self._k = self._reno_size = 0.0
 
@@ -80,6 +81,11 @@ class Window:
     def timeout(self) -> int:
         """Retransmission timeout, RFC 6298 as in Linux: the round trip plus at least 200 ms."""
         return self.rtt + self._variance
+
+    def _timeouts_since(self, then: int, now: int) -> int:
+        """Return how many whole timeouts have passed, by a clock that counts ticks."""
+        ticks = now // TICK - then // TICK
+        return max(ticks - 1, 0) // -(-self.timeout // TICK)
 
     def room(self, now: int) -> int:
         """Return the bytes that may be sent now. After a pause the window shrinks first."""
@@ -113,7 +119,7 @@ class Window:
 
     def _restart(self, now: int) -> None:
         """Halve the window for each retransmission timeout that has passed without sending."""
-        idle = (now - self._last_send) // self.timeout
+        idle = self._timeouts_since(self._last_send, now)
         if idle > 0:
             self.threshold = max(self.threshold, 0.75 * self.size)
             kept = (int(self.size) // MSS >> min(idle, 30)) * MSS
@@ -134,7 +140,7 @@ class Window:
         self._least_rtt = min(self._least_rtt, rtt)
         if self._acked <= self._recover or self.held:
             return
-        if self.size < self.threshold:
+        if self.size < self.threshold and not self._found:
             self._hystart(count, rtt, now, now - spread)
         if was_limited:
             self._grow(count, now)
@@ -150,9 +156,10 @@ class Window:
         """Update the round trip; its variance rises at once and falls by 1/4 per round trip."""
         error = rtt - self.rtt
         self.rtt = max(self.rtt + error // 8, 1)
-        if error < 0 and -error > self._deviation // 4:
-            error //= 8  # a shorter round trip must not lengthen the timeout
-        self._deviation += abs(error) - self._deviation // 4
+        change = abs(error) - self._deviation // 4
+        if error < 0 and change > 0:
+            change //= 8  # a shorter round trip must not lengthen the timeout
+        self._deviation += change
         self._most_deviation = max(self._most_deviation, self._deviation)
         self._variance = max(self._variance, self._most_deviation)
         if self._acked > self._variance_end:
@@ -182,6 +189,7 @@ class Window:
             turn.last_ack = now
             if now - turn.start > self._least_rtt // 2:
                 self.threshold = self.size
+                self._found = True
         turn.fastest = min(turn.fastest, rtt)
         before, gathered = turn.samples, self._gathered(count, now - first)
         turn.samples += max(count // gathered, 1)
@@ -190,6 +198,7 @@ class Window:
             # The ninth sample decides; by then the first eight have opened the window.
             earlier = max(_HYSTART_SAMPLES - before, 0) * gathered
             self.threshold = self.size + min(earlier, count)
+            self._found = True
 
     def _gathered(self, count: int, spread: int) -> int:
         """Return the bytes that are acknowledged together: two segments, or one super-packet.
@@ -245,6 +254,7 @@ class Window:
         self.cut()
         self.size = float(MSS)
         self._recover = 0
+        self._found = False
 
 
 class WholeWindow(Window):
@@ -260,10 +270,34 @@ class WholeWindow(Window):
         self._pace = 0  # cnt: segments to be acknowledged before the window grows by one
         self._seen, self._seen_at = 0, -1
         self._since, self._reno = 0, 0  # ack_cnt, tcp_cwnd
+        self._used, self._used_at = 0, 0  # snd_cwnd_used, snd_cwnd_stamp
+
+    def validate(self, now: int) -> None:
+        """Shrink a window of which the application has not used all for a timeout (RFC 2861).
+
+        Call this after each write, as Linux does (tcp_cwnd_validate).
+        """
+        if self._limited():
+            self._used, self._used_at = 0, now
+            return
+        self._used = max(self._used, self.in_flight)
+        if now // TICK - self._used_at // TICK < -(-self.timeout // TICK):
+            return
+        used = max(self._used, _INITIAL)
+        if used < self.size and not self.held:
+            self.threshold = max(self.threshold, self._share_of_size())
+            self.size = float((int(self.size) // MSS + used // MSS) // 2 * MSS)
+        self._used, self._used_at = 0, now
+
+    def _share_of_size(self) -> float:
+        segments = int(self.size) // MSS
+        return float(((segments >> 1) + (segments >> 2)) * MSS)
 
     def _restart(self, now: int) -> None:
         """See Window. The curve does not advance during a pause (CA_EVENT_TX_START)."""
         epoch, pause = self._epoch, now - self._last_send
+        if self._timeouts_since(self._last_send, now):
+            self._used, self._used_at = 0, now
         super()._restart(now)
         if epoch:
             self._epoch = min(epoch + pause, now)

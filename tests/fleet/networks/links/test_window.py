@@ -220,3 +220,71 @@ def test_the_timeout_of_a_new_connection_falls_a_round_trip_late() -> None:
         window.acked(MSS, turn * 10**9 + 400_000_000, 400_000_000)
         timeouts.append(window.timeout)
     assert first == timeouts[0] > timeouts[1] > timeouts[2]
+
+
+def test_a_window_that_is_not_used_for_a_timeout_comes_halfway_down() -> None:
+    """tcp_cwnd_application_limited, RFC 2861: to the middle between it and what was used."""
+    window, rtt = WholeWindow("cubic", 100_000_000, 4 << 20), 100_000_000
+    window.size = window.threshold = 60.0 * MSS
+    now = 10**9
+    for turn in range(8):
+        before = window.size
+        window.sent(20 * MSS, now)
+        window.validate(now)
+        window.acked(20 * MSS, now + rtt, rtt)
+        assert window.size == (before if turn else 40 * MSS)
+        now += 120_000_000
+        if now - 10**9 > window.timeout:
+            break
+    window.sent(20 * MSS, now)
+    window.validate(now)
+    assert window.size == 30 * MSS
+
+
+def test_a_window_that_is_used_stays() -> None:
+    window, rtt = WholeWindow("cubic", 100_000_000, 4 << 20), 100_000_000
+    window.size = window.threshold = 20.0 * MSS
+    for turn in range(10):
+        window.sent(20 * MSS, turn * 120_000_000)
+        window.validate(turn * 120_000_000)
+        window.acked(20 * MSS, turn * 120_000_000 + rtt, rtt)
+    assert window.size >= 20 * MSS
+
+
+def test_slow_start_ends_by_a_growing_round_trip_only_once() -> None:
+    """Until a timeout HyStart does not look again (`found` in tcp_cubic.c)."""
+    rtt, window = 100_000_000, WholeWindow("cubic", 100_000_000, 4 << 20)
+
+    def flights() -> bool:
+        """A quick one and a slow one; whether slow start has ended."""
+        window.size, window.threshold = 40.0 * MSS, 1000.0 * MSS
+        for rtt_ns in (rtt, 2 * rtt):
+            window.sent(40 * MSS, 0)
+            for ack in range(20):
+                window.acked(2 * MSS, 10_000_000 * ack, rtt_ns)
+        return window.threshold < 1000 * MSS
+
+    assert flights()
+    assert not flights()
+    window.collapse()
+    assert flights()
+
+
+SURPRISES_MS = (500,) * 12 + (800, 500, 500, 300, 300, 500)
+
+
+def test_the_deviation_of_round_trips_is_that_of_linux() -> None:
+    """tcp_rtt_estimator: of a shorter round trip only an eighth of the surprise counts."""
+    window = Window("cubic", 500_000_000, 4 << 20)
+    seen = []
+    for turn, rtt_ms in enumerate(SURPRISES_MS):
+        window.sent(MSS, turn * 10**9)
+        window.acked(MSS, turn * 10**9 + rtt_ms * 10**6, rtt_ms * 10**6)
+        seen.append(window._deviation)
+    deviation, srtt = 1_000_000_000, 500_000_000
+    for rtt_ms, found in zip(SURPRISES_MS, seen, strict=True):
+        error = rtt_ms * 10**6 - srtt
+        srtt += error // 8
+        change = abs(error) - deviation // 4
+        deviation += change // 8 if error < 0 and change > 0 else change
+        assert found == deviation
