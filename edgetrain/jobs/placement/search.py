@@ -124,17 +124,41 @@ class _Option:
         # Adding gradients up takes as long as on the stage that holds most: cut again without such
         # stages, as long as that can be worth it.
         while True:
-            left = limit - self._costs.least_sync
+            left = (limit - self._costs.least_sync) * self._slack
             cut = self._given() if self.placement.cuts else self._cut(left, most)
             if cut is None:
                 return found
             syncing = self._costs.sync_seconds(cut.ends, cut.slots)
-            seconds = cut.cost + syncing
+            seconds = self._step_seconds(cut) + syncing
             if seconds < limit:
                 found, limit = self._found(cut, seconds), seconds
             if self.placement.cuts or self.placement.data == 1:
                 return found
             most = syncing
+
+    @property
+    def _slack(self) -> float:
+        """How much longer than a step a cut's cost may be: it takes the longest stage for the
+        longest rank."""
+        return 1.3 if self.placement.stages > 1 else 1.0
+
+    def _step_seconds(self, cut: Cut) -> float:
+        """Of a step without its sync. A rank with several stages is as busy as all of them."""
+        if self.placement.stages == 1:
+            return cut.cost
+        times, placement = self._times(cut.ends), self.placement
+        ranks = range(placement.pipeline)
+        busy = max(sum(times[stage] for stage in placement.stages_of(rank)) for rank in ranks)
+        return self._a * sum(times) + placement.microbatches * busy
+
+    def _times(self, ends: tuple[tuple[int, int], ...]) -> list[float]:
+        """Seconds of each stage for one micro-batch, infinite where it does not fit."""
+        far, count = self._far(), len(ends)
+        times = [
+            float(self._costs.inner(s, count - s, far[s])[i, j])
+            for s, (i, j) in enumerate(ends[:-1])
+        ]
+        return [*times, float(self._costs.last(count - 1)[ends[-1][0]])]
 
     def _cut(self, limit: float, syncing: float) -> Cut | None:
         costs, room = self._costs, self._room
@@ -149,15 +173,10 @@ class _Option:
         return [here.server != there.server for here, there in zip(self._room, after, strict=True)]
 
     def _given(self) -> Cut | None:
-        far, self._costs.below = self._far(), math.inf
+        self._costs.below = math.inf
         edges = [0, *self.placement.cuts, self._sums.layers]
         ends = tuple(itertools.pairwise(edges))
-        count = len(ends)
-        times = [
-            float(self._costs.inner(s, count - s, far[s])[i, j])
-            for s, (i, j) in enumerate(ends[:-1])
-        ]
-        times.append(float(self._costs.last(count - 1)[ends[-1][0]]))
+        count, times = len(ends), self._times(ends)
         if not max(times) < math.inf:
             return None
         return Cut(self._a * sum(times) + self._c * max(times), ends, tuple(range(count)))

@@ -205,3 +205,14 @@ def test_one_placement_is_judged_as_the_search_would():
     assert given.placement.cuts == (3,)
     worse = evaluate(model, servers, work, replace(given.placement, cuts=(1,)))
     assert worse.seconds > given.seconds
+
+
+@pytest.mark.parametrize(("schedule", "busy"), [("zbv", 8.0), ("interleaved", 9.5)])
+def test_a_rank_with_several_stages_is_as_busy_as_all_of_them(schedule, busy):
+    seconds = (3.0, 4.5, 3.5, 5.0)
+    layers = tuple(Layer(str(i), 1, s * 1e9, 0.0, 0, 0, 0.0, 0.0) for i, s in enumerate(seconds))
+    servers = Servers((server(count=2, speed=1e9, link=Link(0.0, 1e30)),), Link(0.0, 1e30))
+    asked = Placement(pipeline=2, schedule=schedule, stages=2, microbatches=8)
+    found = evaluate(Model(layers), servers, Work(1, 8, FP32), asked)
+    idle = weights_of(schedule, 2, 8, 2)[0] * sum(seconds)
+    assert found.seconds == pytest.approx(8 * busy + idle)
