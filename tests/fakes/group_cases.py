@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.lookup import task_of
+from edgetrain.jobs.lookup import task_of, tuning_of
 from edgetrain.jobs.placement.words import Placement, parse
 from edgetrain.jobs.reading import load
 from edgetrain.tasks import char_lm
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.text import Transformer
-from edgetrain.tasks.work import optimizer_for
+from edgetrain.tasks.work import optimizer_for, tune
 from edgetrain.training.servers.rank import prepare_rank
 from edgetrain.training.servers.steps import batches_of
 
@@ -76,10 +76,10 @@ CHARS = ("task=edgetrain.tasks:char_lm", "data.limit_bytes=20000", "data.context
 DIGITS = ("task=edgetrain.tasks:digits",)
 
 
-def train(job: Job, words: str | Placement, double: bool = True, steps: int = STEPS):
+def train(job: Job, words: str | Placement, double: bool = True, steps: int = STEPS, beside=None):
     """(loss of each step, the whole model's parameters at the end on rank 0, how it was cut)."""
     placement = parse(words) if isinstance(words, str) else words
-    task = task_of(job)
+    task = task_of(job, beside)
     rank = prepare_rank(job, Double(task) if double else task, placement, torch.device("cpu"))
     losses = []
     for _ in range(steps):
@@ -91,13 +91,14 @@ def train(job: Job, words: str | Placement, double: bool = True, steps: int = ST
     return losses, flat, rank.held.parts.how
 
 
-def alone(job: Job, double: bool = True, steps: int = STEPS):
+def alone(job: Job, double: bool = True, steps: int = STEPS, beside=None):
     """The same in one process: the batches of all members as one."""
-    task = task_of(job)
+    task = task_of(job, beside)
     task = Double(task) if double else task
     torch.manual_seed(job.seed)
     model = task.model()
     optimizer = optimizer_for(model, job.train.optimizer)
+    tune(optimizer, tuning_of(job))
     batches, losses = batches_of(task, job, 1, 0), []
     for _ in range(steps):
         loss = task.loss(model, next(batches))
@@ -106,6 +107,20 @@ def alone(job: Job, double: bool = True, steps: int = STEPS):
         optimizer.step()
         losses.append(loss.item())
     return losses, [p.detach().clone() for p in model.parameters()]
+
+
+def in_bf16(job: Job, words: str):
+    """Losses, the types of all parameters, of what a block computes with, and of the loss."""
+    rank = prepare_rank(job, task_of(job), parse(words), torch.device("cpu"))
+    types = {p.dtype for own in rank.held.own for p in own.values()}
+    seen = set()
+    for module in rank.held.modules:
+        for each in module.modules():
+            if isinstance(each, nn.Linear):
+                each.register_forward_pre_hook(lambda own, args: seen.add(args[0].dtype))
+    losses = _steps(rank, STEPS)
+    state = {v.dtype for each in rank.steps.optimizer.state.values() for v in each.values()}
+    return losses, types, seen, state
 
 
 def attend(ring: int, ulysses: int, causal: bool, heads: tuple[int, int]):

@@ -7,6 +7,7 @@ has the whole model.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -80,13 +81,15 @@ class Held:
             param_dtype=torch.bfloat16 if precision == "bf16" else None,
             reduce_dtype=torch.float32 if precision == "bf16" else None,
         )
+        ends = dataclasses.replace(policy, output_dtype=policy.reduce_dtype)
         mesh = self.ranks.mesh["replicate", "shard"]
         again = placement.zero >= 3
         for name in units:
             fully_shard(
                 module.get_submodule(name), mesh=mesh, reshard_after_forward=again, mp_policy=policy
             )
-        fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
+        # The loss is computed in float32, and so do stages hand on what they have computed.
+        fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=ends)
         if any(t.device.type == "meta" for t in (*module.parameters(), *module.buffers())):
             module.to_empty(device=self.ranks.device)
         else:
@@ -236,6 +239,12 @@ class Held:
         """Give all copies of a tied parameter the sum of their gradients. All ranks call it."""
         self._tied.add()
 
+    def copies(self, name: str) -> int:
+        """Ranks of a stage that have the same part of a parameter."""
+        placement = self.ranks.placement
+        whole = 1 if name in self._divided else placement.tensor
+        return placement.data // placement.shard * placement.sequence * whole
+
     def parameters(self) -> nn.ModuleList:
         """This rank's stages as one module, for an optimizer."""
         return nn.ModuleList(self.modules)
@@ -286,15 +295,15 @@ class TiedGroups:
             if place not in places:
                 continue
             copies = [own[name] for own in self._held.own if name in own]
-            total = sum(_gradient(copy) for copy in copies)
+            total = sum(local_gradient(copy) for copy in copies)
             assert isinstance(total, Tensor)
             if (group := self._groups[places]) is not None:
                 dist.all_reduce(total, group=group)
             for each in copies:
-                _gradient(each).copy_(total)
+                local_gradient(each).copy_(total)
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
+def local_gradient(parameter: nn.Parameter) -> Tensor:
     """This rank's part of a gradient; zeros if it has none yet."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)

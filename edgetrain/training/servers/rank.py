@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,16 +37,14 @@ def prepare_rank(
     parts = cut(task, placement, example_of(job, task, placement))
     held = Held(parts, ranks, job.servers.precision)
     held.hand_out(task, job.seed)
-    if job.train.clip:
-        raise ConfigError(
-            f"train.clip = {job.train.clip:g} in a group of ranks: each has a part of the gradient",
-            "leave it out, or train as a fleet",
-        )
     optimizer = _optimizer(job, held)
-    tune(optimizer, tuning_of(job))
+    tuning = tuning_of(job)
+    tune(optimizer, replace(tuning, clip=0.0))
     begin_at(optimizer, start)
     batches = batches_of(task, job, placement.data, ranks.data_rank, start)
-    return Rank(ranks, held, GroupSteps(Schedule(task, held), held, optimizer, batches))
+    return Rank(
+        ranks, held, GroupSteps(Schedule(task, held), held, optimizer, batches, tuning.clip)
+    )
 
 
 def example_of(job: Job, task: Task, placement: Placement) -> Example | None:

@@ -21,6 +21,7 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.placement.words import SCHEDULES
 from edgetrain.tasks.profiling import inputs_of, loss_of
 from edgetrain.tasks.protocol import Batch, Task, batches_from
+from edgetrain.training.servers.clipping import clip_gradients
 from edgetrain.training.servers.model import Held
 
 
@@ -138,8 +139,10 @@ class GroupSteps:
         held: Held,
         optimizer: torch.optim.Optimizer,
         batches: Iterator[Batch],
+        clip: float = 0.0,
     ) -> None:
-        self.held, self.optimizer = held, optimizer
+        """`clip` is the length that the gradient is cut to; 0: it is not."""
+        self.held, self.optimizer, self._clip = held, optimizer, clip
         self._schedule, self._batches = schedule, batches
 
     def backward(self) -> Callable[[], float]:
@@ -158,5 +161,7 @@ class GroupSteps:
         return mean
 
     def step(self) -> None:
-        """Step the optimizer."""
+        """Cut the gradient, if that is asked for, and step the optimizer. All ranks call it."""
+        if self._clip:
+            clip_gradients(self.held, self._clip)
         self.optimizer.step()

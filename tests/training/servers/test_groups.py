@@ -27,6 +27,7 @@ from edgetrain.vectors.vector import checksum
 CHARS, DIGITS = cases.job_of(*cases.CHARS), cases.job_of(*cases.DIGITS)
 UNNAMED = cases.job_of("task=group_cases:unnamed", *cases.CHARS[1:])
 UNTIED = cases.job_of(*cases.CHARS, "data.tied=false")
+CLIPPED = cases.job_of(*cases.CHARS, "train.clip=0.05")
 MOST = 1e-9
 
 
@@ -67,6 +68,8 @@ def compare(worlds, count, name, words, how=None):
         ("CHARS", "data=2 shard=2 zero=3 recompute=yes", "whole"),
         ("CHARS", "tensor=2", "whole"),
         ("CHARS", "tensor=2 norms=split", "whole"),
+        ("CLIPPED", "tensor=2", "whole"),
+        ("CLIPPED", "pipeline=2 microbatches=4", "names"),
         ("CHARS", "sequence=2", "whole"),
         ("CHARS", "sequence=2 ulysses=2 microbatches=2 recompute=yes", "whole"),
         ("UNTIED", "pipeline=2 microbatches=1", "names"),
@@ -87,6 +90,8 @@ def test_two_ranks_train_what_one_process_trains(worlds, name, words, how):
         ("CHARS", "pipeline=2 tensor=2 microbatches=4", "names"),
         ("CHARS", "pipeline=4 microbatches=2", "names"),
         ("CHARS", "sequence=4 ulysses=2", "whole"),
+        ("CLIPPED", "data=2 shard=2 zero=3 tensor=2", "whole"),
+        ("CLIPPED", "sequence=2 pipeline=2 schedule=zbv microbatches=4", "names"),
         ("CHARS", "sequence=4 recompute=yes", "whole"),
         ("CHARS", "data=2 shard=2 zero=3 sequence=2", "whole"),
         ("CHARS", "pipeline=2 sequence=2 microbatches=4", "names"),
@@ -105,6 +110,21 @@ def test_two_ranks_train_what_one_process_trains(worlds, name, words, how):
 )  # fmt: skip
 def test_four_ranks_train_what_one_process_trains(worlds, name, words, how):
     compare(worlds, 4, name, words, how)
+
+
+def test_a_clipped_run_is_another_one():
+    assert abs(np.subtract(alone("CLIPPED")[0], alone("CHARS")[0])).max() > 1e-3
+
+
+@pytest.mark.parametrize("words", ["data=2 shard=2 zero=3", "pipeline=2 microbatches=4"])
+def test_bf16_computes_with_float32_masters(worlds, words):
+    job = cases.job_of(*cases.CHARS, "precision=bf16")
+    losses = cases.alone(job, False)[0]
+    for found, types, seen, state in worlds(2).run(cases.in_bf16, job, words):
+        assert types == state == {torch.float32}
+        assert seen == {torch.bfloat16}
+        np.testing.assert_allclose(found, losses, rtol=0, atol=0.02)
+        assert found != losses
 
 
 @pytest.mark.parametrize("causal", [True, False])
