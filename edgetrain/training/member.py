@@ -31,10 +31,12 @@ from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.rules import BUFFERS, FIXED, refuse_checkpoint
+from edgetrain.runs.folder import check_room
 from edgetrain.strategies import find
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.keeping import Keeping, keeping_of, past_of
 from edgetrain.training.readings import readings_of, versions
+from edgetrain.training.recording import Recording
 from edgetrain.training.state import Stateful
 from edgetrain.training.stopping import GRACE_S, Stop
 from edgetrain.vectors import layout as layouts
@@ -63,6 +65,7 @@ def join(
     privacy: Privacy | None = None,
     fixed: str = "equal",
     buffers: str = "local",
+    runs: str | Path | None = None,
 ) -> Member:
     """Join the hub at "tcp://host:port" with a model and its optimizer; returns when it starts.
 
@@ -81,20 +84,18 @@ def join(
     is written there now and then: the optimizer's state, what lossy contributions have left out,
     the number of steps. A process that was killed and joins again with the same folder and `name`
     is the same member, and goes on behind `member.steps`: that many batches have been used. `close`
-    empties the folder. `state` names what else of yours is to be in it, anything with `state_dict`
-    and `load_state_dict`: a learning-rate scheduler, a GradScaler. It is taken within `step`, and
-    put back before `join` returns; as rounds may have been made since, step a scheduler until it is
-    where the member is: `while scheduler.last_epoch < member.begins_at`.
+    empties the folder. `state` names what else of yours is to be in it, with `state_dict` and
+    `load_state_dict` (a scheduler, a GradScaler). It is taken within `step`, and put back before
+    `join` returns; then step a scheduler `while scheduler.last_epoch < member.begins_at`.
 
     `privacy` (an edgetrain.Privacy with unit "member") clips and noises each contribution
     before it leaves; without a checkpoint. Frozen parameters and buffers (but for statistics of
     normalisation) are `fixed` "equal" on all members, or "own" and not compared. With `buffers`
-    "mean" running statistics are averaged, too.
+    "mean" running statistics are averaged, too. In the folder `runs` a run folder is written.
 
     Raises HubUnreachable, NetworkError, Refused, ConfigError.
     """
-    _check_weight(weight)
-    _check_checkpoint(checkpoint is not None, bool(state), privacy)
+    _check_arguments(weight, runs, checkpoint is not None, bool(state), privacy)
     release = release_of(privacy) if privacy is not None else None
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
     patience_s = _reach_hub(hub, timeout_s, keep, name or MEMBER, job)
@@ -103,7 +104,17 @@ def join(
     flat = bind(model, optimizer, fixed, buffers)
     link = Link(MemberSocket(hub, credentials=credentials), time.monotonic, patience_s)
     request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub)
-    return Member.join(link, flat, optimizer, request, keeping=keeping, release=release)
+    member = Member.join(link, flat, optimizer, request, keeping=keeping, release=release)
+    return member if runs is None else _recorded(member, runs)
+
+
+def _recorded(member: Member, runs: str | Path) -> Member:
+    try:
+        member.record(runs)
+    except ConfigError as error:
+        member.abandon(f"failed: {error}")
+        raise
+    return member
 
 
 def _reach_hub(hub: str, timeout_s: float, keep: Keep | None, name: str, job: str) -> float:
@@ -114,8 +125,18 @@ def _reach_hub(hub: str, timeout_s: float, keep: Keep | None, name: str, job: st
     return max(timeout_s, OUTAGE_S) if trained else timeout_s
 
 
-def _check_checkpoint(keeps: bool, has_state: bool, privacy: Privacy | None) -> None:
-    """ConfigError for what does not go with a checkpoint, or not without one."""
+def _check_arguments(
+    weight: float,
+    runs: str | Path | None,
+    keeps: bool,
+    has_state: bool,
+    privacy: Privacy | None,
+) -> None:
+    """ConfigError for a weight that cannot be, a folder that cannot be written, and what does not
+    go with a checkpoint, or not without one."""
+    _check_weight(weight)
+    if runs is not None:
+        check_room(runs)
     if has_state and not keeps:
         raise ConfigError("`state` is for a checkpoint", "name its folder: checkpoint=…")
     if keeps:
@@ -148,6 +169,8 @@ class Member:
         self.begins_at = driver.progress
         self.eval_s = 0.0
         """Seconds that all evaluations of `fleet_model` took."""
+        self.recording: Recording | None = None
+        """Writes a run folder, if one was asked for."""
         self._closed = False
         began = driver.clock() if driver.entry.began is None else driver.entry.began
         exchange = driver.exchange
@@ -258,6 +281,19 @@ class Member:
         """Call `observe` after each exchange from now on."""
         self._driver.observe = observe
 
+    def record(self, runs: str | Path) -> None:
+        """Write a run folder in `runs` from now on. ConfigError if that cannot be."""
+        entry = self._driver.entry
+        self.recording = Recording(
+            runs, self._request.job, self.name, self.began, self._driver.traffic()
+        )
+        self.recording.known |= {
+            "strategy": entry.strategy, "members": self.members, "every": entry.every,
+            "delay": entry.delay,
+        }  # fmt: skip
+        self.observe_exchanges(self.recording.add_exchange)
+        log.info("%s writes its run folder %s", self.name, self.recording.folder)
+
     def account_with(self, sums: Callable[[], Sums]) -> None:
         """Tell the hub from now on what `sums` says of this member's time."""
         self.telemeter.sums = sums
@@ -282,6 +318,8 @@ class Member:
             self._keeping.save(driver, self._request)
             driver.restart_clock()
         self.telemeter.poll()
+        if self.recording is not None:
+            self.recording.add_step(self._sums(), driver.traffic())
         self.stop.alive()
         if self.stop.asked:
             self.flat.pull_params()
@@ -325,7 +363,7 @@ class Member:
             self._closed = True
             self.telemeter.say()
             self._driver.leave(" ".join(reason.split())[:256])
-            self._close_checkpoint()
+            self._close_files(reason, done=reason == "done")
 
     def vanish(self) -> None:
         """End as if the power had gone: without a word, to go on from the checkpoint. Works
@@ -333,9 +371,11 @@ class Member:
         if not self._closed:
             self._closed = True
             self._driver.vanish()
-            self._close_checkpoint()
+            self._close_files("it goes on from its checkpoint", done=False)
 
-    def _close_checkpoint(self) -> None:
+    def _close_files(self, reason: str, *, done: bool) -> None:
+        if self.recording is not None:
+            self.recording.close(reason, done=done)
         if self._keeping is not None:
             self._keeping.close()
 

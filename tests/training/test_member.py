@@ -34,6 +34,7 @@ from edgetrain.exchange.seam import Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.jobs import reading
+from edgetrain.runs.folder import folders_in, read_metrics, read_summary
 from edgetrain.tasks.work import optimizer_for
 from edgetrain.training import processes
 from edgetrain.training.member import Member, bind, join
@@ -778,3 +779,40 @@ def test_a_link_needs_no_socket_and_no_model():
     found = Link(script, script.clock).join(Request("model"), params, checksum(params))
     assert found.name == "m0"
     assert bytes(script.heard[1].payload) == params.tobytes()
+
+
+# -- a run folder of one's own --------------------------------------------------------------------
+
+
+def test_a_loop_of_ones_own_has_a_run_folder(tmp_path):
+    wires = Loopback()
+    with children.HubThread(wires, members=1, every=2).serving():
+        model = children.model(0)
+        optim = children.optimizer("sgd", model)
+        link = Link(wires.connect(), time.monotonic)
+        with Member.join(link, bind(model, optim), optim, Request("", "m0", job="mine")) as member:
+            member.record(tmp_path / "runs")
+            for step in range(6):
+                optim.zero_grad()
+                x, y = children.batch(0, step)
+                nn.functional.cross_entropy(model(x), y).backward()
+                member.step()
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.endswith("-mine-m0")
+    steps, exchanges = (list(read_metrics(folder, kind)) for kind in ("step", "exchange"))
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
+    assert [line["round"] for line in exchanges] == [0, 1, 2]
+    assert all(line["loss"] is None for line in steps)
+    summary = read_summary(folder)
+    assert (summary["steps"], summary["strategy"], summary["members"]) == (6, "local-sgd", 1)
+    assert summary["status"] == "finished"
+    parts = sum(summary[f"{part}_s"] for part in ("compute", "wait", "overhead", "eval", "end"))
+    assert 0 < parts <= summary["seconds_per_step"] + 1e-6
+    assert summary["began"].endswith("Z")
+    assert folders_in(tmp_path / "runs") == [folder]
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_hub_is_asked(tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(ConfigError, match="runs"):
+        join("tcp://127.0.0.1:1", children.model(0), None, runs=tmp_path / "runs")
