@@ -130,11 +130,14 @@ class _Emulated:
 
     def _follow(self, hub: Child, members: list[Child]) -> None:
         """Wait until all members have ended, or the hub has failed and they cannot go on."""
-        faults_wait = True
+        faults_wait, strikes = True, list(self._planned.faults)
+        strikes.sort(key=lambda fault: fault.at_s)
         while running := [member for member in members if member.running]:
             if faults_wait and self._began.value:
                 self._emulation.start_faults(self._began.value)
                 faults_wait = False
+            while self._began.value and strikes and strikes[0].at_s <= self._elapsed_s:
+                self._say_strike(str(strikes.pop(0)))
             self._watch()
             if not hub.running and hub.exit_code != 0:
                 return
@@ -143,6 +146,15 @@ class _Emulated:
             running[0].process.join(self._poll_s)
         hub.process.join(10.0)
         self._watch()
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began.value
+
+    def _say_strike(self, fault: str) -> None:
+        path = metrics_path(self._folder)
+        with MetricsLog(path, "hub", time.monotonic, self._began.value) as log:
+            log.event("fault", fault)
 
     def _verdict(self, hub: Child, members: list[Child]) -> str:
         began = self._began.value or time.monotonic()

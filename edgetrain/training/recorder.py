@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from edgetrain.exchange.hub.effects import Closed, Note, Observed, Reported
 from edgetrain.exchange.limits import Refusals
@@ -144,6 +144,11 @@ class HubRecorder:
                 every=closed.every,
                 cuts=closed.cuts,
             )
+
+    def strike(self, event: Literal["fault", "absence"], reason: str, about: str = "") -> None:
+        """Something that the job planned goes wrong now; `about` a member, or the whole fleet."""
+        if self._log is not None:
+            self._log.event(event, reason, about=about or None)
 
     def _status(self, reported: Reported) -> None:
         if self._log is not None:

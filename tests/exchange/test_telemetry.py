@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import struct
 import time
+from pathlib import Path
 
 import children
 import numpy as np
@@ -122,6 +123,13 @@ def test_sums_become_the_seconds_of_the_steps_between():
     assert (then["pace_s"], then["compute_s"], then["wait_s"]) == (0.2, 1.0, 0.9)
     assert then["sent_bytes"] == 90
     assert then["celsius"] is then["throttled"] is then["joules"] is then["round_trip_s"] is None
+
+
+def test_every_key_of_a_status_line_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text("utf-8")
+    chapter = page.partition("**status**")[2].partition("**event**")[0]
+    keys = Statuses().keys_of("a", Telemetry(1, 0))
+    assert [key for key in ("about", "name", *keys) if f"`{key}`" not in chapter] == []
 
 
 def test_a_process_that_was_started_again_begins_at_its_own_step():

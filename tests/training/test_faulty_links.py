@@ -114,6 +114,9 @@ def test_a_link_that_is_down_stops_nobody_else_and_its_member_comes_back(tmp_pat
         name: max(later - sooner for sooner, later in itertools.pairwise(found))
         for name, found in times.items()
     }
+    struck = [r["t"] for r in read_metrics(folder, "event") if r["event"] == "fault"]
+    assert len(struck) == 1
+    assert struck[0] >= 1
     assert longest["m2"] > 0.8 * DOWN_S, "its replies could not reach it"
     assert max(longest["m0"], longest["m1"]) < 0.5 * DOWN_S, longest
     rounds = list(read_metrics(folder, "round"))

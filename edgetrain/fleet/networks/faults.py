@@ -37,6 +37,11 @@ class Fault:
         """Whether nothing passes on the links of these members."""
         return self.kind != "rate"
 
+    def __str__(self) -> str:
+        whose = ", ".join(f"m{member}" for member in self.members) or "all members"
+        what = f"at {self.share:.3g} of its rate" if self.kind == "rate" else self.kind
+        return f"link of {whose}: {what} for {self.for_s:g} s"
+
     def strikes(self, member: int) -> bool:
         """Return whether the fault affects this member."""
         return not self.members or member in self.members

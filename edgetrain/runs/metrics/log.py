@@ -26,6 +26,8 @@ EventName = Literal[
     "pace",
     "finished",
     "overrun",
+    "fault",
+    "absence",
     "error",
 ]
 

@@ -68,6 +68,7 @@ class SimulatedMember:
     def __init__(self, index: int, around: Surroundings, job_is_over: Callable[[], bool]) -> None:
         """It starts at once. After `job_is_over` it is not started again."""
         self.clock = MachineClock(around.world)
+        self.name = f"m{index}"
         self.training: Member | None = None
         self.was_off = False
         self._index, self._around = index, around
@@ -117,7 +118,7 @@ class SimulatedMember:
 
     def _boot(self) -> Process:
         world = self._around.world
-        return world.start(f"m{self._index}", self._train, world.now)
+        return world.start(self.name, self._train, world.now)
 
     # -- what its process runs ----------------------------------------------------------------
 

@@ -13,6 +13,7 @@ what its job says, `faults` and `absences`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
 import time
@@ -159,6 +160,8 @@ class Simulation:
     def _start(self, began: float) -> None:
         self._began, self.began = began, utc()
         self.network.start_faults()
+        for fault in self._planned.faults:
+            self.at(fault.at_s, functools.partial(self._recorder.strike, "fault", str(fault)))
         self._on_start()
         presence = self._planned.presence
         if not presence.is_steady:
@@ -177,6 +180,8 @@ class Simulation:
         def go() -> None:
             if not member.process.over:
                 member.cut_power(comes)
+                off_s = (comes - goes) / SECOND
+                self._recorder.strike("absence", f"off for {off_s:.4g} s", member.name)
                 self.world.at(comes, lambda: self._await_absence(member, absences))
 
         self.world.at(goes, go)

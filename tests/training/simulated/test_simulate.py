@@ -108,11 +108,28 @@ def test_a_device_that_comes_back_takes_what_steps_are_left(tmp_path):
     assert summary["status"] == "finished"
     events = [(r["event"], r.get("about")) for r in read_metrics(folder, "event")]
     assert events.count(("joined", "m1")) == 2
+    absences = [r for r in read_metrics(folder, "event") if r["event"] == "absence"]
+    assert [(r["about"], r["t"], r["reason"]) for r in absences] == [
+        ("m1", 5.0, "off for 30 s"), ("m2", 5.0, "off for 30 s"),
+    ]  # fmt: skip
     assert len(bases(folder)) == 1
     steps = [r["step"] for r in read_metrics(folder, "step") if r["member"] == "m2"]
     assert max(steps) == 600
     assert sorted(set(steps)) == steps  # what was done is not done again
     assert len(steps) < 600
+
+
+def test_faults_are_in_the_run_folder_as_they_strike(tmp_path):
+    job = write_tiny(
+        tmp_path,
+        fleet={"members": 3, "pace_s": 0.1, "network": "wan-50ms"},
+        train={"steps": 40},
+        faults=[{"kind": "down", "at_s": 1.5, "for_s": 0.5, "members": [1]}],
+    )
+    _, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
+    faults = [r for r in read_metrics(folder, "event") if r["event"] == "fault"]
+    assert [(r["t"], r["reason"]) for r in faults] == [(1.5, "link of m1: down for 0.5 s")]
+    assert not list(read_metrics(folder, "status")), "they tell their hub nothing"
 
 
 def test_devices_that_come_and_go_by_chance_end_with_one_base(tmp_path):
