@@ -49,10 +49,11 @@ examples:
 
 Runs every job twice, emulated (real processes, real TCP) and simulated (virtual time), and prints
 how far the simulation is from the emulated run: seconds per step, waiting (in parts of a step),
-bytes, final figure, and whether the parameters are the same bit for bit. Where packets are lost,
-two runs of one job differ by luck: such a job is simulated --draws times, with other losses each
-time; their mean is compared, and `by chance` says how far off one emulated run may be for no other
-reason.
+bytes, final figure, and whether the parameters are the same bit for bit. Where packets are lost
+or links have jitter, two runs of one job differ by luck: such a job is simulated --draws times with
+other losses and delays each time; their mean is compared, and `by chance` says how far off one
+emulated run may be for no other reason. `machine busy` is what this machine took longer for its
+own work than the job says, in parts of a step: the simulator does not foretell that.
 
 --grid compares links instead: round trip times, rates, message sizes and jitter, two members, under
 fedavg, dga and sync-sgd. The whole grid has 288 jobs and takes three hours, one after the other;
@@ -75,7 +76,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--networks", help="comma-separated; default: the job's own")
     parser.add_argument(
         "--draws", type=int, default=8, metavar="N",
-        help="simulated runs of a job whose links lose packets (default 8)",
+        help="simulated runs of a job whose links lose packets or have jitter (default 8)",
     )  # fmt: skip
     grid = parser.add_argument_group("a grid of links (--grid)")
     grid.add_argument("--grid", action="store_true", help="a job for each point of the grid")

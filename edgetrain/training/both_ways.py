@@ -35,9 +35,9 @@ def run(
 ) -> Pair:
     """Run a planned job both ways, each run in a folder of its own inside `folder`.
 
-    A job whose links lose packets is simulated `draws` times, each time with other losses. `report`
-    is called with "emulated" and "simulated" before each of the first two runs. Raises what
-    `emulated.run` and `simulation.run` raise.
+    A job whose links lose packets, or have jitter, is simulated `draws` times, each time with other
+    losses and delays. `report` is called with "emulated" and "simulated" before each of the first
+    two runs. Raises what `emulated.run` and `simulation.run` raise.
     """
     report("emulated")
     real = _timed(f"{name} emulated", folder, lambda inside: emulated.run(plan, inside), clock)
@@ -96,7 +96,7 @@ def _with_simulated(
     found = _timed(f"{name} simulated", folder, start, clock)
     drawn = [
         simulation.run(plan, create_inside(folder, f"{name} simulated {luck}"), luck=luck)
-        for luck in range(1, draws if loses_packets(plan) else 1)
+        for luck in range(1, draws if depends_on_luck(plan) else 1)
     ]
     bases, seconds = (real.bases, found.bases), (real.real_s, found.real_s)
     return pair(name, real.summary, found.summary, bases, seconds, drawn)
@@ -112,7 +112,10 @@ def _timed(
     return Done(summary, bases_of(read_metrics(inside, "event")), real_s)
 
 
-def loses_packets(plan: Plan) -> bool:
-    """Whether any link of the job loses packets."""
+def depends_on_luck(plan: Plan) -> bool:
+    """Whether any link of the job loses packets or has a delay that is drawn."""
     uplinks = [site.uplink for site in plan.sites]
-    return any(profile.has_loss for profile in (*plan.network_profiles.values(), *uplinks))
+    profiles = [*plan.network_profiles.values(), *uplinks]
+    return any(
+        profile.has_loss or profile.up.jitter_ms or profile.down.jitter_ms for profile in profiles
+    )

@@ -59,3 +59,15 @@ def test_groups_of_jobs_are_summed_up():
     lines = calibration.summed_up(groups).splitlines()
     assert lines[-2].split() == ["4", "kB", "2", "of", "3", "4.0%", "20.0%"]
     assert lines[-1].split() == ["40", "kB", "0", "of", "1", "100.0%", "100.0%"]
+
+
+def test_a_machine_that_is_busy_is_told_from_a_network_that_is_slow():
+    slow = {"compute_s": 0.021, "overhead_s": 0.001}
+    real = summary(0.100) | slow | {"compute_s": 0.030}
+    found = calibration.pair("job", real, summary(0.091) | slow, ({"a"}, {"a"}), (1.0, 1.0))
+    assert found.busy == pytest.approx(0.09)
+    quiet = calibration.pair("quiet", summary(0.1), summary(0.1), ({"a"}, {"a"}), (1.0, 1.0))
+    text = calibration.text([found, quiet])
+    assert "+9.0 %" in text
+    assert "1 of 1 good where this machine" in text
+    assert "where this machine" not in calibration.text([quiet])

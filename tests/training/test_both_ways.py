@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from edgetrain.fleet.networks import Direction, Profile
 from edgetrain.training import both_ways, emulated
 from edgetrain.training.simulated import simulation
 
@@ -79,3 +80,26 @@ def test_after_ctrl_c_no_emulated_run_is_left(monkeypatch, tmp_path):
         list(both_ways.run_side_by_side(planned, tmp_path, 1, 2, report, lambda: 0.0))
     assert len(begun) < 20
     assert len(ended) == len(begun) - 1
+
+
+@pytest.mark.parametrize(
+    ("link", "runs"),
+    [
+        (Direction(delay_ms=100), 1),
+        (Direction(delay_ms=100, jitter_ms=8), 4),
+        (Direction(delay_ms=100, loss_percent=1), 4),
+    ],
+)
+def test_jobs_that_depend_on_luck_are_simulated_several_times(monkeypatch, tmp_path, link, runs):
+    lucks = []
+
+    def simulate(plan, folder, luck=0):
+        lucks.append(luck)
+        return SUMMARY
+
+    monkeypatch.setattr(emulated, "run", lambda plan, folder: SUMMARY)
+    monkeypatch.setattr(simulation, "run", simulate)
+    monkeypatch.setattr(both_ways, "read_metrics", lambda folder, kind: [])
+    plan = SimpleNamespace(sites=(), network_profiles={"x": Profile("x", up=link)})
+    both_ways.run("job", plan, tmp_path, 4, lambda how: None, lambda: 0.0)
+    assert lucks == list(range(runs))

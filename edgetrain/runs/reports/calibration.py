@@ -20,6 +20,9 @@ from edgetrain.runs.reports.comparison import seconds_per_step
 GOOD = 0.05
 """A simulation is good if its time is at most this relative error off."""
 
+BUSY = 0.02
+"""A machine is busy if its own work takes longer than the job says by this part of a step."""
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -43,8 +46,10 @@ class Pair:
     """Whether all members of both ended with the same parameters, bit for bit; None: not known."""
     trusted: bool | None
     drawn_s: tuple[float, ...] = ()
-    """Seconds per step of each simulated run, if several lost different packets; `step_s` has
-    their mean."""
+    """Seconds per step of each simulated run, if several had different losses or delays; `step_s`
+    has their mean."""
+    own_s: tuple[float, float] = (0.0, 0.0)
+    """Seconds of a step that were neither the network nor waiting: computing and overhead."""
     incomplete: str = ""
     """Which of the runs failed in part, and why; empty: none."""
 
@@ -52,6 +57,12 @@ class Pair:
     def time_error(self) -> float:
         """How much longer a step is simulated than emulated, relative."""
         return relative(self.step_s)
+
+    @property
+    def busy(self) -> float:
+        """How much longer this machine took for a step's own work than the job says, in parts of
+        the emulated step: what the simulator does not foretell."""
+        return (self.own_s[0] - self.own_s[1]) / self.step_s[0] if self.step_s[0] else 0.0
 
     @property
     def chance(self) -> float | None:
@@ -108,8 +119,13 @@ def pair(
         same_base=(bases[0] == bases[1] and len(bases[0]) == 1) if known else None,
         trusted=(emulated.get("emulation") or {}).get("trusted"),
         drawn_s=every if drawn else (),
+        own_s=(_own_s(emulated), _own_s(simulated)),
         incomplete=_incomplete(emulated, simulated),
     )
+
+
+def _own_s(summary: Mapping[str, Any]) -> float:
+    return sum(summary.get(key) or 0.0 for key in ("compute_s", "overhead_s"))
 
 
 def _incomplete(emulated: Mapping[str, Any], simulated: Mapping[str, Any]) -> str:
@@ -134,7 +150,8 @@ def as_json(pairs: Sequence[Pair], picture: Path | None = None) -> dict[str, Any
     """Plain data for --json."""
     return {
         "pairs": [
-            asdict(each) | {"time_error": each.time_error, "chance": each.chance} for each in pairs
+            asdict(each) | {"time_error": each.time_error, "chance": each.chance, "busy": each.busy}
+            for each in pairs
         ],
         "worst_time_error": max((abs(each.time_error) for each in pairs), default=None),
         "picture": None if picture is None else str(picture),
@@ -157,6 +174,7 @@ def text(pairs: Sequence[Pair], picture: Path | None = None) -> str:
         column("emulated", (units.figure(p.metric, p.final[0]) for p in pairs), below="final"),
         column("simulated", (units.figure(p.metric, p.final[1]) for p in pairs), below="final"),
         column("same", (_YES[each.same_base] for each in pairs), below="bits"),
+        column("machine", (_percent(each.busy) for each in pairs), below="busy"),
         column("trusted", (_YES[each.trusted] for each in pairs), below="emulation"),
         column("faster", (units.times(_faster(each)) for each in pairs), below="to know"),
     ]
@@ -172,7 +190,14 @@ def text(pairs: Sequence[Pair], picture: Path | None = None) -> str:
     if any(each.chance is not None for each in pairs):
         lines.append(
             f"{good} of {len(pairs)} within that, or within what chance explains: two standard "
-            "deviations of runs that lose other packets"
+            "deviations of runs with other losses and delays"
+        )
+    idle = [each for each in pairs if each.busy <= BUSY]
+    if len(idle) < len(pairs):
+        lines.append(
+            f"{sum(each.good for each in idle)} of {len(idle)} good where this machine took at "
+            f"most {BUSY:.0%} of a step longer for its own work (column busy): something else "
+            "slowed down the others"
         )
     if any(each.trusted is False for each in pairs):
         lines.append("an emulation marked NO was late itself: its time is not the network's")
