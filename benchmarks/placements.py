@@ -126,7 +126,7 @@ def serve(rank: int, count: int, port: int, words: list[str], slower: float, out
     for each in words:
         found = prepare_rank(job, SleepingTask(slower), parse(each), device)  # type: ignore[arg-type]
         taken = []
-        for _ in range(3):
+        for _ in range(5):
             dist.barrier()
             began = time.perf_counter()
             loss = found.steps.backward()

@@ -209,16 +209,42 @@ def train_and_keep(job: Job, words: str, folder, steps: int) -> list[float]:
     return losses
 
 
+def keep_apart(job: Job, words: str, folder, steps: int) -> list[float]:
+    """`train_and_keep` where each rank has a disk of its own."""
+    own = _own(folder)
+    own.mkdir(exist_ok=True)
+    return train_and_keep(job, words, own, steps)
+
+
+def go_on_apart(job: Job, words: str, folder, steps: int) -> list[float]:
+    """`go_on` where only the leader has snapshots."""
+    own = _own(folder)
+    if own.name != "disk0":
+        assert not list((own / "snapshots").iterdir()), "parts are with the leader"
+        (own / "snapshots").rmdir()
+        own.rmdir()
+    own.mkdir(exist_ok=True)
+    found = go_on(job, words, own, steps)
+    assert own.name == "disk0" or not list((own / "snapshots").iterdir())
+    return found
+
+
+def _own(folder):
+    import torch.distributed as dist
+
+    return folder / f"disk{dist.get_rank()}"
+
+
 def go_on(job: Job, words: str, folder, steps: int) -> list[float]:
     """Losses of the steps after the newest snapshot, from weights that another seed drew."""
     from dataclasses import replace
 
     from edgetrain.training.servers.snapshots import Snapshots, latest
 
-    start, path = latest(folder)
+    start = (latest(folder) or (5,))[0]  # 5: on the leader's disk only
     rank = prepare_rank(job, Double(task_of(job)), parse(words), torch.device("cpu"), start)
     rank.held.hand_out(Double(task_of(job)), replace(job, seed=99).seed)
-    Snapshots(rank, folder, 0).load(path)
+    Snapshots(rank, folder, 0).load(start)
     return _steps(rank, steps)
 
 

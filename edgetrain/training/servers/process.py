@@ -94,13 +94,12 @@ def train(
     map_large()
     torch.set_num_threads(job.train.threads)
     task = task_of(replace(job, data={**job.data, **job.servers.data}), beside)
-    found = latest(folder)
-    step = found[0] if found else 0
+    step = _leaders_step(folder)
     rank = prepare_rank(job, task, parse(words), device, step)
     every = job.servers.snapshot_every or max(1, job.train.steps // SNAPSHOTS)
     snapshots = Snapshots(rank, folder, every)
-    if found:
-        snapshots.load(found[1])
+    if step:
+        snapshots.load(step)
     progress = RankProgress(step)
     work, member = RankWork(task, rank, progress), RankMember(rank, progress, snapshots)
     name = name_of(rank.ranks.rank)
@@ -116,3 +115,11 @@ def train(
     model = rank.held.gather()
     if model is not None:
         write_model(model, folder / weights.FILE)
+
+
+def _leaders_step(folder: Path) -> int:
+    """The step of the leader's newest snapshot; 0: there is none. All ranks call it."""
+    found = latest(folder)
+    told = torch.tensor([found[0] if found else 0])
+    dist.broadcast(told, 0)
+    return int(told)

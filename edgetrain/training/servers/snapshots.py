@@ -5,6 +5,9 @@
 
 Values are named after parameters: "model.NAME", "optimizer.NAME.KEY". A parameter that several
 stages hold is written once, and read by all of them.
+
+A snapshot is on the leader's disk. Ranks that do not see it write to their own, and their parts are
+brought to the leader's; before one is loaded they are given the whole of it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from edgetrain.errors import ConfigError
+from edgetrain.training.servers.disks import Disks
 from edgetrain.training.servers.rank import Rank
 
 FOLDER = "snapshots"
@@ -44,8 +48,9 @@ class Snapshots:
     """The snapshots of a run, kept by all of its ranks together."""
 
     def __init__(self, rank: Rank, folder: Path, every: int) -> None:
-        """In the run's `folder`, `every` so many steps; 0: never."""
+        """In the run's `folder`, `every` so many steps; 0: never. All ranks call it."""
         self._rank, self._folder, self._every = rank, folder, every
+        self._disks = Disks(folder)
 
     def keep_if_due(self, step: int) -> None:
         """Write a snapshot after this step, if it is due. All ranks call it.
@@ -60,11 +65,12 @@ class Snapshots:
         name = f"step-{step:06}"
         draft, path = self._folder / FOLDER / f".{name}", self._folder / FOLDER / name
         try:
-            if self._rank.ranks.rank == 0:
+            if self._rank.ranks.rank == 0 or not self._disks.sees:
                 shutil.rmtree(draft, ignore_errors=True)
                 draft.parent.mkdir(exist_ok=True)
             dist.barrier()
             save(_values(self._rank), checkpoint_id=draft)
+            self._disks.collect(draft, "__{rank}_*")
         except (OSError, CheckpointException) as error:
             raise ConfigError(
                 f"cannot write a snapshot to {path.parent}: {_first_cause(error)}",
@@ -76,10 +82,17 @@ class Snapshots:
             for old in sorted(self._folder.glob(f"{FOLDER}/step-*"))[:-_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
         dist.barrier()
+        if not self._disks.sees:
+            shutil.rmtree(draft, ignore_errors=True)
 
-    def load(self, path: Path) -> None:
-        """Go on from a snapshot of any placement. All ranks call it. ConfigError for a snapshot of
-        another model, or one that is damaged."""
+    def load(self, step: int) -> None:
+        """Go on from the leader's snapshot of this step, of any placement. All ranks call it.
+        ConfigError for a snapshot of another model, or one that is damaged."""
+        kept = path = self._folder / FOLDER / f"step-{step:06}"
+        if not self._disks.are_one:
+            own = self._folder / FOLDER / f".of-the-leader-{self._rank.ranks.rank}"
+            self._disks.spread(kept, own)
+            path = kept if self._disks.sees else own
         try:
             known = FileSystemReader(path).read_metadata().state_dict_metadata
             values = _values(self._rank, list(known))
@@ -90,6 +103,9 @@ class Snapshots:
                 f"cannot go on from the snapshot {path}: {_first_cause(error)}",
                 "remove it: the one before it is taken",
             ) from None
+        finally:
+            if path != kept:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _first_cause(error: BaseException) -> str:

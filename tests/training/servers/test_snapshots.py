@@ -42,6 +42,21 @@ def test_any_placement_goes_on_from_any_other(world, reference, tmp_path, first,
     np.testing.assert_allclose(before[0] + after[0], reference, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("data=4 shard=2 zero=3", "data=2 pipeline=2 microbatches=4"),
+     ("pipeline=2 tensor=2 microbatches=4", "data=4 shard=4 zero=3")],
+)  # fmt: skip
+def test_servers_that_share_no_disk_keep_snapshots_with_the_leader(
+    world, reference, tmp_path, first, then
+):
+    before = world.run(cases.keep_apart, JOB, first, tmp_path, 5)
+    kept = {path.name[:4] for path in (tmp_path / "disk0/snapshots/step-000005").iterdir()}
+    assert kept == {"__0_", "__1_", "__2_", "__3_", ".met"}
+    after = world.run(cases.go_on_apart, JOB, then, tmp_path, 5)
+    np.testing.assert_allclose(before[0] + after[0], reference, rtol=0, atol=1e-9)
+
+
 def test_a_draft_is_no_snapshot(tmp_path):
     (tmp_path / "snapshots" / ".step-000005").mkdir(parents=True)
     (tmp_path / "snapshots" / "step-000007").mkdir()
