@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.page.story import Exchange, MemberStory, Step, Story
+from edgetrain.runs.reports.page.story import Exchange, MemberStory, Parts, Step, Story
 from edgetrain.runs.reports.page.svg import Axis, Line, figure, lines, rect, text
 
 Points = tuple[tuple[float, float], ...]
@@ -63,7 +63,7 @@ def figure_chart(stories: Sequence[Story], view: View) -> str:
 
 def loss_chart(stories: Sequence[Story], view: View) -> str:
     """The training loss of every run along `view`: the median of its members, smoothed."""
-    every = [tuple(_losses(story, view)) for story in stories]
+    every = [tuple(losses_of(story, view)) for story in stories]
     values = [y for points in every for _, y in points]
     low, high = value_range(values, None, False)
     axis = Axis(low, high, "training loss", _plain)
@@ -91,21 +91,24 @@ def _within(points: Points, y: Axis) -> Points:
     return tuple((x, min(max(value, y.low), y.high)) for x, value in points)
 
 
-def _losses(story: Story, view: View) -> Iterable[tuple[float, float]]:
-    """Medians of all members over 150 stretches of the run."""
+def losses_of(story: Story, view: View | None = None) -> list[tuple[float, float]]:
+    """Training losses along `view` (None: time): medians of all members in 150
+    stretches of the run."""
     steps = [
         step for member in story.members.values() for step in member.steps if step.loss is not None
     ]
     if not steps:
-        return
+        return []
     steps.sort(key=lambda step: step.t)
+    view, found = view or VIEWS[0], []
     size = max(len(steps) // 150, 1)
     for first in range(0, len(steps), size):
         some = steps[first : first + size]
         last = some[-1]
         loss = statistics.median(step.loss for step in some if step.loss is not None)
         if math.isfinite(loss):
-            yield view.of(story, last.t, last.step), loss
+            found.append((view.of(story, last.t, last.step), loss))
+    return found
 
 
 def value_range(values: Sequence[float], mark: float | None, fraction: bool) -> tuple[float, float]:
@@ -138,7 +141,22 @@ def _plain(value: float) -> str:
 
 # -- where each second went --------------------------------------------------------------------
 
-PARTS = (("compute", "compute"), ("wait", "waiting for replies"), ("overhead", "overhead"))
+PARTS = (
+    ("compute", "compute"),
+    ("wait", "waiting for replies"),
+    ("overhead", "overhead"),
+    ("eval", "evaluation"),
+    ("end", "waiting at the end"),
+)
+_IN_TIME = ("eval", "compute", "overhead", "wait", "end")
+"""Parts of a step in the order in which they are drawn. Waiting comes late: that is where a
+synchronous step stands still."""
+
+
+def in_time(step: Step) -> list[tuple[str, float]]:
+    """The parts of a step, by kind, in the order of time; seconds."""
+    seconds = dict(zip((kind for kind, _ in PARTS), step.parts, strict=True))
+    return [(kind, seconds[kind]) for kind in _IN_TIME]
 
 
 def bars(stories: Sequence[Story]) -> str:
@@ -169,30 +187,30 @@ def bars(stories: Sequence[Story]) -> str:
     return figure(found, width, bottom + 20, "where the time of a step goes")
 
 
-def _rows(stories: Sequence[Story]) -> list[tuple[str, tuple[float, float, float]]]:
+def _rows(stories: Sequence[Story]) -> list[tuple[str, Parts]]:
     if len(stories) > 1:
-        return [(story.label, _mean(story.members.values())) for story in stories]
+        return [(story.label, mean_parts(story.members.values())) for story in stories]
     members = sorted(stories[0].members.values(), key=_busiest)
     shown = members[:MOST_BARS]
-    rows = [(member.name, _mean([member])) for member in shown]
+    rows = [(member.name, mean_parts([member])) for member in shown]
     if len(members) > len(shown):
         rest = members[len(shown) :]
-        rows.append((f"{len(rest)} more, mean", _mean(rest)))
+        rows.append((f"{len(rest)} more, mean", mean_parts(rest)))
     return rows
 
 
 def _busiest(member: MemberStory) -> tuple[float, str]:
-    compute, _, overhead = _mean([member])
+    compute, _, overhead, _, _ = mean_parts([member])
     return -(compute + overhead), member.name
 
 
-def _mean(members: Iterable[MemberStory]) -> tuple[float, float, float]:
-    """Seconds of a step: computing, waiting, overhead."""
+def mean_parts(members: Iterable[MemberStory]) -> Parts:
+    """The parts of a step in seconds."""
     listed = list(members)
     count = sum(member.count for member in listed) or 1
-    sums = [sum(parts) for parts in zip(*(m.seconds for m in listed), strict=True)]
-    compute, wait, overhead = sums or (0.0, 0.0, 0.0)
-    return compute / count, wait / count, overhead / count
+    sums = [sum(parts) / count for parts in zip(*(m.seconds for m in listed), strict=True)]
+    compute, wait, overhead, evaluation, end = sums or (0.0,) * 5
+    return compute, wait, overhead, evaluation, end
 
 
 # -- the timeline of rounds --------------------------------------------------------------------
@@ -241,7 +259,7 @@ def length_of(story: Story) -> float:
 def timeline(story: Story, window: Window, most: int = MOST_LANES) -> str:
     """The first members in a window: what each does, and above it its exchanges in flight."""
     begin, end = window.begin, window.end
-    members = [m for m in sorted(story.members.values(), key=_natural) if m.steps][:most]
+    members = [m for m in sorted(story.members.values(), key=natural) if m.steps][:most]
     axis = Axis(begin, end, "", units.duration)
     left, right, y = 64.0, 944.0, 8.0
     found: list[str] = []
@@ -256,7 +274,7 @@ def timeline(story: Story, window: Window, most: int = MOST_LANES) -> str:
         found.append(text(left - 8, y + 12, member.name, "end", "tick"))
         found.append(rect(left, y, right - left, 15, "lane"))
         for step in member.steps:
-            if step.t > begin and step.t - step.compute_s - step.wait_s - step.overhead_s < end:
+            if step.t > begin and step.began < end:
                 found += _activity(step, axis, left, right, y)
         y += 15 + 9
     for tick in axis.ticks(8):
@@ -268,11 +286,10 @@ def timeline(story: Story, window: Window, most: int = MOST_LANES) -> str:
 
 
 def _activity(step: Step, axis: Axis, left: float, right: float, y: float) -> Iterable[str]:
-    """The parts of a step. Waiting comes last: that is where a synchronous step stands still."""
-    at = step.t - step.compute_s - step.wait_s - step.overhead_s
-    parts = zip(PARTS, (step.compute_s, step.wait_s, step.overhead_s), strict=True)
-    ordered = sorted(parts, key=lambda part: ("compute", "overhead", "wait").index(part[0][0]))
-    for (kind, said), seconds in ordered:
+    """The parts of a step."""
+    at, words = step.began, dict(PARTS)
+    for kind, seconds in in_time(step):
+        said = words[kind]
         start, stop = max(at, axis.low), min(at + seconds, axis.high)
         if stop > start:
             x = axis.place(start, left, right)
@@ -309,7 +326,7 @@ def stacked(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     return rows
 
 
-def _natural(member: MemberStory) -> tuple[int, str]:
+def natural(member: MemberStory) -> tuple[int, str]:
     """m2 before m10."""
     digits = "".join(char for char in member.name if char.isdigit())
     return int(digits[:9] or 0), member.name

@@ -27,7 +27,11 @@ _PATTERNS = (
     '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'
     '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><rect width="6" height="6" class="back"/>'
-    '<rect width="2" height="6" class="stroke"/></pattern></defs></svg>'
+    '<rect width="2" height="6" class="stroke"/></pattern>'
+    '<pattern id="dots" width="5" height="5" patternUnits="userSpaceOnUse"><rect width="5" '
+    'height="5" class="lane"/><rect x="1" y="1" width="2.6" height="2.6" class="flight"/></pattern>'
+    '<pattern id="rungs" width="4" height="4" patternUnits="userSpaceOnUse"><rect width="4" '
+    'height="4" class="lane"/><rect width="1.6" height="4" class="back"/></pattern></defs></svg>'
 )
 """Waiting is hatched, so that nothing is told by colour alone."""
 

@@ -23,6 +23,10 @@ MOST_EVENTS = 200
 _ROUTINE = ("joined", "started", "finished", "left")
 
 
+Parts = tuple[float, float, float, float, float]
+"""Seconds of computing, waiting, overhead, evaluation, and of the wait at the end."""
+
+
 @dataclass
 class Step:
     """One line of steps: when it ended, how many steps it stands for, and where its time went."""
@@ -34,6 +38,18 @@ class Step:
     compute_s: float
     wait_s: float
     overhead_s: float
+    eval_s: float = 0.0
+    end_s: float = 0.0
+
+    @property
+    def parts(self) -> Parts:
+        """Computing, waiting, overhead, evaluation, the wait at the end: seconds."""
+        return self.compute_s, self.wait_s, self.overhead_s, self.eval_s, self.end_s
+
+    @property
+    def began(self) -> float:
+        """When what this line stands for began."""
+        return self.t - sum(self.parts)
 
 
 @dataclass(frozen=True)
@@ -57,13 +73,14 @@ class MemberStory:
     """(t, bytes sent and received so far)."""
 
     @property
-    def seconds(self) -> tuple[float, float, float]:
-        """Seconds of computing, waiting and overhead, in all."""
-        return (
-            sum(step.compute_s for step in self.steps),
-            sum(step.wait_s for step in self.steps),
-            sum(step.overhead_s for step in self.steps),
+    def seconds(self) -> Parts:
+        """The parts of all steps. They add up to the time of the last one."""
+        compute, wait, overhead, evaluation, end = (
+            (sum(each) for each in zip(*(step.parts for step in self.steps), strict=True))
+            if self.steps
+            else (0.0,) * 5
         )
+        return compute, wait, overhead, evaluation, end
 
     @property
     def count(self) -> int:
@@ -190,6 +207,8 @@ def _step(record: Record) -> Step:
         float(record.get("compute_s") or 0.0),
         float(record.get("wait_s") or 0.0),
         float(record.get("overhead_s") or 0.0),
+        float(record.get("eval_s") or 0.0),
+        float(record.get("end_s") or 0.0),
     )
 
 

@@ -10,6 +10,7 @@ from edgetrain.runs.reports.plot.capacity import capacity_figure, draw_capacity
 from edgetrain.runs.reports.plot.compared import comparison_figure, draw_comparison
 from edgetrain.runs.reports.plot.latency import draw_latency, latency_figure, relative_speed
 from edgetrain.runs.reports.plot.one_run import History, draw_run, run_figure
+from edgetrain.runs.reports.plot.paper import formats_of, paper_figures
 from edgetrain.runs.reports.plot.sweeps import draw_sweep, sweep_figure
 
 __all__ = [
@@ -23,7 +24,9 @@ __all__ = [
     "draw_latency",
     "draw_run",
     "draw_sweep",
+    "formats_of",
     "latency_figure",
+    "paper_figures",
     "relative_speed",
     "run_figure",
     "sweep_figure",

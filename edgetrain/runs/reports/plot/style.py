@@ -7,9 +7,10 @@ their dashes. Nothing here knows what a picture shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
@@ -87,16 +88,20 @@ def new_figure(inches: tuple[float, float] = INCHES) -> Figure:
     return Figure(figsize=inches, dpi=_DPI, layout=layout)
 
 
-def styled() -> Any:
-    """A context with the settings of this module, whatever the user's own settings are."""
+def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """A context with the settings of this module and `more`, whatever the user's own are."""
     import matplotlib as mpl
 
-    settings: Any = mpl.rcParamsDefault | _STYLE
+    settings: Any = mpl.rcParamsDefault | _STYLE | dict(more)
     return mpl.rc_context(settings)
 
 
-def save(draw: Callable[[], Figure], path: Path) -> Path:
-    """Draw a figure and save it as PNG, whole or not at all. Returns `path`.
+def save(
+    draw: Callable[[], Figure], path: Path, more: Mapping[str, Any] = MappingProxyType({})
+) -> Path:
+    """Draw a figure and save it, whole or not at all, as its name ends. Returns `path`.
+
+    `more` are settings as those of `styled`.
 
     Raises ConfigError if matplotlib is missing or the file cannot be written.
     """
@@ -104,8 +109,8 @@ def save(draw: Callable[[], Figure], path: Path) -> Path:
         raise ConfigError("pictures need matplotlib", "pip install 'edgetrain[lab]'")
     figure = draw()
     try:
-        with replacing(path) as draft, styled():
-            figure.savefig(draft, format="png")
+        with replacing(path) as draft, styled(more):
+            figure.savefig(draft, format=path.suffix.removeprefix("."))
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     return path
