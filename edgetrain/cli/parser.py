@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
         chaos,
         codecs,
         compare,
+        completion,
         devices,
         doctor,
         hub,
@@ -55,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     for module in (
         *(compare, run, watch, runs, report, init, hub, member, keys, bundle, privacy),
         *(strategies, codecs, devices, networks, sweep, capacity, plan, rank, calibrate, chaos),
-        *(doctor, bench),
+        *(doctor, bench, completion),
     ):
         module.add_parser(verbs)
     return top

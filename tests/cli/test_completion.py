@@ -1,0 +1,128 @@
+"""Completion scripts in the shells themselves: what TAB makes of a line that is half typed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from edgetrain.__main__ import main
+from edgetrain.cli.completion import SHELLS, commands_of, names
+from edgetrain.cli.parser import parser
+
+PATIENCE_S = 30
+
+
+@pytest.fixture
+def script(tmp_path, capsys):
+    def write(shell):
+        assert main(["completion", shell]) == 0
+        path = tmp_path / f"edgetrain.{shell}"
+        path.write_text(capsys.readouterr().out)
+        return path
+
+    return write
+
+
+LINES = {
+    "edgetrain ru": "run runs",
+    "edgetrain run --simu": "--simulate",
+    "edgetrain run --vmap ": "auto off on",
+    "edgetrain run --vmap=o": "off on",
+    "edgetrain run network=wan-2": "wan-200ms",
+    "edgetrain run job.toml netw": "network=",
+    "edgetrain compare job.toml steps=3 device=raspberry-pi-z": "raspberry-pi-zero-2w",
+    "edgetrain run strategy.merge=multi": "multi-krum",
+    "edgetrain run optimizer=adamw": "adamw",
+    "edgetrain sweep --network wan-200ms,wan-50": "wan-200ms,wan-500ms wan-200ms,wan-50ms",
+    "edgetrain keys ini": "init",
+    "edgetrain networks check wan-2": "wan-200ms",
+    "edgetrain completion f": "fish",
+    "edgetrain nonsense --": "--debug --help --version",
+}
+
+
+def test_bash_completes_verbs_flags_keys_and_names(script, tmp_path):
+    asked = "\n".join(f"try {line!r}" for line in LINES)
+    code = f"""
+. {script("bash")}
+try() {{
+    COMP_LINE="$1" COMP_POINT=${{#1}}
+    _edgetrain
+    echo $(printf '%s\\n' "${{COMPREPLY[@]}}" | LC_ALL=C sort)
+}}
+{asked}
+"""
+    done = subprocess.run(
+        ["bash", "--norc", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert dict(zip(LINES, done.stdout.splitlines(), strict=True)) == LINES
+
+
+START = {
+    "bash": (["bash", "--norc", "--noprofile", "-i"], ". {script}\n"),
+    "zsh": (["zsh", "-f", "-i"], "autoload -U compinit; compinit -D -u; . {script}\n"),
+    "fish": (["fish", "--no-config", "-i"], "source {script}\n"),
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_tab_in_a_shell_completes_a_name_of_the_catalog(shell, script, tmp_path):
+    """As people do it: a terminal, a line that is half typed, TAB."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    argv, load = START[shell]
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(tmp_path)
+        os.environ |= {"PS1": "$ ", "TERM": "dumb", "HOME": str(tmp_path)}
+        os.execvp(argv[0], argv)
+    try:
+        os.write(terminal, load.format(script=script(shell)).encode())
+        os.write(terminal, b"echo re''ady\n")
+        read_until(terminal, b"ready")
+        os.write(terminal, b"edgetrain run network=wan-2\t")
+        read_until(terminal, b"wan-200ms")
+    finally:
+        os.kill(process, 9)
+        os.waitpid(process, 0)
+        os.close(terminal)
+
+
+def read_until(terminal, text):
+    seen, deadline = b"", time.monotonic() + PATIENCE_S
+    while text not in seen:
+        assert time.monotonic() < deadline, seen
+        if select.select([terminal], [], [], 1.0)[0]:
+            seen += os.read(terminal, 65536)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_verb_and_flag_is_in_the_script(shell, script):
+    text = script(shell).read_text()
+    for command in commands_of(parser()):
+        for word in (*command.verbs, *command.words):
+            assert word in text
+        for flag in command.flags:
+            assert (f"-l {flag[2:]}" if shell == "fish" else flag) in text
+    assert set(names()["network"]) <= set(text.replace("network=", "").replace("'", " ").split())
+
+
+@pytest.mark.parametrize(("shell", "code"), [("bash", ["-n"]), ("fish", ["-n"])])
+def test_the_script_parses(shell, code, script):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    subprocess.run([shell, *code, script(shell)], check=True)
+
+
+def test_an_unknown_shell_is_one_line(capsys):
+    assert main(["completion", "fsh"]) == 2
+    assert capsys.readouterr().err == (
+        "edgetrain: no completion for the shell 'fsh' (did you mean 'fish'?)\n"
+    )
