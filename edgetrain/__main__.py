@@ -1,8 +1,9 @@
 """The command: `edgetrain VERB …`, also `python -m edgetrain`.
 
 Errors raised on purpose become one clear line and exit status 2, or 75 where a verb that a service
-manager starts may be started again (`hub`, `member`, `keys`); Ctrl-C is 130, SIGTERM 143. Only this
-module turns an exception into an exit status.
+manager starts may be started again (`hub`, `member`, `keys`). So do errors in the user's own code,
+with its frames below. Ctrl-C is 130, SIGTERM 143. Only this module turns an exception into an exit
+status.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 
 from edgetrain.cli.arguments import chosen
 from edgetrain.cli.parser import parser
-from edgetrain.errors import EdgetrainError, Stopped
+from edgetrain.errors import EdgetrainError, Stopped, in_words, own_frames
 
 _TAKE_KEYS = ("--key", "--hub-key")
 _KEY = re.compile(r"-[A-Za-z0-9_-]{42}\Z")
@@ -72,6 +73,11 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+    except Exception as error:
+        if arguments.debug or not own_frames(error):
+            raise
+        print(f"edgetrain: {in_words(error)}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

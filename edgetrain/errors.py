@@ -21,7 +21,11 @@ exchange/hub, `CannotCompile` in codecs/kernels). This module imports only the s
 from __future__ import annotations
 
 import difflib
+import re
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class EdgetrainError(Exception):
@@ -104,9 +108,43 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
     >>> did_you_mean("wan-20ms", ["wan-200ms", "lora"])
     "did you mean 'wan-200ms'?"
+    >>> did_you_mean("dag", ["dga", "fedavg"])
+    "did you mean 'dga'?"
     """
     known = sorted(choices)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    swapped = [each for each in known if sorted(each) == sorted(name)]
+    near = swapped or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean '{near[0]}'?"
     return "known: " + ", ".join(known) if known else "none is known"
+
+
+def in_words(error: BaseException) -> str:
+    """An exception in one line; below it the frames of the user's own code, innermost last, if the
+    exception came through any. Memory that was refused is said as such, with the way out."""
+    own = own_frames(error)
+    said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", said)
+    if (
+        isinstance(error, MemoryError)
+        or "OutOfMemory" in type(error).__name__
+        or (asked and "memory" in said)
+    ):
+        amount = f", {asked[1]} were asked for at once" if asked else ""
+        said = f"out of memory{amount} (lower train.batch, or the number of members on one machine)"
+    if not own:
+        return said
+    last = own[-1]
+    said += f" (in {last.name}, {Path(last.filename).name} line {last.lineno})"
+    return "\n".join([said, *"".join(traceback.format_list(own)).splitlines()])
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of an exception that are neither edgetrain's nor those of installed packages."""
+    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    others = (f"{Path(__file__).parent}/", *(f"{path}/" for path in paths if path))
+    return [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((*others, "<")) and "site-packages" not in frame.filename
+    ]

@@ -102,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--at-once {arguments.at_once}", "allowed are 1 to 64")
     grid = _grid_points(arguments)
     jobs, beside = ({}, None) if arguments.grid else jobs_of(arguments)
+    common.check_before_torch(arguments, jobs.values())
     common.simulator()
     from edgetrain.jobs.plan import plan
     from edgetrain.runs.folder import create

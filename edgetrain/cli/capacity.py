@@ -96,10 +96,18 @@ def _options(arguments: argparse.Namespace) -> Options:
 def run(arguments: argparse.Namespace) -> int:
     """Work the fleet out, print and draw the answer."""
     job, beside = common.job_of(arguments, SIMULATED)
+    from edgetrain.jobs.named import check_names
+
+    check_names(job)
+    options = _options(arguments)
+    if options.measures(job):
+        common.say_loading(arguments)
+    if not options.step_s:
+        job = common.with_host_pace(arguments, job, beside)
     from edgetrain.jobs.capacity import estimate
     from edgetrain.runs.folder import create, write_job
 
-    question = question_of(job, _options(arguments), beside)
+    question = question_of(job, options, beside)
     found = estimate.answer(question)
     folder = create(arguments.runs, f"capacity-{job.name or job.task.rpartition(':')[2]}")
     write_job(folder, job.to_dict())

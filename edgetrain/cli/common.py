@@ -8,11 +8,15 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
+from edgetrain.runs.reports import units
+
+if TYPE_CHECKING:
+    from edgetrain.jobs.plan import Plan
 
 RUNS = "runs"
 
@@ -130,6 +134,49 @@ def try_again(parser: argparse.ArgumentParser) -> None:
 def say(text: str) -> None:
     """Print a line to stdout and flush it, also if stdout is a pipe."""
     print(text, flush=True)
+
+
+def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> None:
+    """Look up what these jobs name, then say that torch is being loaded: that takes seconds.
+
+    Raises ConfigError and NetworkError before torch is imported.
+    """
+    from edgetrain.jobs.named import name_all
+
+    for job in jobs:
+        name_all(job)
+    say_loading(arguments)
+
+
+def say_loading(arguments: argparse.Namespace) -> None:
+    """Say at once why nothing is to be seen for seconds."""
+    tell(arguments, "loading torch …")
+
+
+def say_start(arguments: argparse.Namespace, planned: Plan, what: str = "members") -> None:
+    """Say that processes are being started, where a run has any."""
+    if not arguments.simulate:
+        tell(arguments, f"starting {planned.job.fleet.members} {what} …")
+
+
+def with_host_pace(arguments: argparse.Namespace, job: Job, beside: Path | None) -> Job:
+    """The job with the time of a step on this machine, if that is needed and not known yet."""
+    from edgetrain.training.host_pace import measured
+
+    def told(seconds: float) -> None:
+        tell(
+            arguments,
+            f"device 'host': a step takes {units.duration(seconds)} on this machine, measured; "
+            f"pace_s={seconds:g} repeats it",
+        )
+
+    return measured(job, beside, told)
+
+
+def tell(arguments: argparse.Namespace, text: str) -> None:
+    """Print a line on what is going on: to stdout, or to stderr if stdout is for programs."""
+    for_programs = arguments.json or getattr(arguments, "print_commands", False)
+    print(text, file=sys.stderr if for_programs else sys.stdout, flush=True)
 
 
 def warn(text: str) -> None:

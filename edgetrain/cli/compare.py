@@ -62,16 +62,21 @@ def run(arguments: argparse.Namespace) -> int:
     """
     job, beside = common.job_of(arguments, DEMO)
     from edgetrain.jobs.grid import variants
-    from edgetrain.jobs.plan import plan
-    from edgetrain.runs.folder import create, create_inside, write_job
-    from edgetrain.runs.reports.live.view import LiveView
     from edgetrain.strategies.spelling import split_list
+
+    jobs = variants(job, split_list(arguments.strategies))
+    common.check_before_torch(arguments, jobs)
+    from edgetrain.jobs.plan import plan
+    from edgetrain.runs.folder import create, create_inside, remove_unbegun, write_job
+    from edgetrain.runs.reports.live.view import LiveView
     from edgetrain.training import emulated
 
     run_planned = common.runner(arguments)
     if not arguments.simulate:
         emulated.warm_up()
-    planned = [plan(j, beside) for j in variants(job, split_list(arguments.strategies))]
+    else:
+        jobs = [common.with_host_pace(arguments, each, beside) for each in jobs]
+    planned = [plan(each, beside) for each in jobs]
     first = planned[0]
     folder = create(arguments.runs, f"compare-{first.job.name}")
     write_job(folder, job.to_dict())
@@ -81,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"{first.name}: {job.fleet.members} members, network {job.fleet.network}, "
         f"{job.train.steps} steps each: {', '.join(names)}"
     )
+    common.say_start(arguments, first)
     view = LiveView(
         folders,
         clock=time.monotonic,
@@ -95,6 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
             for each, inside in zip(planned, folders, strict=True):
                 summaries.append(run_planned(each, inside, view.refresh))
     except BaseException as error:
+        if not summaries and isinstance(error, Exception):
+            for unbegun in (*folders, folder):
+                remove_unbegun(unbegun)
+        if not folder.exists():
+            raise
         if isinstance(error, KeyboardInterrupt) and len(summaries) < len(folders):
             summaries.append(common.interrupted(folders[len(summaries)]))
         _report(arguments, summaries, folder, folders)

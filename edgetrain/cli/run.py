@@ -71,14 +71,17 @@ def run(arguments: argparse.Namespace) -> int:
     After Ctrl-C the result is that of what was trained; the interrupt is raised again.
     """
     job, beside = _job(arguments)
+    common.check_before_torch(arguments, [job])
     from edgetrain.jobs.plan import plan
-    from edgetrain.runs.folder import create
+    from edgetrain.runs.folder import create, remove_unbegun
     from edgetrain.runs.reports.live.view import LiveView
     from edgetrain.training import emulated
 
     run_planned = common.runner(arguments)
     if not arguments.simulate:
         emulated.warm_up()
+    if arguments.simulate:
+        job = common.with_host_pace(arguments, job, beside)
     planned = plan(job, beside)
     asked = None if arguments.simulate else _group(arguments, planned)
     group = asked[0] if asked else None
@@ -89,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         from edgetrain.training.servers import group as servers
 
         run_planned = partial(_run_group, servers.run, *asked)
+    common.say_start(arguments, planned, "ranks" if group else "members")
     view = LiveView(
         [folder],
         clock=time.monotonic,
@@ -102,6 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
             summary = run_planned(planned, folder, view.refresh)
     except KeyboardInterrupt:
         _report(arguments, common.interrupted(folder), folder)
+        raise
+    except Exception:
+        if arguments.resume is None:
+            remove_unbegun(folder)
         raise
     _report(arguments, summary, folder)
     return common.status_of([summary])

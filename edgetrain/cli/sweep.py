@@ -17,6 +17,8 @@ from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgetrain.jobs.grid import Sweep
+    from edgetrain.jobs.job import Job
+    from edgetrain.jobs.plan import Plan
     from edgetrain.runs.reports.sweep_rows import Row
     from edgetrain.training.sweep import Progress
 
@@ -66,12 +68,16 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run every cell, then print and draw the results."""
     from edgetrain.jobs.grid import write
+    from edgetrain.jobs.named import check_names
     from edgetrain.runs.folder import create
     from edgetrain.training import sweep
 
     chosen, folder = sweep_of(arguments)
     cells = chosen.cells()
-    plan, run_cell = driver_of(chosen)
+    for job in chosen.samples():
+        check_names(job)
+    common.say_loading(arguments)
+    plan, run_cell = driver_of(arguments, chosen)
     if folder is None:
         folder = create(arguments.runs, f"sweep-{_name(chosen)}")
         write(folder, chosen)
@@ -92,12 +98,18 @@ def run(arguments: argparse.Namespace) -> int:
     return _report(arguments, chosen, folder, rows)
 
 
-def driver_of(chosen: Sweep) -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
+def driver_of(
+    arguments: argparse.Namespace, chosen: Sweep
+) -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
     """The functions that plan and run a cell, as `training.sweep.run` takes them."""
     from edgetrain.jobs.plan import plan
 
     if chosen.how == "simulated":
-        return plan, common.simulator()
+
+        def paced(job: Job, beside: Path | None) -> Plan:
+            return plan(common.with_host_pace(arguments, job, beside), beside)
+
+        return paced, common.simulator()
     from edgetrain.training import emulated
 
     emulated.warm_up()

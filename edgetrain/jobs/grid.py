@@ -175,6 +175,15 @@ class Sweep:
             for seed in range(self.seeds)
         ]
 
+    def samples(self) -> list[Job]:
+        """A job for each value of each axis, the first values on the others. Raises ConfigError."""
+        first = [each.values[0] for each in self.axes]
+        return [
+            self._cell([*first[:at], value, *first[at + 1 :]], 0).job
+            for at, each in enumerate(self.axes)
+            for value in each.values
+        ]
+
     def _cell(self, chosen: Sequence[Value], seed: int) -> Cell:
         overrides = [override for value in chosen for override in value.overrides]
         job = reading.parse(self.job, overrides, "sweep")
@@ -221,6 +230,7 @@ def fitting(job: Job) -> Job:
 
 def variants(job: Job, names: Sequence[str]) -> list[Job]:
     """The job under each of these strategies. Raises ConfigError for a name that is not one."""
+    strategies.find(job.strategy.name)  # also where the names win over it, a slip is a slip
     found = [strategies.find(name).spelled for name in names]
     return [fitting(replace(job, strategy=replace(job.strategy, name=name))) for name in found]
 

@@ -8,37 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgetrain.fleet import devices, networks
-from edgetrain.fleet.assignment import devices_of, networks_of, parse_sites, spread
-from edgetrain.fleet.devices import Device
-from edgetrain.fleet.networks import Fault, Profile, Site
-from edgetrain.fleet.presence import Presence, parse_absences
 from edgetrain.jobs.job import Job
+from edgetrain.jobs.named import Named, name_all
 from edgetrain.jobs.privacy.promise import Promise, fix_noise, promise
-from edgetrain.jobs.resolved import Resolved
-from edgetrain.jobs.rules import check_on_member, refuse_absences, resolve
+from edgetrain.jobs.rules import check_on_member
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Resolved):
+class Plan(Named):
     """A job, and the objects that it names. Its noise is known, and its name is not empty."""
 
-    devices: tuple[str, ...]
-    """The device profile of each member."""
-    device_profiles: dict[str, Device]
-    """Those profiles, by name."""
-    networks: tuple[str, ...]
-    """The network profile of each member."""
-    network_profiles: dict[str, Profile]
-    """Those profiles, by name."""
-    sites: tuple[Site, ...]
-    """Members that share an uplink."""
-    faults: tuple[Fault, ...]
-    """What goes wrong with the links, and when."""
-    congestion: str
-    """The congestion control of all links."""
-    presence: Presence
-    """Which devices come and go."""
     name: str
     """The task's."""
     metric: str
@@ -57,11 +36,6 @@ class Plan(Resolved):
     notes: tuple[str, ...] = ()
     """What the owner of the job may want to know of the plan itself."""
 
-    @property
-    def links(self) -> list[Profile]:
-        """The network profile of each member."""
-        return [self.network_profiles[name] for name in self.networks]
-
 
 def plan(job: Job, beside: Path | None = None) -> Plan:
     """Look up task, devices, network, strategy, codec and optimizer. Loads torch and the data.
@@ -75,57 +49,26 @@ def plan(job: Job, beside: Path | None = None) -> Plan:
     from edgetrain.tasks.meta import outline_of
     from edgetrain.tasks.work import optimizer_for
 
-    boards, job = _members(job)
-    found = resolve(job)
+    found = name_all(job)
+    job = found.job
     task = task_of(job, beside)
     outline = outline_of(task)
     optimizer_for(outline.model, job.train.optimizer)
-    device_profiles = {name: devices.load(name) for name in set(boards)}
-    links = spread(networks_of(job.fleet.network), len(boards), "network")
-    network_profiles = {name: networks.load(name) for name in set(links)}
-    sites = parse_sites(job.fleet.sites, len(boards))
-    faults = networks.parse_faults(job.faults, len(boards))
-    networks.refuse_idle(faults, [network_profiles[name] for name in links])
-    congestion = networks.parse_congestion(job.fleet.congestion)
-    presence = _presence(found, len(boards))
     samples = samples_of(job, task)
-    found = fix_noise(replace(found, job=replace(job, name=job.name or task.name)), samples)
-    check_on_member(found)
-    rehearse(found.job, task)
+    named = replace(found, job=replace(job, name=job.name or task.name))
+    fixed = fix_noise(named, samples)
+    check_on_member(fixed)
+    rehearse(fixed.job, task)
     return Plan(
-        **vars(found),
-        devices=boards,
-        device_profiles=device_profiles,
-        networks=links,
-        network_profiles=network_profiles,
-        sites=sites,
-        faults=faults,
-        congestion=congestion,
-        presence=presence,
+        **vars(fixed),
         name=task.name,
         metric=task.metric,
         better=task.better,
         target=task.target,
         beside=beside,
-        promise=promise(found, samples),
+        promise=promise(fixed, samples),
         samples=samples,
-        buffers=buffers_of(found.job) if statistics_of(outline.model) else None,
+        buffers=buffers_of(fixed.job) if statistics_of(outline.model) else None,
         parameters=outline.parameters,
         notes=tuple(filter(None, [outline.problem])),
     )
-
-
-def _presence(found: Resolved, members: int) -> Presence:
-    job = found.job
-    absences = parse_absences(job.absences, members)
-    presence = Presence(absences, job.fleet.stays_s, job.fleet.away_s, job.seed)
-    refuse_absences(found.strategy, presence)
-    return presence
-
-
-def _members(job: Job) -> tuple[tuple[str, ...], Job]:
-    """One device per member; a device list with counts also says how many members there are."""
-    named = devices_of(job.fleet.device)
-    if len(named) > 1:
-        job = replace(job, fleet=replace(job.fleet, members=len(named)))
-    return spread(named, job.fleet.members, "device"), job

@@ -123,6 +123,21 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "run"
 
 
+def remove_unbegun(folder: Path) -> None:
+    """Delete the folder of a run that was refused before it began: one without a line of metrics.
+    A folder with anything else in it is left as it is."""
+    try:
+        if (folder / METRICS).exists() and (folder / METRICS).stat().st_size:
+            return
+        found = {each.name for each in folder.iterdir()}
+        if found <= {JOB, ENVIRONMENT, METRICS, SUMMARY}:
+            for name in found:
+                (folder / name).unlink()
+            folder.rmdir()
+    except OSError:
+        return  # what cannot be deleted is left
+
+
 # --- its files ---
 
 

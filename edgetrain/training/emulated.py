@@ -159,7 +159,7 @@ class _Emulated:
     def _verdict(self, hub: Child, members: list[Child]) -> str:
         began = self._began.value or time.monotonic()
         errors = [
-            (child.name, child.error.strip().splitlines()[-1])
+            (child.name, child.error.strip().splitlines()[0])
             for child in (hub, *members)
             if child.error
         ]

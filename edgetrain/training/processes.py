@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
-from edgetrain.errors import EdgetrainError
+from edgetrain.errors import EdgetrainError, in_words, own_frames
 
 _PR_SET_PDEATHSIG = 1
 
@@ -40,6 +40,7 @@ class Child:
     process: ForkServerProcess
     _pipe: Connection
     error: str = ""
+    """Its first line says what happened; frames may follow."""
 
     @property
     def running(self) -> bool:
@@ -106,9 +107,14 @@ def _run(
     except EdgetrainError as error:
         pipe.send(str(error))
         raise SystemExit(2) from None
-    except Exception:
-        pipe.send(traceback.format_exc())
+    except Exception as error:
+        pipe.send(in_words(error) if own_frames(error) else _with_frames(error))
         raise SystemExit(1) from None
+
+
+def _with_frames(error: Exception) -> str:
+    """An exception that the user's code has no part in, with all of its frames."""
+    return f"{in_words(error)}\n{''.join(traceback.format_tb(error.__traceback__))}"
 
 
 def _die_with_the_server() -> None:

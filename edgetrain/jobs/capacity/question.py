@@ -41,6 +41,10 @@ class Options:
     reply_ratio: float = 0.0
     """Of replies; 0: as of contributions."""
 
+    def measures(self, job: Job) -> bool:
+        """Whether the task has to be loaded, which decides what is left open here."""
+        return not (self.step_s or job.fleet.pace_s) or not self.parameters
+
 
 def question_of(job: Job, options: Options = Options(), beside: Path | None = None) -> Question:
     """The question about a job's fleet. `beside` is the folder of the job file.
@@ -97,7 +101,7 @@ def _kinds(job: Job, options: Options, beside: Path | None) -> tuple[tuple[Kind,
     links = networks_of(job.fleet.network)
     step_s, elements = options.step_s or job.fleet.pace_s, options.parameters
     paces = dict.fromkeys(boards, step_s)
-    if not step_s or not elements:
+    if not step_s or not elements:  # as `Options.measures` says
         measured, paces_of_task = _measure(job, sorted(set(boards)), beside)
         elements = elements or measured
         paces = paces if step_s else paces_of_task

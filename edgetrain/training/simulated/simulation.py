@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.errors import ConfigError, EdgetrainError, in_words
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.plan import Plan
 from edgetrain.runs.environment import utc
@@ -226,7 +226,7 @@ class Simulation:
     def verdict(self) -> str:
         """The status of the run, its errors written to the metrics. Raises what it failed with."""
         hub, *members = self._processes()
-        errors = [(each.name, _last_line(each)) for each in (hub, *members) if each.error]
+        errors = [(each.name, _first_line(each)) for each in (hub, *members) if each.error]
         write_errors(self._folder, self.world.clock, self._began, errors)
         if hub.error:
             raise hub.error
@@ -236,7 +236,7 @@ class Simulation:
             if member.error and not isinstance(member.error, EdgetrainError):
                 raise member.error
         if len(failed) == len(members):
-            raise EdgetrainError(f"member {failed[0].name}: {_last_line(failed[0])}")
+            raise EdgetrainError(f"member {failed[0].name}: {_first_line(failed[0])}")
         # A member that the hub gave up, and that finds it gone, waits ten minutes and then fails.
         late = self.hub.given_up if hub.over else set()
         stuck = [member.name for member in members if not member.over and member.name not in late]
@@ -306,7 +306,8 @@ def _python_for_many() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-def _last_line(process: Process) -> str:
+def _first_line(process: Process) -> str:
     error = process.error
-    text = str(error) if isinstance(error, EdgetrainError) else f"{type(error).__name__}: {error}"
-    return text.strip().splitlines()[-1] if text.strip() else type(error).__name__
+    if error is None or isinstance(error, EdgetrainError):
+        return str(error)
+    return in_words(error).splitlines()[0]

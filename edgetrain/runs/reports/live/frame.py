@@ -193,4 +193,5 @@ def _left(state: RunState) -> str:
 def _phase_style(state: RunState) -> str:
     if state.trusted is False:
         return "bold red"
-    return {"finished": "green", "running": "", "lost": "bold red"}.get(state.phase, "dim")
+    styles = {"finished": "green", "running": "", "lost": "bold red", "incomplete": "red"}
+    return styles.get(state.phase, "dim")

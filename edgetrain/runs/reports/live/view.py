@@ -96,6 +96,7 @@ class LiveView:
         self._next = clock()
         self._began = clock()
         self._printed_at: dict[str, float] = {}
+        self._said: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         if self._console is not None:
@@ -122,7 +123,7 @@ class LiveView:
         else:
             for watch in self.watches:
                 if watch.tally.members:
-                    self._say(plain_line(watch.state()))
+                    self._say_state(watch.name, plain_line(watch.state()))
 
     def refresh(self, *, at_once: bool = False) -> None:
         """Read what is new and show it; does nothing if it is too soon, unless `at_once`."""
@@ -183,7 +184,13 @@ class LiveView:
             moved = any(record["kind"] != "event" for record in fresh[watch.name])
             if moved and now - self._printed_at.get(watch.name, -every) >= every:
                 self._printed_at[watch.name] = now
-                self._say(plain_line(self._state(watch)) + self._virtual())
+                self._say_state(watch.name, plain_line(self._state(watch)), self._virtual())
+
+    def _say_state(self, name: str, line: str, more: str = "") -> None:
+        """Print the line of a run, unless it is the last one that was printed of it."""
+        if self._said.get(name) != line:
+            self._said[name] = line
+            self._say(line + more)
 
     def _say(self, line: str) -> None:
         print(line, file=self._out, flush=True)

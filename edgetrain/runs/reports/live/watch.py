@@ -191,7 +191,9 @@ class Watch:
         lost = self.tally.lost()
         others = [name for name in members if name not in lost]
         if not set(others) & set(self.tally.unfinished()):
-            return "finished" if others else "lost"
+            if not others or not (self._present() or self.tally.rounds):
+                return "lost"
+            return "incomplete" if self.tally.failed() else "finished"
         return "running" if any(member.step for member in members.values()) else "starting"
 
     def _keep_pace(self) -> None:

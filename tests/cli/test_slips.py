@@ -1,0 +1,225 @@
+"""What a slip costs: a wrong name is refused before torch is loaded, and leaves nothing behind; a
+mistake in the user's own code is shown by that code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from command_line import edgetrain, environment, running, write_tiny
+
+from edgetrain.__main__ import main
+from edgetrain.errors import did_you_mean, in_words
+
+SLIPS = {
+    "run strategy=dag": "did you mean 'dga'?",
+    "run codec=tokp(0.01)": "did you mean 'topk'?",
+    "run network=wan-20ms": "did you mean 'wan-200ms'?",
+    "run device=raspbery-pi-4b": "did you mean 'raspberry-pi-4b'?",
+    "run optimizer=sdg": "did you mean 'sgd'?",
+    "run strategy.merge=krmu": "did you mean 'krum'?",
+    "run --simulate strategy=dag": "did you mean 'dga'?",
+    "run --simulate members=4 quorum=5": "the job has only 4 members",
+    "compare strategy=dag": "did you mean 'dga'?",
+    "compare --strategies sync-sgd,dag": "did you mean 'dga'?",
+    "compare codec=in8": "did you mean 'int8'?",
+    "sweep --strategy fedavg,dag": "did you mean 'dga'?",
+    "sweep --codec fp32,in8": "did you mean 'int8'?",
+    "sweep --network none,wan-20ms": "did you mean 'wan-200ms'?",
+    "sweep --device host,raspbery-pi-4b --members 1,2": "did you mean 'raspberry-pi-4b'?",
+    "sweep --set optimizer=sgd,adma": "did you mean 'adam'?",
+    "calibrate network=wan-20ms": "did you mean 'wan-200ms'?",
+    "capacity network=wan-20ms": "did you mean 'wan-200ms'?",
+    "capacity optimizer=sdg": "did you mean 'sgd'?",
+}
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """The status, the words and the heavy modules of each slip, all in one new process."""
+    folder = tmp_path_factory.mktemp("slips")
+    code = f"""
+import contextlib, io, json, sys, time
+from edgetrain.__main__ import main
+for words in {list(SLIPS)!r}:
+    said, began = io.StringIO(), time.process_time()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        status = main(words.split())
+    spent = time.process_time() - began
+    heavy = [name for name in ("torch", "sklearn", "matplotlib") if name in sys.modules]
+    print(json.dumps([words, status, said.getvalue(), heavy, spent]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = {words: rest for words, *rest in map(json.loads, done.stdout.splitlines())}
+    assert not list(folder.iterdir())
+    return found
+
+
+@pytest.mark.parametrize("words", SLIPS)
+def test_a_wrong_name_is_refused_before_torch_is_loaded(refused, words):
+    status, said, heavy, _ = refused[words]
+    assert status == 2
+    assert said.count("\n") == 1, said
+    assert SLIPS[words] in said
+    assert heavy == []
+
+
+def test_a_slip_costs_half_a_second_of_processor_time_at_most(refused):
+    assert max(spent for *_, spent in refused.values()) < 0.5
+
+
+def test_the_nearest_name_has_the_same_letters():
+    assert did_you_mean("dag", ["fedavg", "dga"]) == "did you mean 'dga'?"
+
+
+# -- the first line, and what a refusal leaves ----------------------------------------------------
+
+
+def test_the_first_lines_say_what_is_waited_for(tmp_path):
+    job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 2})
+    with running("run", job, cwd=tmp_path) as command:
+        assert command.until("…") == "loading torch …\n"
+        assert command.said == "loading torch …\n"
+        assert command.until("…") == "starting 2 members …\n"
+        assert command.finish() == 0
+
+
+def test_the_first_line_comes_without_torch():
+    code = """
+import sys
+from edgetrain.cli import common
+def loading(arguments):
+    print([name for name in ("torch", "sklearn", "matplotlib") if name in sys.modules])
+    raise SystemExit
+common.say_loading = loading
+from edgetrain.__main__ import main
+main(["run"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "absences=[{at_s = 1, for_s = 1}]", "strategy=fedavg"],
+        ["compare", "absences=[{at_s = 1, for_s = 1}]", "--strategies", "fedavg,dga"],
+        ["run", "--simulate", "device=host:1,raspberry-pi-4b:1"],
+    ],
+    ids=" ".join,
+)
+def test_a_run_that_is_refused_leaves_no_folder(words, tmp_path, monkeypatch, capsys):
+    job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 2})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("edgetrain.training.emulated.warm_up", lambda: None)
+    assert main([words[0], job, *words[1:]]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    runs = tmp_path / "runs"
+    assert not runs.exists() or not list(runs.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run", "--simulate"], ["capacity"], ["sweep", "--members", "1,2"], ["compare", "--simulate"]],
+    ids=" ".join,
+)
+def test_the_step_of_this_machine_is_measured_once_and_told(words, tmp_path, monkeypatch, capsys):
+    job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 2})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("edgetrain.training.host_pace._known", {})
+    assert main([words[0], job, *words[1:]]) == 0
+    said = capsys.readouterr().out
+    assert said.count("device 'host': a step takes") == 1
+    assert "pace_s=" in said
+
+
+# -- mistakes in the user's task ------------------------------------------------------------------
+
+MINE = """
+import torch
+
+
+def helper(x):
+    return x.nope
+
+
+class Mine:
+    name, metric, better, target = "mine", "loss", "lower", None
+
+    def __init__(self, where="", seed=0):
+        self.where = where
+
+    def model(self):
+        self.slip("model")
+        return torch.nn.Linear(3, 4)
+
+    def samples(self, member, members):
+        return 10
+
+    def batches(self, member, members, batch, seed):
+        self.slip("batches")
+        while True:
+            yield (torch.randn(batch, 3),)
+
+    def loss(self, model, batch):
+        self.slip("loss")
+        return model(batch[0]).square().mean()
+
+    def evaluate(self, model):
+        self.slip("evaluate")
+        return {"loss": 1.0}
+
+    def slip(self, where):
+        if self.where == "memory" and where == "loss":
+            torch.empty(1 << 50)
+        if self.where == where:
+            helper(1)
+"""
+
+
+@pytest.mark.parametrize("simulate", [False, True], ids=["emulated", "simulated"])
+@pytest.mark.parametrize("where", ["loss", "memory"])
+def test_a_mistake_in_a_task_is_a_line_and_the_users_frames(where, simulate, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    words = ["task=mine:Mine", f"data.where={where}", "members=2", "steps=3"]
+    words += ["--simulate", "pace_s=0.1"] if simulate else ["network=none"]
+    done = edgetrain("run", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    first, *frames = done.stderr.splitlines()
+    if where == "memory":
+        assert "out of memory" in first
+        assert "lower train.batch" in first
+    else:
+        assert "AttributeError: 'int' object has no attribute 'nope' (in helper, mine.py" in first
+    assert any("in loss" in line for line in frames)
+    assert not any("edgetrain" in line or "site-packages" in line for line in frames)
+    assert "Traceback" not in done.stderr
+    assert "finished" not in done.stdout.replace("members finished", "")
+
+
+def test_a_mistake_in_a_model_is_shown_before_anything_starts(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    done = edgetrain("run", "task=mine:Mine", "data.where=model", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("edgetrain: AttributeError: ")
+    assert "(in helper, mine.py line 6)" not in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_words_for_an_exception_of_edgetrains_own_name_no_frame_of_the_user():
+    with pytest.raises(TypeError) as raised:
+        did_you_mean(1, ["a"])
+    raised.value.__traceback__ = raised.value.__traceback__.tb_next  # not this test's own frame
+    assert in_words(raised.value).startswith("TypeError: ")
+    assert "\n" not in in_words(raised.value)
