@@ -32,13 +32,13 @@ def measured(
         return job
     alike = Job(task=job.task, data=job.data, seed=job.seed, train=job.train)
     key = repr((alike, beside))
-    if key not in _known:
-        _known[key] = float(f"{_measure(alike, beside, clock):.3g}")
-        tell(_known[key])
-    return replace(job, fleet=replace(job.fleet, pace_s=_known[key]))
+    if key not in MEASURED:
+        MEASURED[key] = float(f"{_measure(alike, beside, clock):.3g}")
+        tell(MEASURED[key])
+    return replace(job, fleet=replace(job.fleet, pace_s=MEASURED[key]))
 
 
-_known: dict[str, float] = {}
+MEASURED: dict[str, float] = {}
 """Seconds of a step by what they depend on."""
 
 

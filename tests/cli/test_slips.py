@@ -137,7 +137,7 @@ def test_a_run_that_is_refused_leaves_no_folder(words, tmp_path, monkeypatch, ca
 def test_the_step_of_this_machine_is_measured_once_and_told(words, tmp_path, monkeypatch, capsys):
     job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 2})
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("edgetrain.training.host_pace._known", {})
+    monkeypatch.setattr("edgetrain.training.host_pace.MEASURED", {})
     assert main([words[0], job, *words[1:]]) == 0
     said = capsys.readouterr().out
     assert said.count("device 'host': a step takes") == 1
