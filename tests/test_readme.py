@@ -52,7 +52,7 @@ def commands_in(page: str, text: str) -> Iterator[Command]:
                 continue
             answer = lines[at + 1] if line[0] == "$" and at + 1 < len(lines) else ""
             typed = re.split(r"\s{3,}", line.removeprefix("$ "))[0]  # what follows explains it
-            for part in re.split(r"&&|\s#\s", typed):
+            for part in re.split(r"&&|\s[#>]\s", typed):
                 if part.strip().startswith("edgetrain "):
                     yield Command(page, " ".join(part.split()), answer)
 

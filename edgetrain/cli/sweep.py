@@ -18,7 +18,6 @@ from edgetrain.errors import ConfigError
 if TYPE_CHECKING:
     from edgetrain.jobs.grid import Sweep
     from edgetrain.jobs.job import Job
-    from edgetrain.jobs.plan import Plan
     from edgetrain.runs.reports.sweep_rows import Row
     from edgetrain.training.sweep import Progress
 
@@ -77,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     for job in chosen.samples():
         check_names(job)
     common.say_loading(arguments)
-    plan, run_cell = driver_of(arguments, chosen)
+    plan, run_cell = driver_of(chosen)
     if folder is None:
         folder = create(arguments.runs, f"sweep-{_name(chosen)}")
         write(folder, chosen)
@@ -85,11 +84,16 @@ def run(arguments: argparse.Namespace) -> int:
     unique = len({cell.digest for cell in cells})
     print(f"{unique} runs, {chosen.how}; folder: {folder}", file=out, flush=True)
 
+    def paced(job: Job, beside: Path | None) -> Any:
+        if chosen.how == "simulated":
+            job = common.with_host_pace(arguments, job, beside)
+        return plan(job, beside)
+
     def report(progress: Progress) -> None:
         print(progress_line(chosen, progress), file=out, flush=True)
 
     try:
-        rows = sweep.run(chosen, folder, plan, run_cell, report, time.monotonic)
+        rows = sweep.run(chosen, folder, paced, run_cell, report, time.monotonic)
     except KeyboardInterrupt:
         if rows := sweep.rows_so_far(chosen, folder):
             _report(arguments, chosen, folder, rows)
@@ -99,17 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def driver_of(
-    arguments: argparse.Namespace, chosen: Sweep
+    chosen: Sweep,
 ) -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
     """The functions that plan and run a cell, as `training.sweep.run` takes them."""
     from edgetrain.jobs.plan import plan
 
     if chosen.how == "simulated":
-
-        def paced(job: Job, beside: Path | None) -> Plan:
-            return plan(common.with_host_pace(arguments, job, beside), beside)
-
-        return paced, common.simulator()
+        return plan, common.simulator()
     from edgetrain.training import emulated
 
     emulated.warm_up()

@@ -538,7 +538,7 @@ assert "torch" not in sys.modules and "greenlet" not in sys.modules
     ("words", "says"),
     [
         (["--parameters", "1.5"], "not a whole number"),
-        (["--parameters", "9", "device=host"], "has no speed"),
+        (["--parameters", "9", "device=host,raspberry-pi-4b"], "has no speed"),
         (["--parameters", "9", "--step-seconds", "1", "--gateways", "5"], "gateways = 5"),
         (["--parameters", "9", "--step-seconds", "1", "--uplink", "wify"], "did you mean 'wifi'"),
         (["--parameters", "9", "--step-seconds", "1", "codec=int9"], "did you mean 'int8'"),
