@@ -8,15 +8,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 from edgetrain.runs.reports import units
-
-if TYPE_CHECKING:
-    from edgetrain.jobs.plan import Plan
 
 RUNS = "runs"
 
@@ -153,10 +150,10 @@ def say_loading(arguments: argparse.Namespace) -> None:
     tell(arguments, "loading torch …")
 
 
-def say_start(arguments: argparse.Namespace, planned: Plan, what: str = "members") -> None:
+def say_start(arguments: argparse.Namespace, count: int, what: str = "members") -> None:
     """Say that processes are being started, where a run has any."""
     if not arguments.simulate:
-        tell(arguments, f"starting {planned.job.fleet.members} {what} …")
+        tell(arguments, f"starting {count} {what} …")
 
 
 def with_host_pace(arguments: argparse.Namespace, job: Job, beside: Path | None) -> Job:

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"{first.name}: {job.fleet.members} members, network {job.fleet.network}, "
         f"{job.train.steps} steps each: {', '.join(names)}"
     )
-    common.say_start(arguments, first)
+    common.say_start(arguments, first.job.fleet.members)
     view = LiveView(
         folders,
         clock=time.monotonic,

@@ -92,7 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
         from edgetrain.training.servers import group as servers
 
         run_planned = partial(_run_group, servers.run, *asked)
-    common.say_start(arguments, planned, "ranks" if group else "members")
+    if group is not None:
+        common.say_start(arguments, group.placement.ranks, "ranks")
+    else:
+        common.say_start(arguments, planned.job.fleet.members)
     view = LiveView(
         [folder],
         clock=time.monotonic,

@@ -45,7 +45,9 @@ from edgetrain.training.servers.snapshots import latest
 MOST = 3
 """Attempts in a row that may end at the same snapshot."""
 _EVENTS: dict[str, EventName] = {"lost": "gone", "back": "back"}
-_NO_MEMORY = re.compile(r"OutOfMemoryError|MemoryError|can't allocate memory|bad_alloc")
+_NO_MEMORY = re.compile(
+    r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory|bad_alloc"
+)
 _CONNECTION = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Socket Timeout|timed out")
 
 
@@ -276,15 +278,15 @@ class _Group:
         told = {rank: end for rank, end in ended.items() if end.code and end.error}
         refused = {rank: end for rank, end in told.items() if end.code == 2}
         rank, end = next(iter((refused or told or ended).items()))
-        last = (end.error.strip() or "no reason given").splitlines()[-1]
+        first = (end.error.strip() or "no reason given").splitlines()[0]
         hungry = [r for r, each in told.items() if _NO_MEMORY.search(each.error)]
         if hungry and not refused and self._may_shrink():
             self._smaller_tried = True
             said = f"{name_of(hungry[0])} has no memory for {self.found.placement}"
             return _Verdict("memory", (name_of(hungry[0]),), said)
-        if not refused and not hungry and _CONNECTION.search(last):
+        if not refused and not hungry and _CONNECTION.search(first):
             return _Verdict("killed", (name_of(rank),))  # its peer is gone, and cannot say so
-        self._record("error", _Verdict("failed", (name_of(rank),)), last)
+        self._record("error", _Verdict("failed", (name_of(rank),)), first)
         hint = ""
         if hungry and (smaller := self._smaller()):
             hint = f"{smaller.found.placement} takes {max(smaller.found.bytes) / 1e9:.3g} GB a rank"
