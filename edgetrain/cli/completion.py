@@ -39,15 +39,13 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the script."""
+    """Print the script for all commands of `arguments.top`, the parser of the whole command."""
     if arguments.shell not in SHELLS:
         raise ConfigError(
             f"no completion for the shell '{arguments.shell}'",
             did_you_mean(arguments.shell, SHELLS),
         )
-    from edgetrain.cli.parser import parser
-
-    commands = list(commands_of(parser()))
+    commands = list(commands_of(arguments.top))
     common.say(fish(commands) if arguments.shell == "fish" else bash(commands, arguments.shell))
     return 0
 

@@ -59,4 +59,5 @@ def parser() -> argparse.ArgumentParser:
         *(doctor, bench, completion),
     ):
         module.add_parser(verbs)
+    verbs.choices["completion"].set_defaults(top=top)
     return top
