@@ -21,6 +21,8 @@ AUTO: Final = "auto"
 LATER: dict[str, Any] = {
     "schedule": "",
     "clip": 0.0,
+    "accumulate": 1,
+    "rate_for": 0,
     "correction": "",
     "buffers": "mean",
     "honest_hub": False,
@@ -68,8 +70,12 @@ class Train:
 
     steps: int = _ranged(400, 1, 10**9, "optimizer steps of each member")
     batch: int = _ranged(16, 1, 10**6, "samples in a step, per member")
+    accumulate: int = _ranged(1, 1, 10**6, "batches whose mean gradient is a step's")
     optimizer: dict[str, Any] = field(
-        default_factory=_sgd, metadata={"doc": "sgd, adam, adamw, …: a torch optimizer"}
+        default_factory=_sgd, metadata={"doc": "sgd, adamw, …: torch's, or lars, lamb"}
+    )
+    rate_for: int = _ranged(
+        0, 0, 10**9, "samples in a step of all members that lr is for; it grows with them; 0: as is"
     )
     schedule: str = _said(
         "", "learning rate: 'warmup(20) | cosine', linear, step(0.5, 100); '': same"

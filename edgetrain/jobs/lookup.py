@@ -62,7 +62,7 @@ def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
     batch = next(task.batches(0, job.fleet.members, job.train.batch, job.seed))
     flops, operators = devices.measure_step(model, batch, task.loss)
     model.zero_grad(set_to_none=True)
-    return devices.load(device).step_seconds(flops, operators)
+    return job.train.accumulate * devices.load(device).step_seconds(flops, operators)
 
 
 def buffers_of(job: Job) -> str:
@@ -73,11 +73,17 @@ def buffers_of(job: Job) -> str:
 
 
 def tuning_of(job: Job) -> Tuning:
-    """What the job's learning-rate schedule and clipping do before each step. ConfigError."""
+    """What the job's learning-rate schedule, linear scaling and clipping do before each step.
+    ConfigError."""
     from edgetrain.tasks.work import Tuning
 
-    found = schedule.parse(job.train.schedule, job.train.steps)
-    return Tuning(None if found is None else found.factor, job.train.clip)
+    train = job.train
+    found = schedule.parse(train.schedule, train.steps)
+    if not train.rate_for:
+        return Tuning(None if found is None else found.factor, train.clip)
+    scale = job.fleet.members * train.batch * train.accumulate / train.rate_for
+    factor = (lambda step: scale) if found is None else (lambda step: scale * found.factor(step))
+    return Tuning(factor, train.clip)
 
 
 def samples_of(job: Job, task: Task) -> tuple[int, ...]:
@@ -96,7 +102,7 @@ def work_of(
     source: Source,
     taken: int = 0,
 ) -> Local:
-    """The work of one member on a model of its own, after so many batches that were taken already;
+    """The work of one member on a model of its own, after so many steps that were taken already;
     with the job's privacy, where examples have it.
 
     ConfigError for a task or a model that cannot be trained so.
@@ -113,8 +119,10 @@ def work_of(
     from edgetrain.tasks import batches_from
     from edgetrain.tasks.work import OneModel
 
-    batches = batches_from(task, index, members, job.train.batch, job.seed, taken)
-    return OneModel(task, model, flat, batches)
+    batches = batches_from(
+        task, index, members, job.train.batch, job.seed, taken * job.train.accumulate
+    )
+    return OneModel(task, model, flat, batches, job.train.accumulate)
 
 
 def rehearse(job: Job, task: Task) -> None:

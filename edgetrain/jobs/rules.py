@@ -46,12 +46,21 @@ def check(found: Resolved) -> None:
     _one_of("servers.fallback", found.job.servers.fallback, FALLBACKS)
     _one_of("strategy.buffers", found.job.strategy.buffers, BUFFERS)
     _check_pace(found)
+    _check_accumulated(found)
     schedule.parse(found.job.train.schedule, found.job.train.steps)
     _check_codecs(found)
     _check_masked(found)
     journal_settings(found.job)
     check_on_member(found)
     _check_merged(found)
+
+
+def _check_accumulated(found: Resolved) -> None:
+    if found.job.train.accumulate > 1 and found.job.privacy.unit == "example":
+        raise ConfigError(
+            f"train.accumulate = {found.job.train.accumulate} with privacy.unit = 'example'",
+            "raise train.batch: examples are taken a few at a time already, whatever it is",
+        )
 
 
 def check_on_member(found: Resolved) -> None:

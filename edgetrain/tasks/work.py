@@ -10,18 +10,21 @@ import torch
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.layerwise import LAYER_WISE
 from edgetrain.tasks.protocol import Task
 
 
 def optimizer_for(model: torch.nn.Module, table: dict[str, Any]) -> torch.optim.Optimizer:
-    """The torch optimizer that a job's `optimizer` table names; ConfigError names what is wrong."""
+    """The optimizer that a job's `optimizer` table names: torch's, LARS or LAMB. ConfigError names
+    what is wrong."""
     settings = dict(table)
     name = settings.pop("name", None)
-    known = {
+    known: dict[str, type[torch.optim.Optimizer]] = {
         cls.__name__.lower(): cls
         for cls in vars(torch.optim).values()
         if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
     }
+    known.update(LAYER_WISE)
     if str(name).lower() == "sparseadam":
         raise ConfigError(
             "optimizer 'SparseAdam' takes sparse gradients", "use adam: a job's are dense"
@@ -107,17 +110,33 @@ class OneModel:
         model: torch.nn.Module,
         flat: FlatModel,
         batches: Iterator[tuple[torch.Tensor, ...]],
+        accumulate: int = 1,
     ) -> None:
+        """A step's gradient is the mean of those of `accumulate` batches."""
         self._task, self._model, self._flat, self._batches = task, model, flat, batches
+        self._accumulate = accumulate
         flat.note_used()
 
     def backward(self, ahead: int = 0) -> Callable[[], float]:
         """See Local."""
-        loss = self._task.loss(self._model, next(self._batches))
-        self._flat.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        if self._accumulate == 1:
+            loss = self._task.loss(self._model, next(self._batches))
+            self._flat.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            loss = self._accumulated()
         self._flat.drop_unused()
         return loss.item
+
+    def _accumulated(self) -> torch.Tensor:
+        """Add up the gradients of several batches, one in memory at a time; their mean loss."""
+        self._flat.zero_grad()
+        total = torch.zeros(())
+        for _ in range(self._accumulate):
+            loss = self._task.loss(self._model, next(self._batches)) / self._accumulate
+            loss.backward()  # type: ignore[no-untyped-call]
+            total = total + loss.detach().to(total.device)
+        return total
 
     def evaluate(self) -> dict[str, float]:
         """See Local."""

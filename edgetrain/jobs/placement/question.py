@@ -165,8 +165,9 @@ def _boards(
     boards, problem = [], ""
     for name in names:
         device = devices.load(name)
-        step_s = found.job.fleet.pace_s or device.step_seconds(
-            model.flops * found.job.train.batch, model.operators
+        train = found.job.train
+        step_s = found.job.fleet.pace_s or train.accumulate * device.step_seconds(
+            model.flops * train.batch, model.operators
         )
         seconds, said = _fleet_seconds(found.job, model, step_s, beside)
         problem = problem or said

@@ -10,6 +10,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import tuning_of
 from edgetrain.jobs.placement.words import Placement
+from edgetrain.tasks.layerwise import LAYER_WISE
 from edgetrain.tasks.profiling import inputs_of
 from edgetrain.tasks.protocol import Task
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
@@ -37,6 +38,17 @@ def prepare_rank(
     parts = cut(task, placement, example_of(job, task, placement))
     held = Held(parts, ranks, job.servers.precision)
     held.hand_out(task, job.seed)
+    if job.train.accumulate > 1:
+        raise ConfigError(
+            f"train.accumulate = {job.train.accumulate} in a group of ranks",
+            "raise train.batch: a group of ranks takes it in micro-batches already",
+        )
+    if str(job.train.optimizer.get("name", "")).lower() in LAYER_WISE:
+        raise ConfigError(
+            f"optimizer '{job.train.optimizer['name']}' in a group of ranks: each has a part of a "
+            "tensor, not its length",
+            "take adamw or sgd, or train as a fleet",
+        )
     optimizer = _optimizer(job, held)
     tuning = tuning_of(job)
     tune(optimizer, replace(tuning, clip=0.0))

@@ -36,8 +36,9 @@ from edgetrain.jobs.lookup import tuning_of
 from edgetrain.jobs.resolved import strategy_of
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel, with_parameters
+from edgetrain.tasks.layerwise import LAYER_WISE, LayerWise
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
-from edgetrain.tasks.work import Local, Tuning, optimizer_for
+from edgetrain.tasks.work import Local, optimizer_for
 from edgetrain.vectors.vector import Vector
 
 BLOCK = 512
@@ -58,7 +59,7 @@ def why_not_batched(task: Task, job: Job) -> str | None:
     if job.privacy.unit == "example":
         return "privacy of examples takes the gradient of each of them"
     name = str(job.train.optimizer.get("name", "")).lower()
-    if name not in ELEMENTWISE:
+    if name not in ELEMENTWISE and name not in LAYER_WISE:
         return f"optimizer '{name}' does not work element by element"
     torch.manual_seed(job.seed)
     model = task.model()
@@ -194,11 +195,12 @@ class _Block:
         optimizer: torch.optim.Optimizer,
         steps_too: bool,
         pool: ThreadPoolExecutor,
-        tuning: Tuning,
+        job: Job,
     ) -> None:
         self._stacked, self._rows, self._optimizer = stacked, rows, optimizer
         self._params, self._grads = matrix
-        self._tuning, self._rate = tuning, float(optimizer.param_groups[0]["lr"])
+        self._tuning, self._rate = tuning_of(job), float(optimizer.param_groups[0]["lr"])
+        self._accumulate = job.train.accumulate
         self.taken = [0] * len(rows)
         """The number of each row's next step in the job."""
         self.steps_too, self._pool = steps_too, pool
@@ -251,25 +253,39 @@ class _Block:
         losses: list[list[float]] = [[] for _ in asked]
         for turn in range(max(count for _, count in work)):
             here = [place for place, (_, count) in enumerate(work) if count > turn]
-            found = self._take_step([asked[p] for p in here], [next(work[p][0]) for p in here])
+            found = self._take_step([asked[p] for p in here], [work[p][0] for p in here])
             for place, loss in zip(here, found, strict=True):
                 losses[place].append(loss)
         return losses
 
-    def _take_step(self, asked: list[int], draws: list[Any]) -> list[float]:
+    def _take_step(self, asked: list[int], draws: list[Iterator[Any]]) -> list[float]:
         """One step of these rows, or one gradient; the losses."""
         first, count = asked[0], len(asked)
         if asked == list(range(first, first + count)):
             here = slice(first, first + count)
-            losses = self._stacked.backward(self._params[here], self._grads[here], draws)
+            losses = self._backward(self._params[here], self._grads[here], draws)
         else:
             chosen = torch.tensor(asked)
             grads = torch.empty(count, self._params.shape[1])
-            losses = self._stacked.backward(self._params[chosen], grads, draws)
+            losses = self._backward(self._params[chosen], grads, draws)
             self._grads[chosen] = grads
         if self.steps_too:
             self.step(asked)
         return losses
+
+    def _backward(self, params: Tensor, grads: Tensor, draws: list[Iterator[Any]]) -> list[float]:
+        """Overwrite `grads` with the mean over the batches of a step; the mean losses."""
+        losses = self._stacked.backward(params, grads, [next(each) for each in draws])
+        if self._accumulate == 1:
+            return losses
+        found, part = torch.tensor(losses), torch.empty_like(grads)
+        for _ in range(self._accumulate - 1):
+            losses = self._stacked.backward(params, part, [next(each) for each in draws])
+            grads += part
+            found += torch.tensor(losses)
+        grads /= self._accumulate
+        means: list[float] = (found / self._accumulate).tolist()
+        return means
 
     def step(self, rows: list[int]) -> None:
         """Step the optimizer of these rows with their gradients."""
@@ -401,13 +417,18 @@ class Rows:
         for row, grad in zip(rows, grads, strict=True):
             row.grad = grad
         # All rows in one call of torch; by default it is one of Python for each row on a CPU.
-        settings = {"foreach": True, **self._job.train.optimizer}
+        settings = self._job.train.optimizer
+        if str(settings.get("name", "")).lower() not in LAYER_WISE:
+            settings = {"foreach": True, **settings}
         optimizer = optimizer_for(_Parameters(rows), settings)
+        if isinstance(optimizer, LayerWise):
+            optimizer.pieces = [
+                (start, start + torch.Size(shape).numel()) for _, start, shape in self._flat.layout
+            ]
         stacked = _Stacked(self._task, model, self._flat)
         return _Block(
-            stacked, rows, (params, grads), optimizer, self._steps_too, self._pool,
-            tuning_of(self._job),
-        )  # fmt: skip
+            stacked, rows, (params, grads), optimizer, self._steps_too, self._pool, self._job
+        )
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
         """See Gradients."""
