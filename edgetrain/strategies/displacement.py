@@ -6,7 +6,7 @@ Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgetrain.errors import ConfigError, Diverged
 from edgetrain.strategies.drift import Drift, Shares
+from edgetrain.strategies.unsent import Unsent
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import TILE, Vector, all_finite, checksum, combine, tile_sum, tiles
 
@@ -33,6 +34,8 @@ class Flight:
     """`own` is what a lossy codec let through; the rest is in `params`."""
     foretold: Vector | None = None
     """See Drift."""
+    left_out: Vector | None = None
+    """Of a lossy contribution: see Unsent.sample."""
 
 
 class Displacement:
@@ -56,8 +59,10 @@ class Displacement:
 
     With a lossy codec own_r is what was sent, as the others read it (`sent`). What was not stays in
     `params` as local progress, so the next displacement has it in it, and nothing else has to
-    remember it; docs/decisions/012 says why. It is given up after the last round, when the
-    parameters become the base.
+    remember it. Where that leads away from the fleet, as on unequal data, it waits beside `params`
+    instead, own_r is again all of it, and each contribution has it added (`Unsent`;
+    docs/decisions/012 says why). It is given up after the last round, when the parameters become
+    the base.
 
     With a `drift` not own_r itself stands for a round in flight, but what that foretells the reply
     to be (`Drift`). Contributions, replies and base are not concerned: whatever stands for a round
@@ -99,6 +104,8 @@ class Displacement:
         self._memory = memory or VectorPool(params.size)
         self.drift = drift
         """What foretells replies; None: nothing does."""
+        self.unsent = Unsent(params.size)
+        """Where what a lossy codec has not sent waits."""
         self._steps = 0
         self._local_steps = 0
         self._partial = self._finished = False
@@ -112,6 +119,7 @@ class Displacement:
         without a contribution of its own.
         """
         self.base[:] = self.params
+        self.unsent.beside = None
         self.checksum = checksum(self.base)
         self.applied, self.round = applied, round
         self._flights = deque(Flight(r, self._steps, None) for r in range(applied, round))
@@ -141,21 +149,70 @@ class Displacement:
         return self._submit() if self._local_steps or self._partial else None
 
     def sent(self, vector: Vector) -> None:
-        """Only `vector` of the last contribution counts as in flight; it is kept, not copied."""
-        last = self._flights.pop()
-        if self.drift is not None:  # what was not sent has no stand-in: it is in `params` itself
-            scratch = np.empty(min(TILE, vector.size), np.float32)
+        """Only `vector` of the last contribution reaches the others; it is kept, not copied, where
+        what was not sent stays in `params`."""
+        unsent, flight = self.unsent, self._flights.pop()
+        self._partial = True
+        left_out = unsent.sample(self._wholes(flight, vector))
+        beside, belongs_beside = unsent.beside, unsent.belongs_beside()
+        if beside is None:
+            flight = self._leave_in(flight, vector)
+        elif not belongs_beside:
+            flight = self._take_in(flight, vector)
+        else:
             for here in tiles(vector.size):
-                params, sent = self.params[here], vector[here]
-                if last.own is None:
-                    params -= sent
-                    params += self.drift.stand_in(scratch[: sent.size], here, vector)
+                beside[here] -= vector[here]
+        self._flights.append(replace(flight, left_out=left_out))
+        if beside is None and belongs_beside:
+            self._take_out()
+
+    def _wholes(self, flight: Flight, sent: Vector) -> Iterator[tuple[slice, Vector, Vector]]:
+        """What should have been sent of the last contribution, beside what was, tile by tile."""
+        for here in tiles(sent.size):
+            if self.unsent.beside is not None:
+                yield here, self.unsent.beside[here], sent[here]
+            elif flight.own is not None:
+                yield here, flight.own[here], sent[here]
+            else:
+                yield here, self.params[here] - self.base[here], sent[here]
+
+    def _leave_in(self, flight: Flight, sent: Vector) -> Flight:
+        """Let what was not sent stay in `params`, as before."""
+        if self.drift is not None:  # what was not sent has no stand-in: it is in `params` itself
+            scratch = np.empty(min(TILE, sent.size), np.float32)
+            for here in tiles(sent.size):
+                params, part = self.params[here], sent[here]
+                if flight.own is None:
+                    params -= part
+                    params += self.drift.stand_in(scratch[: part.size], here, sent)
                 else:
-                    unsent = np.subtract(last.own[here], sent, out=scratch[: sent.size])
+                    unsent = np.subtract(flight.own[here], part, out=scratch[: part.size])
                     unsent *= 1 - self.drift.shares[0]
                     params += unsent
-        self._flights.append(replace(last, own=vector, at_once=False, partial=True))
-        self._partial = True
+        return replace(flight, own=sent, at_once=False, partial=True)
+
+    def _take_out(self) -> None:
+        """Move what was not sent from `params` to a vector beside them. No local steps yet."""
+        beside = self.unsent.beside = np.empty_like(self.params)
+        scratch, owns = np.empty(min(TILE, beside.size), np.float32), self._owns()
+        for here in tiles(beside.size):
+            expected = self._expected(here, scratch, owns)
+            np.subtract(self.params[here], expected, out=beside[here])
+            self.params[here] = expected
+        self._flights = deque(replace(flight, partial=False) for flight in self._flights)
+
+    def _take_in(self, flight: Flight, sent: Vector) -> Flight:
+        """Move what was not sent back into `params`. It has all of earlier rounds in flight in it,
+        which therefore need no replacing."""
+        beside = self.unsent.beside
+        assert beside is not None
+        self.unsent.beside = None
+        self._flights = deque(replace(f, own=None, foretold=None) for f in self._flights)
+        scratch = np.empty(min(TILE, sent.size), np.float32)
+        for here in tiles(sent.size):
+            beside[here] -= sent[here]
+            np.add(self._expected(here, scratch, [sent]), beside[here], out=self.params[here])
+        return replace(flight, own=sent, at_once=False, partial=True)
 
     def follow_up(self) -> Vector | None:
         """One contribution a round is enough."""
@@ -175,20 +232,26 @@ class Displacement:
         scratch, owns = np.empty(min(TILE, rest.size), np.float32), self._owns()
         for here in tiles(rest.size):
             np.subtract(self.params[here], self._expected(here, scratch, owns), out=rest[here])
+            if self.unsent.beside is not None:
+                rest[here] += self.unsent.beside[here]
         return rest
 
     def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
         """See MemberHalf."""
-        self.params += rest
+        if not local_steps and self.unsent.belongs_beside():
+            self.unsent.beside = rest.copy()
+        else:
+            self.params += rest
         self._local_steps = local_steps
         self._partial = not local_steps
 
     def learned(self) -> dict[str, NDArray[Any]]:
         """See MemberHalf."""
-        return {} if self.drift is None else self.drift.state()
+        return self.unsent.state() | ({} if self.drift is None else self.drift.state())
 
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
         """See MemberHalf."""
+        self.unsent.restore(state)
         if self.drift is not None:
             self.drift.restore(state)
 
@@ -211,7 +274,9 @@ class Displacement:
         keep = keep or (flight.partial and not self._finished)
         assert not (keep and flight.at_once), "a step was taken before a reply that was due"
         drift = None if flight.own is None else self.drift
-        shares = None if drift is None else drift.begin_reply(self.every, self.delay)
+        whole = flight.left_out is not None and not flight.partial
+        shares = None if drift is None else drift.begin_reply(self.every, self.delay, whole)
+        self.unsent.begin_reply()
         before = owns if flight.own is None else [flight.own, *owns]
         scratch, local = np.empty((2, min(TILE, self.params.size)), np.float32)
         sums = []
@@ -225,6 +290,8 @@ class Displacement:
                     np.subtract(params, expected, out=local[: params.size])
                 if drift is not None and flight.own is not None:
                     drift.learn_tile(here, piece[tile], flight.own, flight.foretold)
+                if flight.left_out is not None:
+                    self.unsent.learn_tile(here, piece[tile], flight.left_out)
                 base += piece[tile]
                 sums.append(tile_sum(base))
                 if keep:
@@ -235,6 +302,8 @@ class Displacement:
             start += piece.size
         if drift is not None:
             drift.end_reply()
+        if flight.left_out is not None:
+            self.unsent.end_reply()
         self.applied += 1
         self.checksum = combine(sums)
 
@@ -290,8 +359,9 @@ class Displacement:
         own = self._memory.borrow_vector()
         scratch = np.empty(min(TILE, own.size), np.float32)
         at_once = self.delay == 0 and not self._flights
-        before = self._owns()
+        before, beside = self._owns(), self.unsent.beside
         after = [*before, own]
+        whole = own if beside is None or at_once else self._memory.borrow_vector()
         for here in tiles(own.size):
             expected = self.base[here] if at_once else self._expected(here, scratch, before)
             np.subtract(self.params[here], expected, out=own[here])
@@ -304,10 +374,13 @@ class Displacement:
                     f"parameters are not finite after step {self._steps}",
                     "training diverged on this member: lower the learning rate, or clip gradients",
                 )
+            if beside is not None:
+                beside[here] += own[here]
+                whole[here] = beside[here]
         foretold = None if self.drift is None or at_once else self.drift.foretold()
         self._flights.append(
             Flight(self.round, self._steps, None if at_once else own, at_once, foretold=foretold)
         )
         self.round += 1
         self._local_steps = 0
-        return own
+        return whole

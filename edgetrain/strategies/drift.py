@@ -59,6 +59,7 @@ class Drift:
         self._scratch = np.empty((2, min(TILE, elements)), np.float32)
         self._rate = np.float32(1)
         self._measured = [0.0, 0.0]
+        self._learns = True
 
     # -- standing in ---------------------------------------------------------------------------
 
@@ -86,14 +87,20 @@ class Drift:
         """A sample of the gap, for the round that is submitted now; None: nothing is known yet."""
         return self.gap[:: self._stride].copy() if self._replies else None
 
-    def begin_reply(self, every: int, delay: int) -> Shares:
+    def begin_reply(self, every: int, delay: int, whole: bool = False) -> Shares:
         """Begin to learn from a reply. Returns the shares to be in force after it, which follow
-        from the replies before it: the vector is walked once."""
+        from the replies before it: the vector is walked once.
+
+        `whole`: the contribution was sent in part, and is compared as a whole. That teaches
+        nothing: until one is not, own progress stands for rounds in flight."""
         if delay:  # 0 at the end of training: rounds in flight took as long as before
             self._rounds = max(1, math.ceil(delay / every))
         self._replies += 1
         self._rate = np.float32(max(1 / (self._rounds + 1), 1 / self._replies))
         self._measured = [0.0, 0.0]
+        if whole:
+            self.theta, self._products = 0.0, np.zeros(2)
+        self._learns = not whole
         quarter = 0.25 / self._rounds
         keep, learn = 1 - self.theta * (0.5 + quarter), self.theta * (0.25 + quarter)
         self._coming = np.float32(keep), np.float32(learn)
@@ -101,6 +108,8 @@ class Drift:
 
     def learn_tile(self, here: slice, reply: Vector, own: Vector, foretold: Vector | None) -> None:
         """Take in one tile of a reply (here), and of the contribution it replaces (all of it)."""
+        if not self._learns:
+            return
         difference, scratch = self._scratch[:, : reply.size]
         np.subtract(reply, own[here], out=difference)
         if foretold is not None:

@@ -1,0 +1,122 @@
+"""Where the part of contributions that a lossy codec has not sent yet waits.
+
+Pure: float32 vectors in and out. docs/decisions/012 has the rule's table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgetrain.errors import BadMessage
+from edgetrain.vectors.vector import Vector
+
+FORGET = 0.9
+"""What a new reply leaves of the older evidence."""
+
+LEAVE, RETURN = 0.3, 0.4
+"""Agreement below which the unsent part leaves the parameters, and above which it returns."""
+
+EVIDENCE = 64
+"""Elements to compare before the unsent part is moved for the first time."""
+
+SAMPLE = 16_384
+"""Elements, spread evenly over the vector, that are compared; at most."""
+
+
+def stride_of(elements: int, sample: int = SAMPLE) -> int:
+    """Every how many elements one is looked at."""
+    return max(1, math.ceil(elements / sample))
+
+
+def sampled(tile: Vector, start: int, stride: int) -> tuple[slice, NDArray[np.float64]]:
+    """The sample's elements in the tile that begins at element `start`: their place in the sample,
+    and float64 copies."""
+    skip = -start % stride
+    found = tile[skip::stride].astype(np.float64)
+    first = (start + skip) // stride
+    return slice(first, first + found.size), found
+
+
+class Unsent:
+    """Measures whether the fleet goes where a member's unsent part points, and decides from that.
+
+    If it does (equal data), the part stays in the parameters: gradients are taken where the
+    optimizer believes to be. If it does not (unequal data), the part is mostly the drift of one
+    member, many rounds of it, and waits in a vector of its own, `beside`.
+
+    The measure is the agreement ::
+
+        <unsent, reply> / (|unsent| |reply|)
+
+    over the elements of a reply that this member left out of its own contribution to that round:
+    what is said of them, the others say. Old evidence is forgotten. Of each round in flight a
+    sample of the unsent part is kept. A codec that leaves no element out entirely gives no
+    evidence: then the part stays where it is, at first in the parameters.
+
+    Nothing of this is in the base, or sent: members may decide differently.
+    """
+
+    def __init__(self, elements: int) -> None:
+        self.beside: Vector | None = None
+        """float32 [elements] the unsent part; None: it is in the parameters."""
+        self._stride = stride_of(elements)
+        self._elements = elements
+        self._evidence = np.zeros(4)
+        """<unsent, reply>, <unsent, unsent>, <reply, reply>, elements compared."""
+        self._measured = np.zeros(4)
+
+    def belongs_beside(self) -> bool:
+        """Whether the unsent part has to wait outside the parameters from now on."""
+        product, unsent, reply, count = self._evidence
+        if count < EVIDENCE or unsent <= 0 or reply <= 0:
+            return self.beside is not None
+        return bool(
+            product < (LEAVE if self.beside is None else RETURN) * math.sqrt(unsent * reply)
+        )
+
+    def sample(self, tiles: Iterator[tuple[slice, Vector, Vector]]) -> Vector:
+        """The sample to compare the reply with: of tiles (place, what should be sent, what is)."""
+        left_out = np.zeros(-(-self._elements // self._stride), np.float32)
+        for here, whole, sent in tiles:
+            place, found = sampled(whole, here.start, self._stride)
+            found[sent[-here.start % self._stride :: self._stride] != 0] = 0
+            left_out[place] = found
+        return left_out
+
+    def begin_reply(self) -> None:
+        """Begin to compare with a reply."""
+        self._measured[:] = 0
+
+    def learn_tile(self, here: slice, reply: Vector, sample: Vector) -> None:
+        """Compare one tile of a reply (here) with the sample of its round (all of it)."""
+        place, found = sampled(reply, here.start, self._stride)
+        unsent = sample[place].astype(np.float64)
+        both = (found != 0) & (unsent != 0)
+        unsent, found = unsent[both], found[both]
+        # Not np.dot: its rounding depends on how many threads BLAS has.
+        sums = (unsent * found).sum(), (unsent * unsent).sum(), (found * found).sum()
+        self._measured += [*sums, unsent.size]
+
+    def end_reply(self) -> None:
+        """The whole reply has been compared."""
+        self._evidence = FORGET * self._evidence + self._measured
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What a member that starts again must not learn anew."""
+        return {"agreement": self._evidence} if self._evidence[3] else {}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Know again what `state` returned. BadMessage for what it cannot have returned."""
+        evidence = state.get("agreement")
+        if evidence is None:
+            return
+        if evidence.shape != (4,) or not (
+            np.isfinite(evidence).all() and (evidence[1:] >= 0).all()
+        ):
+            raise BadMessage(f"the checkpoint's agreement is {evidence.tolist()}")
+        self._evidence = evidence.astype(np.float64)
