@@ -54,6 +54,11 @@ LISTINGS: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [NVME, entry("mmcblk0", 32 * GB, [part("mmcblk0p1")], **NATIVE)],
         ["/dev/mmcblk0"],
     ),
+    # util-linux issue 2379: since 2.39 a native reader has a transport and is not hotplugged
+    "a native reader, as lsblk 2.39 sees it": (
+        [NVME, entry("mmcblk0", 32 * GB, [part("mmcblk0p1")], tran="mmc", **NATIVE)],
+        ["/dev/mmcblk0"],
+    ),
     "eMMC beside a card": (
         [
             entry("mmcblk0", 64 * GB, **NATIVE),
