@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 import signal
+import sys
 import time
 
 import children
@@ -593,6 +594,17 @@ def test_whoever_is_not_known_any_more_comes_back_and_sends_again_what_was_not_a
     assert isinstance(script.heard[-1], Contribute)
     assert script.heard[-1].round == 0
     assert link.statistics().epoch == 3
+
+
+def test_coming_back_needs_no_package_for_masks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "edgetrain.exchange.masks.masker", None)
+    script = Script(welcome(), start(), Refuse("unknown", "who?"))
+    link, member = joined(script)
+    script.said += [pack(welcome(epoch=1)), pack(Start(0, 0, 0, 0, True, 0, attempt=1))]
+    with pytest.raises(HubUnreachable):  # there is no reply, but it has come back
+        member.step()
+    assert isinstance(script.heard[-1], Contribute)
+    assert link.statistics().epoch == 1
 
 
 class Cut(Script):

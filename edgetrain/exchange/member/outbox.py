@@ -128,11 +128,12 @@ class Outbox:
 
     def mask_ready(self) -> Iterator[int]:
         """Mask and keep the contributions whose masks are there, in round order; their rounds."""
+        masker = self._masker
+        if masker is None:
+            return
         from edgetrain.exchange.masks.masker import parts
 
-        masker = self._masker
-        for round in self.waiting if masker is not None else ():
-            assert masker is not None
+        for round in self.waiting:
             state = masker.state(round)
             if state == "soon":
                 return
