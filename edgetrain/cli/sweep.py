@@ -203,7 +203,7 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
     path = folder / "sweep.csv"
     whole = common.saved(lambda: write_text(path, to_csv(rows)))
     whole = common.saved(lambda: write_summary(folder, summary)) and whole
-    drawn = _draw(summary, folder)
+    drawn = _draw(summary, folder, _about(chosen))
     if arguments.json:
         answer = summary | {"rows": rows, "pictures": list(map(str, drawn)), "folder": str(folder)}
         common.say(json.dumps(answer))
@@ -213,14 +213,32 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
     return int(bool(failed) or not whole)
 
 
-def _draw(summary: dict[str, Any], folder: Path) -> list[Path]:
-    """A picture for each axis with several values; the paths of those drawn."""
+def _about(chosen: Sweep) -> str:
+    """The task, members and steps of a sweep, as far as they are the same in all cells."""
+    job, varied = chosen.cells()[0].job, {each.name.rpartition(".")[2] for each in chosen.axes}
+    parts = [_name(chosen)]
+    parts += [f"{job.fleet.members} members"] if "members" not in varied else []
+    parts += [f"{job.train.steps} steps"] if "steps" not in varied else []
+    return ", ".join(parts)
+
+
+def _draw(summary: dict[str, Any], folder: Path, about: str) -> list[Path]:
+    """A picture for each axis with several values; the paths of those drawn. Without a title of
+    their own they say what the sweep is `about`."""
     from edgetrain.runs.reports.plot import sweep_figure
 
     axes, found, metric, title = (summary[key] for key in ("axes", "points", "metric", "title"))
     pictures = [
         common.picture(
-            partial(sweep_figure, axis, axes, found, metric, folder / _file_name(axis), title)
+            partial(
+                sweep_figure,
+                axis,
+                axes,
+                found,
+                metric,
+                folder / _file_name(axis),
+                title or f"{about}, along {axis}",
+            )
         )
         for axis, labels in axes.items()
         if len(labels) > 1

@@ -12,15 +12,18 @@ import pytest
 from figure_texts import check
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_runs import DGA, FEDAVG, SYNC, write_comparison, write_run
+from made_up_runs import DGA, FEDAVG, SYNC, Clock, write_comparison, write_run
 
 from edgetrain.errors import ConfigError
-from edgetrain.runs.folder import read_summary, write_summary
+from edgetrain.runs.folder import metrics_path, read_summary, write_summary
+from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports import plot
 from edgetrain.runs.reports.plot import style
 from edgetrain.runs.summary import summarise
 
 pytest.importorskip("matplotlib")
+
+from matplotlib.text import Text
 
 MIX = "raspberry-pi-4b:4, jetson-orin-nano:2, laptop-i5:2"
 
@@ -217,3 +220,62 @@ def test_of_several_measurements_the_median_counts(found: dict[int, list[float]]
         base = relative and points[0][1]
         assert least / max(found[0]) <= relative * base * (1 + 1e-9)
         assert relative * base <= most / min(found[0]) * (1 + 1e-9)
+
+
+# -- what a picture must not hide -------------------------------------------------------------
+
+
+def test_a_run_that_stays_far_below_its_target_can_be_seen(tmp_path: Path) -> None:
+    bad = replace(DGA, half_life_steps=10_000.0)
+    figure = plot.draw_comparison(write_comparison(tmp_path, SYNC, bad))
+    against_time = figure.axes[0]
+    low, _ = against_time.get_ylim()
+    for line in against_time.get_lines()[:2]:
+        assert max(line.get_ydata()) > low
+
+
+def test_a_member_that_diverges_leaves_the_others_visible(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", replace(DGA, members=3, steps=60))
+    clock = Clock(9.0)
+    with MetricsLog(metrics_path(folder), "m2", clock, 0.0) as log:
+        log.step(step=60, round=1, loss=1e34, compute_s=0.1, wait_s=0.0, overhead_s=0.0,
+            sent_bytes=0, received_bytes=0, cpu_s=0.0, peak_bytes=0, joules=None)  # fmt: skip
+    loss = plot.draw_run(folder).axes[1]
+    assert loss.get_title(loc="left").startswith("training loss")
+    assert loss.get_ylim()[1] < 100
+
+
+def test_a_simulation_is_not_called_an_emulation(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", replace(DGA, members=3, steps=60))
+    summary = read_summary(folder) or summarise(folder)
+    write_summary(folder, summary | {"emulation": {"backend": "simulated"}})
+    texts = check(plot.draw_run(folder))
+    assert "simulated, in virtual time" in texts
+    assert not any("emulated by" in text for text in texts)
+
+
+def test_remarks_are_red_only_where_something_is_wrong(tmp_path: Path) -> None:
+    said = {}
+    for name, story in (("well", replace(DGA, lost="m3")), ("ill", replace(DGA, trusted=False))):
+        figure = plot.draw_run(write_run(tmp_path / name, story))
+        remarks = figure.get_supxlabel()
+        (said[name],) = {
+            text.get_color() for text in figure.findobj(Text) if text.get_text() == remarks
+        }
+    assert said["well"] == "#333333"
+    assert said["ill"] == "#B00020"
+
+
+def test_marks_over_a_name_stand_beside_each_other() -> None:
+    points = [
+        {"strategy": s, "codec": c, "final": 0.9, "low": 0.9, "high": 0.9, "runs": 1,
+         "steps_per_second": 1.0, "fleet_steps_per_second": 1.0, "target_seconds": 3.0,
+         "wait_s": 0.1, "sent_bytes": 1e6}
+        for s in ("fedavg", "dga") for c in ("fp32", "int8")
+    ]  # fmt: skip
+    axes = {"strategy": ["fedavg", "dga"], "codec": ["fp32", "int8"]}
+    figure = plot.draw_sweep("codec", axes, points, "accuracy", "digits, 8 members")
+    for panel in figure.axes:
+        places = [tuple(line.get_xdata()) for line in panel.get_lines() if len(line.get_xdata())]
+        assert len(set(places)) == len(places)
+    assert "digits, 8 members" in check(figure)

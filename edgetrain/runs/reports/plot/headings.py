@@ -64,20 +64,25 @@ def draw_header(
 
 def _remark(compared: Comparison, summary: Mapping[str, Any]) -> str:
     backend = (summary.get("emulation") or {}).get("backend")
-    parts = [
-        f"network emulated by '{as_text(str(backend))}'" if backend not in (None, "none") else ""
-    ]
+    parts = [""]
+    if backend == "simulated":
+        parts = ["simulated, in virtual time"]
+    elif backend not in (None, "none"):
+        parts = [f"network emulated by '{as_text(str(backend))}'"]
     if compared.target is not None and len(compared.rows) > 1:
         parts.append(f"speed-up against {as_text(compared.rows[0].label)}")
     return "; ".join(part for part in parts if part)
 
 
 def draw_notes(figure: Figure, compared: Comparison) -> None:
-    """Write warnings at the bottom, as supxlabel: the layout reserves room for that."""
+    """Write remarks at the bottom, as supxlabel: the layout reserves room for that. They are red
+    only if a run failed or is not to be trusted."""
     untrusted = tuple(f"{row.label}:" for row in compared.rows if row.trusted is False)
     lines = [
         ("* " if note.startswith(untrusted) else "") + as_text(note) for note in compared.notes[:4]
     ]
     if lines:
         text = "\n".join(lines)
-        figure.supxlabel(text, x=0.012, ha="left", fontsize=11.5, color="#B00020")
+        wrong = untrusted or any(row.status != "finished" for row in compared.rows)
+        colour = "#B00020" if wrong else "#333333"
+        figure.supxlabel(text, x=0.012, ha="left", fontsize=11.5, color=colour)

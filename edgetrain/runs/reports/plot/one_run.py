@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,11 +105,21 @@ def _draw_loss(axes: Axes, history: History) -> None:
     axes.set_title("training loss: mean and range of members")
     axes.set_xlabel("steps of each member")
     axes.set_xlim(left=0)
-    axes.set_ylim(top=max([0.1, *(1.05 * greatest for *_, greatest in losses)]))
+    axes.set_ylim(top=max(0.1, 1.05 * _top(losses)))
+
+
+def _top(losses: Sequence[tuple[float, float, float, float]]) -> float:
+    """The greatest loss to show: not that of a member that diverged, beside which the others'
+    would be a line at 0."""
+    finite = [each for *_, each in losses if math.isfinite(each)]
+    if not finite:
+        return 0.0
+    usual = statistics.median(mean for _, mean, _, _ in losses if math.isfinite(mean))
+    return min(max(finite), max(20 * usual, 3 * losses[0][1]))
 
 
 def _draw_members(axes: Axes, tally: Tally, most: int = 10) -> None:
-    """Draw the members with the longest steps, not counting their waiting."""
+    """Draw the members that need longest for a step, their waiting not counted; longest first."""
     found = [(name, member) for name, member in tally.members.items() if member.lines]
     found.sort(key=lambda item: -(item[1].compute_s + item[1].overhead_s) / item[1].lines)
     shown = found[:most]
@@ -115,7 +127,7 @@ def _draw_members(axes: Axes, tally: Tally, most: int = 10) -> None:
     draw_stacked(axes, [as_text(name) for name, _ in shown], parts, ["#000000"] * len(shown))
     if len(found) > len(shown):
         unit = axes.get_title(loc="left").split()[0]
-        axes.set_title(f"{unit} per step: {most} slowest of {len(found)}")
+        axes.set_title(f"{unit} per step: {most} busiest of {len(found)}")
 
 
 def _draw_traffic(axes: Axes, history: History) -> None:

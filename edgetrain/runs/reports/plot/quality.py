@@ -100,6 +100,9 @@ def _scale_metric(axes: Axes, curves: Sequence[Curve], compared: Comparison) -> 
     if units.is_fraction(compared.metric):
         # All runs rise from guessing alike; they differ near the target.
         near = (compared.target or max(values, default=1.0)) - 0.45
+        # A run that never comes near the target is still to be seen.
+        best = [max(curve.values) for curve in curves if curve.values]
+        near = min([near, *(each - 0.1 for each in best)])
         axes.set_ylim(max(0.0, min(values, default=0.0), near), 1.0)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.0f} %")
     else:

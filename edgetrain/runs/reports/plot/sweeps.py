@@ -105,6 +105,10 @@ def _ranges(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, tuple
     }
 
 
+_SPREAD = 0.6
+"""Of the place of a name, the part over which its marks are spread."""
+
+
 def _draw_along(
     axes: Axes,
     axis: str,
@@ -118,11 +122,13 @@ def _draw_along(
     at = dict(zip(labels, places, strict=True))
     for place, (label, line) in enumerate(lines.items()):
         colour, dashes = look_of(place)
-        x, y = [at[value] for value in line], list(line.values())
+        # Marks over a name stand beside each other; over a number they stand where it is.
+        beside = 0.0 if numbers is not None else _SPREAD * ((place + 0.5) / len(lines) - 0.5)
+        x, y = [at[value] + beside for value in line], list(line.values())
         style = f"o{dashes}" if numbers is not None else "o"
         axes.plot(x, y, style, color=colour, label=as_text(label) or "all", ms=6)
         for value, (low, high) in ((ranges or {}).get(label) or {}).items():
-            axes.plot([at[value]] * 2, [low, high], color=colour, lw=1.2, alpha=0.6)
+            axes.plot([at[value] + beside] * 2, [low, high], color=colour, lw=1.2, alpha=0.6)
     axes.set_xlabel(as_text(_AXIS.get(axis, axis)))
     if numbers is None:
         axes.set_xticks(places, [as_text(label) for label in labels])
