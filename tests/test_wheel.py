@@ -189,19 +189,57 @@ def build_for(folder: Path, **environment: str) -> subprocess.CompletedProcess[s
 CROSS = "aarch64-linux-gnu-gcc"
 
 
-@pytest.mark.skipif(not shutil.which(CROSS), reason="package gcc-aarch64-linux-gnu is missing")
-def test_a_wheel_for_arm_has_a_library_for_arm_that_old_systems_can_load(tmp_path):
-    done = build_for(tmp_path, EDGETRAIN_TARGET="aarch64")
+@pytest.fixture(scope="module")
+def arm_library(tmp_path_factory) -> Path:
+    """The kernels in a wheel for ARM."""
+    if not shutil.which(CROSS):
+        pytest.skip("package gcc-aarch64-linux-gnu is missing")
+    folder = tmp_path_factory.mktemp("arm")
+    done = build_for(folder, EDGETRAIN_TARGET="aarch64")
     assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.glob("*.whl")
+    (path,) = folder.glob("*.whl")
     assert path.name.endswith("-py3-none-manylinux_2_17_aarch64.whl")
     with zipfile.ZipFile(path) as wheel:
-        wheel.extract("edgetrain/codecs/kernels/_kernels.so", tmp_path)
         assert (
             "Tag: py3-none-manylinux_2_17_aarch64"
             in wheel.read(next(n for n in wheel.namelist() if n.endswith("/WHEEL"))).decode()
         )
-    library = tmp_path / "edgetrain/codecs/kernels/_kernels.so"
+        return Path(wheel.extract("edgetrain/codecs/kernels/_kernels.so", folder))
+
+
+LOADER = """\
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+    void *library = dlopen(argv[1], RTLD_NOW);
+    if (!library) return puts(dlerror()), 1;
+    int (*has_neon)(void) = dlsym(library, "kernels_has_neon");
+    int (*best)(void) = dlsym(library, "kernels_best"), missing = 0;
+    for (int i = 2; i < argc; i++)
+        if (!dlsym(library, argv[i])) missing += puts(argv[i]) > 0;
+    return printf("neon %d best %d missing %d", has_neon(), best(), missing) < 0;
+}
+"""
+
+
+def test_the_kernels_of_a_wheel_for_arm_load_there_with_all_their_functions(arm_library, tmp_path):
+    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    if not emulator:
+        pytest.skip("package qemu-user-static is missing")
+    (tmp_path / "load.c").write_text(LOADER)
+    run([CROSS, "-o", tmp_path / "load", tmp_path / "load.c", "-ldl"], tmp_path)
+    # Those that have types in native.py: what it asks of a library when it loads one.
+    text = (ROOT / "edgetrain/codecs/kernels/native.py").read_text("utf-8")
+    names = re.findall(r'^    "(\w+)": \[', text, re.M)
+    assert len(names) > 30
+    words = [emulator, "-L", "/usr/aarch64-linux-gnu", tmp_path / "load", arm_library, *names]
+    assert run(words, tmp_path) == "neon 1 best 1 missing 0"
+    words[-1] = "no_such_function"
+    assert run(words, tmp_path).endswith("missing 1")
+
+
+def test_a_wheel_for_arm_has_a_library_for_arm_that_old_systems_can_load(arm_library, tmp_path):
+    library = arm_library
     assert library.read_bytes()[18:20] == b"\xb7\x00"
     if not shutil.which("aarch64-linux-gnu-objdump"):
         pytest.skip("package binutils-aarch64-linux-gnu is missing")

@@ -1,14 +1,16 @@
 """A card that boots on this machine: Debian 12 under user-mode-linux, from power-on to training.
 
-The root file system comes from mmdebstrap, is kept in the folder EDGETRAIN_BOOT_CACHE if that is
-set, and gets what Raspberry Pi OS has and Debian has not: cloud-init that reads /boot/firmware. The
-worker is made of the packages that run the tests. A guest has a tap in a network namespace of its
-own; the hub runs at the other end. Needs root, and the packages in `missing`.
+The root file system comes from mmdebstrap and gets what Raspberry Pi OS has and Debian has not:
+cloud-init that reads /boot/firmware. It and the image are kept in the folder EDGETRAIN_BOOT_CACHE
+if that is set. The worker is made of the packages that run the tests. A guest has a tap in a
+network namespace of its own; the hub runs at the other end. Needs root, and the packages in
+`missing`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.metadata
 import os
 import shutil
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgetrain.fleet.cards import archive
@@ -101,21 +104,40 @@ def missing() -> str:
 # -- building -------------------------------------------------------------------------------------
 
 
-def build(folder: Path) -> tuple[Path, Path]:
-    """The image and the worker archive, made in `folder` unless they are kept."""
+@dataclass(frozen=True)
+class Built:
+    """What a test begins with. The image and the root file system are only read."""
+
+    image: Path
+    worker: Path
+    root: Path
+    """A tar file."""
+
+
+def build(folder: Path) -> Built:
+    """Make all of it in `folder`, unless it is kept."""
     kept = os.environ.get("EDGETRAIN_BOOT_CACHE")
     cache = Path(kept) if kept else folder
     cache.mkdir(parents=True, exist_ok=True)
-    tar = cache / "rootfs-bookworm.tar"
+    (kernel,) = UML.iterdir()
+    made_by = hashlib.sha256(Path(__file__).read_bytes() + kernel.name.encode()).hexdigest()[:12]
+    tar = cache / f"rootfs-{hashlib.sha256(PACKAGES.encode()).hexdigest()[:12]}.tar"
+    image = cache / f"os-{made_by}.img"
     if not tar.exists():
         _debootstrap(tar)
-    image = folder / "os.img"
     if not image.exists():
-        _image(tar, image, folder / "root")
+        draft = cache / f"os-{os.getpid()}.part"
+        _image(tar, draft, folder / "root")
+        draft.rename(image)
     worker = folder / "worker.tar"
-    if not worker.exists():
-        _worker(worker, folder / "site")
-    return image, worker
+    _worker(worker, folder / "site")
+    return Built(image, worker, tar)
+
+
+def extract(tar: Path, root: Path) -> None:
+    """Unpack a root file system."""
+    root.mkdir()
+    subprocess.run(["tar", "xf", str(tar), "-C", str(root)], check=True, timeout=300)
 
 
 def _debootstrap(tar: Path) -> None:
@@ -130,8 +152,7 @@ def _debootstrap(tar: Path) -> None:
 
 
 def _image(tar: Path, image: Path, root: Path) -> None:
-    root.mkdir()
-    subprocess.run(["tar", "xf", str(tar), "-C", str(root)], check=True, timeout=300)
+    extract(tar, root)
     for name, text in _FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)

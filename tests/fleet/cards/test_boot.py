@@ -6,6 +6,7 @@ where the power was cut off.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import re
@@ -32,6 +33,7 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
+GOLDEN = Path(__file__).parent / "golden"
 STEPS = 160
 PSK = "f42c6fc52df0ebef9ebb4b90b38a5f90e83fe1b135a70e23aed762e9710a12e5"
 QUIET_BYTES = 20_000
@@ -61,6 +63,8 @@ steps = {STEPS}
 [strategy]
 name = "fedavg"
 every = 5
+[hub]
+return_s = 900
 [checkpoint]
 every_s = 1
 share = 1
@@ -177,11 +181,15 @@ def space() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, space) -> Trained:
-    image, worker = boot_card.build(tmp_path_factory.mktemp("built"))
+def built(tmp_path_factory) -> boot_card.Built:
+    return boot_card.build(tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, built, space) -> Trained:
     folder = tmp_path_factory.mktemp("cluster")
-    make_folder(folder, image)
-    card, words, token = flashed(folder, worker)
+    make_folder(folder, built.image)
+    card, words, token = flashed(folder, built.worker)
     with (
         boot_card.Guest(card, space, folder / "first", words) as guest,
         Hub(folder, space) as hub,
@@ -218,6 +226,38 @@ def test_no_secret_is_left_on_the_boot_partition(trained):
     assert in_boot_partition(trained.card, JOB.encode()), "what is no secret is found"
 
 
+def accepts(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """What a program of the device's operating system says."""
+    return subprocess.run(["chroot", str(root), *words], capture_output=True, text=True, timeout=60)
+
+
+def test_cloud_init_and_netplan_accept_every_golden_file(built, tmp_path):
+    root = tmp_path / "root"
+    boot_card.extract(built.root, root)
+    try:
+        given = root / "tmp/given"
+        given.write_text("#cloud-config\nusers: 7\n")
+        refused = accepts(root, "cloud-init", "schema", "--config-file", "/tmp/given")
+        assert "users: 7 is not of type" in refused.stderr + refused.stdout
+        folders = sorted(GOLDEN.glob("cloud-init-*"))
+        assert len(folders) == 4
+        for folder in folders:
+            shutil.copy(folder / "user-data", given)
+            said = accepts(root, "cloud-init", "schema", "--config-file", "/tmp/given")
+            assert "Valid cloud-config" in said.stdout, (folder.name, said.stderr)
+            plan = root / "tmp/plan" / folder.name
+            (plan / "etc/netplan").mkdir(parents=True)
+            network = json.loads((folder / "network-config").read_text())
+            (plan / "etc/netplan/50.yaml").write_text(json.dumps({"network": network}))
+            (plan / "etc/netplan/50.yaml").chmod(0o600)
+            said = accepts(root, "netplan", "generate", "--root-dir", f"/tmp/plan/{folder.name}")
+            assert (said.returncode, said.stderr) == (0, ""), folder.name
+            made = {path.name for path in (plan / "run/systemd/network").iterdir()}
+            assert ("10-netplan-wlan0.network" in made) == ("wifi" in folder.name)
+    finally:
+        shutil.rmtree(root)
+
+
 def is_quiet(states: list[dict[str, str]]) -> bool:
     """Whether there is a minute in which the device wrote next to nothing to its card."""
     found = [(int(s["up"]), 512 * int(s["sectors"])) for s in states if s.get("sectors")]
@@ -243,12 +283,12 @@ def test_after_a_power_cut_it_waits_for_the_hub_and_goes_on_from_its_checkpoint(
     members = trained.ring.members()
     hub_again = (trained.folder, space, "--resume", str(trained.run))
     with boot_card.Guest(trained.card, space, trained.folder / "second", trained.words) as guest:
-        guest.until("StatusText=looking_for_the_hub", 240)
+        guest.until("StatusText=looking_for_the_hub", 400)
         looking = wait_until_quiet(guest, 240)
         assert {s["ActiveState"] for s in looking} == {"activating"}
         assert {s["torch"] for s in looking if s["torch"]} == {"0"}, "it has loaded torch"
         with Hub(*hub_again):
-            guest.until("StatusText=training:_", 240)
+            guest.until("StatusText=training:_", 400)
             assert steps_in(guest.said)[0] > 20, "it began anew"
         guest.until("ActiveState=reloading", 60)
         away = next(s for s in watched(guest.said) if s["ActiveState"] == "reloading")
