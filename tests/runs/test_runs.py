@@ -25,6 +25,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.runs import environment
 from edgetrain.runs.environment import Meter
 from edgetrain.runs.folder import (
+    FORMAT,
     create,
     create_inside,
     metrics_path,
@@ -138,6 +139,19 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("[]")
     with pytest.raises(ConfigError, match="holds no summary"):
         read_summary(tmp_path)
+
+
+@pytest.mark.parametrize("made", [FORMAT + 1, "x", None])
+def test_a_folder_of_a_newer_edgetrain_is_refused_in_one_line(tmp_path: Path, made: object) -> None:
+    write_summary(tmp_path, {"steps": 1, "format": made})
+    with pytest.raises(ConfigError, match=f"of format .*; this edgetrain reads up to {FORMAT}"):
+        read_summary(tmp_path)
+
+
+def test_a_folder_from_before_formats_had_numbers_is_read(tmp_path: Path) -> None:
+    write_summary(tmp_path, {"steps": 1})
+    assert read_summary(tmp_path) == {"steps": 1}
+    assert summarise(tmp_path)["format"] == FORMAT
 
 
 def test_runs_of_a_comparison_come_in_its_order(tmp_path: Path) -> None:
