@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -231,6 +232,18 @@ def test_no_memory_at_the_start_takes_the_next_placement_once(tmp_path, always, 
     assert read_summary(out)["attempts"] == attempts
     reasons = [r["reason"] for r in read_metrics(out, "event") if r["event"] == "error"]
     assert "r0 has no memory for data=1; again, from the beginning, with " in reasons[0]
+
+
+def test_an_agent_ends_with_its_input():
+    command = far.argv_of(clusters.Server("a", "local"))
+    agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with agent:
+        assert json.loads(agent.stdout.readline())["ready"].keys() > {"edgetrain", "torch"}
+        agent.stdin.write('{"stop": 7}\n')
+        agent.stdin.flush()
+        assert json.loads(agent.stdout.readline()) == {"stopped": 7}
+        agent.stdin.close()
+        assert agent.wait(30) == 0
 
 
 def test_an_attempt_is_the_same_after_json():
