@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from importlib import metadata
+from multiprocessing import forkserver
 from typing import Any, TextIO
 
 from edgetrain import __version__
@@ -103,6 +104,7 @@ def serve(commands: TextIO, answers: TextIO) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     agent = Agent(answers)
+    forkserver.ensure_running()  # it imports torch in the background, before there are ranks
     agent.say(ready=versions() | {"host": socket.gethostname()})
     try:
         while True:
