@@ -17,7 +17,8 @@ from made_up_runs import DGA, SYNC, Clock, replace, write_comparison, write_run
 from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import METRICS, metrics_path, write_job
 from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.runs.reports.page import charts
+from edgetrain.runs.reports import units
+from edgetrain.runs.reports.page import charts, svg
 from edgetrain.runs.reports.page.document import document, message
 from edgetrain.runs.reports.page.story import Exchange, report_of
 from edgetrain.runs.reports.page.svg import Axis
@@ -70,8 +71,8 @@ def read(page):
     assert parser.loads == []
     assert "@import" not in page
     assert "url(" not in page.replace("url(#", "")
-    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
-        ElementTree.fromstring(svg)
+    for drawn in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ElementTree.fromstring(drawn)
     return " ".join(parser.words)
 
 
@@ -217,3 +218,13 @@ def test_a_message_without_a_target_reached_tells_the_ends(tmp_path):
 
     said = message(compare([story.summary for story in stories]), stories)
     assert said.startswith("Accuracy at the end: sync-sgd")
+
+
+def test_no_word_below_an_axis_leaves_the_picture():
+    axis = Axis(0.0, 80.0, "time", units.duration)
+    picture = svg.lines([], axis, Axis(0.0, 1.0, "accuracy", str), "a chart")
+    for x, anchor, words in re.findall(
+        r'<text x="([\d.]+)"[^>]*anchor="(\w+)"[^>]*>([^<]*)', picture
+    ):
+        wide = 6.2 * len(words) * {"start": 1, "middle": 0.5, "end": 0}[anchor]
+        assert float(x) + wide <= svg.WIDTH, words

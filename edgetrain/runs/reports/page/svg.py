@@ -87,7 +87,10 @@ def axes(x: Axis, y: Axis, width: float = WIDTH, height: float = HEIGHT) -> list
     for tick in x.ticks():
         at = x.place(tick, _LEFT, right)
         found.append(f'<path class="grid" d="M{at:.1f} {_TOP}V{bottom:.1f}"/>')
-        found.append(text(at, bottom + 16, x.say(tick), "middle", "tick"))
+        # A word in the middle of the last tick would leave the picture.
+        anchor = "end" if right - at < 3 * len(x.say(tick)) else "middle"
+        place = min(at + 6, WIDTH) if anchor == "end" else at
+        found.append(text(place, bottom + 16, x.say(tick), anchor, "tick"))
     found.append(text((_LEFT + right) / 2, height - 6, x.label, "middle", "label"))
     found.append(text(2, _TOP - 16, y.label, "start", "label"))
     return found
