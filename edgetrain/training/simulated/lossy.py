@@ -59,7 +59,7 @@ class LossyStream(Stream):
         self._recovery = Recovery(window)
         self._arrived = Received()
         self._ends: deque[tuple[int, Frames]] = deque()
-        self._heard: deque[tuple[int, Segments, int, int]] = deque()
+        self._heard: deque[tuple[int, Segments, int, int, int]] = deque()
         self._wakes_at = NEVER
         self._receiver = ReceiveWindow(self.window.rtt, SEND_LIMIT_BYTES)
         self._offered = self._receiver.offer  # the first byte that may not be sent
@@ -75,9 +75,10 @@ class LossyStream(Stream):
         now, recovery, heard = self._world.now, self._recovery, self._heard
         if now < self._opens:
             return
-        shut = self.cut or self._path.down
+        shut = self.cut or (self._path.down and not self.fine)
         while heard and heard[0][0] <= now:
-            at, piece, spread, offered = heard.popleft()
+            at, piece, spread, offered, below = heard.popleft()
+            recovery.cover(below)
             recovery.acked(piece, at, spread)
             self._offered = max(self._offered, offered)
             # Each that was waited for lets go what it has room for: what a loss cuts is what is
@@ -195,6 +196,10 @@ class LossyStream(Stream):
     def _through(self, stage: int, now: int, piece: Segments) -> None:  # type: ignore[override]
         """Let a piece enter a way. Pieces enter shared ways in the order of time."""
         way = self._path.ways[stage]
+        if self.fine and not stage and self._path.down:
+            self._recovery.vanish(piece)
+            self._look_ahead()
+            return
         for part in self._sift(way, now, piece):
             size, segments = part.end - part.start, part.count
             arrival = way.model.arrival(now, size + segments * HEADERS, segments)
@@ -240,7 +245,8 @@ class LossyStream(Stream):
         advanced = arrived.add_range(start, end)
         self._receiver.received(arrived.next - before, arrival)
         self._quick -= 1
-        self._heard.append((acked_at, piece, spread, arrived.next + self._receiver.offer))
+        offered = arrived.next + self._receiver.offer
+        self._heard.append((acked_at, piece, spread, offered, arrived.next))
         if len(self._heard) == 1:
             self._look_ahead()
         self._last = max(arrival, self._last)
@@ -265,6 +271,37 @@ class LossyStream(Stream):
 
     def _arrive_at(self, at: int, frames: Frames, size: int) -> None:
         self._world.at(at, lambda: self._arrive(frames, size))
+
+    def begin_outage(self) -> None:
+        """The link goes down. What is on its way arrives; its acknowledgements do not leave."""
+        if not self.fine:
+            return
+        for at, piece, *_ in self._heard:
+            leaves = at - self._back.mean_delay
+            if leaves > self._world.now:
+                self._world.at(leaves, lambda piece=piece: self._lose_acknowledgement(piece))  # type: ignore[misc]
+
+    def _lose_acknowledgement(self, piece: Segments) -> None:
+        if not self._path.down or self.cut:
+            return
+        for entry in self._heard:
+            if entry[1] is piece:
+                self._heard.remove(entry)
+                self._recovery.vanish(piece)
+                self._look_ahead()
+                return
+
+    def recover(self, outage_ns: int) -> None:
+        """See Stream. What a fine path loses in an outage its sender finds out by its timers."""
+        if not self.fine:
+            super().recover(outage_ns)
+
+    def count_outage(self, outage_ns: int) -> int:
+        """See Stream. A fine path has counted it."""
+        return 0 if self.fine else super().count_outage(outage_ns)
+
+    def _holds(self) -> bool:
+        return False if self.fine else super()._holds()
 
     def _go_on(self) -> None:
         """The link is up again: retransmit what the outage took, one segment first."""

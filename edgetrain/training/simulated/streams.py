@@ -212,10 +212,17 @@ class Stream:
     def _arrive(self, frames: Frames, size: int) -> None:
         if self.cut:
             return
-        if self._held or self._path.down:  # goes on when the link is up again, in its turn
+        if self._holds():
             self._held.append((frames, size))
         else:
             self._hand_over(frames, size)
+
+    def _holds(self) -> bool:
+        """Whether what arrives waits until the link is up again, and for its turn."""
+        return bool(self._held) or self._path.down
+
+    def begin_outage(self) -> None:
+        """The link goes down."""
 
     def _hand_over(self, frames: Frames, size: int) -> None:
         self.received_bytes += size

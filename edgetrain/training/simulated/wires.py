@@ -385,6 +385,9 @@ class SimulatedNetwork:
             began = self._down_since[member] = self.world.now
             when = began + SILENCE_S * SECOND
             self.world.at(when, lambda: self._give_up(member, began))
+            for wire in self._wires_of(member):
+                wire.up.begin_outage()
+                wire.down.begin_outage()
         elif not down and since is not None:
             del self._down_since[member]
             outage = self.world.now - since

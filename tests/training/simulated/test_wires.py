@@ -146,7 +146,8 @@ def test_a_link_that_is_down_holds_what_was_sent_until_tcp_tries_again():
 
 @pytest.mark.parametrize(("queued", "lost"), [(100, 14_480), (2, 10_018), (0, 0)])
 def test_what_tcp_sends_into_an_outage_is_sent_again(queued, lost):
-    """A new connection's window is ten segments; timeouts are at 0.23, 0.69 and 1.61 s or so."""
+    """A new connection has a window of ten segments. A probe and then timeouts, each twice as late
+    as the one before, repeat the last or first segment: three or four in 2 s."""
     fault = Fault("down", 0.1, 2.0, (0,))
     messages = [(0, 0.2, [bytes(5000)])] * queued
     arrived, wires, _ = sent([both_ways(delay_ms=10.0)], messages, faults=[fault])
@@ -155,7 +156,7 @@ def test_what_tcp_sends_into_an_outage_is_sent_again(queued, lost):
     again = wires[0].up.repeated_bytes
     assert wires[0].up.received_bytes == whole
     assert wires[0].up.sent_bytes == whole + again
-    assert again == lost + (3 * 1448 if lost else 0)
+    assert lost + 2 * 1448 < again <= lost + 4 * 1448 if lost else not again
 
 
 @settings(max_examples=40, deadline=None)

@@ -309,6 +309,14 @@ class Recovery:
             if not waits:
                 self._arm(now, advancing=True)
 
+    def cover(self, below: int) -> None:
+        """Drop pieces of which all bytes are `below`: they arrived, and what acknowledged them was
+        lost. The next acknowledgement is for them, too; nothing is timed."""
+        for piece in [p for p in (*self._flying, *self.lost) if p.gone and p.end <= below]:
+            if not piece.done:
+                self._known.add_range(piece.start, piece.end)
+                self._drop_copy(piece)
+
     def _drop_other_copies(self, piece: Segments) -> None:
         """Forget other transmissions of the bytes that have arrived with this piece."""
         twins = []
