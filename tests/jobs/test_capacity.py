@@ -365,11 +365,19 @@ def event_driven(profile, size, count, gap_s):
 @pytest.mark.parametrize("rtt_ms", [50, 200])
 @pytest.mark.parametrize(
     ("size", "gap_s"),
-    [(19_000, 0.1), (19_000, 1.0), (40_000, 0.3), (400_000, 0.5), (400_000, 3.0), (4_000_000, 3.0)],
+    [
+        (19_000, 0.1),
+        (19_000, 1.0),
+        (40_000, 0.35),
+        (400_000, 0.5),
+        (400_000, 3.0),
+        (4_000_000, 3.0),
+    ],
 )
 def test_a_connection_is_as_fast_as_the_event_driven_one(rate_mbit, rtt_ms, size, gap_s):
     """Slow start, the window of messages in flight, idle restart, the line: in sum. Large messages
-    on long lines are coarser: a plan knows no queue that ends slow start early."""
+    on long lines are coarser: a plan knows no queue that ends slow start early. No pause is as long
+    as a timeout to the tick (0.3 s at 50 ms): one would halve the window and the other not."""
     profile = bare(rtt_ms, rate_mbit)
     wanted = event_driven(profile, size, 8, gap_s)
     stream = Streams([profile.up], np.array([rtt_ms / 1000]), np.random.default_rng(0))
