@@ -53,12 +53,18 @@ class Life:
         self.keeper = keeping and keeping.keeper
         self.member = Member.join(
             Link(wires.connect(), time.monotonic),
-            bind(self.model, self.optimizer),
+            self.bound(),
             self.optimizer,
             Request("", f"m{index}", job=job),
             keeping=keeping,
             stop=stop,
         )
+
+    def bound(self):
+        return bind(self.model, self.optimizer)
+
+    def batch(self, number):
+        return children.batch(self.index, number)
 
     def loss(self, x, y):
         return nn.functional.cross_entropy(self.model(x), y)
@@ -67,7 +73,7 @@ class Life:
         self.now += 1
         number = self.member.steps
         self.optimizer.zero_grad()
-        self.loss(*children.batch(self.index, number)).backward()
+        self.loss(*self.batch(number)).backward()
         self.batches.append(number)
         self.member.step()
 
@@ -91,6 +97,26 @@ class Noisy(Life):
 
     def loss(self, x, y):
         return super().loss(x, y) * (1 + torch.rand(()))
+
+
+class Normalised(Life):
+    """Its running statistics are the fleet's mean; the inputs of each member lie elsewhere."""
+
+    def __init__(self, *args, **kwargs):
+        torch.manual_seed(0)
+        layers = nn.BatchNorm1d(6), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)
+        super().__init__(*args, model=nn.Sequential(*layers), **kwargs)
+
+    def bound(self):
+        return bind(self.model, self.optimizer, buffers="mean")
+
+    def batch(self, number):
+        x, y = super().batch(number)
+        return x + (4.0 if self.index else -4.0), y
+
+    @property
+    def statistics(self):
+        return self.model[0].running_mean.clone(), self.model[0].running_var.clone()
 
 
 def fleet(folder, steps, kills, strategy, *, others=1, lives=Life, while_dead=None, every=7, **hub):
@@ -134,6 +160,19 @@ def batches(lives):
 
 
 GRADIENT_CODECS = ["fp32", "topk(0.2) | q2", "dgc(0.2, 0.9, 3) | q2", "powersgd(1)"]
+
+
+@pytest.mark.parametrize(("strategy", "how"), [("fedavg", {}), ("dga", {"delay": 5})])
+def test_the_mean_of_running_statistics_is_kept(tmp_path, strategy, how):
+    """A member that came back with statistics of its own, or none, would move the mean."""
+    (*_, last), (other,), _ = fleet(
+        tmp_path / "fleet", 80, [23, 60], strategy, lives=Normalised, **how
+    )
+    for mine, its in zip(last.statistics, other.statistics, strict=True):
+        assert mine.tolist() == its.tolist()
+    mean, variance = last.statistics
+    assert mean.abs().max() < 1.5, "the mean of -4 and 4"
+    assert variance.min() > 0.2
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
