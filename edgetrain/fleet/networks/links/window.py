@@ -59,8 +59,9 @@ class Window:
         self.in_flight = 0
         self.rtt = max(rtt_ns, 1)  # smoothed
         # Linux keeps four times the mean deviation; for the first sample that is half the sample.
-        self._deviation = 2 * self.rtt
-        self._variance = max(self._deviation, _RTO_MIN)
+        self.deviation = 2 * self.rtt
+        """Of round trips from their mean, in ns."""
+        self._variance = max(self.deviation, _RTO_MIN)
         self._most_deviation = self._variance  # as in Linux: the timeout falls a round trip later
         self._variance_end = 0
         self._least_rtt = 1 << 62
@@ -156,11 +157,11 @@ class Window:
         """Update the round trip; its variance rises at once and falls by 1/4 per round trip."""
         error = rtt - self.rtt
         self.rtt = max(self.rtt + error // 8, 1)
-        change = abs(error) - self._deviation // 4
+        change = abs(error) - self.deviation // 4
         if error < 0 and change > 0:
             change //= 8  # a shorter round trip must not lengthen the timeout
-        self._deviation += change
-        self._most_deviation = max(self._most_deviation, self._deviation)
+        self.deviation += change
+        self._most_deviation = max(self._most_deviation, self.deviation)
         self._variance = max(self._variance, self._most_deviation)
         if self._acked > self._variance_end:
             self._variance -= (self._variance - self._most_deviation) // 4

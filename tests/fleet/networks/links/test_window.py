@@ -280,7 +280,7 @@ def test_the_deviation_of_round_trips_is_that_of_linux() -> None:
     for turn, rtt_ms in enumerate(SURPRISES_MS):
         window.sent(MSS, turn * 10**9)
         window.acked(MSS, turn * 10**9 + rtt_ms * 10**6, rtt_ms * 10**6)
-        seen.append(window._deviation)
+        seen.append(window.deviation)
     deviation, srtt = 1_000_000_000, 500_000_000
     for rtt_ms, found in zip(SURPRISES_MS, seen, strict=True):
         error = rtt_ms * 10**6 - srtt
