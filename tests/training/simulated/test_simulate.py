@@ -205,7 +205,10 @@ def test_compare_simulate_compares(tmp_path, capsys):
 
 def test_calibrate_puts_both_beside_each_other(tmp_path, capsys):
     words = ["calibrate", "--json", "--runs", str(tmp_path), "members=2", "steps=15"]
-    assert main([*words, "--strategies", "fedavg", "--networks", "none", "pace_s=0.05"]) == 0
+    assert (
+        main([*words, "--strategies", "fedavg", "--networks", "none", "pace_s=0.05", "status_s=0"])
+        == 0
+    )
     report = json.loads(capsys.readouterr().out)
     [pair] = report["pairs"]
     assert pair["same_base"] is True
