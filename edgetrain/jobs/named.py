@@ -89,16 +89,21 @@ def check_names(job: Job) -> None:
 
 
 def check_optimizer(job: Job) -> None:
-    """ConfigError for an optimizer that the installed torch does not have. Torch is not loaded."""
+    """ConfigError for an optimizer that neither the installed torch nor edgetrain has. Torch is
+    not loaded."""
     name, known = str(job.train.optimizer.get("name")), optimizers()
     if known and name.lower() not in known:
         raise ConfigError(f"no optimizer '{name}'", did_you_mean(name, known))
 
 
+LAYER_WISE = ("lars", "lamb")
+"""The optimizers of `edgetrain.tasks.layerwise`, which needs torch."""
+
+
 @functools.cache
 def optimizers() -> tuple[str, ...]:
-    """The names that torch.optim imports from its modules, in small letters; (): not known. A few
-    of them are no optimizers: those are refused once torch is loaded."""
+    """The classes that torch.optim imports from its modules, and those of edgetrain's own, in small
+    letters; (): torch's are not known."""
     found = find_spec("torch")
     if found is None or found.origin is None:
         return ()
@@ -107,7 +112,8 @@ def optimizers() -> tuple[str, ...]:
     except OSError:
         return ()
     names = re.findall(r"^from (?:torch)?\.(?:optim\.)?\w+ import (\w+)", text, re.MULTILINE)
-    return tuple(name.lower() for name in names if name != "Optimizer")
+    classes = [name for name in names if name[0].isupper() and name != "Optimizer"]
+    return (*(name.lower() for name in classes), *LAYER_WISE)
 
 
 def _members(job: Job) -> tuple[tuple[str, ...], Job]:

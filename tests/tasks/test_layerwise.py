@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError
+from edgetrain.jobs import named
 from edgetrain.jobs.lookup import tuning_of
 from edgetrain.jobs.reading import parse as job_of
 from edgetrain.jobs.rules import resolve
 from edgetrain.tasks import load_task
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.tasks.layerwise import LAMB, LARS
+from edgetrain.tasks.layerwise import LAMB, LARS, LAYER_WISE
 from edgetrain.tasks.work import OneModel, optimizer_for
 
 
@@ -138,3 +139,12 @@ def test_all_members_agree_on_both():
 def test_accumulating_private_examples_is_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"train.accumulate = 2 .* \(raise train.batch"):
         resolve(job_of({}, ["accumulate=2", "privacy=example", "strategy=sync-sgd"]))
+
+
+def test_a_job_may_name_them_and_torchs_before_torch_is_loaded():
+    assert set(named.LAYER_WISE) == LAYER_WISE.keys()
+    model = torch.nn.Linear(2, 2, bias=False)
+    found = set(named.optimizers())
+    assert {"lars", "lamb", "sgd", "adamw"} <= found
+    for name in found - {"sparseadam"}:
+        assert type(optimizer_for(model, {"name": name, "lr": 0.1})).__name__.lower() == name
