@@ -89,7 +89,7 @@ class HubRecorder:
         self._earlier_s = earlier_s
         self._usage = usage or Meter()
         self._early = _Early()
-        self._refusals = Refusals(few=20)
+        self._refusals, self._strangers = Refusals(few=20), Refusals(few=200)
         self._log: MetricsLog | None = None
         self._statuses, self._name_of = Statuses(), name_of
 
@@ -103,7 +103,10 @@ class HubRecorder:
             return
         if effect.event == "refused":
             code, _, _ = effect.reason.partition(":")
-            told = self._refusals.count_line(code if code in CODES else "?", effect.reason)
+            if code in CODES:
+                told = self._refusals.count_line(code, effect.reason)
+            else:  # of each kind few were told; these are all kinds together
+                told = self._strangers.count_line("?", effect.reason)
             if told is None:
                 return
             effect = Note("refused", effect.member, told)

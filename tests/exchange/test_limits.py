@@ -90,7 +90,21 @@ def test_refusals_do_not_fill_a_run_folder(tmp_path):
         recorder(Note("refused", f"x{number}", f"full: all {number} places are taken"))
         recorder(Note("refused", "?", f"garbage {number}"))
     recorder.close()
-    assert len(list(runs.read_metrics(folder))) == len(said) == 1 + 2 * (20 + 3)
+    assert len(list(runs.read_metrics(folder))) == len(said) == 1 + (20 + 3) + (200 + 2)
+
+
+def test_a_kind_of_refusal_is_told_although_there_were_many_of_others(tmp_path):
+    """Each kind is limited where it comes from; together they are more than 20 lines."""
+    folder = runs.create(tmp_path, "refusals")
+    said = []
+    recorder = HubRecorder(folder, lambda: 0.0, lambda: Traffic(0, 0, 0, 0.0), say=said.append)
+    strangers = Refusals()
+    strangers.report = lambda line: recorder(Note("refused", "?", line))
+    for kind in range(12):
+        for number in range(1000):
+            strangers.add(str(kind), f"{kind} {number}")
+    recorder.close()
+    assert "? refused: 11 0" in said
 
 
 @pytest.mark.parametrize("started", [True, False])
