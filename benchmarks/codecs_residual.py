@@ -208,7 +208,9 @@ def main() -> int:
             for keep in [k for k in keeps if (k == "dense") == (spec == "fp32")]:
                 results = [run(args, spec, keep, partition, seed) for seed in range(args.seeds)]
                 size = statistics.mean(size for _, size, _ in results)
-                dense_size = dense_size or size
+                if keep == "dense":
+                    dense_size = size
+                fewer = f", {dense_size / size:.1f} times fewer payload bytes" if dense_size else ""
                 words = []
                 for key in results[0][0]:
                     figures = [figures[key] for figures, _, _ in results]
@@ -216,8 +218,8 @@ def main() -> int:
                     words.append(f"{key} {statistics.mean(figures):.4f} ({spread})")
                 outside = statistics.mean(share for _, _, share in results)
                 print(
-                    f"{partition:<14} {spec:<16} {keep:<5} [{outside:.2f}] {', '.join(words)}, "
-                    f"{dense_size / size:.1f} times fewer payload bytes",
+                    f"{partition:<14} {spec:<16} {keep:<5} [{outside:.2f}] {', '.join(words)}"
+                    f"{fewer}",
                     flush=True,
                 )
     return 0
