@@ -41,6 +41,7 @@ def hub_of(found: Resolved, *, any_job: bool = False, source: Source = system) -
             job.hub.gone_s,
             job.hub.beat_s,
             job.hub.return_s,
+            job.hub.deserted_s,
             int(250_000 * job.hub.most_mb) or MAX_ELEMENTS,
             job.hub.status_s,
         ),

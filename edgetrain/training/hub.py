@@ -208,7 +208,7 @@ def _restored(
         policy, hub = hub.policy, hub_of(found, any_job=True)
         hub.policy = policy
     hub.restore(journal.state, journal.records(), clock())
-    nobody = f"nobody; it waits {found.job.hub.return_s:g} s for its members to come back"
+    nobody = f"nobody; it waits {found.job.hub.deserted_s:g} s for its members to come back"
     say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or nobody}")
     return hub
 

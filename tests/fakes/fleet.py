@@ -470,7 +470,9 @@ class Fleet:
 
     def let_time_pass(self) -> None:
         """The hub's patience comes to an end, and that of members that nobody answers."""
-        patience_s = max(self.hub.policy.gone_s, self.hub.policy.return_s)
+        policy, members = self.hub.policy, self.hub.members
+        alone = all(member.returning for member in members)
+        patience_s = max(policy.gone_s, policy.deserted_s if alone else policy.return_s)
         self.survive(lambda: self.tick(patience_s / 2 + 0.1))
         for member in self.members:
             if member.waits_in_vain:

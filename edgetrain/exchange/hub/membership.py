@@ -5,8 +5,9 @@ all about contributions. Here a decision becomes changed records and effects. No
 round; after each that removes a member, or lets one resume, the caller checks whether one is due.
 
 The last member that is lost leaves the job deserted, not finished: if every member is unreachable,
-the hub's own link is probably down, and the job stays open for `Policy.return_s`. A hub that is
-restored from the journal of a deserted job waits that long again.
+the hub's own link is probably down, and the job stays open for `Policy.deserted_s`. A hub that is
+restored waits that long for the first member: after a power cut of everything, devices take minutes
+to boot. The others have `Policy.return_s` from then on.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Membership:
         self._deserted = False
         """The last member was lost, and may come back."""
         self._deserted_since: float | None = None
+        self._alone_until = float("-inf")
+        """When no member was here last, since the hub was restored."""
         # Replies do not stand for beats: without beats a connection is idle between two rounds for
         # so long that TCP shrinks its window, and a round of 200 ms takes twice as long.
         self._last_beat = float("-inf")
@@ -85,12 +88,21 @@ class Membership:
     def find_given_up(self, now: float) -> list[tuple[MemberRecord, float]]:
         """The members that have been unreachable for too long, and how long that is."""
         found = []
+        alone = all(member.returning for member in self._members)
         for member in self._members:
-            since = member.unreachable_since
-            patience_s = self.policy.return_s if member.returning else self.policy.gone_s
-            if since is not None and now - since >= patience_s:
+            since, patience_s = member.unreachable_since, self.policy.gone_s
+            if since is None:
+                continue
+            if member.returning:
+                patience_s = self._deserted_s if alone else self.policy.return_s
+                since = since if alone else max(since, self._alone_until)
+            if now - since >= patience_s:
                 found.append((member, patience_s))
         return found
+
+    @property
+    def _deserted_s(self) -> float:
+        return max(self.policy.deserted_s, self.policy.return_s)
 
     def _admission(self, tail: int | None = None) -> Admission:
         return Admission(
@@ -296,7 +308,7 @@ class Membership:
     def revoke_all_but(self, keys: Container[bytes]) -> list[Effect]:
         """Remove for good all members whose key is not one of these, in or away. They are told
         nothing. Members that came without a key stay. If nobody is left, the job stays open for
-        `Policy.return_s`: the other members, or devices in place of these, may come."""
+        `Policy.deserted_s`: the other members, or devices in place of these, may come."""
         effects: list[Effect] = []
         for member in [*self._members, *self._members.away]:
             key = owner_of(member.sender)
@@ -344,20 +356,22 @@ class Membership:
         return [Send(member.sender, beats[member.merged]) for member in told]
 
     def check_desertion(self, now: float) -> None:
-        """A deserted job ends once its members have not come back for `Policy.return_s`."""
+        """A deserted job ends once its members have not come back for `Policy.deserted_s`."""
+        if all(member.returning for member in self._members):
+            self._alone_until = now
         if not self._deserted or self._members:
             self._deserted, self._deserted_since = False, None
         elif self._deserted_since is None:
             self._deserted_since = now
-        elif now - self._deserted_since >= self.policy.return_s:
+        elif now - self._deserted_since >= self._deserted_s:
             self._deserted = False
 
     # -- what survives a restart --------------------------------------------------------------
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
-        """Go on with the members of a journal. They keep their places and have `Policy.return_s` to
-        come back, and so have those that were lost where nobody is in. Replays the rounds. Raises
-        Diverged if the journal contradicts itself."""
+        """Go on with the members of a journal. They keep their places; the first has
+        `Policy.deserted_s` to come back, also where all had been lost before, the others then have
+        `Policy.return_s`. Replays the rounds. Raises Diverged if the journal contradicts itself."""
         self.model = Model(state.model, state.elements, state.layout)
         away = self._members.away
         for seat in state.away:

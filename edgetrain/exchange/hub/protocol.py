@@ -359,7 +359,7 @@ class Hub:
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
         """Become, before anything else happens, the hub that wrote this: the same bits.
 
-        Members keep their places and have `policy.return_s` to come back. Raises ConfigError if the
+        Members keep their places and time to come back: see `Policy`. Raises ConfigError if the
         journal is another job's, Diverged if it contradicts itself.
         """
         check_same_job(state.agreed, self._agreed())

@@ -87,8 +87,11 @@ class Policy:
     beat_s: float = 1.0
     """Seconds in which the hub sends at least one message to every member."""
     return_s: float = 60.0
-    """Seconds that members have to come back after the hub was restarted, or after all of them
-    were lost."""
+    """Seconds that members have to come back after the hub was restarted, once one of them has:
+    then rounds go on without the others."""
+    deserted_s: float = 3600.0
+    """Seconds that a hub waits while no member is back, after it was restarted or after all were
+    lost; at least `return_s`. Then the job is over."""
     most_elements: int = MAX_ELEMENTS
     """Elements of the largest model that a member may bring."""
     status_s: float = 0.0

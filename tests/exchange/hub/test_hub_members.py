@@ -142,7 +142,7 @@ def test_a_newcomer_gets_an_empty_reply_to_a_round_that_nobody_can_give_to_any_m
 
 
 def test_a_hub_that_has_lost_everyone_waits_for_them():
-    desk = with_session(return_s=30)
+    desk = with_session(return_s=5, deserted_s=30)
     lost(desk, "a", "b")
     assert desk.hub.present == []
     desk.tick(29)
@@ -290,6 +290,8 @@ def test_finished_when_the_last_one_is_gone():
     desk.tick(6)
     assert not desk.hub.finished
     desk.tick(desk.hub.policy.return_s)
+    assert not desk.hub.finished
+    desk.tick(desk.hub.policy.deserted_s)
     assert desk.hub.finished
     assert desk.hub.present == []
 

@@ -275,16 +275,17 @@ class Kept(Desk):
                 self.disk.save(effect.state)
 
     def restored(self):
-        again = Kept(return_s=self.hub.policy.return_s, gone_s=self.hub.policy.gone_s)
+        again = Kept()
         again.disk, again.now = self.disk, self.now
-        again.hub = Desk(2, return_s=self.hub.policy.return_s, gone_s=self.hub.policy.gone_s).hub
+        again.hub = Desk(2).hub
+        again.hub.policy = self.hub.policy
         again.hub.restore(self.disk.state, self.disk.records(), self.now)
         return again
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_a_hub_that_is_killed_while_it_waits_for_everyone_waits_again(snapshot):
-    desk = Kept(return_s=30, gone_s=5)
+    desk = Kept(return_s=3, deserted_s=30, gone_s=5)
     desk.give("a", 0)
     desk.give("b", 0)
     lost(desk, "a", "b")
@@ -301,7 +302,7 @@ def test_a_hub_that_is_killed_while_it_waits_for_everyone_waits_again(snapshot):
 
 
 def test_a_restored_hub_that_nobody_comes_back_to_ends_after_a_while():
-    desk = Kept(return_s=30, gone_s=5)
+    desk = Kept(return_s=3, deserted_s=30, gone_s=5)
     lost(desk, "a", "b")
     desk = desk.restored()
     desk.tick(1)
@@ -309,9 +310,32 @@ def test_a_restored_hub_that_nobody_comes_back_to_ends_after_a_while():
     assert desk.hub.finished
 
 
+def test_after_a_power_cut_a_hub_waits_until_devices_have_booted():
+    desk = Kept(gone_s=5).restored()
+    for _ in range(50):  # a Raspberry Pi boots, enrols and asks within one to three minutes
+        desk.tick(10)
+    assert desk.hub.present == ["a", "b"], "both keep their places"
+    assert the(Start, back(desk, submitted=0)["z"])
+    desk.tick(desk.hub.policy.return_s - 1)
+    assert not desk.hub.finished
+    assert desk.hub.present == ["a", "b"], "the second has as long as ever once the first is back"
+    desk.tick(2)
+    assert desk.hub.present == ["b"], "then the fleet goes on without it"
+
+
+@pytest.mark.parametrize(("return_s", "deserted_s"), [(3, 30), (30, 3)])
+def test_a_hub_whose_members_all_stay_away_after_a_power_cut_ends(return_s, deserted_s):
+    desk = Kept(return_s=return_s, deserted_s=deserted_s, gone_s=5).restored()
+    desk.tick(29)
+    assert desk.hub.present == ["a", "b"]
+    desk.tick(2)
+    assert desk.hub.present == []
+    assert desk.hub.finished
+
+
 @given(st.lists(st.tuples(st.sampled_from(["leave", "lost", "back"]), st.sampled_from("ab"))))
 def test_a_restored_hub_is_finished_where_the_one_before_was(history):
-    desk = Kept(return_s=1e9, gone_s=1)
+    desk = Kept(deserted_s=1e9, gone_s=1)
     sessions = {"a": 6, "b": 7}
     for number, (deed, name) in enumerate(history):
         there = desk.hub.members.named(name)

@@ -115,7 +115,7 @@ def test_members_without_a_key_cannot_be_revoked():
 
 
 def test_a_job_whose_only_member_is_revoked_waits_for_another():
-    desk = Keyed("a", return_s=30)
+    desk = Keyed("a", return_s=5, deserted_s=30)
     desk.revoke("a", "")
     assert not desk.hub.finished
     assert not desk.restored().finished

@@ -63,8 +63,6 @@ steps = {STEPS}
 [strategy]
 name = "fedavg"
 every = 5
-[hub]
-return_s = 900
 [checkpoint]
 every_s = 1
 share = 1
