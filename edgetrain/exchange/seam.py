@@ -77,6 +77,14 @@ class RoundReply:
     """The vector in consecutive pieces, float32, together [elements]."""
     every: int = 0
     """Local steps in a round, in force once this reply is applied; 0: as before."""
+    decode_s: float = 0.0
+    """Seconds of decoding this reply, part by part."""
+    wait_decode_s: float = 0.0
+    """Seconds of decoding, of this and later replies, within the call that waited for it."""
+    sent_bytes: int = 0
+    """Of the member's own contribution to this round, as encoded; 0: it was not sent."""
+    received_bytes: int = 0
+    """Of this reply, as encoded."""
 
 
 @dataclass(frozen=True)

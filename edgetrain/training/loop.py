@@ -16,6 +16,7 @@ from edgetrain.runs.environment import Usage
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks.work import Local
 from edgetrain.training.pacing import Pace
+from edgetrain.training.recording import log_exchange
 
 LINE_BYTES = 512
 """More than the line of a step has."""
@@ -234,14 +235,7 @@ class Loop:
         )  # fmt: skip
 
     def _record_exchange(self, exchanged: Exchanged) -> None:
-        self._log.exchange(
-            round=exchanged.round,
-            submitted=exchanged.submitted,
-            arrived=exchanged.arrived,
-            submit_s=exchanged.submit_s,
-            apply_s=exchanged.apply_s,
-            members=exchanged.members,
-        )
+        log_exchange(self._log, exchanged)
 
     def _record(self, step: int, loss_of: Callable[[], float]) -> None:
         sums = self._seconds

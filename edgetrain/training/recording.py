@@ -19,6 +19,21 @@ from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.summary import summarise
 
 
+def log_exchange(log: MetricsLog, exchanged: Exchanged) -> None:
+    """Write the line of an exchange that is over."""
+    log.exchange(
+        round=exchanged.round,
+        submitted=exchanged.submitted,
+        arrived=exchanged.arrived,
+        submit_s=exchanged.submit_s,
+        decode_s=exchanged.decode_s,
+        apply_s=exchanged.apply_s,
+        sent_bytes=exchanged.sent_bytes,
+        received_bytes=exchanged.received_bytes,
+        members=exchanged.members,
+    )
+
+
 class Recording:
     """Writes one member's run folder. Times count from `began`, a reading of `time.monotonic`.
 
@@ -43,14 +58,7 @@ class Recording:
 
     def add_exchange(self, exchanged: Exchanged) -> None:
         """An exchange is over."""
-        self._log.exchange(
-            round=exchanged.round,
-            submitted=exchanged.submitted,
-            arrived=exchanged.arrived,
-            submit_s=exchanged.submit_s,
-            apply_s=exchanged.apply_s,
-            members=exchanged.members,
-        )
+        log_exchange(self._log, exchanged)
 
     def add_step(self, sums: Sums, traffic: Traffic) -> None:
         """A step is over; sums and bytes since the process began to train."""

@@ -37,7 +37,8 @@ def with_exchanges(folder, story, took_s=0.2):
                 clock.now = submitted + took_s
                 log.exchange(
                     round=round, submitted=submitted, arrived=clock.now - 0.01, submit_s=0.001,
-                    apply_s=0.001, members=story.members,
+                    decode_s=0.0, apply_s=0.001, sent_bytes=100, received_bytes=100,
+                    members=story.members,
                 )  # fmt: skip
     return folder
 

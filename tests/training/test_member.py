@@ -824,6 +824,34 @@ def test_a_loop_of_ones_own_has_a_run_folder(tmp_path):
     assert folders_in(tmp_path / "runs") == [folder]
 
 
+@pytest.mark.parametrize("codec", ["fp32", "topk(0.1) | q2"])
+def test_exchanges_say_what_they_sent_and_received(codec, tmp_path):
+    """As it was encoded, all parts of it, without headers."""
+    wires = Loopback()
+    with children.HubThread(wires, members=1, every=2, codec=codec).serving():
+        model = children.model(0)
+        optim = children.optimizer("sgd", model)
+        flat = bind(model, optim)
+        link = Link(wires.connect(), time.monotonic)
+        with Member.join(link, flat, optim, Request("", "m0", job="mine")) as member:
+            member.record(tmp_path / "runs")
+            for step in range(6):
+                optim.zero_grad()
+                x, y = children.batch(0, step)
+                nn.functional.cross_entropy(model(x), y).backward()
+                member.step()
+    (folder,) = (tmp_path / "runs").iterdir()
+    lines = list(read_metrics(folder, "exchange"))
+    assert [line["round"] for line in lines[:3]] == [0, 1, 2]
+    assert all(line["decode_s"] >= 0 for line in lines)
+    for key in ("sent_bytes", "received_bytes"):
+        payloads = [line[key] for line in lines]
+        if codec == "fp32":
+            assert payloads == [4 * flat.elements] * 3
+        else:
+            assert all(0 < each < 4 * flat.elements for each in payloads)
+
+
 def test_a_folder_that_cannot_be_written_is_said_before_the_hub_is_asked(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(ConfigError, match="runs"):

@@ -123,6 +123,12 @@ class Exchanged:
     """Of applying the reply."""
     members: int
     """Contributions merged."""
+    decode_s: float
+    """Of decoding the reply, part by part."""
+    sent_bytes: int
+    """Of its contribution, as encoded; 0: it was not sent."""
+    received_bytes: int
+    """Of the reply, as encoded."""
 
 
 Release = Callable[[Vector, Vector], None]
@@ -250,7 +256,9 @@ class Driver:
         if self._meter is not None:
             steps, self._skipped = 1 + self._skipped, 0
             self._meter.add_step((computed_s + self.clock() - began) / steps)
+        began = self.clock()
         self.exchange.poll()
+        self.exchange_s += self.clock() - began
         if flat.is_storage or not half.quiet_steps():
             flat.pull_params()
         self._exchange(half.after_step)
@@ -349,6 +357,7 @@ class Driver:
         if isinstance(reply, CatchUp):
             self._catch_up(reply)
             return
+        self.wait_s -= reply.wait_decode_s
         submitted, submit_s = self._submitted.pop(round, (reply.arrived, 0.0))
         if self._meter is not None:
             self._meter.add_round_trip(reply.arrived - submitted + submit_s)
@@ -365,7 +374,7 @@ class Driver:
             self.observe(
                 Exchanged(
                     round, submitted, max(reply.arrived, submitted), now, submit_s, now - ready,
-                    reply.members,
+                    reply.members, reply.decode_s, reply.sent_bytes, reply.received_bytes,
                 )
             )  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""The replies to a member's rounds, decoded part by part as they arrive. No transport, no clock."""
+"""The replies to a member's rounds, decoded part by part as they arrive. No transport."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,13 +28,22 @@ class _Arrival:
     at: float = 0.0
     parts: int = 0
     payloads: list[Buffer] = field(default_factory=list)
+    bytes: int = 0
+    decode_s: float = 0.0
 
 
 class Inbox:
-    """Replies of [elements] float32 in the hub's `codec`, put into vectors of `memory`."""
+    """Replies of [elements] float32 in the hub's `codec`, put into vectors of `memory`.
 
-    def __init__(self, codec: Codec, elements: int, memory: VectorPool) -> None:
+    `decode_s` is the seconds of `clock` that decoding took so far.
+    """
+
+    def __init__(
+        self, codec: Codec, elements: int, memory: VectorPool, clock: Callable[[], float]
+    ) -> None:
         self.codec = codec
+        self.decode_s = 0.0
+        self._clock = clock
         self._elements, self._memory = elements, memory
         self._arrivals: dict[int, _Arrival] = {}
 
@@ -76,7 +85,10 @@ class Inbox:
         if arrival.vector is None:
             arrival.payloads.append(reply.payload)
         else:
+            began = self._clock()
             self.codec.decode(reply.payload, arrival.vector[parts[reply.part]])
+            self._add_seconds(arrival, began)
+        arrival.bytes += memoryview(reply.payload).nbytes
         arrival.parts += 1
         arrival.at = at
 
@@ -91,11 +103,18 @@ class Inbox:
         """Hand out the reply of a round that is whole. Raises BadPayload, before any piece of it
         has been used."""
         arrival = self._arrivals.pop(round)
-        head = arrival.head
+        head, began = arrival.head, self._clock()
         pieces = self._decoded(arrival)
+        self._add_seconds(arrival, began)
         return RoundReply(
-            round, head.members, head.delay, head.checksum, arrival.at, pieces, head.every
-        )
+            round, head.members, head.delay, head.checksum, arrival.at, pieces, head.every,
+            decode_s=arrival.decode_s, received_bytes=arrival.bytes,
+        )  # fmt: skip
+
+    def _add_seconds(self, arrival: _Arrival, began: float) -> None:
+        seconds = self._clock() - began
+        arrival.decode_s += seconds
+        self.decode_s += seconds
 
     def _parts(self) -> list[slice]:
         return list(parts_of(self._elements, self.codec.part_elements))

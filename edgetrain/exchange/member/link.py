@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -92,6 +92,7 @@ class Link:
         self.interrupt: Callable[[], None] = lambda: None
         self.on_welcome: Callable[[int], None] = lambda members: None
         self._submitted = -1
+        self._sent_bytes: dict[int, int] = {}
         self._catch_up: CatchUp | None = None
         self._is_closed = False
 
@@ -152,7 +153,7 @@ class Link:
         masker = masker_of(welcome, request, elements)
         self.memory = VectorPool(elements)
         self.outbox = Outbox(welcome.name, codec, elements, welcome.members, self.memory, masker)
-        self.inbox = Inbox(reply_codec, elements, self.memory)
+        self.inbox = Inbox(reply_codec, elements, self.memory, self._clock)
         self._silence.set_beat(welcome.beat_s)
         self.on_welcome(welcome.members)
         log.info(
@@ -208,7 +209,9 @@ class Link:
         return read
 
     def _send_kept(self, round: int) -> None:
+        self._sent_bytes[round] = 0
         for message in self.outbox.messages(round):
+            self._sent_bytes[round] += memoryview(message.payload).nbytes
             self._send(message)
 
     def _send_masked(self) -> None:
@@ -220,6 +223,7 @@ class Link:
 
     def wait(self, round: int) -> RoundReply | CatchUp:
         """See Exchange. A hub that is away is waited for, for `outage_s` or a few beats."""
+        decoded = self.inbox.decode_s
         while not self.inbox.is_whole(round):
             if self._catch_up is not None:
                 found, self._catch_up = self._catch_up, None
@@ -227,7 +231,9 @@ class Link:
             self._act(self._next())
         reply = self.inbox.pop_reply(round)
         self._session.applied, self._session.checksum = round + 1, reply.checksum
-        return reply
+        sent = self._sent_bytes.pop(round, 0)
+        self._sent_bytes = {r: sent for r, sent in self._sent_bytes.items() if r > round}
+        return replace(reply, wait_decode_s=self.inbox.decode_s - decoded, sent_bytes=sent)
 
     def poll(self) -> None:
         """See Exchange; silence raises nothing."""

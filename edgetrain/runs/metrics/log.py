@@ -123,13 +123,17 @@ class MetricsLog:
         submitted: float,
         arrived: float,
         submit_s: float,
+        decode_s: float,
         apply_s: float,
+        sent_bytes: int,
+        received_bytes: int,
         members: int,
     ) -> None:
         """Write an exchange of this member whose reply has just been applied.
 
-        submitted, arrived: readings of the log's clock. submit_s, apply_s: seconds of encoding and
-        handing over, and of applying. members: contributions merged.
+        submitted, arrived: readings of the log's clock. submit_s: seconds of encoding and
+        handing over; decode_s, apply_s: of decoding and applying the reply. sent_bytes: of the
+        contribution as encoded, received_bytes: of the reply. members: contributions merged.
         """
         self._write(
             "exchange",
@@ -138,7 +142,10 @@ class MetricsLog:
                 "submitted_t": seconds(submitted - self._t0),
                 "arrived_t": seconds(arrived - self._t0),
                 "submit_s": seconds(submit_s),
+                "decode_s": seconds(decode_s),
                 "apply_s": seconds(apply_s),
+                "sent_bytes": int(sent_bytes),
+                "received_bytes": int(received_bytes),
                 "members": int(members),
             },
         )

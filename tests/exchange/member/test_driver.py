@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -165,6 +166,34 @@ def test_a_base_that_differs_after_a_reply_is_noticed():
     driver, _ = driver_over(Alone(replies=[wrong]))
     with pytest.raises(Diverged, match="after round 0 the base has checksum"):
         driver.step()
+
+
+def test_decoding_is_overhead_and_not_a_wait():
+    """Of four seconds in `wait` one was decoding; half a second went into `poll`."""
+    now = 0.0
+
+    class Slow(Alone):
+        def wait(self, round):
+            nonlocal now
+            now += 4.0
+            reply = super().wait(round)
+            return replace(reply, decode_s=1.5, wait_decode_s=1.0, sent_bytes=12, received_bytes=7)
+
+        def poll(self):
+            nonlocal now
+            now += 0.5
+
+    flat = FlatVectors(np.zeros(ELEMENTS, np.float32))
+    optimizer = Descent(1, flat)
+    driver = Driver.join(Slow(), flat, optimizer, Request("x"), lambda: now)
+    seen = []
+    driver.observe = seen.append
+    optimizer.backward()
+    driver.step()
+    driver.drain()
+    assert (driver.wait_s, driver.exchange_s) == (3.0, 1.5)
+    (exchanged,) = seen
+    assert (exchanged.decode_s, exchanged.sent_bytes, exchanged.received_bytes) == (1.5, 12, 7)
 
 
 def test_the_fleet_may_have_gone_on_without_it():
