@@ -89,11 +89,21 @@ def check_names(job: Job) -> None:
 
 
 def check_optimizer(job: Job) -> None:
-    """ConfigError for an optimizer that neither the installed torch nor edgetrain has. Torch is
-    not loaded."""
-    name, known = str(job.train.optimizer.get("name")), optimizers()
+    """ConfigError for an optimizer that neither the installed torch nor edgetrain has, or that
+    members cannot have. Torch is not loaded."""
+    name, known = str(job.train.optimizer.get("name", "")), optimizers()
+    if not name:
+        raise ConfigError(
+            "train.optimizer has no name", "as in { name = 'sgd', lr = 0.05, momentum = 0.9 }"
+        )
     if known and name.lower() not in known:
         raise ConfigError(f"no optimizer '{name}'", did_you_mean(name, known))
+    if name.lower() == "lbfgs":
+        raise ConfigError(
+            f"optimizer '{name}' computes the loss again within its step, which neither a member "
+            "nor a rank can",
+            "use adam or sgd",
+        )
 
 
 LAYER_WISE = ("lars", "lamb")

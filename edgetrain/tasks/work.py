@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,24 +20,43 @@ def optimizer_for(model: torch.nn.Module, table: dict[str, Any]) -> torch.optim.
     """The optimizer that a job's `optimizer` table names: torch's, LARS or LAMB. ConfigError names
     what is wrong."""
     settings = dict(table)
-    name = settings.pop("name", None)
+    name = str(settings.pop("name", "")).lower()
     known: dict[str, type[torch.optim.Optimizer]] = {
         cls.__name__.lower(): cls
         for cls in vars(torch.optim).values()
         if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
     }
     known.update(LAYER_WISE)
-    if str(name).lower() == "sparseadam":
+    del known["optimizer"]
+    if name == "sparseadam":
         raise ConfigError(
             "optimizer 'SparseAdam' takes sparse gradients", "use adam: a job's are dense"
         )
-    cls = known.get(str(name).lower())
+    cls = known.get(name)
     if cls is None:
-        raise ConfigError(f"no optimizer '{name}'", did_you_mean(str(name), known))
+        raise ConfigError(f"no optimizer '{name}'", did_you_mean(name, known))
+    _check(name, cls, settings)
     try:
         return cls([p for p in model.parameters() if p.requires_grad], **settings)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optimizer '{name}' with {settings}: {error}") from None
+
+
+def _check(name: str, cls: type[torch.optim.Optimizer], settings: dict[str, Any]) -> None:
+    """Refuse settings that this optimizer lacks or misses, and what is no number where it wants
+    one: torch looks at ranges only."""
+    wanted = dict(inspect.signature(cls).parameters)
+    del wanted["params"]
+    for key, value in settings.items():
+        if key not in wanted:
+            raise ConfigError(f"optimizer '{name}' has no '{key}'", did_you_mean(key, wanted))
+        numeric = type(wanted[key].default) in (int, float) or key == "lr"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if (numeric and not is_number) or (is_number and not math.isfinite(value)):
+            raise ConfigError(f"optimizer '{name}': {key} = {value!r} (allowed is a finite number)")
+    for key, parameter in wanted.items():
+        if parameter.default is inspect.Parameter.empty and key not in settings:
+            raise ConfigError(f"optimizer '{name}' needs {key}", f"as in {key}=1.0")
 
 
 @dataclass(frozen=True)

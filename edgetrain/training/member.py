@@ -211,6 +211,7 @@ class Member:
         try:
             _check_masks(keeping, bool(request.secure))
             _check_processor()
+            _check_step(optimizer)
             saved = keeping.find(request) if keeping is not None else None
             entry, saved = _enter(exchange, flat, request, keeping, saved)
             _check_masks(keeping, entry.is_masked)
@@ -465,6 +466,14 @@ def _check_processor() -> None:
             "this thread takes float32 below 1.2e-38 for 0, so that its base would not be the "
             "others' bit for bit",
             "torch.set_flush_denormal(False), and no library built with -ffast-math",
+        )
+
+
+def _check_step(optimizer: Stepper) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError(
+            "LBFGS computes the loss again within its step, which a member cannot",
+            "use adam or sgd",
         )
 
 

@@ -91,8 +91,13 @@ def test_a_sparse_gradient_is_one_clear_line(name):
     [
         ({"name": "lars", "lr": -1}, "lars: lr = -1 (allowed are 0 and more)"),
         ({"name": "lamb", "betas": [0.9, 1.0]}, "betas = [0.9, 1.0] (allowed are two from 0"),
-        ({"name": "lamb", "trust": 1}, "unexpected keyword argument 'trust'"),
+        ({"name": "lamb", "trust": 1}, "optimizer 'lamb' has no 'trust' (known: betas"),
         ({"name": "lamd"}, "did you mean 'lamb'?"),
+        ({"name": "lars"}, "optimizer 'lars' needs lr (as in lr=1.0)"),
+        ({"name": "sgd", "momentun": 0.9}, "has no 'momentun' (did you mean 'momentum'?)"),
+        ({"name": "sgd", "lr": "x"}, "lr = 'x' (allowed is a finite number)"),
+        ({"name": "lars", "lr": True}, "lr = True (allowed is a finite number)"),
+        ({"name": "adam", "eps": float("nan")}, "eps = nan (allowed is a finite number)"),
     ],
 )
 def test_bad_settings_are_one_clear_line(table, said):
@@ -148,3 +153,15 @@ def test_a_job_may_name_them_and_torchs_before_torch_is_loaded():
     assert {"lars", "lamb", "sgd", "adamw"} <= found
     for name in found - {"sparseadam"}:
         assert type(optimizer_for(model, {"name": name, "lr": 0.1})).__name__.lower() == name
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("optimizer={ lr = 0.1 }", r"train.optimizer has no name \(as in { name = 'sgd'"),
+        ("optimizer=LBFGS", r"'LBFGS' computes the loss again within its step"),
+    ],
+)
+def test_an_optimizer_that_no_member_can_have_is_refused_without_torch(word, said):
+    with pytest.raises(ConfigError, match=said):
+        named.check_optimizer(job_of({}, [word]))

@@ -284,6 +284,15 @@ def test_sparse_adam_is_refused_where_gradients_are_exchanged():
         optimizer_for(nn.Linear(2, 2), {"name": "SparseAdam"})
 
 
+def test_an_optimizer_that_wants_a_closure_is_refused_before_it_joins():
+    wires, model = Loopback(), nn.Linear(2, 2)
+    optim = torch.optim.LBFGS(model.parameters())
+    with children.HubThread(wires, "dga", 1).serving():
+        link = Link(wires.connect(), time.monotonic)
+        with pytest.raises(ConfigError, match=r"LBFGS computes the loss again.*use adam or sgd"):
+            Member.join(link, bind(model, optim), optim, Request("", "m0"))
+
+
 @pytest.mark.parametrize("strategy", ["sync-sgd", "dga"])
 def test_a_grad_scaler_steps_a_member_as_it_steps_an_optimizer(strategy):
     def train(stepper, model, optim, scaler):

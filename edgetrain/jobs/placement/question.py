@@ -13,6 +13,7 @@ from edgetrain.fleet.assignment import devices_of
 from edgetrain.fleet.cards import cluster as clusters
 from edgetrain.fleet.devices import Device
 from edgetrain.jobs.job import Job
+from edgetrain.jobs.named import check_optimizer
 from edgetrain.jobs.placement.decision import Board, Decision, Question, decide, kept_by
 from edgetrain.jobs.placement.formulas import USABLE, Link, edge_bytes
 from edgetrain.jobs.placement.layers import Layer, Model
@@ -35,7 +36,6 @@ NOMINAL_GFLOPS, NOMINAL_DISPATCH_S = 24.0, 32e-6
 (benchmarks/steps.py). A plan for one machine compares placements on it: only ratios matter."""
 LOOPBACK = Link(50e-6, 1.5e9)
 """Between processes of one machine over gloo: assumed, of the order of a memory copy."""
-CLOSURES = ("lbfgs",)
 
 
 def plan_placement(job: Job, beside: Path | None = None) -> Decision:
@@ -51,6 +51,7 @@ def question_of(job: Job, beside: Path | None = None) -> Question:
     from edgetrain.jobs.lookup import task_of
 
     found = resolve(job)
+    check_optimizer(job)
     named = devices_of(job.fleet.device)
     if len(named) > 1:
         job = replace(job, fleet=replace(job.fleet, members=len(named)))
@@ -112,9 +113,6 @@ def model_of(task: Task, job: Job) -> tuple[Model, str, tuple[str, ...]]:
 
 def _group_problem(job: Job) -> str:
     """What of the job a group of ranks cannot do."""
-    name = str(job.train.optimizer.get("name", "")).lower()
-    if name in CLOSURES:
-        return f"optimizer '{name}' computes the loss again within its step, which ranks cannot"
     if job.privacy.unit != "none":
         return f"privacy.unit = '{job.privacy.unit}': a group clips and noises nothing"
     if job.strategy.secure:

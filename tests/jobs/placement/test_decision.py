@@ -159,7 +159,6 @@ def test_fewer_microbatches_than_stages_are_allowed():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["optimizer=lbfgs"], "computes the loss again within its step"),
         (["secure=true"], "no contributions that could be masked"),
         (["privacy.unit=example", "privacy.noise=1"], "clips and noises nothing"),
     ],
@@ -168,6 +167,11 @@ def test_what_a_group_cannot_do_is_said(overrides, said):
     decision = plan_placement(load(None, ["servers.placement=data=2", *overrides]))
     assert decision.chosen == ""
     assert said in decision.why
+
+
+def test_a_closure_optimizer_has_no_placement():
+    with pytest.raises(ConfigError, match=r"loss again within its step.* \(use adam or sgd\)"):
+        plan_placement(load(None, ["optimizer=lbfgs"]))
 
 
 def test_batch_statistics_stay_out_of_groups(monkeypatch):
