@@ -205,8 +205,101 @@ def train_and_keep(job: Job, words: str, folder, steps: int) -> list[float]:
 
     rank = prepare_rank(job, Double(task_of(job)), parse(words), torch.device("cpu"))
     losses = _steps(rank, steps)
-    Snapshots(rank, folder, 0).keep(steps)
+    snapshots = Snapshots(rank, folder, 0)
+    snapshots.keep(steps)
+    snapshots.close()
     return losses
+
+
+def keep_while_training(job: Job, words: str, folder, again: bool = True):
+    """Losses of ten steps; the snapshot after the fifth is written once they are all over. Then
+    what was the newest one before it was, how many were written at a time, and problems."""
+    import threading
+
+    from edgetrain.training.servers import snapshots as module
+
+    rank = prepare_rank(job, Double(task_of(job)), parse(words), torch.device("cpu"))
+    snapshots, problems = module.Snapshots(rank, folder, 0), []
+    snapshots.report_to(problems.append)
+    losses = _steps(rank, 3)
+    snapshots.keep(3)
+    losses += _steps(rank, 2)
+    gate, real, busy, most = threading.Event(), module.save, [0], [0]
+
+    def gated(*given, **named):
+        assert gate.wait(60)
+        busy[0] += 1
+        most[0] = max(most[0], busy[0])
+        real(*given, **named)
+        busy[0] -= 1
+
+    snapshots.wait()
+    module.save = gated
+    try:
+        snapshots.keep(5)
+        losses += _steps(rank, 5)
+        before = module.latest(folder)[0]
+        gate.set()
+        if again:
+            for step in (6, 7, 5):
+                snapshots.keep(step)
+        snapshots.close()
+    finally:
+        module.save = real
+    return losses, before, most[0], problems
+
+
+def keep_and_die(job: Job, words: str, folder) -> None:
+    """A snapshot after three steps, and one more that all ranks are killed in: its parts are
+    written, and it has no name yet."""
+    import os
+    import signal
+
+    from edgetrain.training.servers import snapshots as module
+
+    rank = prepare_rank(job, Double(task_of(job)), parse(words), torch.device("cpu"))
+    snapshots, real = module.Snapshots(rank, folder, 0), module.save
+    _steps(rank, 3)
+    snapshots.keep(3)
+    snapshots.wait()
+
+    def deadly(*given, **named):
+        real(*given, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    module.save = deadly
+    _steps(rank, 2)
+    snapshots.keep(5)
+    snapshots.wait()
+
+
+def keep_on_a_full_disk(job: Job, words: str, folder, full: int):
+    """Losses of ten steps, the problems that were reported, and the newest snapshot after each of
+    three tries; in the second the disk of rank `full` takes no more than 1000 bytes a file."""
+    import resource
+
+    import torch.distributed as dist
+
+    from edgetrain.training.servers.snapshots import Snapshots, latest
+
+    own = _own(folder)
+    own.mkdir(exist_ok=True)
+    rank = prepare_rank(job, Double(task_of(job)), parse(words), torch.device("cpu"))
+    snapshots, problems, newest = Snapshots(rank, own, 0), [], []
+    snapshots.report_to(problems.append)
+    losses, limits = [], resource.getrlimit(resource.RLIMIT_FSIZE)
+    for turn, steps in enumerate((3, 3, 4)):
+        losses += _steps(rank, steps)
+        if turn == 1 and dist.get_rank() == full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            snapshots.keep(len(losses))
+            snapshots.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        newest.append(latest(own)[0] if dist.get_rank() == 0 else 0)
+    snapshots.close()
+    return losses, problems, newest, sorted(p.name for p in (own / "snapshots").glob(".*"))
 
 
 def keep_apart(job: Job, words: str, folder, steps: int) -> list[float]:

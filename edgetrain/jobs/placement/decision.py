@@ -260,9 +260,9 @@ def _check_sequence(placement: Placement, model: Model) -> None:
         )
 
 
-def kept_by(precision: str, slots: int) -> Kept:
-    """What a rank keeps of each parameter."""
-    return Kept(2.0 if precision == "bf16" else 4.0, slots)
+def kept_by(precision: str, slots: int, copied: bool = False) -> Kept:
+    """What a rank keeps of each parameter. `copied`: snapshots are copies in its own memory."""
+    return Kept(2.0 if precision == "bf16" else 4.0, slots, copied)
 
 
 def _gb(count: float) -> str:

@@ -54,6 +54,9 @@ class Kept:
     """A weight as it is computed with."""
     slots: int
     """float32 values of the optimizer."""
+    copied: bool = False
+    """Whether a copy of weights and optimizer, for a snapshot that is written while training goes
+    on, is in the same memory."""
 
 
 def rank_bytes(
@@ -65,7 +68,8 @@ def rank_bytes(
     or all of them for the step (ZeRO-2). Zhao et al., PyTorch FSDP, VLDB 2023. A layer's gradient
     is whole until it has been divided; a rank that `accumulates` micro-batches keeps all of them
     whole."""
-    master = (4.0 + 4.0 + 4.0 * kept.slots) * held / shard
+    own = 4.0 + 4.0 * kept.slots
+    master = (4.0 + own + own * kept.copied) * held / shard
     gradients = 4.0 * (held if accumulates else largest)
     if shard == 1:
         # One rank to a shard: a float32 weight is its own copy, but for the layer under way.

@@ -21,6 +21,8 @@ class Server:
     """Of one operator call."""
     inside: Link
     profile: str = ""
+    has_gpus: bool = False
+    """Whether its accelerators have a memory of their own, beside the main memory."""
 
     @property
     def usable_bytes(self) -> float:

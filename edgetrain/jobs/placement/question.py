@@ -15,7 +15,7 @@ from edgetrain.fleet.devices import Device
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.named import check_optimizer
 from edgetrain.jobs.placement.decision import Board, Decision, Question, decide, kept_by
-from edgetrain.jobs.placement.formulas import USABLE, Link, edge_bytes
+from edgetrain.jobs.placement.formulas import USABLE, Kept, Link, edge_bytes
 from edgetrain.jobs.placement.layers import Layer, Model
 from edgetrain.jobs.placement.machines import Server, Servers
 from edgetrain.jobs.placement.replanning import ranks_of
@@ -61,17 +61,18 @@ def question_of(job: Job, beside: Path | None = None) -> Question:
     boards, edge_problem = _boards(found, model, sorted(set(named)), beside)
     others, _ = _boards(found, model, devices.names(), beside)
     slots = _slots(job)
+    servers = servers_of(job, beside)
     kept = "gradient" if not found.strategy.moves_params else "waits"
     return Question(
         model=model,
-        work=Work(job.fleet.members, job.train.batch, kept_by(job.servers.precision, slots)),
+        work=Work(job.fleet.members, job.train.batch, _kept(job, servers, slots)),
         strategy=found.strategy.name,
         kept_on_edge="runs on" if found.strategy.delays else kept,
         boards=boards,
         others=tuple(each for each in others if each.name != "gpu-server"),
         placement=job.servers.placement,
         fallback=job.servers.fallback,
-        servers=servers_of(job, beside),
+        servers=servers,
         edge_problem=edge_problem,
         group_problem=problem or _group_problem(job),
         notes=notes,
@@ -109,6 +110,13 @@ def model_of(task: Task, job: Job) -> tuple[Model, str, tuple[str, ...]]:
         )
     model = Model(layers, tuple(found.tied), found.heads, found.length, found.knows_place)
     return model, problem, tuple(notes)
+
+
+def _kept(job: Job, servers: Servers | None, slots: int) -> Kept:
+    """What a rank keeps of each parameter. Snapshots of a GPU are copied into main memory."""
+    own = servers is not None and not all(each.has_gpus for each in servers.servers)
+    written = job.servers.snapshot_every <= job.train.steps
+    return kept_by(job.servers.precision, slots, own and written and job.servers.async_snapshots)
 
 
 def _group_problem(job: Job) -> str:
@@ -240,6 +248,7 @@ def _server(entry: clusters.Server, bf16: bool) -> Server:
         device.dispatch_s,
         _inside(device),
         device.name,
+        bool(device.accelerators),
     )
 
 
@@ -260,7 +269,8 @@ def _here(name: str, accelerators: int) -> Server:
         rate = like.train_gflops or NOMINAL_GFLOPS
         dispatch_s = like.dispatch_s or NOMINAL_DISPATCH_S
         count = accelerators or len(found)
-        return Server(name, count, min(found), rate * 1e9, dispatch_s, _inside(like))
+        link = _inside(like)
+        return Server(name, count, min(found), rate * 1e9, dispatch_s, link, has_gpus=True)
     count = accelerators or usable_cores()
     memory = devices.load(devices.HOST).memory_bytes / count
     return Server(name, count, memory, NOMINAL_GFLOPS * 1e9, NOMINAL_DISPATCH_S, LOOPBACK)

@@ -68,18 +68,20 @@ class There:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            try:
-                self._hear(json.loads(line))
-            except (ValueError, TypeError, KeyError):
-                self._said.append(line.strip())  # of a login shell
+        with self._process.stdout as lines:
+            for line in lines:
+                try:
+                    self._hear(json.loads(line))
+                except (ValueError, TypeError, KeyError):
+                    self._said.append(line.strip())  # of a login shell
         self._closed.set()
 
     def _listen(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            if line.strip():
-                self._said.append(line.strip())
+        with self._process.stderr as lines:
+            for line in lines:
+                if line.strip():
+                    self._said.append(line.strip())
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "ready" in message:
@@ -151,11 +153,9 @@ class There:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        # What ssh left behind may keep a pipe open: each reader closes its own when that ends.
         for reader in self._readers:
             reader.join(1.0)
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
 
     def _tell(self, **message: Any) -> None:
         assert self._process.stdin is not None

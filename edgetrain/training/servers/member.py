@@ -77,7 +77,8 @@ class RankMember:
         assert not steps
 
     def drain(self) -> None:
-        """Nothing is under way between steps."""
+        """Wait for the snapshot that is being written."""
+        self._snapshots.close()
 
     def fleet_model(self) -> contextlib.AbstractContextManager[None]:
         """There is only one model."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def train(
     step = _leaders_step(folder)
     rank = prepare_rank(job, task, parse(words), device, step)
     every = job.servers.snapshot_every or max(1, job.train.steps // SNAPSHOTS)
-    snapshots = Snapshots(rank, folder, every)
+    snapshots = Snapshots(rank, folder, every, job.servers.async_snapshots)
     if step:
         snapshots.load(step)
     progress = RankProgress(step)
@@ -105,6 +106,8 @@ def train(
     name = name_of(rank.ranks.rank)
     with MetricsLog(metrics_path(folder), name, time.monotonic, start()) as log:
         log.event("started", f"{words}, step {step}")
+        if rank.ranks.rank == 0:
+            snapshots.report_to(partial(log.event, "error"))
         steps = Steps(
             job.train.steps, job.train.evaluate_every or max(1, job.train.steps // EVALUATIONS)
         )

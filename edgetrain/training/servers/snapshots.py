@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -45,45 +48,111 @@ def latest(folder: Path) -> tuple[int, Path] | None:
 
 
 class Snapshots:
-    """The snapshots of a run, kept by all of its ranks together."""
+    """The snapshots of a run, kept by all of its ranks together.
 
-    def __init__(self, rank: Rank, folder: Path, every: int) -> None:
-        """In the run's `folder`, `every` so many steps; 0: never. All ranks call it."""
-        self._rank, self._folder, self._every = rank, folder, every
-        self._disks = Disks(folder)
+    A rank copies what it has into main memory and trains on, while a thread writes the copy. One is
+    written at a time: the next one waits for it. The threads of all ranks talk over a process group
+    of their own.
+    """
+
+    def __init__(self, rank: Rank, folder: Path, every: int, beside: bool = True) -> None:
+        """In the run's `folder`, `every` so many steps; 0: never. Training goes on while one is
+        written if `beside`. All ranks call it. ConfigError for a folder that cannot be there."""
+        self._rank, self._folder, self._every, self._beside = rank, folder, every, beside
+        self._kept, self._problem = folder / FOLDER, ""
+        self._is_leader = rank.ranks.rank == 0
+        self._group = dist.new_group(backend="gloo")
+        self._disks = Disks(folder, self._group)
+        self._writing: Thread | None = None
+        self._stager = DefaultStager(StagingOptions(False, False, False, False))
+        self._report: Callable[[str], None] = lambda line: None
+        try:
+            self._kept.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write a snapshot to {self._kept}: {error.strerror}",
+                "a run folder on a disk that can be written to",
+            ) from None
+
+    def report_to(self, report: Callable[[str], None]) -> None:
+        """Call `report` with a line, in the thread that trains, for each snapshot that could not be
+        written."""
+        self._report = report
 
     def keep_if_due(self, step: int) -> None:
-        """Write a snapshot after this step, if it is due. All ranks call it.
-
-        ConfigError if the disk refuses it.
-        """
+        """Write a snapshot after this step, if it is due. All ranks call it."""
         if self._every and step % self._every == 0:
             self.keep(step)
+        elif self._writing is None or not self._writing.is_alive():
+            self.wait()
 
     def keep(self, step: int) -> None:
         """Write a snapshot. All ranks call it."""
-        name = f"step-{step:06}"
-        draft, path = self._folder / FOLDER / f".{name}", self._folder / FOLDER / name
+        self.wait()
+        values = _values(self._rank)
+        if not self._beside:
+            self._write(values, step)
+            self.wait()
+            return
+        copied = self._stager.stage(values)
+        self._writing = Thread(target=self._write, args=(copied, step), daemon=True)
+        self._writing.start()
+
+    def wait(self) -> None:
+        """Wait until the snapshot that is being written is there, or could not be written."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        if self._problem:
+            problem, self._problem = self._problem, ""
+            self._report(problem)
+
+    def close(self) -> None:
+        """Wait, and let go of the copy."""
+        self.wait()
+        self._stager.close()
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def _write(self, values: Any, step: int) -> None:
+        """Write these values as the snapshot of a step: a draft of all ranks, then renamed."""
+        draft, path = self._kept / f".step-{step:06}", self._kept / f"step-{step:06}"
+        has_own = self._is_leader or not self._disks.sees
         try:
-            if self._rank.ranks.rank == 0 or not self._disks.sees:
-                shutil.rmtree(draft, ignore_errors=True)
-                draft.parent.mkdir(exist_ok=True)
-            dist.barrier()
-            save(_values(self._rank), checkpoint_id=draft)
-            self._disks.collect(draft, "__{rank}_*")
-        except (OSError, CheckpointException) as error:
-            raise ConfigError(
-                f"cannot write a snapshot to {path.parent}: {_first_cause(error)}",
-                "free some space on that disk",
-            ) from None
-        if self._rank.ranks.rank == 0:
-            shutil.rmtree(path, ignore_errors=True)
-            draft.rename(path)
-            for old in sorted(self._folder.glob(f"{FOLDER}/step-*"))[:-_KEPT]:
-                shutil.rmtree(old, ignore_errors=True)
-        dist.barrier()
-        if not self._disks.sees:
+            written = self._all(lambda: _make_empty(draft) if has_own else None)
+            written = written and self._all(lambda: self._write_parts(values, draft))
+            if written and self._is_leader:
+                shutil.rmtree(path, ignore_errors=True)
+                draft.rename(path)
+                for old in sorted(self._kept.glob("step-*"))[:-_KEPT]:
+                    shutil.rmtree(old, ignore_errors=True)
+        except Exception as error:  # a peer that is gone: training meets it too, and says so
+            self._note(error)
+        if has_own:
             shutil.rmtree(draft, ignore_errors=True)
+
+    def _write_parts(self, values: Any, draft: Path) -> None:
+        save(values, checkpoint_id=draft, process_group=self._group)
+        self._disks.collect(draft, "__{rank}_*")
+
+    def _all(self, act: Callable[[], None]) -> bool:
+        """Whether all ranks could do it. They all call it together."""
+        failed = torch.zeros(1, dtype=torch.int64)
+        try:
+            act()
+        except (OSError, CheckpointException) as error:
+            self._note(error)
+            failed[0] = 1
+        dist.all_reduce(failed, group=self._group)
+        return not int(failed)
+
+    def _note(self, error: BaseException) -> None:
+        self._problem = (
+            f"cannot write a snapshot to {self._kept}: {_first_cause(error)} "
+            "(training goes on; free some space on that disk)"
+        )
+
+    # -- reading -------------------------------------------------------------------------------
 
     def load(self, step: int) -> None:
         """Go on from the leader's snapshot of this step, of any placement. All ranks call it.
@@ -108,13 +177,20 @@ class Snapshots:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
 def _first_cause(error: BaseException) -> str:
     failures = getattr(error, "failures", None)  # of DCP: what each rank met
     if failures:
         inner = next(iter(failures.values()))
-        return str(inner[0] if isinstance(inner, tuple) else inner).strip().splitlines()[0]
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+        error = inner[0] if isinstance(inner, tuple) else inner
+    lines = str(error).strip().splitlines()
+    first = lines[0] if lines else type(error).__name__
+    # What torch's writer says where the operating system refused it a byte.
+    return f"the disk takes no more ({first})" if "unexpected pos" in first else first
 
 
 def _values(rank: Rank, keys: list[str] | None = None) -> dict[str, Any]:

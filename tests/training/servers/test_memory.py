@@ -48,11 +48,20 @@ class MLP:
 """
 
 
-@pytest.mark.parametrize("words", ["data=2", "data=2 shard=2 zero=3", "pipeline=2 microbatches=4"])
-def test_a_ranks_peak_is_as_predicted(tmp_path, words):
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [
+        ("data=2", 100),  # never
+        ("data=2 shard=2 zero=3", 100),
+        ("pipeline=2 microbatches=4", 100),
+        ("data=2", 1),
+        ("data=2 shard=2 zero=3", 1),
+    ],
+)
+def test_a_ranks_peak_is_as_predicted(tmp_path, words, every):
     (tmp_path / "mlp.py").write_text(TASK)
     job = load(None, ["task=mlp:MLP", "members=2", "batch=4", "steps=3", "evaluate_every=100",
-                      "servers.snapshot_every=100", f"servers.placement={words}"])  # fmt: skip
+                      f"servers.snapshot_every={every}", f"servers.placement={words}"])  # fmt: skip
     found = plan_placement(job, tmp_path).found[0]
     out = tmp_path / "run"
     out.mkdir()

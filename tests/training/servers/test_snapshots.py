@@ -57,6 +57,53 @@ def test_servers_that_share_no_disk_keep_snapshots_with_the_leader(
     np.testing.assert_allclose(before[0] + after[0], reference, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("words", ["data=4 shard=2 zero=3", "data=2 pipeline=2 microbatches=4"])
+def test_training_goes_on_while_a_snapshot_is_written(world, reference, tmp_path, words):
+    for losses, before, most, problems in world.run(
+        cases.keep_while_training, JOB, words, tmp_path, False
+    ):
+        np.testing.assert_allclose(losses, reference, rtol=0, atol=1e-9)
+        assert (before, most, problems) == (3, 1, [])
+    assert latest(tmp_path)[0] == 5
+    after = world.run(cases.go_on, JOB, "data=4", tmp_path, 5)
+    np.testing.assert_allclose(after[0], reference[5:], rtol=0, atol=1e-9)
+
+
+def test_two_snapshots_are_never_written_at_once(world, tmp_path):
+    for _, _, most, _ in world.run(cases.keep_while_training, JOB, "data=4", tmp_path):
+        assert most == 1
+    assert sorted(path.name for path in (tmp_path / "snapshots").iterdir()) == [
+        "step-000006",
+        "step-000007",
+    ]
+
+
+def test_ranks_killed_in_a_write_leave_the_snapshot_before(reference, tmp_path):
+    with ranks.world(2) as two, pytest.raises((EOFError, ConnectionError)):
+        two.run(cases.keep_and_die, JOB, "data=2 shard=2 zero=3", tmp_path)
+    assert (tmp_path / "snapshots" / ".step-000005").exists()
+    assert latest(tmp_path)[0] == 3
+    with ranks.world(1) as one:
+        after = one.run(cases.go_on, JOB, "data=1", tmp_path, 7)
+    np.testing.assert_allclose(after[0], reference[3:], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_full_disk_under_a_snapshot_is_one_line_and_training_goes_on(
+    world, reference, tmp_path, full
+):
+    """Of the leader, or of a server that shares no disk with it."""
+    found = world.run(cases.keep_on_a_full_disk, JOB, "data=4 shard=2 zero=3", tmp_path, full)
+    for losses, _, _, drafts in found:
+        np.testing.assert_allclose(losses, reference, rtol=0, atol=1e-9)
+        assert drafts == []
+    assert found[0][2] == [3, 3, 10]
+    (line,) = found[0][1]
+    assert line.startswith(f"cannot write a snapshot to {tmp_path}")
+    assert "the disk takes no more" in line
+    assert line.endswith("(training goes on; free some space on that disk)")
+
+
 def test_a_draft_is_no_snapshot(tmp_path):
     (tmp_path / "snapshots" / ".step-000005").mkdir(parents=True)
     (tmp_path / "snapshots" / "step-000007").mkdir()
