@@ -68,10 +68,10 @@ def rank_bytes(
     or all of them for the step (ZeRO-2). Zhao et al., PyTorch FSDP, VLDB 2023. A layer's gradient
     is whole until it has been divided; a rank that `accumulates` micro-batches keeps all of them
     whole."""
-    own = 4.0 + 4.0 * kept.slots
-    master = (4.0 + own + own * kept.copied) * held / shard
+    weights, times = held / (shard if zero >= 2 else 1), 1.0 + kept.copied
+    master = 4.0 * weights + times * (4.0 * weights + 4.0 * kept.slots * held / shard)
     gradients = 4.0 * (held if accumulates else largest)
-    if shard == 1:
+    if shard == 1 or zero == 1:
         # One rank to a shard: a float32 weight is its own copy, but for the layer under way.
         gathered = kept.working * held if kept.working < 4 else 4.0 * largest
     else:

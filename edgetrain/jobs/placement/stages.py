@@ -249,7 +249,8 @@ class StageCosts:
         n, link = self._shape.data, self._slots[slot].wide
         if n == 1:
             return np.zeros_like(self._divided.held)
-        return 2 * (n - 1) * (link.alpha + 4.0 * self._divided.held / n / link.beta)
+        trips = 3 if self._shape.zero == 1 else 2  # then torch broadcasts parameters besides
+        return trips * (n - 1) * (link.alpha + 4.0 * self._divided.held / n / link.beta)
 
     def sync_seconds(self, ends: tuple[tuple[int, int], ...], slots: tuple[int, ...]) -> float:
         """The same of the slowest stage, once a step."""

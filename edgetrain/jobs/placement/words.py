@@ -27,8 +27,8 @@ V_SHAPED = ("zbv", "dualpipev")
 SPLIT = ("zero-bubble", *V_SHAPED)
 """Schedules that compute the gradients of weights apart. torch 2.13 gets them wrong, without an
 error, where the weights are divided again after the forward pass (zero=3)."""
-ZEROS = (0, 2, 3)
-"""What a `shard` divides: nothing; gradients and optimizer; the parameters as well."""
+ZEROS = (0, 1, 2, 3)
+"""What a `shard` divides: nothing; the optimizer; gradients and optimizer; the parameters too."""
 
 NORMS = ("whole", "split")
 COUNTS = ("data", "shard", "pipeline", "tensor", "sequence", "ulysses", "stages", "microbatches")
@@ -77,6 +77,11 @@ class Placement:
         return self.data * self.sequence * self.tensor
 
     @property
+    def divided(self) -> int:
+        """Ranks that each keep a part of every gradient and parameter."""
+        return self.shard if self.zero >= 2 else 1
+
+    @property
     def ring(self) -> int:
         """Ranks around which keys and values go."""
         return self.sequence // self.ulysses
@@ -99,7 +104,7 @@ class Placement:
             if not 1 <= value <= _MOST:
                 raise ConfigError(f"placement: {name}={value}", f"1 to {_MOST}")
         if self.zero not in ZEROS:
-            raise ConfigError(f"placement: zero={self.zero}", "0, 2 or 3")
+            raise ConfigError(f"placement: zero={self.zero}", "0, 1, 2 or 3")
         if self.data % self.shard:
             near = math.gcd(self.data, self.shard)
             raise ConfigError(

@@ -32,11 +32,13 @@ class Ranks:
     slices: DeviceMesh | None = None
     """(…, ring, ulysses): the ranks with slices of the same sequences; None: each has whole
     ones."""
+    owners: dist.ProcessGroup | None = None
+    """The ranks that share one optimizer (ZeRO-1); None: each has its own, or its shard."""
 
     @classmethod
     def of(cls, placement: Placement, device: torch.device) -> Ranks:
         """The mesh of a placement over the process group that is there: all ranks call it."""
-        p, s = placement, placement.shard
+        p, s = placement, placement.divided
         ranks = torch.arange(p.ranks).reshape(p.pipeline, p.data // s, s, p.sequence, p.tensor)
         flat = ranks.transpose(2, 3).reshape(p.pipeline, -1, s, p.tensor)
         mesh = DeviceMesh(device.type, flat, mesh_dim_names=AXES)
@@ -44,7 +46,13 @@ class Ranks:
         if p.sequence > 1:
             rings = ranks.transpose(3, 4).reshape(-1, p.ring, p.ulysses)
             slices = DeviceMesh(device.type, rings, mesh_dim_names=("rest", "ring", "ulysses"))
-        return cls(placement, dist.get_rank(), mesh, device, slices)
+        owners = None
+        if p.zero == 1:
+            grid = torch.arange(p.ranks).reshape(p.pipeline, -1, p.shard, p.sequence, p.tensor)
+            columns = grid.movedim(2, -1).reshape(-1, p.shard)
+            found = DeviceMesh(device.type, columns, mesh_dim_names=("rest", "owner"))
+            owners = found["owner"].get_group()
+        return cls(placement, dist.get_rank(), mesh, device, slices, owners)
 
     def place(self, axis: str) -> int:
         """This rank's place along an axis."""
@@ -53,7 +61,7 @@ class Ranks:
     @property
     def data_rank(self) -> int:
         """Which part of the batch this rank has."""
-        return self.place("replicate") // self.placement.sequence * self.placement.shard + (
+        return self.place("replicate") // self.placement.sequence * self.placement.divided + (
             self.place("shard")
         )
 

@@ -196,7 +196,7 @@ class Held:
         if name in self._divided:
             count, place = self.ranks.placement.tensor, self.ranks.place("tensor")
             part = part.chunk(count, self._divided[name])[place]
-        count, place = self.ranks.placement.shard, self.ranks.place("shard")
+        count, place = self.ranks.placement.divided, self.ranks.place("shard")
         if count > 1:
             chunks = part.chunk(count, 0)
             part = chunks[place] if place < len(chunks) else part[:0]
@@ -243,7 +243,7 @@ class Held:
         """Ranks of a stage that have the same part of a parameter."""
         placement = self.ranks.placement
         whole = 1 if name in self._divided else placement.tensor
-        return placement.data // placement.shard * placement.sequence * whole
+        return placement.data // placement.divided * placement.sequence * whole
 
     def parameters(self) -> nn.ModuleList:
         """This rank's stages as one module, for an optimizer."""

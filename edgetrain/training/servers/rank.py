@@ -16,6 +16,7 @@ from edgetrain.tasks.protocol import Task
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
 from edgetrain.training.servers.mesh import Ranks
 from edgetrain.training.servers.model import Held
+from edgetrain.training.servers.owned import OwnedOptimizer
 from edgetrain.training.servers.parts import Example, cut
 from edgetrain.training.servers.steps import GroupSteps, Schedule, batches_of
 
@@ -77,6 +78,9 @@ def _optimizer(job: Job, held: Held) -> torch.optim.Optimizer:
     if held.ranks.placement.tensor > 1:
         table.setdefault("foreach", False)  # divided and whole tensors do not go in one call
     try:
-        return optimizer_for(parameters, table)
+        found = optimizer_for(parameters, table)
     except ConfigError:
-        return optimizer_for(parameters, job.train.optimizer)
+        found = optimizer_for(parameters, job.train.optimizer)
+    if held.ranks.owners is None:
+        return found
+    return OwnedOptimizer(found.param_groups[0]["params"], found, held.ranks.owners)

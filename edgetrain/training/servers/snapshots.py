@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from edgetrain.errors import ConfigError
 from edgetrain.training.servers.disks import Disks
+from edgetrain.training.servers.owned import OwnedOptimizer, local_part, state_of, whole_of
 from edgetrain.training.servers.rank import Rank
 
 FOLDER = "snapshots"
@@ -199,17 +200,29 @@ def _values(rank: Rank, keys: list[str] | None = None) -> dict[str, Any]:
     To write: without copies that an earlier stage writes. To read (`keys` of the snapshot): the
     first copy of each, with the optimizer's values that are there.
     """
-    optimizer = rank.steps.optimizer
     found: dict[str, Any] = {}
-    for name, (parameter, *_) in _copies(rank, written=keys is None).items():
-        found[f"model.{name}"] = parameter.data
-        state = optimizer.state[parameter]
-        if keys is not None:
-            _make_room(parameter, state, [_key(k, name) for k in keys if _key(k, name)])
-        for key, value in state.items():
+    for name, copies in _copies(rank, written=keys is None).items():
+        found[f"model.{name}"] = copies[0].data
+        parameter, state, _ = _states(rank, copies)
+        if keys is not None and state is not None:
+            _make_room(parameter, state, [_key(k, name) for k in keys if _key(k, name)],
+                       isinstance(rank.steps.optimizer, OwnedOptimizer))  # fmt: skip
+        for key, value in (state or {}).items():
             if isinstance(value, Tensor):
-                found[f"optimizer.{name}.{key}"] = value
+                found[f"optimizer.{name}.{key}"] = whole_of(parameter, value)
     return found
+
+
+def _states(
+    rank: Rank, copies: list[nn.Parameter]
+) -> tuple[nn.Parameter, dict[str, Any] | None, list[dict[str, Any]]]:
+    """The first of these copies of a parameter whose optimizer state this rank has, that state, and
+    those of the other ones."""
+    states = [(each, state_of(rank.steps.optimizer, each)) for each in copies]
+    owned = [(each, state) for each, state in states if state is not None]
+    if not owned:
+        return copies[0], None, []
+    return owned[0][0], owned[0][1], [state for _, state in owned[1:]]
 
 
 def _copies(rank: Rank, written: bool = False) -> dict[str, list[nn.Parameter]]:
@@ -225,14 +238,14 @@ def _copies(rank: Rank, written: bool = False) -> dict[str, list[nn.Parameter]]:
 
 def _mirror(rank: Rank) -> None:
     """Give the other copies of a tied parameter on this rank what the first one was given."""
-    optimizer = rank.steps.optimizer
     with torch.no_grad():
-        for first, *others in _copies(rank).values():
-            for other in others:
-                other.copy_(first)
-                for key, value in optimizer.state[first].items():
-                    copied = value.clone() if isinstance(value, Tensor) else value
-                    optimizer.state[other][key] = copied
+        for copies in _copies(rank).values():
+            for other in copies[1:]:
+                other.copy_(copies[0])
+            _, state, others = _states(rank, copies)
+            for each in others:
+                for key, value in (state or {}).items():
+                    each[key] = value.clone() if isinstance(value, Tensor) else value
 
 
 def _key(key: str, name: str) -> str:
@@ -242,11 +255,13 @@ def _key(key: str, name: str) -> str:
     return rest if key.startswith(prefix) and "." not in rest else ""
 
 
-def _make_room(parameter: nn.Parameter, state: Any, keys: list[str]) -> None:
+def _make_room(parameter: nn.Parameter, state: Any, keys: list[str], is_local: bool) -> None:
     for key in keys:
         if key not in state:
             # torch's optimizers count steps in a float32 scalar; all else is as the parameter.
             counts = key == "step"
             state[key] = (
-                torch.zeros((), dtype=torch.float32) if counts else torch.zeros_like(parameter.data)
+                torch.zeros((), dtype=torch.float32)
+                if counts
+                else torch.zeros_like(local_part(parameter.data) if is_local else parameter.data)
             )

@@ -64,6 +64,8 @@ def compare(worlds, count, name, words, how=None):
     ("name", "words", "how"),
     [
         ("CHARS", "data=2 microbatches=2", "whole"),
+        ("CHARS", "data=2 shard=2 zero=1", "whole"),
+        ("CLIPPED", "data=2 shard=2 zero=1 microbatches=2", "whole"),
         ("CHARS", "data=2 shard=2 zero=2", "whole"),
         ("CHARS", "data=2 shard=2 zero=3 recompute=yes", "whole"),
         ("CHARS", "tensor=2", "whole"),
@@ -86,6 +88,8 @@ def test_two_ranks_train_what_one_process_trains(worlds, name, words, how):
     ("name", "words", "how"),
     [
         ("CHARS", "data=4 shard=2 zero=3", "whole"),
+        ("CHARS", "data=2 shard=2 zero=1 tensor=2", "whole"),
+        ("CHARS", "data=2 shard=2 zero=1 pipeline=2 schedule=zbv microbatches=4", "names"),
         ("CHARS", "data=2 shard=2 zero=3 tensor=2", "whole"),
         ("CHARS", "pipeline=2 tensor=2 microbatches=4", "names"),
         ("CHARS", "pipeline=4 microbatches=2", "names"),

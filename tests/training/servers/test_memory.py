@@ -56,6 +56,7 @@ class MLP:
         ("pipeline=2 microbatches=4", 100),
         ("data=2", 1),
         ("data=2 shard=2 zero=3", 1),
+        ("data=2 shard=2 zero=1", 1),
     ],
 )
 def test_a_ranks_peak_is_as_predicted(tmp_path, words, every):

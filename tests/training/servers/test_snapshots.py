@@ -15,6 +15,8 @@ LAYOUTS = [
     "data=4",
     "data=4 shard=4 zero=3",
     "data=4 shard=2 zero=2",
+    "data=2 shard=2 zero=1 pipeline=2 schedule=zbv microbatches=4",
+    "data=2 shard=2 zero=1 tensor=2",
     "data=2 tensor=2",
     "data=2 shard=2 zero=2 pipeline=2 microbatches=4",
     "data=2 pipeline=2 schedule=zbv microbatches=4",
