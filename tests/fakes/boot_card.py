@@ -14,7 +14,6 @@ import hashlib
 import importlib.metadata
 import os
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import held
 
 from edgetrain.fleet.cards import archive
 
@@ -94,6 +95,8 @@ def missing() -> str:
         return f"not installed: {', '.join(lacking)}"
     if os.geteuid():
         return "needs root: a network namespace, and the owners of files in an image"
+    if why_not := held.why_not():
+        return why_not
     if not Path("/dev/net/tun").exists():
         return "no /dev/net/tun"
     if sys.version_info[:2] != (3, 11):
@@ -211,9 +214,9 @@ def _worker(out: Path, site: Path) -> None:
 
 
 class Guest:
-    """A card that boots; its console is in `log`."""
+    """A card that boots; its console is in `log`. It ends with this process at the latest."""
 
-    def __init__(self, card: Path, space: str, log: Path, words: str) -> None:
+    def __init__(self, card: Path, space: held.Space, log: Path, words: str) -> None:
         """words: what the firmware hands to the kernel, from cmdline.txt."""
         self.log = log
         self._file = log.open("ab")
@@ -223,7 +226,7 @@ class Guest:
             "systemd.log_color=0", "net.ifnames=1", words,
         ]  # fmt: skip
         self._process = subprocess.Popen(
-            ["ip", "netns", "exec", space, *kernel],
+            held.held(space.within(*kernel)),
             stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT,
             start_new_session=True, cwd=log.parent,
             env={"PATH": os.environ["PATH"], "HOME": str(log.parent), "TMPDIR": str(log.parent)},
@@ -255,35 +258,31 @@ class Guest:
         self.kill()
 
     def kill(self) -> None:
-        """As if the power were gone. Takes its whole process group along."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """As if the power were gone. Takes all of its processes along."""
+        self._process.kill()
         self._process.wait()
         self._file.close()
 
 
-def wait_for_carrier(space: str, seconds: float) -> None:
+def wait_for_carrier(space: held.Space, seconds: float) -> None:
     """Wait until a guest has its end of the tap: before, the interface is down."""
     until = time.monotonic() + seconds
-    words = ["ip", "-n", space, "link", "show", "tap0"]
+    words = space.within("ip", "link", "show", "tap0")
     while "LOWER_UP" not in subprocess.run(words, capture_output=True, text=True).stdout:
         assert time.monotonic() < until, "no guest has come to the network"
         time.sleep(0.2)
 
 
 @contextlib.contextmanager
-def network(name: str) -> Iterator[str]:
+def network() -> Iterator[held.Space]:
     """A network namespace with a tap; the hub's address is on it."""
     lines = [
-        f"netns add {name}",
-        f"-n {name} link set lo up",
-        f"-n {name} tuntap add tap0 mode tap",
-        f"-n {name} address add {HUB}/24 dev tap0",
-        f"-n {name} link set tap0 up",
+        "link set lo up",
+        "tuntap add tap0 mode tap",
+        f"address add {HUB}/24 dev tap0",
+        "link set tap0 up",
     ]
-    try:
+    with held.network() as space:
         for line in lines:
-            subprocess.run(["ip", *line.split()], check=True)
-        yield name
-    finally:
-        subprocess.run(["ip", "netns", "delete", name], check=False)
+            subprocess.run(space.within("ip", *line.split()), check=True)
+        yield space

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import held
+
 MODULES = (
     "drivers/net/veth",
     "drivers/net/ifb",
@@ -96,7 +98,7 @@ def run(script: Path, folder: Path, seconds: float = 60) -> tuple[int, str]:
         f"init={init}",
     ]
     if os.geteuid() == 0:
-        command = [*_ORDINARY, *command]
+        command = held.held([*_ORDINARY, *command])
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,

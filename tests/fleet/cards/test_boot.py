@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import boot_card
+import held
 import pytest
 import sklearn
 
@@ -115,13 +116,13 @@ def in_boot_partition(card: Path, text: bytes) -> bool:
 class Hub:
     """`edgetrain hub` in the namespace of the guest."""
 
-    def __init__(self, folder: Path, space: str, *words: str) -> None:
+    def __init__(self, folder: Path, space: held.Space, *words: str) -> None:
         boot_card.wait_for_carrier(space, 240)
         self._log = (folder / "hub.log").open("ab")
         bind = ["--bind", f"tcp://{boot_card.HUB}:5555", "--keys", "keys"]
         argv = [sys.executable, "-m", "edgetrain", "hub", *(words or ("job.toml",)), *bind]
         self.process = subprocess.Popen(
-            ["ip", "netns", "exec", space, *argv], cwd=folder, stdout=self._log,
+            held.held(space.within(*argv)), cwd=folder, stdout=self._log,
             stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(boot_card.CHECKOUT)},
         )  # fmt: skip
 
@@ -173,9 +174,9 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def space() -> Iterator[str]:
-    with boot_card.network(f"edgetrain-{os.getpid()}") as name:
-        yield name
+def space() -> Iterator[held.Space]:
+    with boot_card.network() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
