@@ -29,6 +29,7 @@ class System:
     python: str = "python3.13"
     machine: int = AARCH64
     cloud_init: bool = True
+    preseed: bool = False
     issue: str = ""
     label: str = "bootfs"
     line: str = PI_LINE
@@ -47,6 +48,14 @@ SYSTEMS = {
     # 2025-10-01-raspios-trixie-arm64-lite: cloud-init is there, firstrun.sh does it
     "raspberry-pi-os-13 of October": System(
         TRIXIE, issue="Raspberry Pi reference 2025-10-01\n", boot=SEED
+    ),
+    # an image whose first boot is rpi-preseed's (https://github.com/raspberrypi/rpi-preseed)
+    "raspberry-pi-os-13 with rpi-preseed": System(
+        TRIXIE,
+        cloud_init=False,
+        preseed=True,
+        issue="Raspberry Pi reference 2026-08-01\n",
+        line=PI_LINE,
     ),
     # 2024-11-19-raspios-bookworm-arm64-lite
     "raspberry-pi-os-12": System(
@@ -121,6 +130,8 @@ def _root(folder: Path, system: System) -> None:
     (folder / "usr/bin/python3").symlink_to(system.python)
     if system.cloud_init:
         (folder / "usr/bin/cloud-init").write_text("#!/usr/bin/python3\n")
+    if system.preseed:
+        (folder / "usr/bin/rpi-preseed").write_text("#!/bin/sh\n")
     if system.issue:
         (folder / "etc/rpi-issue").write_text(system.issue)
 

@@ -36,6 +36,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 DONE, BAD, AGAIN = 0, 2, 75
+SECRETS = (
+    "edgetrain/token",
+    "network-config",
+    "user-data",
+    "firstrun.sh",
+    "edgetrain/setup.sh",
+)
+"""Files of the boot partition that are overwritten."""
 PAUSES_S = (2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 """Seconds between tries to enrol; the last one from then on."""
 FLEETING = ("tmpfs", "ramfs", "overlay", "squashfs")
@@ -187,7 +195,7 @@ class FirstBoot:
 
         Cutting alone would leave it in clusters that are free and still hold it.
         """
-        for name in ("edgetrain/token", "network-config", "user-data", "firstrun.sh"):
+        for name in SECRETS:
             path = self.boot / name
             if path.exists():
                 blank_file(path)

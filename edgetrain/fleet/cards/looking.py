@@ -25,7 +25,7 @@ TOOLS = {
 }
 """Programs, and Debian's packages that have them."""
 
-CLOUD_INIT, FIRSTRUN = "cloud-init", "firstrun.sh"
+CLOUD_INIT, FIRSTRUN, PRESEED = "cloud-init", "firstrun.sh", "rpi-preseed"
 MACHINES = {0xB7: "aarch64", 0x3E: "x86_64", 0x28: "armv7l", 0x03: "i686"}
 """Of ELF files."""
 OLDEST_PYTHON = (3, 11)
@@ -62,7 +62,7 @@ class Look:
     machine: str
     """As uname has it: "aarch64"."""
     first_boot: str
-    """CLOUD_INIT or FIRSTRUN."""
+    """CLOUD_INIT, FIRSTRUN or PRESEED."""
     boot: Partition
     root: Partition
 
@@ -212,7 +212,7 @@ def _first_boot(files: Files, release: str) -> str:
     date = re.search(r"\d{4}-\d\d-\d\d", issue)
     if has_cloud_init and not (date and date[0] < _CLOUD_INIT_SINCE):
         return CLOUD_INIT
-    return FIRSTRUN
+    return PRESEED if files.exists("/usr/bin/rpi-preseed") else FIRSTRUN
 
 
 def _machine(program: bytes) -> str:

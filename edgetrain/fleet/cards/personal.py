@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgetrain.fleet.cards.cluster import DHCP
-from edgetrain.fleet.cards.looking import CLOUD_INIT
+from edgetrain.fleet.cards.looking import CLOUD_INIT, FIRSTRUN, PRESEED
 
 BOOT = "/boot/firmware"
 """Where devices mount the boot partition."""
 FOLDER = "edgetrain"
 """Of our files on the boot partition."""
+SETUP = f"{FOLDER}/setup.sh"
+"""What rpi-preseed runs there; it holds the key of the wireless network."""
 UNIT = "edgetrain-first-boot.service"
 
 _NO_POWERSAVE = "[connection]\nwifi.powersave = 2\n"
@@ -92,6 +94,11 @@ def files(device: Personal, first_boot: str) -> dict[str, bytes]:
             "network-config": _json(_network_config(device.network)),
             "meta-data": f"instance-id: {device.instance}\n".encode(),
         }
+    if first_boot == PRESEED:
+        return {
+            "rpi-preseed.toml": _preseed(device).encode(),
+            SETUP: _preseed_setup(device).encode(),
+        }
     return {"firstrun.sh": _firstrun(device).encode()}
 
 
@@ -110,7 +117,7 @@ def command_line(before: str, device: Personal, first_boot: str) -> str:
         words.append(f"cfg80211.ieee80211_regdom={device.network.country}")
     if first_boot == CLOUD_INIT:
         words.append(f"ds=nocloud;i={device.instance}")
-    else:
+    elif first_boot == FIRSTRUN:
         words += [
             f"systemd.run={BOOT}/firstrun.sh",
             "systemd.run_success_action=reboot",
@@ -201,10 +208,23 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 def _firstrun(device: Personal) -> str:
     """A script that runs once, as root, before the first proper boot of Raspberry Pi OS 12."""
+    parts = [
+        *_script(device),
+        *_country(device.network),
+        f"ln -sf /etc/systemd/system/{UNIT} /etc/systemd/system/multi-user.target.wants/{UNIT}\n",
+        f"rm -f {BOOT}/firstrun.sh\n"
+        f"sed -i 's| systemd\\.[^ ]*||g' {BOOT}/cmdline.txt\n"
+        "sync\nexit 0\n",
+    ]
+    return "".join(parts)
+
+
+def _script(device: Personal) -> list[str]:
+    """Shell lines that set up everything but the country."""
     user, name = shlex.quote(device.user), shlex.quote(device.name)
     keys = "\n".join(device.ssh_keys)
     home = f"/home/{device.user}"
-    parts = [
+    return [
         "#!/bin/bash\nset +e\n",
         f"echo {name} > /etc/hostname\n"
         f"sed -i 's/127\\.0\\.1\\.1.*/127.0.1.1\\t{device.name}/' /etc/hosts\n",
@@ -218,16 +238,18 @@ def _firstrun(device: Personal) -> str:
         f"chown {user}:{user} {home}/.ssh/authorized_keys\n",
         *(_here(path, mode, text) for path, (mode, text) in _system_files(device).items()),
         "systemctl enable ssh\n",
-        *_firstrun_network(device.network),
-        f"ln -sf /etc/systemd/system/{UNIT} /etc/systemd/system/multi-user.target.wants/{UNIT}\n",
-        f"rm -f {BOOT}/firstrun.sh\n"
-        f"sed -i 's| systemd\\.[^ ]*||g' {BOOT}/cmdline.txt\n"
-        "sync\nexit 0\n",
+        *_network_files(device.network),
     ]
-    return "".join(parts)
 
 
-def _firstrun_network(network: Network) -> list[str]:
+def _country(network: Network) -> list[str]:
+    if not network.ssid:
+        return []
+    words = f"[ -x /usr/bin/raspi-config ] && raspi-config nonint do_wifi_country {network.country}"
+    return [f"rfkill unblock wifi\n{words}\n"]
+
+
+def _network_files(network: Network) -> list[str]:
     """NetworkManager's files for a static address and for a wireless network."""
     found = []
     manual = f"method=manual\naddress1={network.address}"
@@ -241,11 +263,6 @@ def _firstrun_network(network: Network) -> list[str]:
             f"[ipv4]\n{address}\n"
         )
         found.append(_nm("edgetrain-wifi", lines))
-        found.append(
-            "rfkill unblock wifi\n"
-            "[ -x /usr/bin/raspi-config ] && "
-            f"raspi-config nonint do_wifi_country {network.country}\n"
-        )
     elif network.address != DHCP:
         lines = f"[connection]\nid=edgetrain-cable\ntype=ethernet\n\n[ipv4]\n{address}\n"
         found.append(_nm("edgetrain-cable", lines))
@@ -259,3 +276,43 @@ def _nm(name: str, text: str) -> str:
 def _here(path: str, mode: str, text: str) -> str:
     """Shell lines that write a file."""
     return f"install -D -m {mode} /dev/stdin {shlex.quote(path)} << 'EDGETRAIN'\n{text}EDGETRAIN\n"
+
+
+# -- rpi-preseed ---------------------------------------------------------------------------------
+
+
+def _preseed(device: Personal) -> str:
+    """What rpi-preseed reads, in version 1.1 of its format. No secret: the program rewrites the
+    file, and what it cuts out would stay in free clusters.
+
+    Only the early commands run for certain: those of the late phase wait for a clock, which
+    devices without a route to the Internet never have. They get 30 s in all; no brackets in them,
+    the first versions' parser ended an array there.
+    """
+    return f"""\
+config_version = "1.1"
+
+[system]
+hostname = "{device.name}"
+
+[user]
+name = "{device.user}"
+passwordless_sudo = true
+
+[runcmd]
+early = ["bash {BOOT}/{SETUP}"]
+early_cmd_timeout = 25
+"""
+
+
+def _preseed_setup(device: Personal) -> str:
+    """The early command: before the network is up, in a system that is booting."""
+    parts = [
+        *_script(device),
+        "systemctl daemon-reload\n"
+        f"systemctl enable {UNIT}\n"
+        f"systemctl start --no-block ssh {UNIT}\n",
+        *_country(device.network),  # last: it is the slowest
+        "sync\nexit 0\n",
+    ]
+    return "".join(parts)

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 
+import first_boot_device
 import pi_images
 import pytest
 
@@ -40,9 +42,11 @@ def look(path: Path) -> looking.Look:
     return looking.look(str(path), content[: 1 << 20], len(content))
 
 
+FORMATS = ["cloud-init", "firstrun.sh", "rpi-preseed"]
 FOUND = {
     "raspberry-pi-os-13": ("raspberry-pi-os-13", (3, 13), "cloud-init", "bootfs"),
     "raspberry-pi-os-13 of October": ("raspberry-pi-os-13", (3, 13), "firstrun.sh", "bootfs"),
+    "raspberry-pi-os-13 with rpi-preseed": ("raspberry-pi-os-13", (3, 13), "rpi-preseed", "bootfs"),
     "raspberry-pi-os-12": ("raspberry-pi-os-12", (3, 11), "firstrun.sh", "bootfs"),
     "ubuntu-24.04": ("ubuntu-24.04", (3, 12), "cloud-init", "system-boot"),
 }
@@ -104,7 +108,7 @@ def device(network: str = "wifi", nonce: bytes = b"\1\2\3\4") -> personal.Person
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("first_boot", ["cloud-init", "firstrun.sh"])
+@pytest.mark.parametrize("first_boot", FORMATS)
 def test_files_are_as_the_golden_ones(network, first_boot):
     """EDGETRAIN_GOLDEN=write writes them: look at the difference before you keep it."""
     found = personal.files(device(network), first_boot)
@@ -118,7 +122,7 @@ def test_files_are_as_the_golden_ones(network, first_boot):
 
 
 def test_no_file_and_no_repr_has_the_passphrase_itself():
-    for first_boot in ("cloud-init", "firstrun.sh"):
+    for first_boot in FORMATS:
         for content in personal.files(device("wifi"), first_boot).values():
             assert b"correct horse" not in content
     assert "correct horse" not in repr(device("wifi"))
@@ -146,7 +150,7 @@ def test_cloud_init_gets_another_instance_each_time():
     assert again.split()[: len(pi_images.PI_LINE.split())] == pi_images.PI_LINE.split()
 
 
-@pytest.mark.parametrize("first_boot", ["cloud-init", "firstrun.sh"])
+@pytest.mark.parametrize("first_boot", FORMATS)
 def test_the_command_line_is_one_line_and_switches_the_memory_cgroup_on(first_boot):
     before = "console=tty1 cgroup_disable=memory rootwait\n# more\n"
     line = personal.command_line(before, device(), first_boot)
@@ -157,9 +161,37 @@ def test_the_command_line_is_one_line_and_switches_the_memory_cgroup_on(first_bo
 
 def test_firstrun_is_a_script_that_bash_accepts():
     for network in NETWORKS:
-        script = personal.files(device(network), "firstrun.sh")["firstrun.sh"]
-        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
+        for first_boot, name in (("firstrun.sh", "firstrun.sh"), ("rpi-preseed", personal.SETUP)):
+            script = personal.files(device(network), first_boot)[name]
+            done = subprocess.run(["bash", "-n"], input=script, capture_output=True, check=False)
+            assert (done.returncode, done.stderr) == (0, b"")
+
+
+PRESEED_KEYS = {
+    "system": {"hostname": str},
+    "user": {"name": str, "passwordless_sudo": bool},
+    "runcmd": {"early": list, "early_cmd_timeout": int},
+}
+"""Of schema/rpi-preseed.schema in https://github.com/raspberrypi/rpi-preseed: those used here."""
+
+
+def test_what_rpi_preseed_reads_has_no_secret_and_only_keys_of_its_schema():
+    for network in NETWORKS:
+        files = personal.files(device(network), "rpi-preseed")
+        text = files["rpi-preseed.toml"].decode()
+        table = tomllib.loads(text)
+        assert table.pop("config_version") == "1.1"
+        for name, section in table.items():
+            kinds = {key: type(value) for key, value in section.items()}
+            assert kinds == PRESEED_KEYS[name]
+        (command,) = table["runcmd"]["early"]
+        assert command == f"bash {personal.BOOT}/{personal.SETUP}"
+        assert not set('[]#"\\') & set(command), "old parsers end an array there"
+        assert 0 < table["runcmd"]["early_cmd_timeout"] < 30, "its unit's TimeoutStartSec"
+        psk = NETWORKS[network].ssid and NETWORKS[network].psk
+        assert not psk or psk not in text
+        assert not psk or psk.encode() in files[personal.SETUP]
+        assert personal.SETUP in first_boot_device.program().SECRETS, "overwritten afterwards"
 
 
 # -- onto a card ----------------------------------------------------------------------------------
