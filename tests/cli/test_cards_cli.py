@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import shutil
 import stat
 from pathlib import Path
 
@@ -175,22 +176,54 @@ def test_a_card_that_fails_does_not_stop_the_others(folder, capsys, monkeypatch)
     assert (folder / "cards/pi-0.img").read_bytes()[:512] == bytes(512)
 
 
+# Bad input in a cluster file, its job or its secrets: what it is, the file, what stands there and
+# what it becomes, and what is said.
 REFUSED = [
-    ("job.toml", "members = 2", "members = 3", "has 2 devices, and the job's fleet.members is 3"),
-    ("job.toml", "members = 2", 'members = 2\ndevice = "raspberry-pi-4b"', "would slow real"),
-    ("job.toml", "edgetrain.tasks:digits", "my.bundle#x:Y", 'no job.bundle (bundle = "my.bundle")'),
-    ("cluster.toml", "raspberry-pi-3b", "raspbery-pi-3b", "did you mean 'raspberry-pi-3b'"),
-    ("cluster.toml", "raspberry-pi-3b", "jetson-nano", "use NVIDIA's SDK Manager"),
-    ("cluster.toml", "raspberry-pi-3b", "laptop", "no card can be made for 'laptop'"),
-    ("cluster.toml", "file:lab.psk", "env:NO_SUCH_PSK", "the environment has no NO_SUCH_PSK"),
-    ("cluster.toml", '"os.img"', '"none.img"', "cannot read the image"),
-    ("cluster.toml", 'data = "digits"', 'data = "none"', "no folder"),
-    ("lab.psk", "correct horse", "short", "has 5 characters"),
-    ("id.pub", "ssh-ed25519 AAAA", "-----BEGIN OPENSSH PRIVATE KEY-----", "is a private key"),
-]
+    ("two devices with one name", "cluster.toml", '"pi-1"', '"pi-0"',
+     "two devices are called pi-0"),
+    ("no host name", "cluster.toml", '"pi-1"', '"pi_1"', "device[1].name = 'pi_1' is not a host"),
+    (
+        "a static address twice", "cluster.toml", 'profile = "raspberry-pi-4b"',
+        'profile = "raspberry-pi-4b"\naddress = "192.168.1.20/24"',
+        "two devices have the address 192.168.1.20",
+    ),
+    ("fewer devices than members", "job.toml", "members = 2", "members = 3",
+     "has 2 devices, and the job's fleet.members is 3 (set fleet.members = 2, or list 3"),
+    ("more devices than members", "job.toml", "members = 2", "members = 1",
+     "has 2 devices, and the job's fleet.members is 1 (set fleet.members = 2, or list 1"),
+    ("no port", "cluster.toml", "tcp://192.168.1.5:5555", "tcp://192.168.1.5",
+     "'tcp://192.168.1.5', which is not an address with a port"),
+    ("no secret", "cluster.toml", 'secret = "file:lab.psk"\n', "", "wifi.secret is missing"),
+    ("a secret that is not there", "cluster.toml", "lab.psk", "no.psk",
+     "no.psk: No such file or directory"),
+    ("a secret that is not set", "cluster.toml", "file:lab.psk", "env:NO_SUCH_PSK",
+     "the environment has no NO_SUCH_PSK (export NO_SUCH_PSK=…)"),
+    ("a secret in the file", "cluster.toml", "file:lab.psk", "correct horse",
+     "never stands in this file"),
+    ("a passphrase too short", "lab.psk", "correct horse", "short",
+     "the passphrase of 'lab' has 5 characters (WPA wants 8 to 63, or 64 hexadecimal digits)"),
+    ("a passphrase too long", "lab.psk", "correct horse", "x" * 65, "has 65 characters"),
+    ("no country", "cluster.toml", 'country = "DE"\n', "", "wifi.country is missing"),
+    ("a private key", "id.pub", "ssh-ed25519 AAAA", "-----BEGIN OPENSSH PRIVATE KEY-----",
+     "is a private key, which belongs on no card (give "),
+    ("no such profile", "cluster.toml", "raspberry-pi-3b", "raspbery-pi-3b",
+     "did you mean 'raspberry-pi-3b'"),
+    ("a Jetson", "cluster.toml", "raspberry-pi-3b", "jetson-nano", "use NVIDIA's SDK Manager"),
+    ("a profile of no card", "cluster.toml", "raspberry-pi-3b", "laptop",
+     "no card can be made for 'laptop'"),
+    ("a job that slows devices down", "job.toml", "members = 2",
+     'members = 2\ndevice = "raspberry-pi-4b"',
+     "fleet.device is 'raspberry-pi-4b': it would slow real devices down (for a job on real"),
+    ("a bundle that is not given", "job.toml", "edgetrain.tasks:digits", "my.bundle#x:Y",
+     'no job.bundle (bundle = "my.bundle")'),
+    ("no image", "cluster.toml", '"os.img"', '"none.img"', "cannot read the image"),
+    ("no data", "cluster.toml", 'data = "digits"', 'data = "none"', "no folder"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "old", "new", "said"), REFUSED, ids=[r[3][:24] for r in REFUSED])
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
 def test_bad_input_costs_one_line_and_nothing_is_begun(folder, capsys, name, old, new, said):
     text = (folder / name).read_text()
     assert old in text
@@ -199,9 +232,69 @@ def test_bad_input_costs_one_line_and_nothing_is_begun(folder, capsys, name, old
     assert flash("--image-out", "cards") == 2
     error = capsys.readouterr().err
     assert said in error
-    assert len([line for line in error.splitlines() if line.startswith("edgetrain: ")]) == 1
+    assert len(error.splitlines()) == 1
+    assert error.startswith("edgetrain: ")
     assert "correct horse" not in error
     assert not (folder / "cards").exists()
+
+
+def test_an_address_outside_the_hubs_network_is_told_in_one_line(folder, capsys):
+    text = (folder / "cluster.toml").read_text()
+    (folder / "cluster.toml").write_text(text.replace("192.168.1.20/24", "10.0.0.20/24"))
+    capsys.readouterr()
+    assert flash("--image-out", "cards", "--dry-run") == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "/24" in line]
+    assert "pi-1 has the address 10.0.0.20/24, and the hub at 192.168.1.5 is not in" in line
+
+
+def tool_missing(monkeypatch, name: str) -> None:
+    found = looking.find_program
+    monkeypatch.setattr(looking, "find_program", lambda n: None if n == name else found(n))
+
+
+def lsblk_missing(monkeypatch) -> None:
+    monkeypatch.setattr(disks, "listing", LISTING)
+    which = shutil.which
+    monkeypatch.setattr(
+        disks.shutil, "which", lambda name, **more: None if name == "lsblk" else which(name, **more)
+    )
+
+
+def not_linux(monkeypatch) -> None:
+    monkeypatch.setattr(disks.sys, "platform", "darwin")
+
+
+LISTING = disks.listing
+MACHINES = {
+    "no mtools": (
+        lambda m: tool_missing(m, "mcopy"), "mcopy is not installed (apt install mtools)"
+    ),
+    "no debugfs": (
+        lambda m: tool_missing(m, "debugfs"), "debugfs is not installed (apt install e2fsprogs)"
+    ),
+    "no lsblk": (lsblk_missing, "lsblk is not installed (apt install util-linux)"),
+    "not Linux": (not_linux, "cards are written on Linux, not on darwin"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MACHINES)
+def test_a_machine_that_cannot_write_cards_says_what_is_missing(folder, capsys, monkeypatch, what):
+    change, said = MACHINES[what]
+    change(monkeypatch)
+    capsys.readouterr()
+    assert flash("--to", "/dev/sdq", "--yes") == 2
+    *before, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("edgetrain: ")
+    assert said in line
+    assert not [other for other in before if other.startswith("edgetrain: ")]
+
+
+def test_a_hub_without_keys_is_told_where_they_come_from(folder, capsys):
+    capsys.readouterr()
+    assert main(["devices", "flash", "cluster.toml", "--keys", "none", "--image-out", "c"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the hub's keys are not on this machine" in line
+    assert "edgetrain keys init" in line
 
 
 @pytest.mark.parametrize(

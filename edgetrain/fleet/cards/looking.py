@@ -10,6 +10,7 @@ import shlex
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,9 @@ def missing_tools(names: Sequence[str] = tuple(TOOLS)) -> list[str]:
 
 
 def check_tools() -> None:
-    """Raises ConfigError, which names the packages to install."""
+    """Raises ConfigError, which names the packages to install, or says that this is not Linux."""
+    if sys.platform != "linux":
+        raise ConfigError(f"cards are written on Linux, not on {sys.platform}")
     if missing := missing_tools():
         packages = sorted({TOOLS[name] for name in missing})
         raise ConfigError(
