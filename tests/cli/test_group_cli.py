@@ -10,9 +10,11 @@ import sys
 
 import pytest
 from command_line import edgetrain, environment, write_tiny
+from run_folder_page import rows
 
 from edgetrain.__main__ import main
 from edgetrain.cli import rank
+from edgetrain.runs.folder import read_metrics
 
 TINY = {"fleet": {"members": 2}, "train": {"steps": 12}}
 SERVERS = """
@@ -40,6 +42,10 @@ def test_run_and_resume(tmp_path):
     assert summary["status"] == "finished"
     folder = tmp_path / summary["folder"]
     assert {"model.safetensors", "snapshots"} <= {path.name for path in folder.iterdir()}
+    assert set(summary) - {"folder", "picture"} <= rows("## summary.json")
+    for kind in ("step", "eval", "event"):
+        keys = {key for record in read_metrics(folder, kind) for key in record}
+        assert keys <= rows("Every line has") | rows(f"**{kind}**: ")
     again = edgetrain("run", "--resume", summary["folder"], "steps=20", "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["steps"] == 20

@@ -37,7 +37,7 @@ PACKAGES = (
 WORKER = (
     "torch", "numpy", "pyzmq", "msgpack", "psutil", "rich", "filelock", "typing_extensions",
     "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "markdown-it-py", "mdurl",
-    "pygments", "safetensors",
+    "pygments", "safetensors", "tomli-w",
 )  # fmt: skip
 _SKIPPED = ("torch/include", "torch/test/", "/tests/", "torch/share", "__pycache__")
 

@@ -270,13 +270,19 @@ lr = 1e-05
 
 [train.optimizer]
 name = "sgd"
-betas = [0.9, 0.95]
+betas = [
+    0.9,
+    0.95,
+]
 
 [strategy]
 
 [[faults]]
 kind = "down"
-members = [0, 1]
+members = [
+    0,
+    1,
+]
 
 [[faults]]
 kind = "rate"
