@@ -92,7 +92,9 @@ class StrategyTable:
     """How members exchange what they learn."""
 
     name: str = _said("dga", "see `edgetrain strategies`")
-    every: int = _ranged(0, 0, 10**9, "local steps in a round (K); 0: the strategy's default")
+    every: int = _ranged(
+        0, 0, 10**9, "local steps in a round (K); 0: the strategy's, fewer in a short run"
+    )
     delay: int | Literal["auto"] = field(
         default=AUTO,
         metadata={"low": 0, "high": 10**9, "doc": "local steps a reply may take (D), or 'auto'"},

@@ -16,6 +16,10 @@ from edgetrain.jobs.job import Job, StrategyTable
 from edgetrain.strategies import Strategy, merging
 from edgetrain.strategies.merging import RuleRow
 
+SHORTEST = 16
+"""A run has at least this many rounds where the job says neither how long they are nor the delay.
+So one round, and a delay of one, fit into the share of a run that `exchange.hub.delay` allows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
@@ -24,7 +28,8 @@ class Resolved:
     job: Job
     strategy: Strategy
     every: int
-    """Local steps in a round: the job's, or the strategy's default."""
+    """Local steps in a round: the job's; or the strategy's default, less in a short run whose delay
+    is measured."""
     delay: int | None
     """Local steps that a reply may take; None: measured. 0 where the strategy has no delay."""
     codec: Codec
@@ -45,11 +50,15 @@ def look_up(job: Job) -> Resolved:
     table = job.strategy
     strategy = strategy_of(table)
     codec = codecs.parse(table.codec)
+    delay = table.fixed_delay if strategy.delays else 0
+    every = strategy.every
+    if delay is None and job.train.steps:
+        every = min(every, max(1, job.train.steps // SHORTEST))
     return Resolved(
         job=job,
         strategy=strategy,
-        every=table.every or strategy.every,
-        delay=table.fixed_delay if strategy.delays else 0,
+        every=table.every or every,
+        delay=delay,
         codec=codec,
         reply_codec=codecs.parse(table.reply_codec) if table.reply_codec else codec.for_replies(),
         merge=merging.find(table.merge),

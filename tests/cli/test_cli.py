@@ -332,7 +332,8 @@ def test_a_job_that_does_not_match_is_refused(tmp_path):
 
 
 def test_a_hub_and_members_of_their_own_train_together(tmp_path):
-    job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 20})
+    tables = {"fleet": {"members": 2}, "train": {"steps": 20}, "strategy": {"every": 5}}
+    job = write_tiny(tmp_path, **tables)
     with hub(job, cwd=tmp_path) as (serving, address):
         member = ("member", job, "--hub", address, "--index")
         with running(*member, "0", cwd=tmp_path) as a, running(*member, "1", cwd=tmp_path) as b:

@@ -92,3 +92,20 @@ def test_what_a_secure_job_agrees_on():
 def test_replies_go_like_contributions_unless_it_is_said(overrides, codec, reply_codec):
     found = resolve(load(None, overrides))
     assert [found.codec.name, found.reply_codec.name] == [codec, reply_codec]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "every"),
+    [
+        (["steps=400"], 5),
+        (["steps=80"], 5),
+        (["steps=79"], 4),
+        (["steps=40"], 2),
+        (["steps=1"], 1),
+        (["steps=40", "every=5"], 5),
+        (["steps=40", "delay=5"], 5),
+        (["steps=40", "strategy=fedavg"], 5),
+    ],
+)
+def test_rounds_of_a_short_run_are_shorter_where_the_job_does_not_say(overrides, every):
+    assert resolve(load(None, ["strategy=dga", *overrides])).every == every

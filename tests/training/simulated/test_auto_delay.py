@@ -49,3 +49,14 @@ def test_nobody_waits_longer_than_the_first_round_trips(tmp_path, words):
     assert last["every"] == (max(5, last["delay"]) if words else 5), "drift: one round in flight"
     waits = [line["wait_s"] for line in read_metrics(folder, "step")]
     assert sum(waits) / 4 < 4 * 0.2
+
+
+def test_a_run_of_few_steps_is_never_further_from_its_fleet_than_an_eighth_of_them(tmp_path):
+    """With rounds of five steps the delay and a round were a quarter of it."""
+    summary, folder = simulated(
+        tmp_path, "members=24", "batch=8", "steps=40", "network=geo-satellite", "pace_s=0.1"
+    )
+    rounds = list(read_metrics(folder, "round"))
+    assert max(line["every"] + line["delay"] for line in rounds) <= 40 // 8
+    assert rounds[0]["every"] == 40 // 16
+    assert summary["final"]["accuracy"] > 0.65
