@@ -3,7 +3,7 @@
 #   make test    install into .venv with the test tools, then run all tests
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
 #   make check   linters, types and tests, as CI does
-#   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (hours)
+#   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour; goes on where it ended)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -37,4 +37,4 @@ install-dev: $(BIN)/python
 	$(BIN)/pip install --quiet --editable '.[dev]'
 
 drawn: install-lab
-	$(BIN)/python benchmarks/unequal.py --drawn 200
+	$(BIN)/python benchmarks/unequal.py --drawn 200 --keep drawn.jsonl

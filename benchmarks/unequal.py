@@ -2,22 +2,26 @@
 
     python benchmarks/unequal.py --rates 0.2          # plain SGD, 200 and 500 ms
     python benchmarks/unequal.py --optimizers sgd,momentum,adamw --partitions iid,1,0.3,0.1
-    python benchmarks/unequal.py --drawn 200        # 200 jobs with delay = "auto", drawn at random
+    python benchmarks/unequal.py --drawn 200 --keep drawn.jsonl   # 200 jobs drawn at random
 
 Digits, 8 members, simulated (real gradients, virtual seconds): FedAvg with K = 5, DGA and
 dga(drift) with D = what hides the round trip, K = 5 and K = D. Final accuracy after equal steps:
 mean over seeds, and the range. `time` is how many times sooner than FedAvg a run reaches --target,
 median over seeds (-: not in half of them, or FedAvg not).
 
-With --drawn: jobs of 2 to 1,000 members over networks of the catalogue, boards, batches and
-partitions are run twice, with FedAvg and with DGA and an automatic delay. It fails if DGA diverges
-where FedAvg trains, or if K + D is ever more than an eighth of the steps (or two rounds).
-
+With --drawn: jobs of 2 to 1,000 members over networks of the catalogue (but LoRa), boards, batches
+and partitions are run twice, with FedAvg and with DGA and an automatic delay, whose rounds are as
+long as the job's defaults make them. Large fleets take fewer steps: 40, 60, 100 or 200, as far as
+all members together take at most MOST_STEPS, but at least 40. It fails if DGA diverges where FedAvg
+trains (its loss is above 10, or its accuracy below half of FedAvg's, which is above 50 %), or if
+K + D is ever more than an eighth of the steps (or two). With --keep FILE each job's
+line is kept, and a second start goes on where the first was ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import shutil
@@ -27,6 +31,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.fleet import catalog
@@ -46,6 +51,9 @@ GRID = {
     "adamw": ("0.001", "0.002", "0.005"),
 }
 """Learning rates of which each optimizer has the one that is best for FedAvg."""
+
+MOST_STEPS = 6000
+"""Of all members of a drawn job together, where that leaves each at least 40."""
 
 BOARDS = ("raspberry-pi-3b", "raspberry-pi-4b", "raspberry-pi-5")
 
@@ -169,43 +177,67 @@ def compare(
                 )
 
 
-def drawn_job(rng: random.Random) -> list[str]:
-    """A job that somebody might run."""
+def drawn_job(seed: int, number: int) -> list[str]:
+    """A job that somebody might run; the same for the same numbers."""
+    rng = random.Random(f"{seed}/{number}")
     names = [n for n in catalog.names("netem") if not n.startswith("lora")]
     members = round(2 * 500 ** rng.random())
+    allowed = [steps for steps in (60, 100, 200) if members * steps <= MOST_STEPS] or [40]
     return [
         f"members={members}", f"batch={rng.choice((2, 4, 8, 16))}",
-        f"steps={rng.choice((60, 100, 200))}", f"network={rng.choice(names)}",
+        f"steps={rng.choice([40, *allowed])}", f"network={rng.choice(names)}",
         f"device={rng.choice(BOARDS)}", f"seed={rng.randrange(1000)}",
         f"optimizer={OPTIMIZERS['momentum'] % rng.choice(('0.01', '0.02', '0.05'))}",
         partition_of(rng.choice(("iid", "1", "0.3"))), "evaluate_every=50",
     ]  # fmt: skip
 
 
+def drawn_line(number: int, words: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    """Run one drawn job both ways; what to print of it, and whether it broke a law."""
+    try:
+        fedavg = simulate([*words, "strategy=fedavg"], args.target)
+        dga = simulate([*words, f"strategy={args.strategies.split(',')[0]}"], args.target)
+    except EdgetrainError as error:
+        return {"number": number, "words": words, "broken": True, "text": str(error)}
+    bound = max(2, int(words[2].partition("=")[2]) // 8)
+    diverged = fedavg.final > 50 and not (dga.loss < 10 and dga.final > 0.5 * fedavg.final)
+    text = (
+        f"fedavg {fedavg.final:.1f} % in {fedavg.seconds:.0f} s, dga {dga.final:.1f} % (loss "
+        f"{dga.loss:.2g}) in {dga.seconds:.0f} s, K + D up to {dga.most} of {bound}"
+    )
+    return {
+        "number": number, "words": words, "broken": diverged or dga.most > bound, "text": text,
+        "fedavg": fedavg.final, "dga": dga.final,
+    }  # fmt: skip
+
+
 def drawn(args: argparse.Namespace) -> int:
     """Run jobs drawn at random; how many broke a law."""
-    rng, broken, began = random.Random(args.seed), 0, time.monotonic()
+    keep = Path(args.keep) if args.keep else None
+    kept = (
+        [json.loads(line) for line in keep.read_text().splitlines()]
+        if keep and keep.exists()
+        else []
+    )
+    done = {(line["number"], *line["words"]): line for line in kept}
+    lines, began = [], time.monotonic()
     for number in range(args.drawn):
-        words = drawn_job(rng)
-        try:
-            fedavg = simulate([*words, "strategy=fedavg"], args.target)
-            dga = simulate([*words, f"strategy={args.strategies.split(',')[0]}"], args.target)
-        except EdgetrainError as error:
-            print(f"{number}: {' '.join(words)}: {error}", flush=True)
-            broken += 1
-            continue
-        steps = int(words[2].partition("=")[2])
-        bound = max(10, steps // 8)
-        trains = fedavg.final > 50
-        bad = (trains and not (dga.loss < 10 and dga.final > 0.5 * fedavg.final)) or (
-            dga.most > bound
-        )
-        broken += bad
+        words = drawn_job(args.seed, number)
+        line = done.get((number, *words))
+        if line is None:
+            line = drawn_line(number, words, args)
+            if keep is not None:
+                with keep.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+        lines.append(line)
+        said = f"{number}: {' '.join(words[:5])} {words[7]}: {line['text']}"
+        print(f"{'BROKEN ' if line['broken'] else ''}{said}", flush=True)
+    broken = sum(bool(line["broken"]) for line in lines)
+    behind: list[float] = [x["fedavg"] - x["dga"] for x in lines if x.get("fedavg", 0) > 50]
+    if behind:
         print(
-            f"{'BROKEN ' if bad else ''}{number}: {' '.join(words[:5])} {words[7]}: fedavg "
-            f"{fedavg.final:.1f} % in {fedavg.seconds:.0f} s, dga {dga.final:.1f} % (loss "
-            f"{dga.loss:.2g}) in {dga.seconds:.0f} s, K + D up to {dga.most} of {bound}",
-            flush=True,
+            f"of {len(behind)} that FedAvg trains, DGA ends {statistics.median(behind):.1f} points "
+            f"lower in the median, {max(behind):.1f} at most"
         )
     print(f"{args.drawn} jobs, {broken} broke a law, {time.monotonic() - began:.0f} s")
     return broken
@@ -226,6 +258,9 @@ def main() -> int:
     parser.add_argument("--target", type=float, default=95.0, help="percent")
     parser.add_argument("--equal-time", action="store_true", help="and in FedAvg's time")
     parser.add_argument("--drawn", type=int, default=0, help="draw this many jobs instead")
+    parser.add_argument(
+        "--keep", default="", help="file of drawn jobs that are done, to go on with"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the drawn jobs")
     args = parser.parse_args()
     if args.drawn:
