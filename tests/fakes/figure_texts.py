@@ -23,8 +23,9 @@ def words(figure: Any) -> list[tuple[str, Any]]:
 
     with mock.patch.object(Text, "draw", remember):
         canvas.draw()
+    # Of an annotation only its words: the line that leads to them may cross others.
     return [
-        (text.get_text(), text.get_window_extent(canvas.get_renderer()))
+        (text.get_text(), Text.get_window_extent(text, canvas.get_renderer()))
         for text in drawn.values()
         if text.get_text().strip() and text.get_visible()
     ]

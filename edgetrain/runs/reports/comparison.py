@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 Summary = Mapping[str, Any]
 
@@ -159,8 +156,8 @@ def _speedup(summary: Summary, first: Summary) -> tuple[float | None, float | No
         return None, None
     if yardstick is not None:
         return yardstick / mine, None
-    # The first run ended before it reached the target.
-    return None, first["seconds"] / mine
+    # The first run ended before it reached the target. If it ended first, nothing is known.
+    return None, first["seconds"] / mine if first["seconds"] > mine else None
 
 
 def _wait_share(summary: Summary) -> float | None:

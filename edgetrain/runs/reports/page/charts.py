@@ -176,7 +176,7 @@ def bars(stories: Sequence[Story]) -> str:
     for number, (name, parts) in enumerate(rows):
         y, at = 4 + pitch * number, left
         found.append(text(left - 8, y + 13, name, "end", "tick"))
-        for (kind, said), seconds in zip(PARTS, parts, strict=True):
+        for kind, said, seconds in _busy_first(parts):
             wide = axis.place(seconds, 0.0, width - 70 - left)
             share = units.share(seconds / sum(parts)) if sum(parts) else "-"
             found.append(
@@ -199,9 +199,16 @@ def _rows(stories: Sequence[Story]) -> list[tuple[str, Parts]]:
     return rows
 
 
+def _busy_first(parts: Parts) -> list[tuple[str, str, float]]:
+    """Kind, name and seconds of the parts: what the member does, then what it waits for. So bars
+    sorted by how busy a member is show their order."""
+    seconds = {kind: (said, value) for (kind, said), value in zip(PARTS, parts, strict=True)}
+    return [(kind, *seconds[kind]) for kind in ("compute", "overhead", "eval", "wait", "end")]
+
+
 def _busiest(member: MemberStory) -> tuple[float, str]:
-    compute, _, overhead, _, _ = mean_parts([member])
-    return -(compute + overhead), member.name
+    compute, _, overhead, evaluation, _ = mean_parts([member])
+    return -(compute + overhead + evaluation), member.name
 
 
 def mean_parts(members: Iterable[MemberStory]) -> Parts:

@@ -13,6 +13,7 @@ from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import Column
 from edgetrain.runs.reports.comparison import Comparison, compare
 from edgetrain.runs.reports.comparison_table import columns_of
+from edgetrain.runs.reports.message import message
 from edgetrain.runs.reports.page import charts
 from edgetrain.runs.reports.page.story import Story
 from edgetrain.runs.reports.page.svg import key
@@ -39,7 +40,7 @@ _PATTERNS = (
 def document(stories: Sequence[Story]) -> str:
     """The page of these runs, one at least."""
     comparison = compare([story.summary for story in stories], [s.label for s in stories])
-    title = message(comparison, stories)
+    title = message(comparison)
     style = files(__package__).joinpath("page.css").read_text("utf-8")
     body = [
         f"<h1>{_text(title)}</h1>",
@@ -59,33 +60,6 @@ def document(stories: Sequence[Story]) -> str:
         f"<title>{_text(title)}</title><style>{style}</style></head>\n"
         f"<body>{_PATTERNS}<main>{''.join(body)}</main></body></html>\n"
     )
-
-
-def message(comparison: Comparison, stories: Sequence[Story]) -> str:
-    """What the page says, in a sentence."""
-    rows, metric = comparison.rows, comparison.metric
-    if len(rows) == 1:
-        row, summary = rows[0], stories[0].summary
-        said = f"{row.label}: {metric} {units.figure(metric, row.final)}"
-        if row.target_seconds is not None and comparison.target is not None:
-            goal = units.goal(metric, comparison.target)
-            return f"{said}, {goal} after {units.duration(row.target_seconds)}"
-        return f"{said} after {units.duration(summary.get('seconds'))}"
-    reached = [row for row in rows if row.target_seconds is not None]
-    first = rows[0]
-    if comparison.target is not None and reached:
-        best = min(reached, key=lambda row: row.target_seconds or 0.0)
-        goal = units.goal(metric, comparison.target)
-        if best is not first and (best.speedup or best.speedup_at_least):
-            factor = units.times(best.speedup or best.speedup_at_least).removesuffix("x")
-            least = "" if best.speedup else "over "
-            return f"{best.label} reaches {goal} {least}{factor} times sooner than {first.label}"
-        return f"{best.label} reaches {goal} first, after {units.duration(best.target_seconds)}"
-    ends = ", ".join(
-        f"{row.label} {units.figure(metric, row.final)} in {units.duration(row.seconds)}"
-        for row in rows[:6]
-    )
-    return f"{metric.capitalize()} at the end: {ends}"
 
 
 def _about(stories: Sequence[Story]) -> str:

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 
 # The parts of a step are grey, because colours stand for strategies.
+_IN_ORDER = (0, 2, 3, 1, 4)
+"""Parts in the order in which they are stacked: first what the member does, then what it waits for.
+So bars that are sorted by how busy a member is show their order."""
+_BUSY = (0, 2, 3)
 _PARTS = (
     ("compute", "#4A4A4A", ""),
     ("wait", "#D9D9D9", "///"),
@@ -35,13 +39,14 @@ def draw_stacked(
     colours: Sequence[str],
 ) -> None:
     """Draw a bar of (compute, wait, overhead) in seconds for each name, the first on top. Where
-    there is more, it is evaluation and the wait for the last replies."""
+    there is more, it is evaluation and the wait for the last replies. What a member does comes
+    first, its waits last."""
     places = range(len(names))
     longest = max(map(sum, parts), default=0.0) or 1.0
     unit, seconds = ("milliseconds", 1e-3) if longest < 1 else ("seconds", 1.0)
     left = [0.0] * len(names)
     some = [part for part in range(3, len(parts[0]) if parts else 3) if any(p[part] for p in parts)]
-    shown = [0, 1, 2, *some]
+    shown = [part for part in _IN_ORDER if part < 3 or part in some]
     for part in shown:
         name, colour, hatch = _PARTS[part]
         widths = [split[part] / seconds for split in parts]
@@ -62,6 +67,11 @@ def draw_stacked(
         handlelength=1.4,
         columnspacing=1.4,
     )
+
+
+def busy_seconds(parts: tuple[float, ...]) -> float:
+    """Of the parts of a step, those in which the member is at work."""
+    return sum(parts[part] for part in _BUSY if part < len(parts))
 
 
 def write_beside(axes: Axes, end: float, place: float, text: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.runs.reports.calibration import GOOD, Pair
+from edgetrain.runs.reports.message import calibration_message
 from edgetrain.runs.reports.plot.style import (
     COLOURS,
     TARGET,
@@ -32,8 +33,9 @@ def calibration_figure(pairs: Sequence[Pair], path: Path) -> Path:
 def draw_calibration(pairs: Sequence[Pair]) -> Figure:
     """The figure of `calibration_figure`."""
     with styled():
-        figure = new_figure((9.6, 1.6 + 0.5 * len(pairs)))
-        write_heading(figure, "Seconds per step, simulated against emulated")
+        figure = new_figure((9.6, 2.0 + 0.5 * len(pairs)))
+        title = calibration_message([pair.time_error for pair in pairs], GOOD)
+        write_heading(figure, title, ["seconds per step, simulated against emulated"])
         axes = figure.add_subplot()
         errors = [100 * pair.time_error for pair in pairs]
         names = [as_text(pair.name) for pair in pairs]

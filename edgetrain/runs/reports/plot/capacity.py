@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
+from edgetrain.runs.reports.message import capacity_message
 from edgetrain.runs.reports.plot.bars import draw_stacked
 from edgetrain.runs.reports.plot.style import (
     COLOURS,
@@ -38,7 +39,8 @@ def draw_capacity(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
         raise ConfigError("there is no fleet to draw")
     with styled():
         figure = new_figure((12.0, 5.4))
-        write_heading(figure, as_text(title.partition(";")[0]) or "Capacity")
+        largest = max(rows, key=lambda row: int(row["members"]))
+        write_heading(figure, as_text(capacity_message(largest)), [as_text(title)])
         grid = figure.add_gridspec(1, 2, width_ratios=[1, 1.25])
         _draw_growth(figure.add_subplot(grid[0, 0]), rows)
         _draw_sizes(figure.add_subplot(grid[0, 1]), rows)

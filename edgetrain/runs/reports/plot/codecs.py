@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgetrain.runs.reports.plot.style import as_text, new_figure, save, styled
+from edgetrain.runs.reports.plot.style import as_text, new_figure, save, styled, write_heading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +33,9 @@ def codecs_figure(points: Sequence[Point]) -> Figure:
     _, smaller, errors, speeds = zip(*points, strict=True)
     with styled():
         figure = new_figure(INCHES)
+        name, most, error, _ = max(points, key=_size)
+        title = f"{name} is {most:,.0f} times smaller than float32, one payload {error:.0%} off"
+        write_heading(figure, as_text(title))
         axes = figure.add_subplot()
         dots = axes.scatter(smaller, errors, c=speeds, cmap="viridis", s=60)
         # Neighbours in size may lie so close that their labels need different heights.

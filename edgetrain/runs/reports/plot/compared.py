@@ -12,8 +12,15 @@ from edgetrain.runs.reports import units
 from edgetrain.runs.reports.comparison import Comparison, compare
 from edgetrain.runs.reports.plot.bars import draw_stacked, name_bars, unit_of_bytes, write_beside
 from edgetrain.runs.reports.plot.curves import Curve, curve_of, end_of_time
+from edgetrain.runs.reports.plot.ends import fits, label_ends
 from edgetrain.runs.reports.plot.headings import draw_header, draw_notes, heading_of
-from edgetrain.runs.reports.plot.quality import draw_against_steps, draw_against_time
+from edgetrain.runs.reports.plot.marks import legend_of
+from edgetrain.runs.reports.plot.quality import (
+    draw_against_steps,
+    draw_against_time,
+    step_ends,
+    time_ends,
+)
 from edgetrain.runs.reports.plot.style import INCHES, new_figure, save, styled
 from edgetrain.runs.summary import summarise
 
@@ -51,15 +58,24 @@ def _comparison(
     crowd = max(0, len(curves) - 4)
     figure = new_figure((INCHES[0], INCHES[1] + 0.35 * max(0, crowd - 2)))
     ratios = [1.6, 1 + 0.12 * crowd]
-    grid = figure.add_gridspec(2, 2, width_ratios=[1.2, 1], height_ratios=ratios)
-    against_time = figure.add_subplot(grid[0, 0])
-    against_steps = figure.add_subplot(grid[0, 1], sharey=against_time)
-    draw_against_time(against_time, curves, compared, end_of_time(curves))
-    draw_against_steps(against_steps, curves, compared)
-    _draw_split(figure.add_subplot(grid[1, 0]), curves)
-    _draw_bytes(figure.add_subplot(grid[1, 1]), curves)
-    draw_header(figure, against_time, compared, summary, heading_of(summary))
+    # Each row has margins of its own: labels beside lines take no room from the bars.
+    rows = figure.add_gridspec(2, 1, height_ratios=ratios)
+    above, below = (rows[row].subgridspec(1, 2, width_ratios=[1.2, 1]) for row in range(2))
+    against_time = figure.add_subplot(above[0, 0])
+    against_steps = figure.add_subplot(above[0, 1], sharey=against_time)
+    end = end_of_time(curves)
+    at_ends = fits([curve.name for curve in curves])
+    draw_against_time(against_time, curves, compared, end)
+    draw_against_steps(against_steps, curves, compared, name_target=not at_ends)
+    _draw_split(figure.add_subplot(below[0, 0]), curves)
+    _draw_bytes(figure.add_subplot(below[0, 1]), curves)
+    lines: list[Any] = [] if at_ends else against_time.get_legend_handles_labels()[0]
+    marks = legend_of([each for curve in curves for each in curve.happened])
+    draw_header(figure, compared, summary, heading_of(summary), [*lines, *marks])
     draw_notes(figure, compared)
+    if at_ends:
+        steps = step_ends(curves, compared)
+        label_ends(figure, {against_time: time_ends(curves, compared, end), against_steps: steps})
     return figure
 
 

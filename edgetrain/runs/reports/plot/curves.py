@@ -8,6 +8,8 @@ from pathlib import Path
 
 from edgetrain.runs.folder import read_metrics
 from edgetrain.runs.reports.comparison import Row
+from edgetrain.runs.reports.happenings import Happening
+from edgetrain.runs.reports.plot.marks import marks_of
 from edgetrain.runs.reports.plot.style import as_text, look_of
 
 _SQUEEZED = 0.04
@@ -24,11 +26,18 @@ class Curve:
     values: tuple[float, ...]
     colour: str
     dashes: str
+    happened: tuple[Happening, ...] = ()
+    """Faults, absences, members given up, changes of the delay."""
+
+    @property
+    def plain_name(self) -> str:
+        """As `name`, before it is drawn as text."""
+        return self.row.label + (" *" if self.row.trusted is False else "")
 
     @property
     def name(self) -> str:
         """The label beside bars, marked if the run is untrusted (a note explains the mark)."""
-        return as_text(self.row.label) + (" *" if self.row.trusted is False else "")
+        return as_text(self.plain_name)
 
 
 def seconds_until_visible(curves: Sequence[Curve], lowest: float) -> float:
@@ -64,4 +73,4 @@ def curve_of(folder: Path, row: Row, metric: str, place: int) -> Curve:
         if isinstance(record.get(metric), int | float)
     ]
     t, steps, values = zip(*points, strict=True) if points else ((), (), ())
-    return Curve(row, t, steps, values, *look_of(place))
+    return Curve(row, t, steps, values, *look_of(place), marks_of(folder))

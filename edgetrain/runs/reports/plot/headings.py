@@ -1,22 +1,21 @@
-"""Write above and below the panels of a picture: heading, legend, warnings."""
+"""Write above and below the panels of a picture: message, what was run, legend, warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.runs.reports.comparison import Comparison
+from edgetrain.runs.reports.message import message
 from edgetrain.runs.reports.plot.style import (
-    HEADING_POINTS,
-    TARGET,
     as_text,
-    below_top,
+    legend_points,
     listed,
     write_heading,
+    write_legend,
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -32,34 +31,21 @@ def heading_of(summary: Mapping[str, Any], *more: str | None) -> str:
 
 
 def draw_header(
-    figure: Figure, axes: Axes, compared: Comparison, summary: Mapping[str, Any], heading: str
+    figure: Figure,
+    compared: Comparison,
+    summary: Mapping[str, Any],
+    about: str,
+    legend: Sequence[Any] = (),
 ) -> None:
-    """Write the heading, and the legend of `axes` in as many columns as fit.
+    """Write the message as the heading, what was run below it, and a legend of these handles.
 
     matplotlib's layout lets a title and a legend above the panels overlap; this reserves the room.
     """
-    handles, labels = axes.get_legend_handles_labels()
-    widest = max(map(len, labels), default=0)
-    ncols = max(1, min(len(labels), 126 // (widest + 6)))
-    remark = _remark(compared, summary)
-    legend = figure.legend(
-        handles,
-        labels,
-        loc="upper left",
-        bbox_to_anchor=(0.012, below_top(figure, HEADING_POINTS)),
-        ncols=ncols,
-        title=remark or None,
-        title_fontsize=12,
-        alignment="left",
-        borderpad=0,
-        borderaxespad=0,
-        columnspacing=1.6,
-        handlelength=2.4,
-    )
-    legend.set_in_layout(False)
-    legend.get_title().set_color(TARGET)
-    rows = -(-len(labels) // ncols) + bool(remark)
-    write_heading(figure, heading, HEADING_POINTS + 20 * rows)
+    labels = [str(handle.get_label()) for handle in legend]
+    lines = [about, _remark(compared, summary)]
+    room = write_heading(figure, as_text(message(compared)), lines, legend_points(labels))
+    if labels:
+        write_legend(figure, legend, labels, room)
 
 
 def _remark(compared: Comparison, summary: Mapping[str, Any]) -> str:
@@ -69,7 +55,7 @@ def _remark(compared: Comparison, summary: Mapping[str, Any]) -> str:
         parts = ["simulated, in virtual time"]
     elif backend not in (None, "none"):
         parts = [f"network emulated by '{as_text(str(backend))}'"]
-    if compared.target is not None and len(compared.rows) > 1:
+    if any(row.speedup is not None for row in compared.rows[1:]):
         parts.append(f"speed-up against {as_text(compared.rows[0].label)}")
     return "; ".join(part for part in parts if part)
 

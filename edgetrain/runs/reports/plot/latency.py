@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
+from edgetrain.runs.reports.message import latency_message
+from edgetrain.runs.reports.plot.ends import End, label_ends
 from edgetrain.runs.reports.plot.style import (
     TARGET,
     as_text,
@@ -39,35 +41,46 @@ def draw_latency(rows: Iterable[Mapping[str, Any]], title: str = "") -> Figure:
     relative = relative_speed(rows)
     with styled():
         figure = new_figure((9.6, 5.6))
-        write_heading(figure, as_text(title) or "Steps per second against latency")
+        doubtful = _doubtful(rows)
+        write_heading(figure, as_text(latency_message(relative, bool(doubtful))), [as_text(title)])
         axes = figure.add_subplot()
         for place, points in enumerate(relative.values()):
             colour, dashes = look_of(place)
             rtt_ms, speed = zip(*points, strict=True)
             axes.plot(rtt_ms, speed, f"o{dashes}", color=colour, ms=7, clip_on=False, zorder=3)
-        _draw_doubt(figure, axes, relative, rows)
+        _draw_doubt(figure, axes, relative, doubtful)
         axes.axhline(1.0, color=TARGET, lw=1.2, ls=(0, (4, 3)), zorder=1)
         axes.set_xlabel("round trip (milliseconds)")
         axes.set_ylabel("steps per second, relative to 0 ms")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.0f} %")
         axes.set_ylim(0, max(1.1, 1.05 * max(s for points in relative.values() for _, s in points)))
         axes.set_xlim(0, max(points[-1][0] for points in relative.values()) or 1.0)
-        _label_ends(axes, relative)
+        label_ends(figure, {axes: list(_ends(relative))})
         return figure
+
+
+def _ends(relative: Mapping[str, list[tuple[float, float]]]) -> Iterable[End]:
+    for place, (strategy, points) in enumerate(relative.items()):
+        rtt_ms, speed = points[-1]
+        yield End(rtt_ms, speed, f"{strategy}, {speed * 100:.0f} %", look_of(place)[0])
+
+
+def _doubtful(rows: Iterable[Mapping[str, Any]]) -> set[tuple[str, float]]:
+    """Strategy and round trip of runs that are untrusted or did not keep their pace."""
+    return {
+        (row["strategy"], float(row["rtt_ms"]))
+        for row in rows
+        if row.get("trusted") is False or row.get("overrun")
+    }
 
 
 def _draw_doubt(
     figure: Figure,
     axes: Axes,
     relative: Mapping[str, list[tuple[float, float]]],
-    rows: Iterable[Mapping[str, Any]],
+    doubtful: set[tuple[str, float]],
 ) -> None:
     """Draw hollow points for runs that are untrusted or did not keep their pace."""
-    doubtful = {
-        (row["strategy"], float(row["rtt_ms"]))
-        for row in rows
-        if row.get("trusted") is False or row.get("overrun")
-    }
     for place, (strategy, points) in enumerate(relative.items()):
         for rtt_ms, speed in points:
             if (strategy, rtt_ms) in doubtful:
@@ -98,22 +111,3 @@ def relative_speed(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[fl
     if not relative:
         raise ConfigError("there is no measurement to draw")
     return relative
-
-
-def _label_ends(axes: Axes, relative: Mapping[str, list[tuple[float, float]]]) -> None:
-    """Write names and last values at the ends of lines, moved apart where they would overlap."""
-    least = 0.055 * (axes.get_ylim()[1] - axes.get_ylim()[0])
-    lowest = -1.0
-    for _, strategy in sorted((points[-1][1], name) for name, points in relative.items()):
-        (rtt_ms, speed), place = relative[strategy][-1], list(relative).index(strategy)
-        lowest = max(speed, lowest + least)
-        axes.annotate(
-            f"{as_text(strategy)}, {speed * 100:.0f} %",
-            (rtt_ms, lowest),
-            xytext=(10, 0),
-            textcoords="offset points",
-            va="center",
-            color=look_of(place)[0],
-            fontweight="bold",
-            annotation_clip=False,
-        )

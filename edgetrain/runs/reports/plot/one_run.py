@@ -13,12 +13,19 @@ from edgetrain.runs.folder import read_metrics, read_summary
 from edgetrain.runs.metrics.lines import Record
 from edgetrain.runs.metrics.tally import Tally
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.comparison import compare
-from edgetrain.runs.reports.plot.bars import draw_stacked, unit_of_bytes, unit_of_time
-from edgetrain.runs.reports.plot.curves import curve_of
+from edgetrain.runs.reports.comparison import Comparison, compare
+from edgetrain.runs.reports.plot.bars import (
+    busy_seconds,
+    draw_stacked,
+    unit_of_bytes,
+    unit_of_time,
+)
+from edgetrain.runs.reports.plot.curves import Curve, curve_of
+from edgetrain.runs.reports.plot.ends import End, label_ends
 from edgetrain.runs.reports.plot.headings import draw_header, draw_notes, heading_of
+from edgetrain.runs.reports.plot.marks import legend_of
 from edgetrain.runs.reports.plot.quality import draw_against_time
-from edgetrain.runs.reports.plot.style import COLOURS, as_text, new_figure, save, styled
+from edgetrain.runs.reports.plot.style import COLOURS, TARGET, as_text, new_figure, save, styled
 from edgetrain.runs.summary import summarise
 
 if TYPE_CHECKING:
@@ -50,10 +57,24 @@ def draw_run(folder: Path) -> Figure:
         _draw_loss(figure.add_subplot(grid[0, 1]), history)
         _draw_members(figure.add_subplot(grid[1, 0]), history.tally)
         _draw_traffic(figure.add_subplot(grid[1, 1]), history)
-        heading = heading_of(summary, summary["strategy"])
-        draw_header(figure, quality, compared, summary, heading)
+        about = heading_of(summary, summary["strategy"])
+        draw_header(figure, compared, summary, about, legend_of(curve.happened))
         draw_notes(figure, compared)
+        label_ends(figure, {quality: _ends(curve, compared)})
         return figure
+
+
+def _ends(curve: Curve, compared: Comparison) -> list[End]:
+    """The last value, and the target."""
+    if not curve.values:
+        return []
+    last, end = curve.values[-1], curve.t[-1]
+    _, unit = unit_of_time(end or 1.0)
+    found = [End(end / unit, last, units.figure(compared.metric, last), curve.colour)]
+    if compared.target is not None:
+        goal = f"target {units.goal(compared.metric, compared.target)}"
+        found.append(End(end / unit, compared.target, goal, TARGET, bold=False))
+    return found
 
 
 class History:
@@ -119,15 +140,20 @@ def _top(losses: Sequence[tuple[float, float, float, float]]) -> float:
 
 
 def _draw_members(axes: Axes, tally: Tally, most: int = 10) -> None:
-    """Draw the members that need longest for a step, their waiting not counted; longest first."""
-    found = [(name, member) for name, member in tally.members.items() if member.lines]
-    found.sort(key=lambda item: -(item[1].compute_s + item[1].overhead_s) / item[1].lines)
+    """Draw the members that are busy longest in a step, the busiest first: their order is that of
+    the ends of the dark parts, which begin each bar."""
+    found = [
+        (as_text(name), member.parts) for name, member in tally.members.items() if member.lines
+    ]
+    found.sort(key=lambda item: -busy_seconds(item[1]))
     shown = found[:most]
-    parts = [member.parts for _, member in shown]
-    draw_stacked(axes, [as_text(name) for name, _ in shown], parts, ["#000000"] * len(shown))
+    names, parts = [name for name, _ in shown], [split for _, split in shown]
+    draw_stacked(axes, names, parts, ["#000000"] * len(shown))
+    unit = axes.get_title(loc="left").split()[0]
     if len(found) > len(shown):
-        unit = axes.get_title(loc="left").split()[0]
         axes.set_title(f"{unit} per step: {most} busiest of {len(found)}")
+    elif len(found) > 1:
+        axes.set_title(f"{unit} per step, busiest member first")
 
 
 def _draw_traffic(axes: Axes, history: History) -> None:

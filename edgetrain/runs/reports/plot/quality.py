@@ -12,6 +12,8 @@ from edgetrain.runs.reports import units
 from edgetrain.runs.reports.comparison import Comparison
 from edgetrain.runs.reports.plot.bars import unit_of_time
 from edgetrain.runs.reports.plot.curves import Curve, needs_log, seconds_until_visible
+from edgetrain.runs.reports.plot.ends import End
+from edgetrain.runs.reports.plot.marks import Marked, draw_marks
 from edgetrain.runs.reports.plot.style import TARGET, as_text
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 def draw_against_time(
     axes: Axes, curves: Sequence[Curve], compared: Comparison, end: float
 ) -> None:
-    """The metric of each run against seconds, up to `end`."""
+    """The metric of each run against seconds, up to `end`, with marks where something happened."""
     unit, seconds = unit_of_time(end)
     for curve in curves:
         t = [value / seconds for value in curve.t]
@@ -32,27 +34,82 @@ def draw_against_time(
         if compared.target is not None and curve.row.target_seconds is not None:
             at = curve.row.target_seconds / seconds
             axes.plot([at], [compared.target], "o", color=curve.colour, ms=9, zorder=5)
-    axes.set_title(f"{compared.metric} against time")
+    goal = None if compared.target is None else units.goal(compared.metric, compared.target)
+    dots = f" (dot: {goal})" if goal and any(curve.row.target_seconds for curve in curves) else ""
+    axes.set_title(f"{compared.metric} against time{dots}")
     axes.set_xlabel(f"time since training began ({unit})")
-    lowest = _scale_metric(axes, curves, compared)
+    lowest, begin = _scale_metric(axes, curves, compared), 0.0
     axes.set_xlim(0, end / seconds)
     if needs_log(curves, end):
         from matplotlib.ticker import LogLocator, NullFormatter
 
         axes.set_xscale("log")
-        axes.set_xlim(0.8 * seconds_until_visible(curves, lowest) / seconds, end / seconds)
+        begin = 0.8 * seconds_until_visible(curves, lowest)
+        axes.set_xlim(begin / seconds, end / seconds)
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
+    for curve in curves:
+        found = tuple(each for each in curve.happened if begin <= each.t <= end)
+        points = list(zip(curve.t, curve.values, strict=True))
+        draw_marks(axes, Marked(found, curve.colour), points, end, seconds)
 
 
-def draw_against_steps(axes: Axes, curves: Sequence[Curve], compared: Comparison) -> None:
-    """The metric of each run against the steps of a member."""
+def time_ends(curves: Sequence[Curve], compared: Comparison, end: float) -> list[End]:
+    """The ends of the lines of `draw_against_time`, with the time to the target."""
+    _, seconds = unit_of_time(end)
+    found = []
+    for curve in curves:
+        points = [point for point in zip(curve.t, curve.values, strict=True) if point[0] <= end]
+        if points:
+            text = f"{curve.plain_name}{_time_to_target(curve, compared)}"
+            found.append(End(points[-1][0] / seconds, points[-1][1], text, curve.colour))
+    return found
+
+
+def step_ends(curves: Sequence[Curve], compared: Comparison) -> list[End]:
+    """The ends of the lines of `draw_against_steps`, with the last value, and the target."""
+    found = [
+        End(
+            curve.steps[-1],
+            curve.values[-1],
+            f"{curve.plain_name} {units.figure(compared.metric, curve.values[-1])}",
+            curve.colour,
+        )
+        for curve in curves
+        if curve.values
+    ]
+    if compared.target is not None:
+        last = max((curve.steps[-1] for curve in curves if curve.steps), default=1)
+        goal = f"target {units.goal(compared.metric, compared.target)}"
+        found.append(End(last, compared.target, goal, TARGET, bold=False))
+    return found
+
+
+def _time_to_target(curve: Curve, compared: Comparison) -> str:
+    row = curve.row
+    if compared.target is None:
+        return ""
+    if row.target_seconds is None:
+        return ", not reached"
+    faster = ""
+    if row.speedup_at_least is not None:
+        faster = f", over {units.times(row.speedup_at_least)}"
+    elif row.speedup is not None and row is not compared.rows[0]:
+        faster = f", {units.times(row.speedup)}"
+    return f" {units.duration(row.target_seconds)}{faster}"
+
+
+def draw_against_steps(
+    axes: Axes, curves: Sequence[Curve], compared: Comparison, *, name_target: bool = False
+) -> None:
+    """The metric of each run against the steps of a member. `name_target` writes the target into
+    the margin."""
     for curve in curves:
         axes.plot(curve.steps, curve.values, curve.dashes, color=curve.colour)
     _draw_target(axes, compared)
     last = max((curve.steps[-1] for curve in curves if curve.steps), default=1)
-    if compared.target is not None:
+    if compared.target is not None and name_target:
         # In the margin: inside the panel a curve is always near the target.
         goal = units.goal(compared.metric, compared.target)
         axes.annotate(

@@ -7,7 +7,8 @@ their dashes. Nothing here knows what a picture shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -55,18 +56,60 @@ def listed(names: Any) -> str:
     return names if isinstance(names, str) else ", ".join(dict.fromkeys(map(str, names)))
 
 
-HEADING_POINTS = 34.0
+_HEADING_LETTERS, _ABOUT_LETTERS = 18.0, 12.5
+_SMALLEST = 0.72
+"""Of the size of a heading's letters, where it is long; longer ones get several lines."""
 
 
-def write_heading(figure: Figure, heading: str, room_points: float = HEADING_POINTS) -> None:
-    """Write the heading at the top and reserve `room_points` for it and what is below it."""
-    # A long list of devices and networks gets smaller letters, but readable on a phone.
-    size = 18 * min(1.0, max(0.6, 6.2 * figure.get_figwidth() / max(1, len(heading))))
-    place = {"x": 0.012, "y": below_top(figure, 8), "ha": "left", "va": "top"}
-    title = figure.suptitle(heading, fontsize=size, fontweight="bold", **place)
+def write_heading(
+    figure: Figure, heading: str, about: Sequence[str] = (), room_points: float = 0.0
+) -> float:
+    """Write the heading at the top and lines of `about` below it, and reserve room for them and
+    `room_points` more. Returns the points from the upper edge to that room."""
+    # A letter is about 0.6 of its size wide.
+    broad = 72 * float(figure.get_figwidth()) / (0.64 * _HEADING_LETTERS)
+    size = _HEADING_LETTERS * min(1.0, max(_SMALLEST, broad / max(1, len(heading))))
+    lines = textwrap.wrap(heading, int(broad / _SMALLEST)) or [""]
+    place: dict[str, Any] = {"x": 0.012, "ha": "left", "va": "top"}
+    title = figure.suptitle("\n".join(lines), y=below_top(figure, 8), fontsize=size,
+                            fontweight="bold", **place)  # fmt: skip
     title.set_in_layout(False)
+    room = 12 + 1.25 * size * len(lines)
+    for line in filter(None, about):
+        wide = textwrap.wrap(line, int(72 * float(figure.get_figwidth()) / (0.56 * _ABOUT_LETTERS)))
+        text = figure.text(y=below_top(figure, room), s="\n".join(wide), color=TARGET,
+                           fontsize=_ABOUT_LETTERS, **place)  # fmt: skip
+        text.set_in_layout(False)
+        room += 1.35 * _ABOUT_LETTERS * len(wide)
     layout: Any = figure.get_layout_engine()
-    layout.set(rect=(0, 0, 1, below_top(figure, room_points)))
+    layout.set(rect=(0, 0, 1, below_top(figure, room + 4 + room_points)))
+    return room
+
+
+def write_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], at: float) -> None:
+    """Write a legend `at` points below the upper edge, in as many columns as fit."""
+    legend = figure.legend(
+        handles,
+        labels,
+        loc="upper left",
+        bbox_to_anchor=(0.012, below_top(figure, at)),
+        ncols=_columns(labels),
+        borderpad=0,
+        borderaxespad=0,
+        columnspacing=1.6,
+        handlelength=2.4,
+    )
+    legend.set_in_layout(False)
+
+
+def legend_points(labels: Sequence[str]) -> float:
+    """The room that `write_legend` needs for these labels."""
+    return 20.0 * -(-len(labels) // _columns(labels)) if labels else 0.0
+
+
+def _columns(labels: Sequence[str]) -> int:
+    widest = max(map(len, labels), default=0)
+    return max(1, min(len(labels), 126 // (widest + 6)))
 
 
 def below_top(figure: Figure, points: float) -> float:

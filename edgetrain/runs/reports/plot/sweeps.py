@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.runs.reports import units
+from edgetrain.runs.reports.message import sweep_message
+from edgetrain.runs.reports.plot.ends import End, fits, label_ends
 from edgetrain.runs.reports.plot.style import (
-    HEADING_POINTS,
     as_text,
-    below_top,
+    legend_points,
     look_of,
     new_figure,
     save,
     styled,
     write_heading,
+    write_legend,
 )
 from edgetrain.runs.reports.sweep_rows import numbers_of, relative, series
 
@@ -77,8 +79,29 @@ def draw_sweep(
         _draw_along(size, axis, labels, _values(lines, "sent_bytes", 1e-6))
         size.set_title("megabytes that members sent")
         _from_zero(size)
-        _name_lines(figure, speed, as_text(title) or f"along {as_text(axis)}")
+        names = [label or "all" for label in lines]
+        said = as_text(sweep_message(axis, labels, lines, metric))
+        about = [as_text(title) or f"along {as_text(axis)}"]
+        at_ends = numbers_of(labels) is not None and fits(names)
+        handles = [] if at_ends or len(names) == 1 else speed.get_legend_handles_labels()[0]
+        called = [str(handle.get_label()) for handle in handles]
+        room = write_heading(figure, said, about, legend_points(called))
+        if called:
+            write_legend(figure, handles, called, room)
+        if at_ends and len(names) > 1:
+            label_ends(figure, {panel: _ends(panel) for panel in (speed, final, target, size)})
         return figure
+
+
+def _ends(panel: Axes) -> list[End]:
+    """The ends of the lines of a panel that have a name."""
+    found = []
+    for line in panel.get_lines():
+        points: Any = line.get_xydata()
+        if not str(line.get_label()).startswith("_") and len(points):
+            x, y = map(float, points[-1])
+            found.append(End(x, y, str(line.get_label()), str(line.get_color())))
+    return found
 
 
 def _from_zero(axes: Axes) -> None:
@@ -147,22 +170,3 @@ def _draw_along(
 
 
 _AXIS = {"rtt": "round trip (milliseconds)", "delay": "delay (steps)", "every": "every (steps)"}
-
-
-def _name_lines(figure: Figure, axes: Axes, heading: str) -> None:
-    """Write the heading, and below it the names of the lines in as many columns as fit."""
-    handles, labels = axes.get_legend_handles_labels()
-    widest = max(map(len, labels), default=0)
-    ncols = max(1, min(len(labels), 126 // (widest + 6)))
-    legend = figure.legend(
-        handles,
-        labels,
-        loc="upper left",
-        bbox_to_anchor=(0.012, below_top(figure, HEADING_POINTS)),
-        ncols=ncols,
-        borderpad=0,
-        borderaxespad=0,
-        handlelength=2.4,
-    )
-    legend.set_in_layout(False)
-    write_heading(figure, heading, HEADING_POINTS + 20 * -(-len(labels) // ncols))

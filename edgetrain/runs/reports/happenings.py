@@ -1,0 +1,53 @@
+"""What happened to a run besides training: faults, absences, lost members, another delay.
+
+A pure function of the lines of a run folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edgetrain.runs.metrics.lines import Record
+from edgetrain.runs.reports import units
+
+KINDS = {
+    "fault": "faults",
+    "absence": "absences",
+    "gone": "members given up",
+    "back": "members back",
+    "error": "errors",
+    "delay": "changes of the delay",
+}
+"""Kinds of happenings, and what several of them are called."""
+
+
+@dataclass(frozen=True)
+class Happening:
+    """One of KINDS, at `t` seconds since training began, in a few words."""
+
+    kind: str
+    t: float
+    said: str
+
+
+def happenings(records: Iterable[Record]) -> tuple[Happening, ...]:
+    """What these lines of events and rounds say, in the order of time. Other lines are ignored."""
+    found, delays = [], []
+    for record in records:
+        kind, t = record["kind"], max(0.0, float(record["t"]))
+        event = str(record.get("event"))
+        if kind == "event" and event in KINDS and event != "delay":
+            about = units.printable(str(record.get("about") or record["member"]))
+            reason = units.printable(str(record.get("reason") or ""))
+            found.append(Happening(event, t, f"{about} {event}" + f": {reason}" * bool(reason)))
+        elif kind == "round" and isinstance(record.get("delay"), int):
+            delays.append((t, int(record["delay"])))
+    delays.sort()
+    found += [
+        Happening("delay", t, f"delay {before} to {after}")
+        for (_, before), (t, after) in itertools.pairwise(delays)
+        if before != after
+    ]
+    return tuple(sorted(found, key=lambda each: each.t))

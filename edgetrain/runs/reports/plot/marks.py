@@ -1,0 +1,84 @@
+"""Marks in a picture where something happened: faults, absences, members given up and back, and
+changes of the delay. Each kind has a shape of its own, and the legend says what it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgetrain.runs.folder import read_metrics
+from edgetrain.runs.reports.happenings import KINDS, Happening, happenings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+_MOST = 25
+"""Marks of a kind on one line; of more, as many are drawn, evenly chosen."""
+_SHAPES = {"fault": "X", "absence": "v", "gone": "s", "back": "^", "error": "P", "delay": "D"}
+
+
+@dataclass(frozen=True)
+class Marked:
+    """What happened in a run, and the colour of its line."""
+
+    found: tuple[Happening, ...]
+    colour: str
+
+
+def marks_of(folder: Path) -> tuple[Happening, ...]:
+    """What happened in the run in a folder, in the order of time."""
+    return happenings([*read_metrics(folder, "event"), *read_metrics(folder, "round")])
+
+
+def draw_marks(
+    axes: Axes,
+    marked: Marked,
+    line: Sequence[tuple[float, float]],
+    end: float,
+    unit: float,
+) -> None:
+    """Draw marks on a line of (seconds, figure), up to `end` seconds; `unit`: seconds in a unit of
+    the axis. Without a line they lie at the lower edge."""
+    low, high = axes.get_ylim()
+    for kind in KINDS:
+        times = [each.t for each in marked.found if each.kind == kind and each.t <= end]
+        if len(times) > _MOST:
+            times = [times[i * (len(times) - 1) // (_MOST - 1)] for i in range(_MOST)]
+        if not times:
+            continue
+        heights = [min(max(_height(line, t), low), high) for t in times]
+        axes.plot(
+            [t / unit for t in times], heights, _SHAPES[kind], color=marked.colour, mfc="white",
+            mew=1.6, ms=8, zorder=6, clip_on=False,
+        )  # fmt: skip
+
+
+def _height(line: Sequence[tuple[float, float]], t: float) -> float:
+    """The line's height at `t`, or at its nearer end."""
+    if not line:
+        return float("-inf")
+    before = [point for point in line if point[0] <= t]
+    after = [point for point in line if point[0] > t]
+    if not before or not after:
+        return (after or before)[0 if after else -1][1]
+    (t0, y0), (t1, y1) = before[-1], after[0]
+    return y0 + (y1 - y0) * (t - t0) / (t1 - t0)
+
+
+def legend_of(found: Sequence[Happening]) -> list[Line2D]:
+    """An entry for each kind of mark that is there, with their number."""
+    from matplotlib.lines import Line2D
+
+    counts = Counter(each.kind for each in found)
+    return [
+        Line2D(
+            [], [], ls="", marker=_SHAPES[kind], color="#333333", mfc="white", mew=1.6, ms=8,
+            label=f"{said}: {counts[kind]}",
+        )
+        for kind, said in KINDS.items()
+        if counts[kind]
+    ]  # fmt: skip
