@@ -178,6 +178,21 @@ def first_checksum(job: Job, words: str) -> int | None:
     return None if model is None else checksum(FlatModel(model).params)
 
 
+def kept_between_blocks(job: Job, words: str):
+    """Positions of what enters each block that is computed again, and the names of these blocks."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+
+    rank = prepare_rank(job, task_of(job), parse(words), torch.device("cpu"))
+    seen, names = [], []
+    for module in rank.held.modules:
+        for name, each in module.named_modules():
+            if isinstance(each, CheckpointWrapper):
+                names.append(name)
+                each.register_forward_pre_hook(lambda own, args: seen.append(args[0].shape[1]))
+    _steps(rank, 1)
+    return seen, names
+
+
 def train_untied(job: Job, words: str):
     """`train`, without the sum of gradients over the copies of a tied parameter."""
     from edgetrain.training.servers import model

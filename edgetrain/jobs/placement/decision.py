@@ -196,6 +196,11 @@ def check(placement: Placement, model: Model, servers: Servers, work: Work) -> N
         )
     if placement.cuts and placement.cuts[-1] >= layers:
         raise ConfigError(f"placement: a cut at {placement.cuts[-1]} of {layers} layers")
+    if isinstance(placement.recompute, tuple) and placement.recompute[-1] >= layers:
+        raise ConfigError(
+            f"placement: recompute={placement.recompute[-1]} of a model with {layers} layers",
+            f"0 to {layers - 1}",
+        )
     if work.members % placement.data:
         near = max(d for d in range(1, placement.data) if work.members % d == 0)
         raise ConfigError(

@@ -106,7 +106,9 @@ class _Option:
     """One configuration: all but the cuts, and a bound that no cut can be faster than."""
 
     def __init__(self, sums: Sums, costs: StageCosts, placement: Placement, room: list[Slot],
-                 mixed: bool) -> None:  # fmt: skip
+                 mixed: bool, given: bool = False) -> None:  # fmt: skip
+        """`given`: the placement is somebody's words, and not made better than they say."""
+        self._is_given = given
         self.placement, self._room, self._costs, self._mixed = placement, room, costs, mixed
         self._sums = sums
         self._a, self._c = weights_of(
@@ -132,15 +134,33 @@ class _Option:
             seconds = self._step_seconds(cut) + syncing
             if seconds < limit:
                 found, limit = self._found(cut, seconds), seconds
+                lighter = self._lighter(cut)
+                if lighter is not None and lighter.seconds < limit:
+                    found, limit = lighter, lighter.seconds
             if self.placement.cuts or self.placement.data == 1:
                 return found
             most = syncing
+
+    def _lighter(self, cut: Cut) -> Found | None:
+        """The same cut, with activations kept of as many layers as there is room for."""
+        if self.placement.recompute is not True or self._is_given:
+            return None
+        layers = self._costs.lighten(cut.ends, cut.slots)
+        placement = replace(
+            self.placement, pipeline=len(cut.ends) // self.placement.stages,
+            cuts=tuple(first for first, _ in cut.ends[1:]), recompute=layers or False,
+        )  # fmt: skip
+        costs = self._costs.with_recomputed(layers, cut.slots)
+        used = [self._room[s] for s in cut.slots]
+        return _Option(self._sums, costs, placement, used, False).solve(math.inf)
 
     @property
     def _slack(self) -> float:
         """How much longer than a step a cut's cost may be: it takes the longest stage for the
         longest rank."""
-        return 1.3 if self.placement.stages > 1 else 1.0
+        slack = 1.3 if self.placement.stages > 1 else 1.0
+        # Computing again is at most a second forward pass: of three thirds of a step a fourth.
+        return slack * (1.5 if self.placement.recompute is True else 1.0)
 
     def _step_seconds(self, cut: Cut) -> float:
         """Of a step without its sync. A rank with several stages is as busy as all of them."""
@@ -298,7 +318,7 @@ def _option(
     )  # fmt: skip
     used = room if mixed else [room[s % placement.pipeline] for s in range(placement.all_stages)]
     costs = StageCosts(sums, shape, used, (inside, servers.between), work.kept)
-    return _Option(sums, costs, placement, used, mixed)
+    return _Option(sums, costs, placement, used, mixed, given)
 
 
 def _divides(model: Model, tensor: int) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +20,8 @@ from edgetrain.jobs.placement.formulas import (
 )
 from edgetrain.jobs.placement.layers import Model
 from edgetrain.jobs.placement.machines import Slot
+
+_Pick = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Shape:
     microbatches: int
     samples: float
     """In a micro-batch of one rank."""
-    recompute: bool
+    recompute: bool | tuple[int, ...]
+    """Layers that are computed again in the backward pass: all, none, or these."""
     ring: int = 1
     ulysses: int = 1
     split_norms: bool = False
@@ -62,6 +66,23 @@ class Sums:
             [0.0, *(layer.passed_bytes for layer in model.layers[:-1])]  # what enters each layer
         )
         self.largest_saved = self._most([layer.saved_bytes for layer in model.layers])
+
+    def only(self, chosen: bool | tuple[int, ...], values: Array) -> Array:
+        """Of sums over runs of layers, what the chosen layers have in them."""
+        if isinstance(chosen, bool):
+            return values if chosen else np.zeros((1, 1))
+        mask = np.zeros(self.layers)
+        mask[list(chosen)] = 1.0
+        found: Array = self._sum(list(mask * np.diagonal(values, 1)))
+        return found
+
+    def most_of(self, chosen: bool | tuple[int, ...], values: Array) -> Array:
+        """The largest value of the chosen layers in each run; `values` are largest ones."""
+        if isinstance(chosen, bool):
+            return values if chosen else np.zeros((1, 1))
+        mask = np.zeros(self.layers)
+        mask[list(chosen)] = 1.0
+        return self._most(list(mask * np.diagonal(values, 1)))
 
     def _sum(self, values: list[float]) -> Array:
         total = np.concatenate([[0.0], np.cumsum(np.array(values, float))])
@@ -125,11 +146,18 @@ class StageCosts:
         """`links` are those inside a server and between servers."""
         self.layers = sums.layers
         self._sums, self._shape, self._slots, self._kept = sums, shape, slots, kept
-        self._inside, self._between = links
+        self._inside, self._between = self._links = links
         self._divided = sums.divided(shape.tensor)
         self.below = math.inf
         """Stages whose gradients take this many seconds to add up, or more, are left out."""
         self._times: dict[tuple[float, float, Link], Array] = {}
+        self._longer: dict[tuple[float, float, Link], Array] = {}
+        """What computing each layer again takes, in seconds."""
+
+    def with_recomputed(self, layers: tuple[int, ...], slots: tuple[int, ...]) -> StageCosts:
+        """The same where only these layers are computed again, with each stage in its slot."""
+        shape, used = replace(self._shape, recompute=layers), [self._slots[s] for s in slots]
+        return StageCosts(self._sums, shape, used, self._links, self._kept)
 
     def last(self, slot: int) -> Array:
         """See Costs."""
@@ -152,20 +180,29 @@ class StageCosts:
     def bytes(self, left: int) -> Array:
         """Of a rank whose stage has this many stages from it to the end, itself included; where a
         rank holds several stages, of one of them."""
-        shape, sums = self._shape, self._sums
-        rank, ranks = 0, left
+        shape, many = self._shape, self._flight(left)
+        again, kept, entering = self._activations
+        active = many * shape.samples * (kept + entering) + shape.samples * again
+        return PROCESS_BYTES / shape.looped + self.state + active
+
+    def _flight(self, left: int) -> float:
+        """Micro-batches, in a stage's worth, that this stage keeps at most."""
+        shape, rank, ranks = self._shape, 0, left
         if shape.looped > 1:
             ranks = shape.pipeline
             rank = (shape.looped * ranks - left) % ranks
-        many = in_flight(shape.schedule, rank, ranks, shape.microbatches, shape.looped)
-        share = self._share_of_saved
-        saved = shape.samples * sums.saved * share
-        if shape.recompute:
-            again = shape.samples * sums.largest_saved * share
-            active = many * shape.samples * sums.boundary + again
-        else:
-            active = many * saved
-        return PROCESS_BYTES / shape.looped + self.state + active
+        return in_flight(shape.schedule, rank, ranks, shape.microbatches, shape.looped)
+
+    @cached_property
+    def _activations(self) -> tuple[Array, Array, Array]:
+        """Of a sample: what is there while a layer is computed again, what layers keep that are
+        not, and what enters those that are."""
+        shape, sums, share = self._shape, self._sums, self._share_of_saved
+        again = sums.most_of(shape.recompute, sums.largest_saved) * share
+        kept = (sums.saved - sums.only(shape.recompute, sums.saved)) * share
+        # With split norms what one block hands to the next is divided as well.
+        part = 1 / shape.tensor if shape.split_norms else 1.0
+        return again, kept, sums.only(shape.recompute, sums.boundary) * part
 
     @cached_property
     def state(self) -> Array:
@@ -193,56 +230,99 @@ class StageCosts:
         at = self._slots[slot]
         key = (at.flops_s, at.dispatch_s, at.wide)
         if key not in self._times:
-            self._times[key] = self._compute(at)
+            self._times[key] = self._compute(at, self._shape.recompute)
         return self._times[key]
 
     def whole_seconds(self, slot: int) -> float:
-        """Seconds of all layers in one stage on a slot, without building anything."""
-        return float(self._compute(self._slots[slot], np.s_[:1, -1:])[0, 0])
+        """Seconds of all layers in one stage on a slot without computing anything again: what no
+        choice of layers is below."""
+        return float(self._compute(self._slots[slot], False, np.s_[:1, -1:])[0, 0])
 
-    def _compute(self, at: Slot, part: Any = np.s_[:, :]) -> Array:
+    def _compute(
+        self, at: Slot, recompute: bool | tuple[int, ...], part: Any = np.s_[:, :]
+    ) -> Array:
         shape, sums, own = self._shape, self._sums, self._divided
-        again = 1 + shape.recompute
-        operators = again * sums.operators[part] + sums.back_operators[part]
-        flops = again * own.flops[part] + own.back_flops[part]
+
+        def once(values: Array) -> Array:
+            found: Array = values[part]
+            return found
+
+        def twice(values: Array) -> Array:
+            """In the forward pass, and where it is computed again."""
+            found: Array = values[part] + sums.only(recompute, values)[part]
+            return found
+
+        operators = twice(sums.operators) + once(sums.back_operators)
+        flops = twice(own.flops) + once(own.back_flops)
         time = operators * at.dispatch_s + flops * shape.samples / at.flops_s
         if shape.tensor > 1:
             # Two sums in the forward and two in the backward pass of each block: Shoeybi et al.,
             # Megatron-LM, 2019.
             n, link = shape.tensor, at.wide
-            one = 2 * (n - 1) * (own.exchanges[part] * link.alpha)
-            one = one + 2 * (n - 1) / n * shape.samples * own.exchanged[part] / link.beta
-            time = time + (3 + again) * one
-        time = time + self._attending(at, part)
+            for each in (once, once, once, twice):
+                time = time + 2 * (n - 1) * (each(own.exchanges) * link.alpha)
+                time = time + 2 * (n - 1) / n * shape.samples * each(own.exchanged) / link.beta
+        time = time + self._attending(at, once, twice)
         if shape.zero >= 3:
             time = time + 2 * (
                 (shape.shard - 1) * at.wide.alpha
                 + (shape.shard - 1)
                 / shape.shard
                 * self._kept.working
-                * own.held[part]
+                * once(own.held)
                 / at.wide.beta
             )
         found: Array = np.where(sums.allowed[part], time, math.inf)
         return found
 
-    def _attending(self, at: Slot, part: Any) -> Array | float:
+    def _attending(self, at: Slot, once: _Pick, twice: _Pick) -> Array | float:
         """Seconds that slices of a sequence pass on for attention. A ring sends keys and values
         once in the forward pass, and these and their gradients in the backward pass (Liu et al.
         2023); Ulysses has four all-to-alls each way (Jacobs et al. 2023). A message has as many
         bytes as a layer passes on."""
-        shape, sums, link = self._shape, self._sums, at.wide
-        calls, size = sums.attentions[part], shape.samples * sums.attended[part]
-        again, found = 1 + shape.recompute, 0.0
+        shape, link = self._shape, at.wide
+        calls, sizes = self._sums.attentions, self._sums.attended
+        found: Array | float = 0.0
+
+        def sent(pick: _Pick, trips: float, bytes: float) -> Array:
+            return trips * pick(calls) * link.alpha + (
+                bytes * shape.samples * pick(sizes) / link.beta
+            )
+
         if shape.ring > 1:
-            turns = again * (shape.ring - 1) + shape.ring
-            sizes = 2 * again * (shape.ring - 1) + 4 * shape.ring
-            found = found + turns * calls * link.alpha + sizes * size / link.beta
+            n = shape.ring
+            found = found + sent(twice, n - 1, 2 * (n - 1)) + sent(once, n, 4 * n)
         if shape.ulysses > 1:
             n = shape.ulysses
-            one = (n - 1) * calls * link.alpha + (n - 1) / n * size / link.beta
-            found = found + 4 * (again + 1) * one
+            one = (4 * (n - 1), 4 * (n - 1) / n)
+            found = found + sent(twice, *one) + sent(once, *one)
         return found
+
+    def lighten(self, ends: tuple[tuple[int, int], ...], slots: tuple[int, ...]) -> tuple[int, ...]:
+        """The layers that stages with these ends compute again if each keeps the activations of
+        those that take longest to compute again, as many as it has room for."""
+        found: list[int] = []
+        for stage, (slot, (i, j)) in enumerate(zip(slots, ends, strict=True)):
+            found += self._least_again(slot, i, j, len(ends) - stage)
+        return tuple(found)
+
+    def _least_again(self, slot: int, i: int, j: int, left: int) -> list[int]:
+        shape, sums, at = self._shape, self._sums, self._slots[slot]
+        many = shape.samples * self._flight(left)
+        room = at.usable_bytes / shape.looped - PROCESS_BYTES / shape.looped - self.state[i, j]
+        kept = many * np.diagonal(sums.saved, 1)[i:j] * self._share_of_saved
+        if kept.sum() <= room:
+            return []
+        part = 1 / shape.tensor if shape.split_norms else 1.0
+        entering = many * np.diagonal(sums.boundary, 1)[i:j] * part
+        again = shape.samples * sums.largest_saved[i, j] * self._share_of_saved
+        key = (at.flops_s, at.dispatch_s, at.wide)
+        if key not in self._longer:
+            both = [np.diagonal(self._compute(at, each), 1) for each in (True, False)]
+            self._longer[key] = both[0] - both[1]
+        longer = self._longer[key][i:j]
+        keeps = _best_within(kept - entering, longer, room - entering.sum() - again)
+        return [i + place for place in range(j - i) if place not in keeps]
 
     def _syncing(self, slot: int) -> Array:
         """Seconds until the gradients of each run of layers are added up over the data ranks."""
@@ -267,3 +347,24 @@ class StageCosts:
     def peak_bytes(self, ends: tuple[tuple[int, int], ...]) -> list[float]:
         """Of each stage, on its rank."""
         return [float(self.bytes(len(ends) - s)[i, j]) for s, (i, j) in enumerate(ends)]
+
+
+MOST_KEPT = 256
+"""Sets of layers that are remembered on the way to the best one."""
+
+
+def _best_within(weights: Array, values: Array, room: float) -> set[int]:
+    """The places whose weights together are within `room` and whose values together are the most:
+    of all sets those that another one beats in both are forgotten (Nemhauser and Ullmann 1969)."""
+    sets: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]
+    for place, (weight, value) in enumerate(zip(weights, values, strict=True)):
+        more = [(w + weight, v + value, (*chosen, place)) for w, v, chosen in sets]
+        fitting = sorted((each for each in sets + more if each[0] <= room or each[0] <= 0.0),
+                         key=lambda each: (each[0], -each[1]))  # fmt: skip
+        sets, most = [], -math.inf
+        for each in fitting:
+            if each[1] > most:
+                most = each[1]
+                sets.append(each)
+        sets = sets[-MOST_KEPT:]
+    return set(max(sets, key=lambda each: each[1])[2]) if sets else set()

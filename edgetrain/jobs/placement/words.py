@@ -61,8 +61,9 @@ class Placement:
     """Stages that each rank of the pipeline holds."""
     microbatches: int = 1
     """Parts that a rank's batch is computed in."""
-    recompute: bool = False
-    """Whether activations are computed again in the backward pass, and not kept."""
+    recompute: bool | tuple[int, ...] = False
+    """Whether activations are computed again in the backward pass, and not kept: of all layers, of
+    none, or of these."""
     cuts: tuple[int, ...] = ()
     """Where each stage but the first begins, in layers; (): by their number alone."""
 
@@ -85,6 +86,10 @@ class Placement:
     def ring(self) -> int:
         """Ranks around which keys and values go."""
         return self.sequence // self.ulysses
+
+    def recomputes(self, layer: int) -> bool:
+        """Whether this layer is computed again."""
+        return self.recompute if isinstance(self.recompute, bool) else layer in self.recompute
 
     @property
     def all_stages(self) -> int:
@@ -189,7 +194,9 @@ class Placement:
             ):
                 continue
             text = _joined(value) if each.name == "cuts" else str(value)
-            words.append(f"{each.name}={'yes' if value is True else text}")
+            if each.name == "recompute":
+                text = "yes" if value is True else _ranges(value)
+            words.append(f"{each.name}={text}")
         if self.pipeline > 1 and self.schedule == plain.schedule:
             words.insert(len(words) - bool(self.cuts), f"schedule={self.schedule}")
         return " ".join(words) or "data=1"
@@ -197,6 +204,28 @@ class Placement:
 
 def _joined(cuts: tuple[int, ...]) -> str:
     return ",".join(map(str, cuts))
+
+
+def _ranges(layers: tuple[int, ...]) -> str:
+    """Layers as they are written: 0-3,7."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    """The layers of such a text. ValueError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not 0 <= int(first) <= int(last or first) <= _MOST:
+            raise ValueError(part)
+        found |= set(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
 
 
 def parse(text: str) -> Placement:
@@ -231,9 +260,14 @@ def _value(name: str, text: str) -> object:
     if name in ("schedule", "norms"):
         return text.lower()
     if name == "recompute":
-        if text not in ("yes", "no"):
-            raise ConfigError(f"placement: recompute={text}", "yes or no")
-        return text == "yes"
+        if text in ("yes", "no"):
+            return text == "yes"
+        try:
+            return _layers(text)
+        except ValueError:
+            raise ConfigError(
+                f"placement: recompute={text}", "yes or no, or layers as in 0-3,7"
+            ) from None
     try:
         if name == "cuts":
             return tuple(int(part) for part in text.split(","))

@@ -68,8 +68,8 @@ class Held:
         if placement.tensor > 1:
             self._divide(module)
         units = [n for n in self.parts.units if _has(module, n)]
-        if placement.recompute:
-            for name in units:
+        for name in units:
+            if placement.recomputes(self.parts.units[name]):
                 parent, _, leaf = name.rpartition(".")
                 wrapped = checkpoint_wrapper(
                     module.get_submodule(name),

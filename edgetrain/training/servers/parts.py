@@ -45,8 +45,8 @@ class Parts:
     how: str
     """"whole", "names", "sequence" or "tracer"."""
     pipe: Pipe | None = None
-    units: list[str] = field(default_factory=list)
-    """Modules that are sharded one by one, by name."""
+    units: dict[str, int] = field(default_factory=dict)
+    """Modules that are sharded one by one, by name, and the layer that each is."""
 
 
 def cut(task: Task, placement: Placement, example: Example | None) -> Parts:
@@ -57,7 +57,12 @@ def cut(task: Task, placement: Placement, example: Example | None) -> Parts:
     whole = outline_of(task).model
     pieces = pieces_of(whole)
     names = _first_names(whole)
-    units = [n for each in pieces for n in each if len(each) == 1 and _is_block(whole, n)]
+    units = {
+        name: layer
+        for layer, each in enumerate(pieces)
+        for name in each
+        if len(each) == 1 and _is_block(whole, name)
+    }
     stages = placement.all_stages
     if stages == 1:
         holders = {first: [0] for first in names.values()}
@@ -136,7 +141,7 @@ def _traced(
     names: dict[str, str],
     begins: list[str],
     example: Example | None,
-    units: list[str],
+    units: dict[str, int],
 ) -> Parts:
     assert example is not None
     device = next(whole.parameters()).device

@@ -20,7 +20,8 @@ from edgetrain.jobs.placement.words import LOOPED, SCHEDULES, SPLIT, V_SHAPED, P
         ("data=2 data=4", "twice"),
         ("data=4 shard=3", "shard=3 does not divide data=4 (shard=1)"),
         ("data=2 zero=3", "shard=1 with zero=3"),
-        ("zero=1", "0, 2 or 3"),
+        ("zero=4", "0, 1, 2 or 3"),
+        ("zero=1", "shard=1 with zero=1"),
         ("pipeline=2 schedule=1fb1", "did you mean '1f1b'"),
         ("pipeline=2 schedule=interleaved microbatches=3", "microbatches="),
         ("pipeline=2 schedule=dualpipev microbatches=2", "at least 4"),
@@ -30,6 +31,7 @@ from edgetrain.jobs.placement.words import LOOPED, SCHEDULES, SPLIT, V_SHAPED, P
         ("pipeline=3 cuts=4", "2 places that increase"),
         ("pipeline=3 cuts=4,2", "2 places that increase"),
         ("recompute=maybe", "yes or no"),
+        ("recompute=3-1", "layers as in 0-3,7"),
         ("sequence=4 ulysses=3", "ulysses=3 does not divide sequence=4 (ulysses=1)"),
         ("norms=split", "tensor=2, whose ranks share the norms"),
         ("tensor=2 norms=splat", "did you mean 'split'"),
@@ -51,7 +53,7 @@ def placements(draw):
     return Placement(
         data=shard * draw(st.integers(1, 3)),
         shard=shard,
-        zero=draw(st.sampled_from([2] if schedule in SPLIT else [2, 3])) if shard > 1 else 0,
+        zero=draw(st.sampled_from([1, 2] if schedule in SPLIT else [1, 2, 3])) if shard > 1 else 0,
         pipeline=pipeline,
         tensor=tensor,
         norms=draw(st.sampled_from(["whole", "split"])) if tensor > 1 else "whole",
@@ -60,7 +62,10 @@ def placements(draw):
         schedule=schedule,
         stages=2 if several else 1,
         microbatches=2 * pipeline * draw(st.integers(1, 3)),
-        recompute=draw(st.booleans()),
+        recompute=draw(
+            st.booleans()
+            | st.sets(st.integers(0, 9), min_size=1).map(lambda each: tuple(sorted(each)))
+        ),
     )
 
 

@@ -68,8 +68,9 @@ def compare(worlds, count, name, words, how=None):
         ("CLIPPED", "data=2 shard=2 zero=1 microbatches=2", "whole"),
         ("CHARS", "data=2 shard=2 zero=2", "whole"),
         ("CHARS", "data=2 shard=2 zero=3 recompute=yes", "whole"),
+        ("CHARS", "data=2 shard=2 zero=3 recompute=2,4-5", "whole"),
         ("CHARS", "tensor=2", "whole"),
-        ("CHARS", "tensor=2 norms=split", "whole"),
+        ("CHARS", "tensor=2 norms=split recompute=1-3", "whole"),
         ("CLIPPED", "tensor=2", "whole"),
         ("CLIPPED", "pipeline=2 microbatches=4", "names"),
         ("CHARS", "sequence=2", "whole"),
@@ -114,6 +115,20 @@ def test_two_ranks_train_what_one_process_trains(worlds, name, words, how):
 )  # fmt: skip
 def test_four_ranks_train_what_one_process_trains(worlds, name, words, how):
     compare(worlds, 4, name, words, how)
+
+
+def test_only_the_layers_that_are_named_are_computed_again(worlds):
+    for seen, names in worlds(2).run(cases.kept_between_blocks, CHARS, "data=2 recompute=2,4-5"):
+        assert names == ["blocks.1", "blocks.3", "blocks.4"], "layer 0 is the embedding"
+        assert seen == [8] * 3
+
+
+def test_what_recomputation_keeps_is_divided_among_tensor_ranks_with_their_norms(worlds):
+    words = "tensor=2 norms=split recompute=yes"
+    for seen, _ in worlds(2).run(cases.kept_between_blocks, CHARS, words):
+        assert seen == [8, 4, 4, 4, 4, 4], "the first block divides what it gets"
+    for seen, _ in worlds(2).run(cases.kept_between_blocks, CHARS, "tensor=2 recompute=yes"):
+        assert seen == [8] * 6
 
 
 def test_a_clipped_run_is_another_one():
