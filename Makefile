@@ -2,13 +2,14 @@
 #   make demo    install into .venv, then DGA against synchronous SGD: a table and a picture
 #   make test    install into .venv with the test tools, then run all tests
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
+#   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
 #   make check   linters, types and tests, as CI does
 #   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour; goes on where it ended)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-boot check drawn install-lab install-dev
+.PHONY: demo test test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b check drawn install-lab install-dev
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -18,6 +19,12 @@ test: install-dev
 
 test-boot: install-dev
 	$(BIN)/pytest -m boot tests/fleet/cards
+
+test-boot-qemu: install-dev
+	$(BIN)/pytest -m boot_qemu -rs -k amd64 tests/fleet/cards
+
+test-boot-qemu-arm64 test-boot-qemu-raspi3b: test-boot-qemu-%: install-dev
+	$(BIN)/pytest -m boot_qemu -rs -k $* tests/fleet/cards
 
 check: install-dev
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +67,23 @@ while sleep 2; do
     journalctl -u edgetrain-member -n 12 -o cat > /dev/console
 done
 """
+
+
+@dataclass(frozen=True)
+class System:
+    """What boots: its Debian packages, the name of its card, and a kernel that is none of them."""
+
+    name: str
+    disk: str
+    packages: str = PACKAGES
+    modules: Path | None = None
+    """A folder of the kernel's modules, of a kernel of this machine."""
+
+    def files(self) -> dict[str, str]:
+        """What Raspberry Pi OS has and Debian has not."""
+        return {name: text.replace("ubda", self.disk) for name, text in _FILES.items()}
+
+
 _FILES = {
     "etc/fstab": "LABEL=BOOTFS /boot/firmware vfat defaults 0 2\n/dev/ubda2 / ext4 defaults 0 1\n",
     "etc/cloud/cloud.cfg.d/99-boot.cfg": "datasource_list: [NoCloud, None]\n"
@@ -117,20 +134,27 @@ class Built:
     """A tar file."""
 
 
-def build(folder: Path) -> Built:
+def user_mode_linux() -> System:
+    """Debian 12 with the kernel of this machine's package."""
+    (modules,) = UML.iterdir()
+    return System("os", "ubda", modules=modules)
+
+
+def build(folder: Path, system: System | None = None) -> Built:
     """Make all of it in `folder`, unless it is kept."""
+    system = system or user_mode_linux()
+    folder.mkdir(exist_ok=True)
     kept = os.environ.get("EDGETRAIN_BOOT_CACHE")
     cache = Path(kept) if kept else folder
     cache.mkdir(parents=True, exist_ok=True)
-    (kernel,) = UML.iterdir()
-    made_by = hashlib.sha256(Path(__file__).read_bytes() + kernel.name.encode()).hexdigest()[:12]
-    tar = cache / f"rootfs-{hashlib.sha256(PACKAGES.encode()).hexdigest()[:12]}.tar"
-    image = cache / f"os-{made_by}.img"
+    made_by = hashlib.sha256(Path(__file__).read_bytes() + repr(system).encode()).hexdigest()[:12]
+    tar = cache / f"rootfs-{hashlib.sha256(system.packages.encode()).hexdigest()[:12]}.tar"
+    image = cache / f"{system.name}-{made_by}.img"
     if not tar.exists():
-        _debootstrap(tar)
+        _debootstrap(tar, system.packages)
     if not image.exists():
         draft = cache / f"os-{os.getpid()}.part"
-        _image(tar, draft, folder / "root")
+        _image(tar, draft, folder / "root", system)
         draft.rename(image)
     worker = folder / "worker.tar"
     _worker(worker, folder / "site")
@@ -143,30 +167,30 @@ def extract(tar: Path, root: Path) -> None:
     subprocess.run(["tar", "xf", str(tar), "-C", str(root)], check=True, timeout=300)
 
 
-def _debootstrap(tar: Path) -> None:
+def _debootstrap(tar: Path, packages: str) -> None:
     words = [
-        "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={PACKAGES}",
+        "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={packages}",
         '--aptopt=APT::Install-Recommends "false"', "--dpkgopt=path-exclude=/usr/share/man/*",
         "--dpkgopt=path-exclude=/usr/share/locale/*", "--dpkgopt=path-exclude=/usr/share/doc/*",
         "--dpkgopt=force-unsafe-io", "bookworm", f"{tar}.part.tar",
     ]  # fmt: skip
-    subprocess.run(words, check=True, capture_output=True, timeout=600)
+    subprocess.run(words, check=True, capture_output=True, timeout=1800)
     Path(f"{tar}.part.tar").rename(tar)
 
 
-def _image(tar: Path, image: Path, root: Path) -> None:
+def _image(tar: Path, image: Path, root: Path, system: System) -> None:
     extract(tar, root)
-    for name, text in _FILES.items():
+    for name, text in system.files().items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
         (root / name).chmod(0o755 if text.startswith("#!") else 0o644)
     (root / "boot/firmware").mkdir(exist_ok=True)
-    (kernel,) = UML.iterdir()
-    modules = root / "lib/modules" / kernel.name
-    for kind in ("fs/fat", "fs/nls"):
-        shutil.copytree(kernel / "kernel" / kind, modules / "kernel" / kind)
-    for table in kernel.glob("modules.*"):
-        shutil.copy(table, modules)
+    if kernel := system.modules:
+        modules = root / "lib/modules" / kernel.name
+        for kind in ("fs/fat", "fs/nls"):
+            shutil.copytree(kernel / "kernel" / kind, modules / "kernel" / kind)
+        for table in kernel.glob("modules.*"):
+            shutil.copy(table, modules)
     wants = root / "etc/systemd/system/multi-user.target.wants"
     (wants / "watch.service").symlink_to("/etc/systemd/system/watch.service")
     (wants / "systemd-networkd.service").symlink_to("/lib/systemd/system/systemd-networkd.service")
@@ -182,7 +206,7 @@ def _image(tar: Path, image: Path, root: Path) -> None:
     env = {**os.environ, "MTOOLSRC": "/dev/null"}
     words = ["mformat", "-i", device, "-F", "-v", "bootfs", "-T", sectors, "-h", "64", "-s", "32"]
     subprocess.run([*words, "::"], check=True, env=env)
-    line = b"console=tty1 root=/dev/ubda2 rootfstype=ext4 rw\n"
+    line = f"console=tty1 root=/dev/{system.disk}2 rootfstype=ext4 rw\n".encode()
     subprocess.run(["mcopy", "-i", device, "-", "::cmdline.txt"], input=line, check=True, env=env)
     words = ["mke2fs", "-q", "-t", "ext4", "-L", "rootfs", "-d", str(root)]
     options = f"offset={behind},lazy_itable_init=1"
@@ -213,20 +237,31 @@ def _worker(out: Path, site: Path) -> None:
 # -- running --------------------------------------------------------------------------------------
 
 
+def run_uml(card: Path, words: str) -> list[str]:
+    """The command that boots a card under user-mode-linux."""
+    return [
+        "linux.uml", "mem=1400M", f"ubda={card}", "root=/dev/ubda2", "rootfstype=ext4", "rw",
+        "vec0:transport=tap,ifname=tap0,depth=64", "con=null", "con0=null,fd:1",
+        "systemd.log_color=0", "net.ifnames=1", words,
+    ]  # fmt: skip
+
+
 class Guest:
     """A card that boots; its console is in `log`. It ends with this process at the latest."""
 
-    def __init__(self, card: Path, space: held.Space, log: Path, words: str) -> None:
+    def __init__(
+        self,
+        card: Path,
+        space: held.Space,
+        log: Path,
+        words: str,
+        run: Callable[[Path, str], list[str]] = run_uml,
+    ) -> None:
         """words: what the firmware hands to the kernel, from cmdline.txt."""
         self.log = log
         self._file = log.open("ab")
-        kernel = [
-            "linux.uml", "mem=1400M", f"ubda={card}", "root=/dev/ubda2", "rootfstype=ext4", "rw",
-            "vec0:transport=tap,ifname=tap0,depth=64", "con=null", "con0=null,fd:1",
-            "systemd.log_color=0", "net.ifnames=1", words,
-        ]  # fmt: skip
         self._process = subprocess.Popen(
-            held.held(space.within(*kernel)),
+            held.held(space.within(*run(card, words))),
             stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT,
             start_new_session=True, cwd=log.parent,
             env={"PATH": os.environ["PATH"], "HOME": str(log.parent), "TMPDIR": str(log.parent)},
@@ -240,6 +275,18 @@ class Guest:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all of its processes so far."""
+        own = Path(f"/proc/{self._process.pid}/ns/pid_for_children").readlink()
+        ticks = 0
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (folder / "ns/pid").readlink() == own:
+                    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def until(self, text: str, seconds: float) -> float:
         """Wait until its console has this text; returns seconds. AssertionError if it never has."""

@@ -6,6 +6,7 @@ import hashlib
 import re
 import subprocess
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
@@ -15,6 +16,7 @@ Content = bytes | Path
 """Of a file: its bytes, or a file of this machine that has them."""
 SPARE = 1 << 20
 """Bytes that stay free: folders and half-filled clusters take some."""
+_ENVIRONMENT = {"MTOOLSRC": "/dev/null", "LC_ALL": "C"}
 
 
 class BootFiles:
@@ -41,12 +43,11 @@ class BootFiles:
 
         Raises ConfigError before anything is written if there is not enough space.
         """
-        need = sum(_length(content) for content in files.values())
-        there = sum(len(self.read(name) or b"") for name in files if "/" not in name)
-        if need + SPARE > self.free() + there:
+        need, free = sum(map(_length, files.values())) + SPARE, self.free()
+        if need > free + sum(len(self.read(name) or b"") for name in files if need > free):
             raise ConfigError(
-                f"the boot partition has {self.free() / 1e6:.0f} MB free, and "
-                f"{(need + SPARE) / 1e6:.0f} MB are needed",
+                f"the boot partition has {free / 1e6:.0f} MB free, and "
+                f"{need / 1e6:.0f} MB are needed",
                 "an image with a larger boot partition, or less data",
             )
         for folder in sorted({name.rpartition("/")[0] for name in files} - {""}):
@@ -59,22 +60,41 @@ class BootFiles:
                 raise ConfigError(f"cannot write {name} to the boot partition", _said(done))
 
     def check(self, files: Mapping[str, Content]) -> None:
-        """Read files back. Raises ConfigError for the first that is not what was written."""
-        for name, content in files.items():
-            found = self.read(name)
-            if found is None or hashlib.sha256(found).digest() != _digest(content):
-                raise ConfigError(f"{name} did not read back from the card", "throw it away")
+        """Read files back. Raises ConfigError for the first that is not what was written.
+
+        What a file was to be is hashed while it is read.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            meant = [(name, pool.submit(_digest, content)) for name, content in files.items()]
+            for name, digest in meant:
+                if self._digest_of(name) != digest.result():
+                    raise ConfigError(f"{name} did not read back from the card", "throw it away")
+
+    def _digest_of(self, name: str) -> bytes | None:
+        """SHA-256 of a file; None if it cannot be read."""
+        found = hashlib.sha256()
+        with subprocess.Popen(
+            self._words("mcopy", "-n", f"::{name}", "-"), bufsize=0, env=_ENVIRONMENT,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            while data := process.stdout.read(1 << 20):
+                found.update(data)
+        return None if process.returncode else found.digest()
 
     def _run(
         self, name: str, *words: str, data: bytes | None = None
     ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            self._words(name, *words), input=data or b"", capture_output=True, timeout=600,
+            check=False, env=_ENVIRONMENT,
+        )  # fmt: skip
+
+    def _words(self, name: str, *words: str) -> list[str]:
         program = find_program(name)
         if program is None:
             raise ConfigError(f"{name} is not installed", "apt install mtools")
-        return subprocess.run(
-            [program, "-i", self._image, *words], input=data or b"", capture_output=True,
-            timeout=600, check=False, env={"MTOOLSRC": "/dev/null", "LC_ALL": "C"},
-        )  # fmt: skip
+        return [program, "-i", self._image, *words]
 
 
 def _length(content: Content) -> int:

@@ -23,7 +23,9 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from edgetrain.errors import ConfigError, EdgetrainError
@@ -54,8 +56,8 @@ class Block:
     offset: int
     length: int
     data: memoryview | None = None
-    digest: bytes = b""
-    """SHA-256 of the data."""
+    digest: Future[bytes] | None = None
+    """SHA-256 of the data; None for zeros. Computed beside the writing, in a thread of its own."""
 
 
 @dataclass
@@ -262,6 +264,7 @@ def _stream(
     Raises ConfigError if the image turns out to be a wrong one.
     """
     plan: list[Block] = []
+    hashes = _Hashes()
     checks = RangeChecks(block_map) if block_map else None
     threads = [threading.Thread(target=_write_blocks, args=(card,)) for card in cards]
     for thread in threads:
@@ -272,7 +275,8 @@ def _stream(
                 for block in _blocks(offset, data, held, checks):
                     for card in _alive(cards):
                         _hand_over(card, block)
-                    plan.append(Block(block.offset, block.length, None, block.digest))
+                    digest = None if block.data is None else hashes.submit(block.data)
+                    plan.append(Block(block.offset, block.length, None, digest))
                 told("writing", source.consumed)
                 if not _alive(cards):
                     return plan
@@ -286,7 +290,32 @@ def _stream(
             _end(card)
         for thread in threads:
             thread.join()
+        hashes.close()
     return plan
+
+
+class _Hashes:
+    """SHA-256 of buffers, in a thread of its own, which keeps at most QUEUED of them."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._under_way: deque[Future[bytes]] = deque()
+
+    def submit(self, data: memoryview) -> Future[bytes]:
+        """The digest of a buffer that does not change any more. Waits if too many are under way."""
+        if len(self._under_way) == QUEUED:
+            self._under_way.popleft().result()
+        found = self._pool.submit(_digest, data)
+        self._under_way.append(found)
+        return found
+
+    def close(self) -> None:
+        """Wait until all are done."""
+        self._pool.shutdown()
+
+
+def _digest(data: memoryview) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
 def _blocks(
@@ -300,7 +329,7 @@ def _blocks(
         if not part:
             continue
         if checks:
-            yield Block(begin, len(part), part, hashlib.sha256(part).digest())
+            yield Block(begin, len(part), part)
         else:
             yield from _without_zeros(begin, part)
 
@@ -320,7 +349,7 @@ def _without_zeros(offset: int, data: memoryview) -> Iterable[Block]:
         if empty:
             yield Block(offset + at, len(part))
         else:
-            yield Block(offset + at, len(part), part, hashlib.sha256(part).digest())
+            yield Block(offset + at, len(part), part)
         at = end
 
 
@@ -400,27 +429,43 @@ def _check(card: Card, plan: Sequence[Block], told: Callable[[str, float], None]
     began = time.monotonic()
     card.medium.forget()
     _check_probes(card)
-    there = aligned(CHUNK)
     total = sum(block.length for block in plan) or 1
+    buffers = [aligned(CHUNK), aligned(CHUNK)]
+    before: tuple[Block, Future[bool]] | None = None
     try:
-        for block in plan:
-            length = -(-block.length // ALIGNMENT) * ALIGNMENT
-            count = card.medium.read(block.offset, there[:length])
-            found = there[: block.length]
-            if block.digest:
-                good = hashlib.sha256(found).digest() == block.digest
-            else:
-                good = same(found, _ZEROS[: block.length])
-            if count < block.length or not good:
-                raise ConfigError(
-                    f"it does not keep what is written: bytes {block.offset} to "
-                    f"{block.offset + block.length} read back as something else",
-                    "throw it away",
-                )
-            card.checked += block.length
-            told("checking", card.checked / total)
+        with ThreadPoolExecutor(1) as pool:  # compares one block while the next is read
+            for number, block in enumerate(plan):
+                there = buffers[number % 2]
+                length = -(-block.length // ALIGNMENT) * ALIGNMENT
+                count = card.medium.read(block.offset, there[:length])
+                found = there[: min(count, block.length)]
+                if before:
+                    _passed(card, *before)
+                    told("checking", card.checked / total)
+                before = block, pool.submit(_is_good, block, found)
+            if before:
+                _passed(card, *before)
+                told("checking", card.checked / total)
     finally:
         card.check_s = time.monotonic() - began
+
+
+def _is_good(block: Block, found: memoryview) -> bool:
+    if len(found) < block.length:
+        return False
+    if block.digest is None:
+        return same(found, _ZEROS[: block.length])
+    return _digest(found) == block.digest.result()
+
+
+def _passed(card: Card, block: Block, good: Future[bool]) -> None:
+    if not good.result():
+        raise ConfigError(
+            f"it does not keep what is written: bytes {block.offset} to "
+            f"{block.offset + block.length} read back as something else",
+            "throw it away",
+        )
+    card.checked += block.length
 
 
 def _finish(card: Card, head: memoryview, finish: Finish | None) -> None:

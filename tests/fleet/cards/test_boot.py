@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import boot_card
+import card_job
 import held
 import pytest
-import sklearn
 
 from edgetrain.exchange.keys.host_keys import fingerprint
 from edgetrain.exchange.keys.keyring import Keyring
-from edgetrain.fleet.cards import bootfiles, looking
 from edgetrain.runs.folder import read_summary
 
 WHY_NOT = boot_card.missing()
@@ -36,123 +33,14 @@ pytestmark = [
 ]
 GOLDEN = Path(__file__).parent / "golden"
 STEPS = 160
-PSK = "f42c6fc52df0ebef9ebb4b90b38a5f90e83fe1b135a70e23aed762e9710a12e5"
 QUIET_BYTES = 20_000
 """What a device that waits for its hub may write to its card in a minute."""
-CLUSTER = f"""
-[hub]
-addresses = ["tcp://{boot_card.HUB}:5555"]
-[image]
-file = "os.img"
-[ssh]
-user = "fleet"
-keys = ["id.pub"]
-[job]
-file = "job.toml"
-data = "digits"
-[[device]]
-name = "pi-0"
-profile = "raspberry-pi-4b"
-address = "{boot_card.GUEST}/24"
-"""
-JOB = f"""
-name = "boot"
-[fleet]
-members = 1
-[train]
-steps = {STEPS}
-[strategy]
-name = "fedavg"
-every = 5
-[checkpoint]
-every_s = 1
-share = 1
-"""
-
-
-def make_folder(folder: Path, image: Path) -> None:
-    """A cluster of one device."""
-    (folder / "os.img").symlink_to(image)
-    (folder / "id.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host\n")
-    (folder / "cluster.toml").write_text(CLUSTER)
-    (folder / "job.toml").write_text(JOB)
-    (folder / "digits").mkdir()
-    data = Path(sklearn.__file__).parent / "datasets/data/digits.csv.gz"
-    shutil.copy(data, folder / "digits")
-
-
-def edgetrain(folder: Path, *words: str) -> str:
-    argv = [sys.executable, "-m", "edgetrain", *words]
-    env = {**os.environ, "PYTHONPATH": str(boot_card.CHECKOUT)}
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def flashed(folder: Path, worker: Path) -> tuple[Path, str, str]:
-    """The card, what the firmware hands to the kernel, and the token that was on it."""
-    edgetrain(folder, "keys", "init", "--keys", "keys")
-    edgetrain(folder, "devices", "flash", "cluster.toml", "--keys", "keys", "--image-out", ".",
-              "--worker", str(worker))  # fmt: skip
-    card = folder / "pi-0.img"
-    with card.open("rb") as file:
-        head = file.read(1 << 20)
-    boot = bootfiles.BootFiles(str(card), looking.look(str(card), head, card.stat().st_size).boot)
-    line = boot.read("cmdline.txt").decode().split()
-    token = boot.read("edgetrain/token").decode()
-    # There is no wireless network here; where its key would stand is blanked all the same.
-    settings = boot.read("network-config") + f"# psk {PSK}\n".encode()
-    boot.write({"network-config": settings})
-    words = " ".join(w for w in line if w.startswith(("ds=", "cgroup_")))
-    return card, words, token
 
 
 def in_boot_partition(card: Path, text: bytes) -> bool:
     """Whether the first partition has these bytes anywhere, also where no file is."""
     with card.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(text, 0, (8 + boot_card.BOOT_MB) << 20) >= 0
-
-
-class Hub:
-    """`edgetrain hub` in the namespace of the guest."""
-
-    def __init__(self, folder: Path, space: held.Space, *words: str) -> None:
-        boot_card.wait_for_carrier(space, 240)
-        self._log = (folder / "hub.log").open("ab")
-        bind = ["--bind", f"tcp://{boot_card.HUB}:5555", "--keys", "keys"]
-        argv = [sys.executable, "-m", "edgetrain", "hub", *(words or ("job.toml",)), *bind]
-        self.process = subprocess.Popen(
-            held.held(space.within(*argv)), cwd=folder, stdout=self._log,
-            stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(boot_card.CHECKOUT)},
-        )  # fmt: skip
-
-    def __enter__(self) -> Hub:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._log.close()
-
-
-def watched(said: str) -> list[dict[str, str]]:
-    """What the guest said of its member, in order."""
-    found = []
-    for line in said.splitlines():
-        if "WATCH up=" in line:
-            words = line[line.index("WATCH") + 6 :].split()
-            found.append(dict(w.split("=", 1) for w in words if "=" in w))
-    return found
-
-
-def steps_in(said: str) -> list[int]:
-    """The steps that the member said it had behind it, in order."""
-    texts = [state.get("StatusText", "") for state in watched(said)]
-    return [int(t.split("_")[1]) for t in texts if t.startswith("training:_")]
 
 
 @dataclass(frozen=True)
@@ -187,16 +75,16 @@ def built(tmp_path_factory) -> boot_card.Built:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, built, space) -> Trained:
     folder = tmp_path_factory.mktemp("cluster")
-    make_folder(folder, built.image)
-    card, words, token = flashed(folder, built.worker)
+    card_job.make_folder(folder, built.image, STEPS)
+    card, words, token = card_job.flashed(folder, built.worker)
     with (
         boot_card.Guest(card, space, folder / "first", words) as guest,
-        Hub(folder, space) as hub,
+        card_job.Hub(folder, space) as hub,
     ):
         guest.until("StatusText=training:_", 600)
         guest.until("exposure level", 60)
         until = time.monotonic() + 120
-        while steps_in(guest.said)[-1] <= 30:
+        while card_job.steps_in(guest.said)[-1] <= 30:
             assert time.monotonic() < until, guest.said[-3000:]
             time.sleep(0.5)
         guest.kill()
@@ -206,7 +94,7 @@ def trained(tmp_path_factory, built, space) -> Trained:
 
 
 def test_a_flashed_card_boots_enrols_joins_and_trains(trained):
-    states = watched(trained.said)
+    states = card_job.watched(trained.said)
     ready = next(i for i, s in enumerate(states) if s["ActiveState"] == "active")
     before = {s.get("StatusText", "") for s in states[:ready]}
     assert not any("training" in text for text in before), "not ready before the welcome"
@@ -220,9 +108,11 @@ def test_a_flashed_card_boots_enrols_joins_and_trains(trained):
 
 
 def test_no_secret_is_left_on_the_boot_partition(trained):
-    for secret in (trained.token, trained.token[-43:], PSK, "PRIVATE KEY", "\nsecret "):
+    for secret in (trained.token, trained.token[-43:], card_job.PSK, "PRIVATE KEY", "\nsecret "):
         assert not in_boot_partition(trained.card, secret.encode()), secret[:12]
-    assert in_boot_partition(trained.card, JOB.encode()), "what is no secret is found"
+    assert in_boot_partition(trained.card, card_job.job(STEPS).encode()), (
+        "what is no secret is found"
+    )
 
 
 def accepts(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -271,7 +161,9 @@ def wait_until_quiet(guest: boot_card.Guest, seconds: float) -> list[dict[str, s
     """What a guest says while it looks for the hub, once it has written nothing for a minute."""
     until = time.monotonic() + seconds
     while True:
-        looking = [s for s in watched(guest.said) if "looking_for" in s.get("StatusText", "")]
+        looking = [
+            s for s in card_job.watched(guest.said) if "looking_for" in s.get("StatusText", "")
+        ]
         if is_quiet(looking):
             return looking
         assert time.monotonic() < until, guest.said[-3000:]
@@ -286,13 +178,13 @@ def test_after_a_power_cut_it_waits_for_the_hub_and_goes_on_from_its_checkpoint(
         looking = wait_until_quiet(guest, 240)
         assert {s["ActiveState"] for s in looking} == {"activating"}
         assert {s["torch"] for s in looking if s["torch"]} == {"0"}, "it has loaded torch"
-        with Hub(*hub_again):
+        with card_job.Hub(*hub_again):
             guest.until("StatusText=training:_", 400)
-            assert steps_in(guest.said)[0] > 20, "it began anew"
+            assert card_job.steps_in(guest.said)[0] > 20, "it began anew"
         guest.until("ActiveState=reloading", 60)
-        away = next(s for s in watched(guest.said) if s["ActiveState"] == "reloading")
+        away = next(s for s in card_job.watched(guest.said) if s["ActiveState"] == "reloading")
         assert away["StatusText"].startswith("looking_for_the_hub:_nothing_from_it")
-        with Hub(*hub_again) as hub:
+        with card_job.Hub(*hub_again) as hub:
             assert hub.process.wait(300) == 0, guest.said[-3000:]
             guest.until("StatusText=done", 60)
     assert trained.ring.members() == members, "the same key: it has not enrolled again"

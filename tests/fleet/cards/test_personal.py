@@ -266,8 +266,13 @@ def test_an_image_that_is_refused_leaves_a_card_that_does_not_boot(images, tmp_p
 
 @needs_tools
 def test_files_that_do_not_read_back(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(bootfiles.BootFiles, "read", lambda self, name: b"x")
+    write = bootfiles.BootFiles.write
+
+    def damage(self: bootfiles.BootFiles, files: dict[str, bootfiles.Content]) -> None:
+        write(self, {**files, "edgetrain/token": b"sekret"})
+
+    monkeypatch.setattr(bootfiles.BootFiles, "write", damage)
     card = tmp_path / "card.img"
     done = flash(images["raspberry-pi-os-13"], card, placing.Load({"token": b"secret"}))
-    assert "did not read back from the card" in done.error
+    assert "edgetrain/token did not read back from the card" in done.error
     assert does_not_boot(card)
