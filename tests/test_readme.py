@@ -3,75 +3,14 @@ somewhere."""
 
 from __future__ import annotations
 
-import argparse
 import re
-import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from command_line import edgetrain
+from documented_commands import COMMANDS, PAGES, ROOT
 
 from edgetrain.__main__ import main, parse_arguments
-from edgetrain.cli.parser import parser
 from edgetrain.jobs.reading import parse
-
-ROOT = Path(__file__).parents[1]
-PAGES = [
-    path
-    for pattern in ("*.md", "docs/*.md", "docs/decisions/*.md", "examples/*.py")
-    for path in sorted(ROOT.glob(pattern))
-]
-
-
-@dataclass(frozen=True)
-class Command:
-    page: str
-    line: str
-    answer: str
-    """What the page shows below it."""
-
-    @property
-    def words(self) -> list[str]:
-        return shlex.split(self.line)[1:]
-
-
-def commands_in(page: str, text: str) -> Iterator[Command]:
-    """Every `edgetrain …` of the code blocks; `$` before it, `\\` and `&&` behind it are known."""
-    if page.endswith(".py"):
-        blocks = [text.split('"""')[1]]
-    else:
-        fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-        blocks = [block for language, block in fenced if language in ("", "console", "text", "sh")]
-    for block in blocks:
-        lines = block.replace("\\\n", " ").splitlines()
-        for at, line in enumerate(lines):
-            line = line.strip()
-            if not re.match(r"(\$ )?edgetrain [a-z-]", line):
-                continue
-            answer = lines[at + 1] if line[0] == "$" and at + 1 < len(lines) else ""
-            typed = re.split(r"\s{3,}", line.removeprefix("$ "))[0]  # what follows explains it
-            for part in re.split(r"&&|\s[#>]\s", typed):
-                if part.strip().startswith("edgetrain "):
-                    yield Command(page, " ".join(part.split()), answer)
-
-
-def helps() -> Iterator[tuple[str, str]]:
-    """The examples below each verb's --help, as a page of their own."""
-    (verbs,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
-    for name, verb in verbs.choices.items():
-        yield f"{name} --help", f"```\n{verb.epilog}\n```"
-
-
-COMMANDS = [
-    command
-    for page, text in [
-        *((str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in PAGES),
-        *helps(),
-    ]
-    for command in commands_in(page, text)
-]
 
 
 def test_commands_are_found():

@@ -34,7 +34,8 @@ def add_parser(subparsers: Any) -> None:
         "bench",
         "measure the codecs on this machine",
         "Measure parts of edgetrain on this machine, as ratios to the speed of memory.",
-        "example:\n  edgetrain bench codecs --help",
+        "examples:\n  edgetrain bench codecs --help\n"
+        "  edgetrain bench codecs --elements 1000000 --picture codecs.png\n",
     )
     parser.add_argument("what", choices=["codecs"], help="what to measure")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help="its own arguments (--help)")
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         "codecs",
         help="how fast the codecs are, and how small",
         description=_CODECS,
-        epilog="example: edgetrain bench codecs --elements 1000000 --picture codecs.png",
+        epilog="example:\n  edgetrain bench codecs --elements 1000000 --picture codecs.png\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_codecs_arguments(codecs)

@@ -29,7 +29,7 @@ examples:
   edgetrain devices flash cluster.toml --dry-run          what would be done
   edgetrain devices flash cluster.toml                    all devices, with the cards that are found
   edgetrain devices flash cluster.toml pi-3 --to /dev/sdb --yes
-  edgetrain devices flash cluster.toml --image-out cards  files in place of cards
+  edgetrain devices flash cluster.toml --image-out cards   files in place of cards
 
 Writes the image to all cards at once, reads every block back, puts each device's settings, worker,
 job and one-time token on its boot partition, reads those back, and makes the card bootable last. A

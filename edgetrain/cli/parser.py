@@ -59,5 +59,20 @@ def parser() -> argparse.ArgumentParser:
         *(doctor, bench, completion),
     ):
         module.add_parser(verbs)
+    for name, verb in verbs.choices.items():
+        _hand_examples_down(name, verb)
     verbs.choices["completion"].set_defaults(top=top)
     return top
+
+
+def _hand_examples_down(name: str, verb: argparse.ArgumentParser) -> None:
+    """Let each verb of a verb that has no examples of its own show those of the verb above it."""
+    lines = (verb.epilog or "").splitlines()
+    for action in verb._actions:
+        if not isinstance(action, argparse._SubParsersAction):
+            continue
+        for inner, each in action.choices.items():
+            own = [line for line in lines if f"{line} ".startswith(f"  edgetrain {name} {inner} ")]
+            if own and not each.epilog:
+                each.epilog = "\n".join(["examples:" if own[1:] else "example:", *own]) + "\n"
+                each.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -1,0 +1,232 @@
+"""Which command of README, docs and --help is run where: each is in one of three tables.
+
+QUICK: by tests/test_commands.py, in CI. NIGHTLY: by `make test-commands`, a process each, as it is
+printed. ELSEWHERE: by neither, with the reason, or the test that runs it in another way.
+
+A value of QUICK and NIGHTLY is what the command must print (a regular expression), beside ending
+with status 0; "" is anything.
+"""
+
+from __future__ import annotations
+
+QUICK = {
+    "edgetrain init job.toml": "wrote job.toml",
+    "edgetrain init job.toml members=8": "wrote job.toml",
+    "edgetrain init job.toml members=8 network=wan-200ms": "wrote job.toml",
+    "edgetrain init job.toml --task mine.py": r"mine\.py",
+    "edgetrain plan job.toml": "digits",
+    'edgetrain plan job.toml --placement "data=2 pipeline=2"': "pipeline=2",
+    "edgetrain plan job.toml servers.cluster=cluster.toml fallback=when-needed --json": "^{",
+    "edgetrain plan task=edgetrain.tasks:char_lm data.width=1024 data.heads=16 data.layers=24": "",
+    "edgetrain plan task=edgetrain.tasks:char_lm data.width=1024 data.heads=16 data.layers=24"
+    " device=raspberry-pi-4b": "fits nowhere|needs",
+    "edgetrain run netwrok=wifi": "",
+    "edgetrain report": r"report\.html",
+    "edgetrain report runs/20260131-143007-digits -o dga.html": r"dga\.html",
+    "edgetrain report runs/a runs/b -o both.html": r"both\.html",
+    "edgetrain report runs/first runs/second": r"report\.html",
+    "edgetrain report --csv steps.csv": r"steps\.csv",
+    "edgetrain report --trace trace.json": r"trace\.json",
+    "edgetrain report runs/first --trace trace.json": r"trace\.json",
+    "edgetrain runs": "dga",
+    "edgetrain runs --json": r"^\[|^{",
+    "edgetrain runs --runs /data/runs --last 5": "",
+    "edgetrain watch": "dga",
+    "edgetrain watch runs/20260131-142501-digits": "dga",
+    "edgetrain devices init cluster.toml": r"cluster\.toml",
+    "edgetrain devices init cluster.toml --count 8": r"cluster\.toml",
+    "edgetrain devices list": "raspberry-pi-4b",
+    "edgetrain devices show raspberry-pi-4b --json": "^{",
+    "edgetrain keys init": "public",
+    "edgetrain keys list": "this machine",
+    "edgetrain keys enroll pi-0": "lets one device in",
+    "edgetrain keys enroll pi-3": "lets one device in",
+    "edgetrain keys enroll --cluster cluster.toml --out tokens.json --minutes 10080": "token",
+    "edgetrain keys known-hosts": "",
+    "edgetrain keys known-hosts --cluster cluster.toml": "",
+    "edgetrain keys revoke pi-3": "pi-3",
+    "edgetrain bundle make mytask/ -o mytask.bundle": "mytask",
+    "edgetrain bundle show mytask.bundle": r"__init__\.py",
+    "edgetrain bundle allow mytask.bundle": "",
+    "edgetrain bundle list": "",
+    "edgetrain privacy --epsilon 3 --rounds 1000 --sample-rate 0.01": "noise",
+    "edgetrain privacy --noise 1.1 --rounds 1000": "epsilon",
+    "edgetrain privacy --noise 1.1 --rounds 1000 --sample-rate 0.01": "epsilon",
+    "edgetrain privacy --noise 0.7 --rounds 120 --sample-rate 0.01": "epsilon",
+    "edgetrain privacy job.toml privacy=example noise=1.1": "epsilon",
+    "edgetrain doctor": "torch",
+    "edgetrain doctor --for member": "torch",
+    "edgetrain doctor --for hub --json": "^{",
+    "edgetrain strategies": "dga",
+    "edgetrain strategies --json": "dga",
+    "edgetrain codecs": "topk",
+    "edgetrain codecs --json": "topk",
+    "edgetrain networks list": "wan-200ms",
+    "edgetrain networks list --json": "wan-200ms",
+    "edgetrain networks show starlink": "starlink",
+    "edgetrain bench codecs --help": "--elements",
+    "edgetrain completion bash": "complete",
+    "edgetrain completion zsh": "compinit",
+    "edgetrain completion fish": "complete",
+}
+
+NIGHTLY = {
+    "edgetrain compare": r"dga .*yes|dga .*NO",
+    "edgetrain compare --simulate": "dga ",
+    "edgetrain compare --simulate network=wan-200ms": "dga ",
+    "edgetrain compare --simulate --strategies 'fedavg,dga,dga(drift)' network=wan-200ms"
+    " pace_s=0.05": r"dga\(drift\)",
+    "edgetrain compare network=wan-500ms pace_s=0.05": "dga ",
+    "edgetrain compare job.toml --strategies sync-sgd,dga": "dga ",
+    "edgetrain compare task=edgetrain.tasks:char_lm steps=300": "dga ",
+    "edgetrain run --simulate members=1000 batch=2 steps=100 device=raspberry-pi-4b"
+    " network=4g-good": "run folder",
+    "edgetrain run --simulate members=1000 device=raspberry-pi-4b network=4g-good": "run folder",
+    "edgetrain run --simulate members=40 device=raspberry-pi-4b network=4g-good steps=60"
+    " batch=2": "run folder",
+    "edgetrain run job.toml": "run folder",
+    "edgetrain run job.toml strategy=dga codec=int8": "run folder",
+    "edgetrain run job.toml network=wan-500ms strategy=dga delay=20": "run folder",
+    "edgetrain run job.toml optimizer=adam lr=0.001 data.partition=iid": "run folder",
+    "edgetrain run job.toml \"optimizer={ name = 'sgd', lr = 0.1, nesterov = true, momentum = 0.9 }"
+    '"': "run folder",
+    "edgetrain run job.toml \"faults=[{ kind = 'down', at_s = 10, for_s = 5, members = [0] }]"
+    '"': "run folder",
+    'edgetrain run job.toml servers.placement="data=2 pipeline=2 microbatches=4"': "run folder",
+    "edgetrain run members=4 strategy=dga secure=true": "run folder",
+    'edgetrain run members=10 strategy=dga "merge=trimmed-mean(0.3)"': "run folder",
+    "edgetrain run steps=100 members=4 device=raspberry-pi-4b": "run folder",
+    "edgetrain run strategy=fedavg secure=true": "run folder",
+    'edgetrain run strategy=dga codec="topk(0.01) | q2"': "run folder",
+    "edgetrain run examples/shared-uplink.toml": "run folder",
+    "edgetrain run examples/gpu-group.toml": "run folder",
+    "edgetrain run examples/private.toml": "epsilon",
+    "edgetrain run examples/llama.toml": "run folder",
+    'edgetrain run examples/llama.toml servers.placement="sequence=2 ulysses=2 tensor=2"': "",
+    "edgetrain plan examples/llama.toml": "",
+    "edgetrain report --figures figures --format pdf,svg": "figures",
+    "edgetrain report runs/first --figures figures --format pdf": "figures",
+    "edgetrain hub job.toml": "run folder",
+    "edgetrain hub members=1 --any-job": "run folder",
+    "edgetrain hub members=2 --any-job": "run folder",
+    "edgetrain sweep --rtt 0,100,500 --strategy fedavg,dga delay=20": "rows:",
+    "edgetrain sweep --rtt 0,50,100,200,500 --strategy sync-sgd,fedavg,dga delay=20": "rows:",
+    "edgetrain sweep job.toml --members 1,2,4,8 --codec fp32,int8 --seeds 3": "rows:",
+    "edgetrain sweep job.toml --set optimizer.lr=0.05,0.1,0.2 --set"
+    " 'partition=iid,dirichlet(0.3)'": "rows:",
+    "edgetrain sweep examples/paper/correction.toml": "rows:",
+    "edgetrain sweep examples/paper/latency.toml": "rows:",
+    "edgetrain sweep examples/paper/latency.toml --rtt 1,100,200,500,1000 steps=100": "rows:",
+    "edgetrain sweep examples/paper/scaling.toml --strategy dga --members 1,8,16": "rows:",
+    "edgetrain capacity --members 1000": "1000 members",
+    "edgetrain capacity --members 100000 --gateways 100": "100000 members|100,000 members",
+    "edgetrain capacity --members 100000 --rounds 100 --gateways 100 --shards 4"
+    " --hub-rate 1000": "members",
+    "edgetrain capacity --members 100000 --rounds 100 --gateways 100 --shards 4 --hub-rate 1000"
+    " --parameters 11e6 --step-seconds 0.4 network=wifi --uplink home-fixed": "members",
+    "edgetrain capacity --parameters 11e6 --step-seconds 0.4 network=4g-good"
+    " --hub-rate 10000": "members",
+    "edgetrain capacity job.toml codec=int8 delay=40": "members",
+    "edgetrain calibrate": "seconds per step|step",
+    "edgetrain calibrate network=wan-200ms steps=100": "step",
+    "edgetrain calibrate job.toml": "step",
+    "edgetrain calibrate job.toml --strategies sync-sgd,dga --networks wan-200ms,4g-good": "step",
+    "edgetrain calibrate examples/outages.toml --strategies dga,fedavg,sync-sgd": "step",
+    "edgetrain calibrate --grid --rtt-ms 50,500 --rate-mbit 1,100 --strategies fedavg": "step",
+    "edgetrain networks check wan-200ms": "wan-200ms",
+    "edgetrain networks check wan-200ms 4g-bad": "4g-bad",
+    "edgetrain networks check wan-200ms 4g-bad --backend packet": "4g-bad",
+    "edgetrain networks lab --hosts 4 --network 4g-bad -- ip address": "inet",
+    "edgetrain networks lab --hosts 4 --network 4g-bad -- sh -c 'ping -c 3 $EDGETRAIN_HUB'": "rtt",
+    "edgetrain bench codecs --elements 1000000": "topk",
+    "edgetrain bench codecs --elements 1000000 --picture codecs.png": "topk",
+    "edgetrain bench codecs --repeats 5": "topk",
+    "edgetrain chaos": "schedules",
+    "edgetrain chaos --schedules 20": "schedules",
+    "edgetrain chaos --schedules 1000 --happenings 6": "schedules",
+    "edgetrain chaos --schedules 1000 --happenings 8": "schedules",
+    "edgetrain chaos --seed 417 --schedules 1": "schedule",
+    "edgetrain chaos --processes": "schedules",
+    "edgetrain chaos --processes --schedules 2": "schedules",
+    "edgetrain chaos --processes --schedules 50 --at-once 3": "schedules",
+    "edgetrain chaos --processes --seed 7 --schedules 1": "schedule",
+    "edgetrain chaos job.toml --kinds hub,partition,cut --happenings 8": "schedules",
+    "edgetrain chaos job.toml --kinds hub,power": "schedules",
+    "edgetrain chaos job.toml --processes": "schedules",
+    "edgetrain chaos job.toml --processes --schedules 20 --kinds hub,disk,kill": "schedules",
+}
+
+STATUS = {
+    "edgetrain doctor": (0, 1),
+    "edgetrain doctor --for member": (0, 1),
+    "edgetrain doctor --for hub --json": (0, 1),
+    "edgetrain plan task=edgetrain.tasks:char_lm data.width=1024 data.heads=16 data.layers=24"
+    " device=raspberry-pi-4b": (1,),
+}
+"""Where the exit status is part of the answer: something is lacking, or fits nowhere."""
+
+BESIDE = {
+    "edgetrain hub job.toml": (
+        "edgetrain member job.toml --hub tcp://localhost:5555 --index 0",
+        "edgetrain member job.toml --hub tcp://localhost:5555 --index 1",
+    ),
+    "edgetrain hub members=1 --any-job": ("python examples/keeps_going.py 0",),
+    "edgetrain hub members=2 --any-job": (
+        "python examples/your_own_loop.py 0",
+        "python examples/your_own_loop.py 1",
+    ),
+}
+"""What is typed on other machines while a command runs."""
+
+_MACHINES = "several machines: tests/cli/test_hub_screen.py runs a hub and members with keys"
+_INTERFACE = "an interface eth0, and members: tests/exchange/test_addresses.py"
+_RESUMED = "a run of the reader's own: tests/training/test_sweep.py, tests/cli/test_group_cli.py"
+_RESUMED_HUB = "a hub of the reader's own that was killed: tests/cli/test_resume.py"
+_BENCHMARK = "a benchmark of minutes to hours whose figures stand on the page"
+_HOURS = "hours; a smaller grid of the same verb is run nightly"
+ELSEWHERE = {
+    "edgetrain devices flash cluster.toml": "SD cards: tests/fleet/cards",
+    "edgetrain devices flash cluster.toml --dry-run": "an image that is fetched, and card readers",
+    "edgetrain devices flash cluster.toml --image-out cards": "an image: tests/fleet/cards",
+    "edgetrain devices flash cluster.toml --tokens tokens.json": "SD cards: tests/fleet/cards",
+    "edgetrain devices flash cluster.toml pi-3 --to /dev/sdb --yes": "an SD card",
+    "edgetrain devices worker --for raspberry-pi-os-13": "fetches all of torch for arm64",
+    "edgetrain devices worker --for ubuntu-24.04 -o worker.tar": "fetches all of torch for arm64",
+    "edgetrain member job.toml --hub tcp://localhost:5555 --index 0": "beside `edgetrain hub`",
+    "edgetrain member job.toml --hub tcp://192.168.1.5:5555 --index 0": _MACHINES,
+    "edgetrain member job.toml --hub tcp://192.168.1.5:5555 --index 0 --checkpoint"
+    " /var/lib/edgetrain": _MACHINES,
+    "edgetrain member job.toml --hub tcp://192.168.1.5:5555 --index 3": _MACHINES,
+    "edgetrain member job.toml --hub tcp://192.168.1.5:5555 --index 3 --hub-key KEY": _MACHINES,
+    "edgetrain member job.toml --hub tcp://hub.local:5555 --index 0 --checkpoint"
+    " /var/lib/edgetrain": _MACHINES,
+    "edgetrain member job.toml --hub tcp://hub.local:5555 --index 3 data.folder=/data": _MACHINES,
+    "edgetrain keys enroll --hub tcp://192.168.1.5:5555 --token -": _MACHINES,
+    "edgetrain keys enroll --hub tcp://192.168.1.5:5555 --token @FILE": _MACHINES,
+    "edgetrain keys enroll pi-3 --key KEY": "a key of the reader's: tests/cli/test_keys_cli.py",
+    "edgetrain hub job.toml --bind tcp://eth0:5555": _INTERFACE,
+    "edgetrain hub job.toml --bind tcp://eth0:5555 --insecure": _INTERFACE,
+    "edgetrain hub job.toml --bind 'tcp://*:5555'": _MACHINES,
+    "edgetrain hub job.toml --bind tcp://localhost:5555": "as `edgetrain hub job.toml`",
+    "edgetrain hub members=4 strategy=dga --any-job": "as `edgetrain hub members=2 --any-job`",
+    "edgetrain hub --resume runs/20260101-120000-hub --bind tcp://localhost:5555": _RESUMED_HUB,
+    "edgetrain hub --resume runs/20260101-120000-digits": _RESUMED_HUB,
+    "edgetrain run --resume runs/20260131-142501-digits": _RESUMED,
+    "edgetrain run --resume runs/20260131-142501-digits steps=800": _RESUMED,
+    "edgetrain sweep --resume runs/20260131-142501-sweep-digits": _RESUMED,
+    "edgetrain report hub-folder pi-0-folder pi-1-folder": "tests/cli/test_hub_screen.py",
+    "edgetrain bundle revoke 3fa9c1": "a digest of the reader's: tests/jobs/test_bundles.py",
+    "edgetrain networks apply wan-200ms --dev eth0 --port 5555 --for 10m": "root and eth0",
+    "edgetrain networks apply wan-200ms --dev eth0 --port 5555 --for 10m --dry-run": "eth0",
+    "edgetrain networks clear --dev eth0": "root and eth0",
+    "edgetrain networks lab --hosts 4 --network 4g-bad --hub 'iperf3 -s' --": "iperf3",
+    "edgetrain networks lab --hosts 2 --network wan-200ms --shell 1": "a terminal",
+    "edgetrain bench codecs --only index --elements 1000000 --gradients char.npz": _BENCHMARK,
+    "edgetrain calibrate --grid --part 1/4 --at-once 6": _HOURS,
+    "edgetrain calibrate --grid --rtt-ms 100,500 --rate-mbit 1,10,100 --jitter-percent 0": _HOURS,
+    "edgetrain calibrate members=2 codec=fp16 delay=0 pace_s=0.02 steps=100 --strategies"
+    " fedavg,sync-sgd --networks slow.toml,slow-jitter.toml": "profiles of the reader's",
+    "edgetrain sweep examples/paper/vision.toml": "fetches CIFAR-10, and hours",
+    "edgetrain sweep examples/paper/language.toml": _HOURS,
+}
+"""Commands by the reason why no test types them."""
