@@ -171,6 +171,7 @@ class ServersTable:
     precision: str = _said("fp32", "of matrix products on servers: fp32 or bf16")
     fallback: str = _said("never", "from devices to servers: never, when-needed, when-faster")
     snapshot_every: int = _ranged(0, 0, 10**9, "steps between snapshots; 0: about ten in a run")
+    compile: str = _said("", "backend of torch.compile for each block: inductor; '': not compiled")
     async_snapshots: bool = _switch(True, "train on while one is written; takes a copy in memory")
     data: dict[str, Any] = field(
         default_factory=dict, metadata={"doc": "options of the task that differ on servers"}

@@ -20,6 +20,8 @@ from edgetrain.strategies import Strategy, merging
 
 PRECISIONS = ("fp32", "bf16")
 FALLBACKS = ("never", "when-needed", "when-faster")
+COMPILERS = ("", "inductor", "aot_eager", "eager")
+"""Backends of torch.compile; ones with "eager" show whether a model can be compiled."""
 ACCELERATORS = ("auto", "cpu", "cuda")
 FIXED = ("equal", "own")
 BUFFERS = ("mean", "local")
@@ -44,6 +46,7 @@ def check(found: Resolved) -> None:
     _one_of("train.fixed", found.job.train.fixed, FIXED)
     _one_of("servers.precision", found.job.servers.precision, PRECISIONS)
     _one_of("servers.fallback", found.job.servers.fallback, FALLBACKS)
+    _one_of("servers.compile", found.job.servers.compile, COMPILERS)
     _one_of("strategy.buffers", found.job.strategy.buffers, BUFFERS)
     _check_pace(found)
     _check_accumulated(found)

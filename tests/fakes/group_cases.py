@@ -193,6 +193,19 @@ def kept_between_blocks(job: Job, words: str):
     return seen, names
 
 
+def train_compiled(job: Job, words: str):
+    """`train`, and how many graphs torch has compiled for it."""
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    found = train(job, words)
+    graphs = counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+    return found[0], graphs
+
+
 def train_untied(job: Job, words: str):
     """`train`, without the sum of gradients over the copies of a tied parameter."""
     from edgetrain.training.servers import model

@@ -1,8 +1,8 @@
 """One rank's part of the model: built empty, divided, sharded, then filled by the leader.
 
-The order is torch's: tensor parallel, recomputation, sharding. Weights are made by the leader, rank
-0, as a member of the job would make them, and handed out parameter by parameter; nobody else ever
-has the whole model.
+The order is torch's: tensor parallel, recomputation, compiling, sharding. Weights are made by the
+leader, rank 0, as a member of the job would make them, and handed out parameter by parameter;
+nobody else ever has the whole model.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Held:
     the first name that the whole model has for them, once for each stage that holds them.
     """
 
-    def __init__(self, parts: Parts, ranks: Ranks, precision: str) -> None:
-        """Empty: `hand_out` fills it."""
-        self.parts, self.ranks = parts, ranks
+    def __init__(self, parts: Parts, ranks: Ranks, precision: str, compiler: str = "") -> None:
+        """Empty: `hand_out` fills it. `compiler` is the backend of torch.compile; "": none."""
+        self.parts, self.ranks, self.compiler = parts, ranks, compiler
         self._divided: dict[str, int] = {}
         self.attention = self._split_attention()
         self.modules = [self._build(stage, precision) for stage in ranks.stages]
@@ -74,9 +74,14 @@ class Held:
                 wrapped = checkpoint_wrapper(
                     module.get_submodule(name),
                     checkpoint_impl=CheckpointImpl.NO_REENTRANT,
-                    context_fn=self._again,
+                    **({"context_fn": self._again} if self.attention else {}),
                 )
                 module.get_submodule(parent)._modules[leaf] = wrapped
+        if self.compiler:
+            # Schedules that compute the gradients of weights apart go backward twice.
+            torch._functorch.config.donated_buffer = False
+            for name in units:
+                module.get_submodule(name).compile(backend=self.compiler)
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if precision == "bf16" else None,
             reduce_dtype=torch.float32 if precision == "bf16" else None,

@@ -37,7 +37,7 @@ def prepare_rank(
     call it. The data begins after `start` steps. ConfigError, TaskError."""
     ranks = Ranks.of(placement, device)
     parts = cut(task, placement, example_of(job, task, placement))
-    held = Held(parts, ranks, job.servers.precision)
+    held = Held(parts, ranks, job.servers.precision, job.servers.compile)
     held.hand_out(task, job.seed)
     if job.train.accumulate > 1:
         raise ConfigError(

@@ -130,6 +130,17 @@ class Schedule:
         return torch.stack([loss.detach() for loss in losses]).mean()
 
 
+def _of_compiler(error: BaseException | None) -> str:
+    """Why torch could not compile, in its words; "": this error is of something else."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    while error is not None:
+        if isinstance(error, TorchDynamoException):
+            return str(error).strip().splitlines()[0]
+        error = error.__cause__ or error.__context__
+    return ""
+
+
 class GroupSteps:
     """What a rank does in a step: gradients, tied sums, the optimizer."""
 
@@ -149,7 +160,15 @@ class GroupSteps:
         """Fill the gradients with those of the next batch. The loss is that of all ranks: they call
         what is returned together."""
         self.optimizer.zero_grad()
-        loss = self._schedule.backward(next(self._batches))
+        try:
+            loss = self._schedule.backward(next(self._batches))
+        except Exception as error:
+            if self.held.compiler and (reason := _of_compiler(error)):
+                raise ConfigError(
+                    f"servers.compile = '{self.held.compiler}': {reason}",
+                    "leave servers.compile out",
+                ) from None
+            raise
         self.held.add_tied_gradients()
 
         def mean() -> float:

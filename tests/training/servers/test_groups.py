@@ -27,6 +27,7 @@ from edgetrain.vectors.vector import checksum
 CHARS, DIGITS = cases.job_of(*cases.CHARS), cases.job_of(*cases.DIGITS)
 UNNAMED = cases.job_of("task=group_cases:unnamed", *cases.CHARS[1:])
 UNTIED = cases.job_of(*cases.CHARS, "data.tied=false")
+COMPILED = cases.job_of(*cases.CHARS, "servers.compile=aot_eager")
 CLIPPED = cases.job_of(*cases.CHARS, "train.clip=0.05")
 MOST = 1e-9
 
@@ -129,6 +130,24 @@ def test_what_recomputation_keeps_is_divided_among_tensor_ranks_with_their_norms
         assert seen == [8, 4, 4, 4, 4, 4], "the first block divides what it gets"
     for seen, _ in worlds(2).run(cases.kept_between_blocks, CHARS, "tensor=2 recompute=yes"):
         assert seen == [8] * 6
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["data=2 shard=2 zero=3 recompute=1,3-5", "tensor=2",
+     "pipeline=2 schedule=zero-bubble microbatches=4"],
+)  # fmt: skip
+def test_compiled_blocks_train_what_one_process_trains(worlds, words):
+    for losses, graphs in worlds(2).run(cases.train_compiled, COMPILED, words):
+        np.testing.assert_allclose(losses, alone("CHARS")[0], rtol=0, atol=MOST)
+        assert graphs > 0
+
+
+def test_what_torch_cannot_compile_is_told_in_its_words():
+    with ranks.world(2) as world, pytest.raises(EdgetrainError) as caught:
+        world.run(cases.train_compiled, COMPILED, "sequence=2 recompute=yes")
+    assert "servers.compile = 'aot_eager': NotImplementedError: checkpoint" in str(caught.value)
+    assert str(caught.value).endswith("(leave servers.compile out)")
 
 
 def test_a_clipped_run_is_another_one():
