@@ -6,36 +6,19 @@ Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgetrain.errors import ConfigError, Diverged
-from edgetrain.strategies.drift import Drift, Shares
+from edgetrain.strategies.drift import Drift
+from edgetrain.strategies.expected import Expected, Flight
 from edgetrain.strategies.unsent import Unsent
 from edgetrain.vectors.pool import VectorPool
-from edgetrain.vectors.vector import TILE, Vector, all_finite, checksum, combine, tile_sum, tiles
-
-
-@dataclass(frozen=True)
-class Flight:
-    """A round that was submitted and not yet replied to."""
-
-    round: int
-    step: int
-    own: Vector | None
-    """None: nothing that `params` has to be freed of (a newcomer's gap, or `at_once`)."""
-    at_once: bool = False
-    """The reply comes before anyone looks at `params` again, and overwrites them."""
-    partial: bool = False
-    """`own` is what a lossy codec let through; the rest is in `params`."""
-    foretold: Vector | None = None
-    """See Drift."""
-    left_out: Vector | None = None
-    """Of a lossy contribution: see Unsent.sample."""
+from edgetrain.vectors.vector import TILE, Vector, checksum, combine, tile_sum, tiles
 
 
 class Displacement:
@@ -93,14 +76,15 @@ class Displacement:
         self.params = params
         self.every = every
         self.delay = delay
-        self.base: Vector = params.copy()
+        self.expected = Expected(params, drift)
+        """What `params` hold beside local progress."""
+        self.base: Vector = self.expected.base
         self.applied = 0
         """Replies applied so far, which is also the number of the next reply."""
         self.round = 0
         """The next round to submit."""
         self.checksum = 0
         """Checksum of `base` after `applied` replies."""
-        self._flights: deque[Flight] = deque()
         self._memory = memory or VectorPool(params.size)
         self.drift = drift
         """What foretells replies; None: nothing does."""
@@ -122,7 +106,7 @@ class Displacement:
         self.unsent.beside = None
         self.checksum = checksum(self.base)
         self.applied, self.round = applied, round
-        self._flights = deque(Flight(r, self._steps, None) for r in range(applied, round))
+        self.expected.flights = deque(Flight(r, self._steps, None) for r in range(applied, round))
 
     def before_step(self) -> Vector | None:
         """Called between backward and the optimizer's step; displacements do not exist yet."""
@@ -137,8 +121,8 @@ class Displacement:
     def quiet_steps(self) -> int:
         """How many steps from now neither submit nor wait: `params` is not looked at after them."""
         quiet = self.every - self._local_steps - 1
-        if self._flights:
-            oldest = self._flights[0]
+        if self.expected.flights:
+            oldest = self.expected.flights[0]
             quiet = min(quiet, oldest.step + self.delay - self._steps - 1)
         return max(quiet, 0)
 
@@ -151,7 +135,7 @@ class Displacement:
     def sent(self, vector: Vector) -> None:
         """Only `vector` of the last contribution reaches the others; it is kept, not copied, where
         what was not sent stays in `params`."""
-        unsent, flight = self.unsent, self._flights.pop()
+        unsent, flight = self.unsent, self.expected.flights.pop()
         self._partial = True
         left_out = unsent.sample(self._wholes(flight, vector))
         beside, belongs_beside = unsent.beside, unsent.belongs_beside()
@@ -162,7 +146,7 @@ class Displacement:
         else:
             for here in tiles(vector.size):
                 beside[here] -= vector[here]
-        self._flights.append(replace(flight, left_out=left_out))
+        self.expected.flights.append(replace(flight, left_out=left_out))
         if beside is None and belongs_beside:
             self._take_out()
 
@@ -194,12 +178,14 @@ class Displacement:
     def _take_out(self) -> None:
         """Move what was not sent from `params` to a vector beside them. No local steps yet."""
         beside = self.unsent.beside = np.empty_like(self.params)
-        scratch, owns = np.empty(min(TILE, beside.size), np.float32), self._owns()
+        scratch, owns = np.empty(min(TILE, beside.size), np.float32), self.expected.owns()
         for here in tiles(beside.size):
-            expected = self._expected(here, scratch, owns)
+            expected = self.expected.over(here, scratch, owns)
             np.subtract(self.params[here], expected, out=beside[here])
             self.params[here] = expected
-        self._flights = deque(replace(flight, partial=False) for flight in self._flights)
+        self.expected.flights = deque(
+            replace(flight, partial=False) for flight in self.expected.flights
+        )
 
     def _take_in(self, flight: Flight, sent: Vector) -> Flight:
         """Move what was not sent back into `params`. It has all of earlier rounds in flight in it,
@@ -207,11 +193,13 @@ class Displacement:
         beside = self.unsent.beside
         assert beside is not None
         self.unsent.beside = None
-        self._flights = deque(replace(f, own=None, foretold=None) for f in self._flights)
+        self.expected.flights = deque(
+            replace(f, own=None, foretold=None) for f in self.expected.flights
+        )
         scratch = np.empty(min(TILE, sent.size), np.float32)
         for here in tiles(sent.size):
             beside[here] -= sent[here]
-            np.add(self._expected(here, scratch, [sent]), beside[here], out=self.params[here])
+            np.add(self.expected.over(here, scratch, [sent]), beside[here], out=self.params[here])
         return replace(flight, own=sent, at_once=False, partial=True)
 
     def follow_up(self) -> Vector | None:
@@ -229,9 +217,9 @@ class Displacement:
         if not (self._partial or self._local_steps):
             return None
         rest = self._memory.borrow_vector()
-        scratch, owns = np.empty(min(TILE, rest.size), np.float32), self._owns()
+        scratch, owns = np.empty(min(TILE, rest.size), np.float32), self.expected.owns()
         for here in tiles(rest.size):
-            np.subtract(self.params[here], self._expected(here, scratch, owns), out=rest[here])
+            np.subtract(self.params[here], self.expected.over(here, scratch, owns), out=rest[here])
             if self.unsent.beside is not None:
                 rest[here] += self.unsent.beside[here]
         return rest
@@ -257,9 +245,9 @@ class Displacement:
 
     def due(self) -> int | None:
         """The round whose reply must be applied before the next step, if there is one."""
-        if not self._flights:
+        if not self.expected.flights:
             return None
-        oldest = self._flights[0]
+        oldest = self.expected.flights[0]
         late = oldest.at_once or self._steps - oldest.step >= self.delay
         return oldest.round if late else None
 
@@ -268,8 +256,8 @@ class Displacement:
 
         `reply`: the vector in consecutive pieces, each (but the last) a multiple of TILE elements.
         """
-        flight = self._flights.popleft()
-        owns = self._owns()
+        flight = self.expected.flights.popleft()
+        owns = self.expected.owns()
         keep = bool(owns) or flight.step != self._steps
         keep = keep or (flight.partial and not self._finished)
         assert not (keep and flight.at_once), "a step was taken before a reply that was due"
@@ -286,7 +274,7 @@ class Displacement:
                 here = slice(start + tile.start, start + tile.stop)
                 params, base = self.params[here], self.base[here]
                 if keep:
-                    expected = self._expected(here, scratch, before)
+                    expected = self.expected.over(here, scratch, before)
                     np.subtract(params, expected, out=local[: params.size])
                 if drift is not None and flight.own is not None:
                     drift.learn_tile(here, piece[tile], flight.own, flight.foretold)
@@ -295,7 +283,7 @@ class Displacement:
                 base += piece[tile]
                 sums.append(tile_sum(base))
                 if keep:
-                    expected = self._expected(here, scratch, owns, shares)
+                    expected = self.expected.over(here, scratch, owns, shares)
                     np.add(expected, local[: params.size], out=params)
                 else:  # nothing is in flight, unsent or new: the base is all there is
                     params[:] = base
@@ -313,20 +301,7 @@ class Displacement:
         Rounds in flight before that are answered by it, whatever became of them; local progress and
         later rounds in flight stay. The same as applying the replies, but for rounding.
         """
-        scratch = np.empty(min(TILE, self.params.size), np.float32)
-        before, at_once = self._owns(), any(flight.at_once for flight in self._flights)
-        self._flights = deque(f for f in self._flights if f.round >= applied)
-        after = self._owns()
-        base_only = at_once or (self._finished and not self._flights)
-        for here in tiles(self.params.size):
-            params = self.params[here]
-            if not base_only:
-                params -= self._expected(here, scratch, before)
-            self.base[here] = base[here]
-            if base_only:  # nothing is there but what the base takes the place of
-                params[:] = self.base[here]
-            else:
-                params += self._expected(here, scratch, after)
+        self.expected.replace_base(base, applied, self._finished)
         self.applied = applied
         self.round = max(self.round, applied)
         self.checksum = checksum(self.base)
@@ -334,52 +309,27 @@ class Displacement:
     def skip_to(self, round: int) -> None:
         """Contribute to `round` next; those between are replied to without a contribution of its
         own."""
-        self._flights.extend(Flight(r, self._steps, None) for r in range(self.round, round))
+        self.expected.flights.extend(Flight(r, self._steps, None) for r in range(self.round, round))
         self.round = max(self.round, round)
-
-    def _owns(self) -> list[Vector]:
-        """What `params` have to be freed of, one vector for each round in flight, oldest first."""
-        return [flight.own for flight in self._flights if flight.own is not None]
-
-    def _expected(
-        self, here: slice, scratch: Vector, owns: Sequence[Vector], shares: Shares | None = None
-    ) -> Vector:
-        """base + what stands for these rounds in flight, over one tile; always added in the same
-        order. `shares`: of a drift, if not those in force."""
-        expected = scratch[: here.stop - here.start]
-        expected[:] = self.base[here]
-        if self.drift is not None:
-            self.drift.add_stand_ins(expected, here, owns, shares or self.drift.shares)
-            return expected
-        for own in owns:
-            expected += own[here]
-        return expected
 
     def _submit(self) -> Vector:
         own = self._memory.borrow_vector()
-        scratch = np.empty(min(TILE, own.size), np.float32)
-        at_once = self.delay == 0 and not self._flights
-        before, beside = self._owns(), self.unsent.beside
-        after = [*before, own]
+        at_once = self.delay == 0 and not self.expected.flights
+        beside = self.unsent.beside
         whole = own if beside is None or at_once else self._memory.borrow_vector()
-        for here in tiles(own.size):
-            expected = self.base[here] if at_once else self._expected(here, scratch, before)
-            np.subtract(self.params[here], expected, out=own[here])
-            if self.drift is not None and not at_once:
-                self.params[here] = self._expected(here, scratch, after)
-            elif not at_once:  # the same sum, without walking the others again
-                np.add(expected, own[here], out=self.params[here])
-            if not all_finite(own[here]):
-                raise Diverged(
-                    f"parameters are not finite after step {self._steps}",
-                    "training diverged on this member: lower the learning rate, or clip gradients",
-                )
-            if beside is not None:
+        if not self.expected.subtract(own, settle=not at_once):
+            raise Diverged(
+                f"parameters are not finite after step {self._steps}",
+                "training diverged on this member: lower the learning rate, or clip gradients",
+            )
+        if beside is not None:
+            for here in tiles(own.size):
                 beside[here] += own[here]
                 whole[here] = beside[here]
         foretold = None if self.drift is None or at_once else self.drift.foretold()
-        self._flights.append(
-            Flight(self.round, self._steps, None if at_once else own, at_once, foretold=foretold)
+        flying = None if at_once else own
+        self.expected.flights.append(
+            Flight(self.round, self._steps, flying, at_once, foretold=foretold)
         )
         self.round += 1
         self._local_steps = 0

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgetrain.errors import Diverged
-from edgetrain.strategies.displacement import Displacement, Flight
+from edgetrain.strategies.displacement import Displacement
+from edgetrain.strategies.expected import Flight
 from edgetrain.vectors.vector import Vector, all_finite
 
 
@@ -41,10 +42,10 @@ class Uncorrected(Displacement):
                 f"parameters are not finite after step {self._steps}",
                 "training diverged on this member: lower the learning rate, or take dga",
             )
-        at_once = self.delay == 0 and not self._flights
+        at_once = self.delay == 0 and not self.expected.flights
         if not at_once:
             self.params[:] = self.base
-        self._flights.append(Flight(self.round, self._steps, None, at_once))
+        self.expected.flights.append(Flight(self.round, self._steps, None, at_once))
         self.round += 1
         self._local_steps = 0
         return own
