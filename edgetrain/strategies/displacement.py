@@ -6,7 +6,7 @@ Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,9 @@ from edgetrain.errors import ConfigError, Diverged
 from edgetrain.strategies.drift import Drift
 from edgetrain.strategies.expected import Expected, Flight
 from edgetrain.strategies.unsent import Unsent
+from edgetrain.vectors.blocks import touched_blocks
 from edgetrain.vectors.pool import VectorPool
-from edgetrain.vectors.vector import TILE, Vector, checksum, combine, tile_sum, tiles
+from edgetrain.vectors.vector import TILE, Vector, combine, tile_sum, tiles
 
 
 class Displacement:
@@ -102,11 +103,10 @@ class Displacement:
         A newcomer's first round may lie ahead of the next reply; the rounds between are replied to
         without a contribution of its own.
         """
-        self.base[:] = self.params
+        self.checksum = self.expected.restart()
         self.unsent.beside = None
-        self.checksum = checksum(self.base)
         self.applied, self.round = applied, round
-        self.expected.flights = deque(Flight(r, self._steps, None) for r in range(applied, round))
+        self.expected.flights.extend(Flight(r, self._steps, None) for r in range(applied, round))
 
     def before_step(self) -> Vector | None:
         """Called between backward and the optimizer's step; displacements do not exist yet."""
@@ -137,7 +137,7 @@ class Displacement:
         what was not sent stays in `params`."""
         unsent, flight = self.unsent, self.expected.flights.pop()
         self._partial = True
-        left_out = unsent.sample(self._wholes(flight, vector))
+        left_out = unsent.sample(self._whole(flight), vector)
         beside, belongs_beside = unsent.beside, unsent.belongs_beside()
         if beside is None:
             flight = self._leave_in(flight, vector)
@@ -150,15 +150,14 @@ class Displacement:
         if beside is None and belongs_beside:
             self._take_out()
 
-    def _wholes(self, flight: Flight, sent: Vector) -> Iterator[tuple[slice, Vector, Vector]]:
-        """What should have been sent of the last contribution, beside what was, tile by tile."""
-        for here in tiles(sent.size):
-            if self.unsent.beside is not None:
-                yield here, self.unsent.beside[here], sent[here]
-            elif flight.own is not None:
-                yield here, flight.own[here], sent[here]
-            else:
-                yield here, self.params[here] - self.base[here], sent[here]
+    def _whole(self, flight: Flight) -> Vector:
+        """What should have been sent of the last contribution, as far as it is sampled."""
+        sampled = slice(None, None, self.unsent.stride)
+        if self.unsent.beside is not None:
+            return self.unsent.beside[sampled]
+        if flight.own is not None:
+            return flight.own[sampled]
+        return self.params[sampled] - self.base[sampled]
 
     def _leave_in(self, flight: Flight, sent: Vector) -> Flight:
         """Let what was not sent stay in `params`, as before."""
@@ -173,7 +172,8 @@ class Displacement:
                     unsent = np.subtract(flight.own[here], part, out=scratch[: part.size])
                     unsent *= 1 - self.drift.shares[0]
                     params += unsent
-        return replace(flight, own=sent, at_once=False, partial=True)
+        touched = touched_blocks(sent) if flight.may_be_few() else None
+        return replace(flight, own=sent, at_once=False, partial=True, touched=touched)
 
     def _take_out(self) -> None:
         """Move what was not sent from `params` to a vector beside them. No local steps yet."""
@@ -194,13 +194,14 @@ class Displacement:
         assert beside is not None
         self.unsent.beside = None
         self.expected.flights = deque(
-            replace(f, own=None, foretold=None) for f in self.expected.flights
+            replace(f, own=None, foretold=None, touched=None) for f in self.expected.flights
         )
         scratch = np.empty(min(TILE, sent.size), np.float32)
         for here in tiles(sent.size):
             beside[here] -= sent[here]
             np.add(self.expected.over(here, scratch, [sent]), beside[here], out=self.params[here])
-        return replace(flight, own=sent, at_once=False, partial=True)
+        touched = touched_blocks(sent) if flight.may_be_few() else None
+        return replace(flight, own=sent, at_once=False, partial=True, touched=touched)
 
     def follow_up(self) -> Vector | None:
         """One contribution a round is enough."""
@@ -256,15 +257,31 @@ class Displacement:
 
         `reply`: the vector in consecutive pieces, each (but the last) a multiple of TILE elements.
         """
+        pieces = list(reply)
         flight = self.expected.flights.popleft()
-        owns = self.expected.owns()
-        keep = bool(owns) or flight.step != self._steps
+        keep = bool(self.expected.owns()) or flight.step != self._steps
         keep = keep or (flight.partial and not self._finished)
         assert not (keep and flight.at_once), "a step was taken before a reply that was due"
+        if flight.left_out is not None:
+            self.unsent.learn(pieces, flight.left_out)
+        touched = total = None
+        if keep or flight.at_once:
+            touched = self.expected.few_touched(flight, pieces)
+        if touched is not None:
+            total = self.expected.add_blocks(flight, pieces[0], touched, keep)
+        if total is None:
+            sums = self._add_tiles(flight, pieces, keep)
+            self.expected.keep_sums(sums, touched)
+            total = combine(sums)
+        self.applied += 1
+        self.checksum = total
+
+    def _add_tiles(self, flight: Flight, reply: list[Vector], keep: bool) -> list[int]:
+        """Let a reply replace the round `flight` in all tiles. Returns the sums of the base's."""
+        owns = self.expected.owns()
         drift = None if flight.own is None else self.drift
         whole = flight.left_out is not None and not flight.partial
         shares = None if drift is None else drift.begin_reply(self.every, self.delay, whole)
-        self.unsent.begin_reply()
         before = owns if flight.own is None else [flight.own, *owns]
         scratch, local = np.empty((2, min(TILE, self.params.size)), np.float32)
         sums = []
@@ -278,8 +295,6 @@ class Displacement:
                     np.subtract(params, expected, out=local[: params.size])
                 if drift is not None and flight.own is not None:
                     drift.learn_tile(here, piece[tile], flight.own, flight.foretold)
-                if flight.left_out is not None:
-                    self.unsent.learn_tile(here, piece[tile], flight.left_out)
                 base += piece[tile]
                 sums.append(tile_sum(base))
                 if keep:
@@ -290,10 +305,7 @@ class Displacement:
             start += piece.size
         if drift is not None:
             drift.end_reply()
-        if flight.left_out is not None:
-            self.unsent.end_reply()
-        self.applied += 1
-        self.checksum = combine(sums)
+        return sums
 
     def rebase(self, base: Vector, applied: int) -> None:
         """Take `base` for the base after `applied` replies, which need not have come.
@@ -301,10 +313,9 @@ class Displacement:
         Rounds in flight before that are answered by it, whatever became of them; local progress and
         later rounds in flight stay. The same as applying the replies, but for rounding.
         """
-        self.expected.replace_base(base, applied, self._finished)
+        self.checksum = self.expected.replace_base(base, applied, self._finished)
         self.applied = applied
         self.round = max(self.round, applied)
-        self.checksum = checksum(self.base)
 
     def skip_to(self, round: int) -> None:
         """Contribute to `round` next; those between are replied to without a contribution of its
@@ -317,7 +328,8 @@ class Displacement:
         at_once = self.delay == 0 and not self.expected.flights
         beside = self.unsent.beside
         whole = own if beside is None or at_once else self._memory.borrow_vector()
-        if not self.expected.subtract(own, settle=not at_once):
+        finite, touched = self.expected.subtract(own, settle=not at_once)
+        if not finite:
             raise Diverged(
                 f"parameters are not finite after step {self._steps}",
                 "training diverged on this member: lower the learning rate, or clip gradients",
@@ -329,7 +341,7 @@ class Displacement:
         foretold = None if self.drift is None or at_once else self.drift.foretold()
         flying = None if at_once else own
         self.expected.flights.append(
-            Flight(self.round, self._steps, flying, at_once, foretold=foretold)
+            Flight(self.round, self._steps, flying, at_once, foretold=foretold, touched=touched)
         )
         self.round += 1
         self._local_steps = 0

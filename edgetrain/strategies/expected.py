@@ -11,8 +11,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgetrain.strategies.blockwise import add_reply, subtract_blocks
 from edgetrain.strategies.drift import Drift, Shares
-from edgetrain.vectors.vector import TILE, Vector, all_finite, tiles
+from edgetrain.vectors.blocks import (
+    BLOCK,
+    Flags,
+    are_few,
+    block_count,
+    has_negative_zero,
+    touched_blocks,
+    union_of,
+)
+from edgetrain.vectors.vector import TILE, Vector, all_finite, checksum, combine, tiles
+
+SPAN = 4 * TILE
+"""Elements that are looked at together for blocks that are touched."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,15 @@ class Flight:
     """See Drift."""
     left_out: Vector | None = None
     """Of a lossy contribution: see Unsent.sample."""
+    touched: Flags | None = None
+    """The blocks in which `own`, or with `at_once` what was submitted, may be other than zero.
+    None: not known."""
+
+    def may_be_few(self) -> bool:
+        """Whether it is known to touch few blocks at most. A round without `own` touches none."""
+        if self.touched is None:
+            return self.own is None and not self.at_once
+        return are_few(self.touched)
 
 
 class Expected:
@@ -38,6 +60,9 @@ class Expected:
 
     With a `drift`, what that foretells the reply to be stands for each own_r. `params`, float32
     [elements], is the caller's, and is `expected` plus local progress. `base` is owned here.
+
+    Where rounds touch few blocks (vectors/blocks.py), only these are worked on. The base gets the
+    bits that work on all tiles would give it, because members may choose differently.
     """
 
     def __init__(self, params: Vector, drift: Drift | None) -> None:
@@ -46,6 +71,16 @@ class Expected:
         self.base: Vector = params.copy()
         self.flights: deque[Flight] = deque()
         """The rounds in flight, oldest first."""
+        self._sums: list[int] = []
+        """The sum of each tile of `base`; empty: not known, or an element of `base` may be -0.0,
+        which changes when 0 is added to it. Sums of others than -0.0 are never -0.0."""
+
+    def restart(self) -> int:
+        """Take `params` for the base, with nothing in flight. Returns the base's checksum."""
+        self.base[:] = self.params
+        self.flights.clear()
+        self._sums = []
+        return checksum(self.base)
 
     def owns(self) -> list[Vector]:
         """What `params` have to be freed of, one vector for each round in flight, oldest first."""
@@ -65,33 +100,101 @@ class Expected:
             expected += own[here]
         return expected
 
-    def subtract(self, own: Vector, settle: bool) -> bool:
+    # -- a contribution --------------------------------------------------------------------------
+
+    def subtract(self, own: Vector, settle: bool) -> tuple[bool, Flags | None]:
         """own = params - expected. If `settle`, `params` become expected + what stands for own.
 
-        Returns whether own is finite; if not, only a part of it was written.
+        Returns whether own is finite (if not, only a part of it was written), and the blocks in
+        which it may be other than zero, if known.
         """
-        scratch = np.empty(min(TILE, own.size), np.float32)
-        before = self.owns()
-        after = [*before, own]
-        for here in tiles(own.size):
-            expected = self.over(here, scratch, before) if settle else self.base[here]
-            np.subtract(self.params[here], expected, out=own[here])
-            if self.drift is not None and settle:
-                self.params[here] = self.over(here, scratch, after)
-            elif settle:  # the same sum, without walking the others again
-                np.add(expected, own[here], out=self.params[here])
-            if not all_finite(own[here]):
-                return False
-        return True
+        before, scratch = self.owns(), np.empty(min(TILE, own.size), np.float32)
+        if self.drift is not None:
+            flying = [*before, own]
+            for here in tiles(own.size):
+                finite = self._subtract_tile(own, here, before, scratch, settle)
+                if settle:
+                    self.params[here] = self.over(here, scratch, flying)
+                if not finite:
+                    return False, None
+            return True, None
+        touched = union_of((f.touched for f in self.flights if f.own is not None), own.size)
+        few = np.zeros(touched.size, np.bool_)
+        for start in range(0, own.size, SPAN):
+            stop = min(start + SPAN, own.size)
+            blocks = slice(start // BLOCK, block_count(stop))
+            flags = touched[blocks]
+            if are_few(flags) and not self._differs_much(start, stop):
+                found = np.subtract(
+                    self.params[start:stop], self.base[start:stop], out=own[start:stop]
+                )
+                flags |= touched_blocks(found)
+                if are_few(flags):
+                    few[blocks] = flags
+                    continue
+            flags[:] = True
+            for here in tiles(stop, start):
+                if not self._subtract_tile(own, here, before, scratch, settle):
+                    return False, None
+        return subtract_blocks(self.base, self.params, own, few, before, settle), touched
 
-    def replace_base(self, base: Vector, applied: int, finished: bool) -> None:
+    def _differs_much(self, start: int, stop: int) -> bool:
+        """Whether a sample of the parameters differs from the base in every second element."""
+        sampled = slice(start, stop, BLOCK)
+        differ = np.count_nonzero(self.params[sampled] != self.base[sampled])
+        return 2 * int(differ) > -(-(stop - start) // BLOCK)
+
+    def _subtract_tile(
+        self, own: Vector, here: slice, before: Sequence[Vector], scratch: Vector, settle: bool
+    ) -> bool:
+        """The same over one tile. Returns whether own is finite there."""
+        expected = self.over(here, scratch, before) if settle else self.base[here]
+        np.subtract(self.params[here], expected, out=own[here])
+        if settle and self.drift is None:  # the same sum, without walking the others again
+            np.add(expected, own[here], out=self.params[here])
+        return all_finite(own[here])
+
+    # -- a reply ---------------------------------------------------------------------------------
+
+    def few_touched(self, flight: Flight, reply: Sequence[Vector]) -> Flags | None:
+        """The blocks that this reply to `flight` changes, where they are few and known."""
+        if self.drift is not None or len(reply) != 1 or not flight.may_be_few():
+            return None
+        touched = touched_blocks(reply[0])
+        if flight.touched is not None:
+            touched |= flight.touched
+        return touched if are_few(touched) else None
+
+    def add_blocks(self, flight: Flight, reply: Vector, touched: Flags, keep: bool) -> int | None:
+        """Let a reply replace the round `flight`, no longer in flight, in these blocks; it does not
+        change the others. `keep`: local progress stays; else `params` become the base.
+
+        Returns the base's checksum. None: nothing was done, the reply has to be added to all tiles.
+        """
+        if not self._sums:
+            return None
+        rounds = (flight.own, self.owns()) if keep else None
+        add_reply(self.base, reply, touched, self._sums, self.params, rounds)
+        return combine(self._sums)
+
+    def keep_sums(self, sums: list[int], touched: Flags | None) -> None:
+        """A reply was added to all tiles of the base, which have these sums now.
+
+        `touched`: see few_touched. In other blocks the reply was 0, and a sum with 0 is not -0.0.
+        """
+        plain = touched is not None and not has_negative_zero(self.base, touched)
+        self._sums = sums if plain else []
+
+    def replace_base(self, base: Vector, applied: int, finished: bool) -> int:
         """Take `base` for the base, which answers all rounds in flight before round `applied`.
 
-        Local progress stays, unless training has `finished` and nothing else is in flight.
+        Local progress stays, unless training has `finished` and nothing else is in flight. Returns
+        the base's checksum.
         """
         scratch = np.empty(min(TILE, self.params.size), np.float32)
         before, at_once = self.owns(), any(flight.at_once for flight in self.flights)
         self.flights = deque(flight for flight in self.flights if flight.round >= applied)
+        self._sums = []
         after = self.owns()
         base_only = at_once or (finished and not self.flights)
         for here in tiles(self.params.size):
@@ -103,3 +206,4 @@ class Expected:
                 params[:] = self.base[here]
             else:
                 params += self.over(here, scratch, after)
+        return checksum(self.base)

@@ -6,7 +6,7 @@ Pure: float32 vectors in and out. docs/decisions/012 has the rule's table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,11 +33,11 @@ def stride_of(elements: int, sample: int = SAMPLE) -> int:
     return max(1, math.ceil(elements / sample))
 
 
-def sampled(tile: Vector, start: int, stride: int) -> tuple[slice, NDArray[np.float64]]:
-    """The sample's elements in the tile that begins at element `start`: their place in the sample,
+def sampled(piece: Vector, start: int, stride: int) -> tuple[slice, NDArray[np.float64]]:
+    """The sample's elements in the piece that begins at element `start`: their place in the sample,
     and float64 copies."""
     skip = -start % stride
-    found = tile[skip::stride].astype(np.float64)
+    found = piece[skip::stride].astype(np.float64)
     first = (start + skip) // stride
     return slice(first, first + found.size), found
 
@@ -64,11 +64,10 @@ class Unsent:
     def __init__(self, elements: int) -> None:
         self.beside: Vector | None = None
         """float32 [elements] the unsent part; None: it is in the parameters."""
-        self._stride = stride_of(elements)
-        self._elements = elements
+        self.stride = stride_of(elements)
+        """One in this many elements is compared."""
         self._evidence = np.zeros(4)
         """<unsent, reply>, <unsent, unsent>, <reply, reply>, elements compared."""
-        self._measured = np.zeros(4)
 
     def belongs_beside(self) -> bool:
         """Whether the unsent part has to wait outside the parameters from now on."""
@@ -79,32 +78,26 @@ class Unsent:
             product < (LEAVE if self.beside is None else RETURN) * math.sqrt(unsent * reply)
         )
 
-    def sample(self, tiles: Iterator[tuple[slice, Vector, Vector]]) -> Vector:
-        """The sample to compare the reply with: of tiles (place, what should be sent, what is)."""
-        left_out = np.zeros(-(-self._elements // self._stride), np.float32)
-        for here, whole, sent in tiles:
-            place, found = sampled(whole, here.start, self._stride)
-            found[sent[-here.start % self._stride :: self._stride] != 0] = 0
-            left_out[place] = found
-        return left_out
+    def sample(self, whole: Vector, sent: Vector) -> Vector:
+        """The sample to compare the reply with: what is not in `sent` of what should be.
 
-    def begin_reply(self) -> None:
-        """Begin to compare with a reply."""
-        self._measured[:] = 0
+        `whole`: what should be sent, of every `stride`-th element; `sent`: of all elements.
+        """
+        return np.where(sent[:: self.stride] == 0, whole, np.float32(0))
 
-    def learn_tile(self, here: slice, reply: Vector, sample: Vector) -> None:
-        """Compare one tile of a reply (here) with the sample of its round (all of it)."""
-        place, found = sampled(reply, here.start, self._stride)
-        unsent = sample[place].astype(np.float64)
-        both = (found != 0) & (unsent != 0)
-        unsent, found = unsent[both], found[both]
-        # Not np.dot: its rounding depends on how many threads BLAS has.
-        sums = (unsent * found).sum(), (unsent * unsent).sum(), (found * found).sum()
-        self._measured += [*sums, unsent.size]
-
-    def end_reply(self) -> None:
-        """The whole reply has been compared."""
-        self._evidence = FORGET * self._evidence + self._measured
+    def learn(self, reply: Iterable[Vector], sample: Vector) -> None:
+        """Compare a reply, in consecutive pieces, with the sample of its round."""
+        measured, start = np.zeros(4), 0
+        for piece in reply:
+            place, found = sampled(piece, start, self.stride)
+            unsent = sample[place].astype(np.float64)
+            both = (found != 0) & (unsent != 0)
+            unsent, found = unsent[both], found[both]
+            # Not np.dot: its rounding depends on how many threads BLAS has.
+            sums = (unsent * found).sum(), (unsent * unsent).sum(), (found * found).sum()
+            measured += [*sums, unsent.size]
+            start += piece.size
+        self._evidence = FORGET * self._evidence + measured
 
     def state(self) -> dict[str, NDArray[Any]]:
         """What a member that starts again must not learn anew."""

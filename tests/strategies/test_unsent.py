@@ -94,10 +94,7 @@ def agreeing(unsent, rng, sign, replies, elements=4000):
         sent = np.where(np.abs(whole) > 2, whole, 0).astype(np.float32)
         chosen = rng.random(elements) < 0.05
         reply = np.where(chosen, sign * whole + 0.5, 0).astype(np.float32)
-        left_out = unsent.sample(iter([(slice(0, elements), whole, sent)]))
-        unsent.begin_reply()
-        unsent.learn_tile(slice(0, elements), reply, left_out)
-        unsent.end_reply()
+        unsent.learn([reply], unsent.sample(whole[:: unsent.stride], sent))
 
 
 def test_it_leaves_where_the_fleet_goes_elsewhere_and_returns_where_it_follows():
@@ -115,26 +112,19 @@ def test_it_leaves_where_the_fleet_goes_elsewhere_and_returns_where_it_follows()
 def test_a_codec_that_leaves_no_element_out_gives_no_evidence():
     unsent, ones = Unsent(100), np.ones(100, np.float32)
     for _ in range(10):
-        left_out = unsent.sample(iter([(slice(0, 100), ones, -ones)]))
-        unsent.begin_reply()
-        unsent.learn_tile(slice(0, 100), -ones, left_out)
-        unsent.end_reply()
+        unsent.learn([-ones], unsent.sample(ones, -ones))
     assert not unsent.belongs_beside()
     assert unsent.state() == {}
 
 
-def test_a_long_vector_is_compared_on_a_sample_tile_by_tile():
+def test_a_long_vector_is_compared_on_a_sample_piece_by_piece():
     elements = 2 * TILE + 3
     rng, unsent = np.random.default_rng(1), Unsent(2 * TILE + 3)
     whole, reply = rng.standard_normal((2, elements)).astype(np.float32)
     sent = np.where(np.abs(whole) > 1, whole, 0).astype(np.float32)
     cuts = [slice(0, TILE), slice(TILE, 2 * TILE), slice(2 * TILE, elements)]
-    left_out = unsent.sample((here, whole[here], sent[here]) for here in cuts)
-    unsent.begin_reply()
-    for here in cuts:
-        unsent.learn_tile(here, reply[here], left_out)
-    unsent.end_reply()
     stride = -(-elements // SAMPLE)
+    unsent.learn((reply[here] for here in cuts), unsent.sample(whole[::stride], sent))
     u, r = (v[::stride].astype(np.float64) for v in (whole * (sent == 0), reply))
     wanted = [(u * r).sum(), (u * u).sum(), (r * r)[u != 0].sum(), (u != 0).sum()]
     np.testing.assert_allclose(unsent.state()["agreement"], wanted, rtol=1e-6)
