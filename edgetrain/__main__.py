@@ -8,25 +8,34 @@ status.
 
 from __future__ import annotations
 
-import argparse
-import re
-import signal
 import sys
+from typing import TYPE_CHECKING
 
-from edgetrain.cli.arguments import chosen
-from edgetrain.cli.parser import parser
-from edgetrain.errors import EdgetrainError, Stopped, in_words, own_frames
+if TYPE_CHECKING:
+    import argparse
 
+_TAKE_WHILE = ("run", "compare", "sweep", "capacity", "calibrate")
+"""Verbs that read a job and load torch."""
 _TAKE_KEYS = ("--key", "--hub-key")
-_KEY = re.compile(r"-[A-Za-z0-9_-]{42}\Z")
+
+
+def _say_at_once(words: list[str]) -> None:
+    """On a terminal, say what goes on before the first import: on a busy or a small machine these
+    take seconds."""
+    silent = {"-h", "--help", "--json", "--print-commands"} & set(words)
+    if words and words[0] in _TAKE_WHILE and not silent and sys.stdout.isatty():
+        print("reading the job …", flush=True)
 
 
 def _joined(argv: list[str]) -> list[str]:
     """Join an option that takes a public key with a key that begins with "-", which argparse takes
     for another option: one key in 64 does."""
+    import re
+
+    key = re.compile(r"-[A-Za-z0-9_-]{42}\Z")
     words: list[str] = []
     for word in argv:
-        if words and words[-1] in _TAKE_KEYS and _KEY.match(word):
+        if words and words[-1] in _TAKE_KEYS and key.match(word):
             words[-1] += f"={word}"
         else:
             words.append(word)
@@ -35,8 +44,12 @@ def _joined(argv: list[str]) -> list[str]:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line. KEY=VALUE words may be anywhere; argparse takes them in one place."""
-    top = parser()
-    arguments, more = top.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
+    from edgetrain.cli.arguments import chosen
+    from edgetrain.cli.parser import parser_for
+
+    words = _joined(sys.argv[1:] if argv is None else argv)
+    top = parser_for(words)
+    arguments, more = top.parse_known_args(words)
     keys = all("=" in word and word[0] != "-" for word in more)
     if more and keys and hasattr(arguments, "job"):
         arguments.job += more
@@ -51,7 +64,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status."""
-    if not (sys.argv[1:] if argv is None else argv):
+    words = sys.argv[1:] if argv is None else argv
+    _say_at_once(words)
+    from edgetrain.errors import EdgetrainError, Stopped, in_words, own_frames
+
+    if not words:
+        from edgetrain.cli.parser import parser
+
         parser().print_help()
         return 0
     arguments = parse_arguments(argv)
@@ -64,6 +83,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"edgetrain: {error}", file=sys.stderr)
         return getattr(arguments, "passing_status", 2) if error.passing else 2
     except Stopped as stopped:
+        import signal
+
         name = signal.Signals(stopped.signum).name
         print(f"edgetrain: stopped, as asked ({name})", file=sys.stderr)
         return 128 + stopped.signum

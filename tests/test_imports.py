@@ -81,10 +81,43 @@ assert "edgetrain" in said.getvalue()
 
 def test_the_whole_command_starts_within_a_second_of_processor_time():
     code = (
-        "import time\nfrom edgetrain.__main__ import parser\nparser()\nprint(time.process_time())"
+        "import time\nfrom edgetrain.cli.parser import parser\nparser()\nprint(time.process_time())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 1.0
+
+
+def test_the_first_line_on_a_terminal_comes_before_the_first_import():
+    """Imports take seconds on a busy machine: until then the terminal must not be silent."""
+    code = """
+import sys
+loaded = []
+class Terminal:
+    def isatty(self): return True
+    def flush(self): pass
+    def write(self, text):
+        if not loaded: loaded.append(sorted(sys.modules))
+out, sys.stdout = sys.stdout, Terminal()
+from edgetrain.__main__ import main
+assert main(["run", "strategy=nosuch"]) == 2
+ours = {name for name in loaded[0] if name.startswith("edgetrain")}
+print(*ours, *{"argparse", "numpy", "inspect"} & set(loaded[0]), file=out)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == {"edgetrain", "edgetrain.__main__"}
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", ["run", "keys"])
+def test_a_verb_imports_no_other_verb(verb):
+    code = (
+        "import contextlib, sys\nfrom edgetrain.__main__ import main\n"
+        f"with contextlib.suppress(SystemExit):\n    main([{verb!r}, '--nosuch'])\n"
+        "print(*[name for name in sys.modules if name.startswith('edgetrain.cli.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = {name.rpartition(".")[2] for name in done.stdout.split()}
+    assert found == {verb, "arguments", "common", "parser"}
 
 
 def test_a_hub_needs_no_torch():

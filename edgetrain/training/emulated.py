@@ -33,6 +33,9 @@ PRELOAD = (
     "edgetrain.exchange.hub.protocol",
 )
 
+_HUB_ENDS_S = 10.0
+"""Seconds that a hub may take to end after its members."""
+
 
 def warm_up() -> None:
     """Start the fork server, which imports torch in the background while this process plans."""
@@ -144,7 +147,10 @@ class _Emulated:
             if not self._began.value and any(member.exit_code for member in members):
                 return  # training cannot begin without it: the others would wait for ever
             running[0].process.join(self._poll_s)
-        hub.process.join(10.0)
+        patience = time.monotonic() + _HUB_ENDS_S
+        while hub.running and time.monotonic() < patience:
+            hub.process.join(self._poll_s)
+            self._watch()
         self._watch()
 
     @property

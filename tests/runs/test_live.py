@@ -343,3 +343,36 @@ def test_watching_in_plain_lines_loads_neither_rich_nor_torch(tmp_path: Path) ->
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert "step 20/400" in done.stdout
+
+
+# --- nothing new ---
+
+
+def test_a_table_of_a_run_that_says_nothing_shows_that_it_is_alive(tmp_path: Path) -> None:
+    """A member that computes for seconds, or a busy machine, must not look like a dead table."""
+    clock, out = Clock(), io.StringIO()
+    console = Console(file=out, width=100, height=20, force_terminal=True)
+    (tmp_path / "dga").mkdir()
+    with LiveView([tmp_path / "dga"], clock=clock, heading="digits", console=console) as view:
+        frames = []
+        for _ in range(60):
+            clock.now += 0.1
+            before = out.tell()
+            view.refresh()
+            if out.tell() > before:
+                frames.append(clock.now)
+    gaps = [later - earlier for earlier, later in zip([0.0, *frames], frames, strict=False)]
+    assert max(gaps) < 2.0
+    assert len(frames) < 10
+    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert "digits (5 s; nothing new for 5 s)" in said
+
+
+def test_the_clock_of_a_table_ends_with_the_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "dga", replace(DGA, steps=20, members=2))
+    clock, out = Clock(), io.StringIO()
+    console = Console(file=out, width=100, height=20, force_terminal=True)
+    with LiveView([folder], clock=clock, heading="digits", console=console) as view:
+        clock.now = 9.0
+        view.refresh()
+    assert "(9 s" not in out.getvalue()

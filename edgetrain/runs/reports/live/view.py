@@ -37,6 +37,15 @@ _PLAIN_LINE_SHARE = 0.02
 """Seconds between plain lines, as a part of the time since the view began: a run of hours leaves a
 log that people can still read."""
 
+_STILL_S = 1.0
+"""Seconds after which a table is drawn again though nothing is new: its clock shows that the view
+is alive, and how long nothing came."""
+
+_QUIET_S = 3.0
+"""Seconds without a new line after which the table says so."""
+
+_UNDER_WAY = ("waiting", "starting", "running")
+
 _NEWS_KEPT = 3
 """Lines of news below the tables."""
 
@@ -94,7 +103,7 @@ class LiveView:
         self._live: Live | None = None
         self._news: list[str] = []
         self._next = clock()
-        self._began = clock()
+        self._began = self._heard = self._drawn = clock()
         self._printed_at: dict[str, float] = {}
         self._said: dict[str, str] = {}
 
@@ -134,8 +143,10 @@ class LiveView:
         for watch in self.watches:
             if watch.name in self._speeds and watch.tally.members:
                 self._speeds[watch.name].add_point(watch.tally.t, now)
+        if any(fresh.values()):
+            self._heard = now
         if self._live is not None:
-            self._redraw(fresh)
+            self._redraw(fresh, now)
         else:
             self._print(fresh, now)
         # Not by the clock: on a busy machine a look of a millisecond may take seconds of it.
@@ -149,9 +160,11 @@ class LiveView:
         else:
             self._say(line)
 
-    def _redraw(self, fresh: dict[str, list[Record]]) -> None:
-        if not any(fresh.values()) or self._live is None:
+    def _redraw(self, fresh: dict[str, list[Record]], now: float) -> None:
+        still = not any(fresh.values()) and now - self._drawn < _STILL_S
+        if still or self._live is None:
             return
+        self._drawn = now
         for name, records in fresh.items():
             self._news += news(name, records, routine=False)
         del self._news[:-_NEWS_KEPT]
@@ -159,7 +172,17 @@ class LiveView:
 
     def _frame(self, *, with_members: bool = True) -> Frame:
         states = tuple(map(self._state, self.watches))
-        return Frame(self._heading + self._virtual(), states, tuple(self._news), with_members)
+        heading = self._heading + (self._virtual() or self._clock_in_words(states))
+        return Frame(heading, states, tuple(self._news), with_members)
+
+    def _clock_in_words(self, states: Sequence[RunState]) -> str:
+        """How long the view has been there, and how long nothing came; "" when all is over."""
+        now = self._clock()
+        if not self._heading or all(state.phase not in _UNDER_WAY for state in states):
+            return ""
+        quiet = now - self._heard
+        still = f"; nothing new for {quiet:.0f} s" if quiet >= _QUIET_S else ""
+        return f" ({now - self._began:.0f} s{still})"
 
     def _state(self, watch: Watch) -> RunState:
         """A run as people see it: the time left of a simulation is in real seconds."""
