@@ -44,6 +44,43 @@ class Unnamed(Transformer):
     pieces = None
 
 
+class Thinned(Transformer):
+    """The model of char_lm; blocks count by `factors`, 0 is left out."""
+
+    factors = None
+
+    def forward(self, text):
+        hidden = self._embedded(text)
+        for block, factor in zip(self.blocks, self.factors, strict=True):
+            if factor:
+                hidden = hidden + factor * (block(hidden) - hidden)
+        return self._scored(self.norm(hidden))
+
+
+def alone_thinned(job: Job, steps: int):
+    """Losses in one process in which blocks are left out, and the factors of each step."""
+    from edgetrain.training.servers.dropping import Dropping
+
+    torch.manual_seed(job.seed)
+    task = Double(_with_model(Thinned, job.data))
+    model = task.model()
+    count = len(model.blocks)
+    names = [f"blocks.{place}" for place in range(count)]
+    dropping = Dropping(job.servers.layer_keep, job.train.steps, job.seed, names)
+    optimizer = optimizer_for(model, job.train.optimizer)
+    batches, losses, drawn = batches_of(task, job, 1, 0), [], []
+    for step in range(steps):
+        dropping.begin(step)
+        model.factors = dropping.factors
+        drawn.append(dropping.factors)
+        optimizer.zero_grad()
+        loss = task.loss(model, next(batches))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, drawn
+
+
 class Untraceable(Unnamed):
     """What it does depends on the numbers that it sees."""
 

@@ -29,6 +29,7 @@ from edgetrain.tasks.profiling import placed_modules, tensor_plan
 from edgetrain.tasks.protocol import Task
 from edgetrain.training.servers.attention import SplitAttention
 from edgetrain.training.servers.dividing import divide, divide_with_norms
+from edgetrain.training.servers.dropping import Dropping
 from edgetrain.training.servers.mesh import Ranks
 from edgetrain.training.servers.parts import Parts
 
@@ -42,9 +43,17 @@ class Held:
     the first name that the whole model has for them, once for each stage that holds them.
     """
 
-    def __init__(self, parts: Parts, ranks: Ranks, precision: str, compiler: str = "") -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        ranks: Ranks,
+        precision: str,
+        compiler: str = "",
+        dropping: Dropping | None = None,
+    ) -> None:
         """Empty: `hand_out` fills it. `compiler` is the backend of torch.compile; "": none."""
         self.parts, self.ranks, self.compiler = parts, ranks, compiler
+        self.dropping = dropping
         self._divided: dict[str, int] = {}
         self.attention = self._split_attention()
         self.modules = [self._build(stage, precision) for stage in ranks.stages]
@@ -68,6 +77,9 @@ class Held:
         if placement.tensor > 1:
             self._divide(module)
         units = [n for n in self.parts.units if _has(module, n)]
+        if self.dropping is not None:
+            for name in units:
+                self.dropping.apply(module, name)
         for name in units:
             if placement.recomputes(self.parts.units[name]):
                 parent, _, leaf = name.rpartition(".")

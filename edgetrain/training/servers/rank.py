@@ -14,10 +14,11 @@ from edgetrain.tasks.layerwise import LAYER_WISE
 from edgetrain.tasks.profiling import inputs_of
 from edgetrain.tasks.protocol import Task
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
+from edgetrain.training.servers.dropping import Dropping
 from edgetrain.training.servers.mesh import Ranks
 from edgetrain.training.servers.model import Held
 from edgetrain.training.servers.owned import OwnedOptimizer
-from edgetrain.training.servers.parts import Example, cut
+from edgetrain.training.servers.parts import Example, Parts, cut
 from edgetrain.training.servers.steps import GroupSteps, Schedule, batches_of
 
 
@@ -37,7 +38,8 @@ def prepare_rank(
     call it. The data begins after `start` steps. ConfigError, TaskError."""
     ranks = Ranks.of(placement, device)
     parts = cut(task, placement, example_of(job, task, placement))
-    held = Held(parts, ranks, job.servers.precision, job.servers.compile)
+    dropping = _dropping(job, parts)
+    held = Held(parts, ranks, job.servers.precision, job.servers.compile, dropping)
     held.hand_out(task, job.seed)
     if job.train.accumulate > 1:
         raise ConfigError(
@@ -55,9 +57,23 @@ def prepare_rank(
     tune(optimizer, replace(tuning, clip=0.0))
     begin_at(optimizer, start)
     batches = batches_of(task, job, placement.data, ranks.data_rank, start)
-    return Rank(
-        ranks, held, GroupSteps(Schedule(task, held), held, optimizer, batches, tuning.clip)
-    )
+    schedule = Schedule(task, held)
+    return Rank(ranks, held, GroupSteps(schedule, held, optimizer, batches, tuning.clip, start))
+
+
+def _dropping(job: Job, parts: Parts) -> Dropping | None:
+    """Which blocks are left out of steps; None: the job keeps all."""
+    keep = job.servers.layer_keep
+    if keep == 1.0:
+        return None
+    for what, has in (
+        ("a model whose blocks are not modules", not parts.units),
+        ("a pipeline that torch's tracer cuts", parts.how == "tracer"),
+        ("servers.compile, which would compile every choice of blocks", bool(job.servers.compile)),
+    ):
+        if has:
+            raise ConfigError(f"servers.layer_keep = {keep:g} with {what}", "leave one of both out")
+    return Dropping(keep, job.train.steps, job.seed, list(parts.units))
 
 
 def example_of(job: Job, task: Task, placement: Placement) -> Example | None:

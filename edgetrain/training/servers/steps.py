@@ -151,8 +151,11 @@ class GroupSteps:
         optimizer: torch.optim.Optimizer,
         batches: Iterator[Batch],
         clip: float = 0.0,
+        start: int = 0,
     ) -> None:
-        """`clip` is the length that the gradient is cut to; 0: it is not."""
+        """`clip` is the length that the gradient is cut to; 0: it is not. `start` steps are
+        over."""
+        self._next = start
         self.held, self.optimizer, self._clip = held, optimizer, clip
         self._schedule, self._batches = schedule, batches
 
@@ -160,6 +163,9 @@ class GroupSteps:
         """Fill the gradients with those of the next batch. The loss is that of all ranks: they call
         what is returned together."""
         self.optimizer.zero_grad()
+        if self.held.dropping is not None:
+            self.held.dropping.begin(self._next)
+        self._next += 1
         try:
             loss = self._schedule.backward(next(self._batches))
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import time
+from dataclasses import replace
 
 import children
 import group_cases as cases
@@ -18,16 +19,21 @@ from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.jobs.lookup import task_of
+from edgetrain.jobs.placement.words import parse
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import optimizer_for
 from edgetrain.training.member import Member, bind
+from edgetrain.training.servers.dropping import Dropping
 from edgetrain.training.servers.model import TiedGroups
+from edgetrain.training.servers.parts import cut
+from edgetrain.training.servers.rank import _dropping, example_of
 from edgetrain.vectors.vector import checksum
 
 CHARS, DIGITS = cases.job_of(*cases.CHARS), cases.job_of(*cases.DIGITS)
 UNNAMED = cases.job_of("task=group_cases:unnamed", *cases.CHARS[1:])
 UNTIED = cases.job_of(*cases.CHARS, "data.tied=false")
 COMPILED = cases.job_of(*cases.CHARS, "servers.compile=aot_eager")
+THINNED = cases.job_of(*cases.CHARS, "servers.layer_keep=0.3", "steps=40")
 CLIPPED = cases.job_of(*cases.CHARS, "train.clip=0.05")
 MOST = 1e-9
 
@@ -130,6 +136,44 @@ def test_what_recomputation_keeps_is_divided_among_tensor_ranks_with_their_norms
         assert seen == [8, 4, 4, 4, 4, 4], "the first block divides what it gets"
     for seen, _ in worlds(2).run(cases.kept_between_blocks, CHARS, "tensor=2 recompute=yes"):
         assert seen == [8] * 6
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["data=2 shard=2 zero=3 recompute=yes microbatches=2", "data=2 shard=2 zero=1",
+     "tensor=2 norms=split", "pipeline=2 schedule=zero-bubble microbatches=4", "sequence=2"],
+)  # fmt: skip
+def test_all_ranks_leave_out_the_same_blocks(worlds, words):
+    losses, drawn = cases.alone_thinned(THINNED, 10)
+    left_out = sum(factor == 0 for factors in drawn for factor in factors)
+    assert 10 < left_out < 50
+    for found, _, _ in worlds(2).run(cases.train, THINNED, words):
+        np.testing.assert_allclose(found, losses, rtol=0, atol=MOST)
+
+
+def test_the_chance_of_a_block_falls_with_its_depth_and_the_step():
+    dropping = Dropping(0.5, 1000, 7, ["a", "b", "c", "d"])
+    assert dropping.chances(0) == [1.0] * 4
+    assert dropping.chances(1000) == pytest.approx([0.875, 0.75, 0.625, 0.5])
+    counted = np.zeros(4)
+    for step in range(1000, 4000):
+        dropping.begin(step)
+        counted += np.array(dropping.factors) > 0
+    np.testing.assert_allclose(counted / 3000, dropping.chances(1000), atol=0.04)
+
+
+@pytest.mark.parametrize(
+    ("job", "words", "said"),
+    [("THINNED", "pipeline=2 microbatches=4", "a pipeline that torch's tracer cuts"),
+     ("DIGITS", "data=1", "a model whose blocks are not modules"),
+     ("COMPILED", "data=1", "would compile every choice")],
+)  # fmt: skip
+def test_blocks_that_cannot_be_left_out_are_refused(job, words, said):
+    job = UNNAMED if "pipeline" in words else globals()[job]
+    job = replace(job, servers=replace(job.servers, layer_keep=0.5))
+    parts = cut(task_of(job), parse(words), example_of(job, task_of(job), parse(words)))
+    with pytest.raises(EdgetrainError, match=said):
+        _dropping(job, parts)
 
 
 @pytest.mark.parametrize(
