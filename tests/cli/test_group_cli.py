@@ -70,6 +70,44 @@ def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, words, said):
     assert len([line for line in error.splitlines() if line.startswith("edgetrain: ")]) == 1
 
 
+CHARS = ["task=edgetrain.tasks:char_lm", "data.limit_bytes=20000", "members=4", "batch=4"]
+DIGITS = ["task=edgetrain.tasks:digits", "members=4", "batch=4"]
+BAD = [
+    (CHARS, "servers.placement=data=4 cluster=cluster.toml", "4 ranks, the servers have 2"),
+    (CHARS, "servers.placement=tensor=3", "does not divide the model's 4 heads (tensor=2)"),
+    (CHARS, "servers.placement=data=3", "does not divide the job's 4 members"),
+    (CHARS, "servers.placement=microbatches=3", "of a rank's 16 samples (microbatches=2)"),
+    (CHARS, "servers.placement=pipeline=9", "9 stages of a model with 4 layers (at most 4)"),
+    (CHARS, "servers.placement=pipeline=2_schedule=1fb1", "did you mean '1f1b'"),
+    (CHARS, "servers.placement=recompute=4-9", "recompute=9 of a model with 4 layers (0 to 3)"),
+    (CHARS, "servers.placement=data=2_shard=2_zero=5", "zero=5 (0, 1, 2 or 3)"),
+    (CHARS, "servers.placement=sequence=3", "does not divide the 64 positions"),
+    (CHARS, "servers.placement=data=2 optimizer=lbfgs", "computes the loss again"),
+    (CHARS, "servers.placement=data=2 privacy.unit=example privacy.noise=1", "clips and noises"),
+    (CHARS, "servers.placment=data=2", "did you mean 'servers.placement'"),
+    (CHARS, "servers.compile=induktor", "did you mean 'inductor'"),
+    (CHARS, "servers.layer_keep=2", "servers.layer_keep = 2"),
+    (CHARS, "servers.placement=data=2 cluster=nowhere.toml", "nowhere.toml"),
+    (DIGITS, "servers.placement=tensor=2", "does not say how its layers are divided"),
+    (DIGITS, "servers.placement=sequence=2", "never calls scaled_dot_product_attention"),
+]
+
+
+@pytest.mark.parametrize(("job", "words", "said"), BAD, ids=[words for _, words, _ in BAD])
+def test_bad_input_is_one_line_with_what_works(tmp_path, monkeypatch, capsys, job, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster.toml").write_text(
+        '[[server]]\nname = "a"\nhost = "local"\naccelerators = 2\n'
+    )
+    given = [word.replace("_schedule", " schedule").replace("_shard", " shard")
+             .replace("_zero", " zero") for word in words.split()]  # fmt: skip
+    assert main(["run", *job, *given]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len([line for line in lines if line.startswith("edgetrain: ")]) == 1, lines
+    assert said in " ".join(lines)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_job_that_fits_nowhere_is_refused_before_it_starts(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["task=edgetrain.tasks:char_lm", "data.width=1024", "data.heads=16", "data.layers=24"]

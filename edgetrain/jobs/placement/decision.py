@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.placement.formulas import Kept, edge_bytes
+from edgetrain.jobs.placement.formulas import Kept, bubble, edge_bytes
 from edgetrain.jobs.placement.layers import Model
 from edgetrain.jobs.placement.machines import Servers
 from edgetrain.jobs.placement.search import Found, Refused, Work, evaluate, kind_of, search
@@ -174,9 +174,21 @@ def _as_told(question: Question, edge: Edge, placement: Placement) -> Decision:
         return Decision("", why, edge, tuple(others), tuple(refused), question.notes)
     others, refused = _group(question)
     rest = [each for each in others if kind_of(each.placement) != kind_of(result.placement)]
-    found = (result, *rest)
+    found, notes = (result, *rest), (*question.notes, *_idle(result.placement))
     why = "servers.placement says so"
-    return Decision(str(result.placement), why, edge, found, tuple(refused), question.notes)
+    return Decision(str(result.placement), why, edge, found, tuple(refused), notes)
+
+
+def _idle(placement: Placement) -> list[str]:
+    """What too few micro-batches cost."""
+    stages, parts = placement.pipeline, placement.microbatches
+    if parts >= stages:
+        return []
+    idle, least = (bubble(stages, each, placement.stages) for each in (parts, 4 * stages))
+    return [
+        f"{parts} micro-batches for {stages} stages: ranks are idle for {idle:.0%} of a step "
+        f"({least:.0%} with microbatches={4 * stages})"
+    ]
 
 
 def check(placement: Placement, model: Model, servers: Servers, work: Work) -> None:

@@ -94,6 +94,7 @@ def test_words_that_do_not_fit_are_refused_with_what_does():
         ("sequence=3", "sequence=3 does not divide the 8 positions of a sample (sequence=2)"),
         ("tensor=2 sequence=4 ulysses=4", "is 8 ranks, the servers have 4"),
         ("sequence=4 ulysses=4", "ulysses=4 does not divide the 6 heads of a rank (ulysses=3)"),
+        ("pipeline=2 recompute=1,7", "recompute=7 of a model with 4 layers (0 to 3)"),
         ("tensor=3", "tensor=3 does not divide the model's 4 heads (tensor=2)"),
     ],
 )  # fmt: skip
@@ -153,7 +154,12 @@ def test_a_split_sequence_keeps_less_and_passes_keys_and_values_on():
 
 
 def test_fewer_microbatches_than_stages_are_allowed():
-    assert decide(question(placement="pipeline=4 microbatches=2")).placement is not None
+    decision = decide(question(placement="pipeline=4 microbatches=2"))
+    assert decision.placement is not None
+    assert decision.notes == (
+        "2 micro-batches for 4 stages: ranks are idle for 60% of a step (16% with microbatches=16)",
+    )
+    assert decide(question(placement="pipeline=4 microbatches=4")).notes == ()
 
 
 @pytest.mark.parametrize(
