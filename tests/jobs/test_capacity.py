@@ -234,6 +234,15 @@ def test_an_automatic_delay_hides_the_round_trip():
     assert answer(question(8, "wan-500ms", delay=0, rounds=60)).steady_wait_share > 0.5
 
 
+def test_rounds_that_would_get_longer_are_said_to_be_left_out():
+    """With an automatic delay that a run cannot bear, the hub lets K grow; capacity does not."""
+    short = question(8, bare(4000), delay=None, rounds=12)
+    assert "members would make rounds longer than 5 steps" in answer(short).bottleneck
+    assert "every=10" in answer(short).bottleneck
+    for asked in (question(8, bare(4000), delay=0, rounds=12), question(8, bare(50), delay=None)):
+        assert "rounds longer" not in answer(asked).bottleneck
+
+
 def test_synchronous_sgd_waits_at_each_step():
     sync, avg = (
         answer(question(8, bare(200), every=every, delay=0, rounds=200 // every))

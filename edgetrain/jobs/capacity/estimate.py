@@ -499,7 +499,18 @@ class _Run:
             late=self.late,
             bottleneck="",
         )
-        return dataclasses.replace(found, bottleneck=self._bottleneck(found))
+        bottleneck = self._bottleneck(found) + self._not_modelled()
+        return dataclasses.replace(found, bottleneck=bottleneck)
+
+    def _not_modelled(self) -> str:
+        """In words: what members would do that the figures leave out."""
+        every = self.question.exchange.every
+        if self.question.exchange.delay is not None or self.wanted <= self.agreed.most:
+            return ""
+        return (
+            f"; members would make rounds longer than {every} steps, which these figures leave out "
+            f"(every={2 * every})"
+        )
 
     def _busy(self, seconds: float) -> dict[str, float]:
         """What is in use, by name; what has no limit is never busy."""

@@ -31,27 +31,39 @@ class Rank:
     steps: GroupSteps
 
 
+def check_training(job: Job) -> None:
+    """ConfigError for what a member does between exchanges, and a group of ranks cannot."""
+    train = job.train
+    if train.accumulate > 1:
+        raise ConfigError(
+            f"train.accumulate = {train.accumulate} in a group of ranks",
+            "raise train.batch: a group of ranks takes it in micro-batches already",
+        )
+    if train.rate_for:
+        raise ConfigError(
+            f"train.rate_for = {train.rate_for} in a group of ranks: it counts the samples of "
+            "members, which a group does not have",
+            "leave it out, and write the learning rate for all data ranks' samples",
+        )
+    if str(train.optimizer.get("name", "")).lower() in LAYER_WISE:
+        raise ConfigError(
+            f"optimizer '{train.optimizer['name']}' in a group of ranks: each has a part of a "
+            "tensor, not its length",
+            "take adamw or sgd, or train as a fleet",
+        )
+
+
 def prepare_rank(
     job: Job, task: Task, placement: Placement, device: torch.device, start: int = 0
 ) -> Rank:
     """Cut the model, build this rank's part, fill it from the leader, make its optimizer. All ranks
     call it. The data begins after `start` steps. ConfigError, TaskError."""
+    check_training(job)
     ranks = Ranks.of(placement, device)
     parts = cut(task, placement, example_of(job, task, placement))
     dropping = _dropping(job, parts)
     held = Held(parts, ranks, job.servers.precision, job.servers.compile, dropping)
     held.hand_out(task, job.seed)
-    if job.train.accumulate > 1:
-        raise ConfigError(
-            f"train.accumulate = {job.train.accumulate} in a group of ranks",
-            "raise train.batch: a group of ranks takes it in micro-batches already",
-        )
-    if str(job.train.optimizer.get("name", "")).lower() in LAYER_WISE:
-        raise ConfigError(
-            f"optimizer '{job.train.optimizer['name']}' in a group of ranks: each has a part of a "
-            "tensor, not its length",
-            "take adamw or sgd, or train as a fleet",
-        )
     optimizer = _optimizer(job, held)
     tuning = tuning_of(job)
     tune(optimizer, replace(tuning, clip=0.0))

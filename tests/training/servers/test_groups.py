@@ -14,10 +14,11 @@ import pytest
 import ranks
 import torch
 
-from edgetrain.errors import EdgetrainError
+from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
+from edgetrain.jobs import reading
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.placement.words import parse
 from edgetrain.tasks.flat import FlatModel
@@ -26,7 +27,7 @@ from edgetrain.training.member import Member, bind
 from edgetrain.training.servers.dropping import Dropping
 from edgetrain.training.servers.model import TiedGroups
 from edgetrain.training.servers.parts import cut
-from edgetrain.training.servers.rank import _dropping, example_of
+from edgetrain.training.servers.rank import _dropping, example_of, prepare_rank
 from edgetrain.vectors.vector import checksum
 
 CHARS, DIGITS = cases.job_of(*cases.CHARS), cases.job_of(*cases.DIGITS)
@@ -294,3 +295,22 @@ def test_data_ranks_train_what_a_fleet_under_sync_sgd_trains(worlds, task, membe
     torch.manual_seed(job.seed)
     assert np.abs(mine - FlatModel(task_of(job).model()).params).max() > 0.01, "it has trained"
     np.testing.assert_allclose(mine, ends, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["accumulate=4"], ["train.accumulate = 4", "raise train.batch"]),
+        (["rate_for=64"], ["train.rate_for = 64", "write the learning rate"]),
+        (["optimizer={ name = 'lars', lr = 0.1 }"], ["'lars'", "take adamw or sgd"]),
+        (["optimizer={ name = 'LAMB', lr = 0.1 }"], ["'LAMB'", "take adamw or sgd"]),
+    ],
+    ids=lambda value: value[0].partition("=")[0] if value else "",
+)
+def test_what_only_members_can_do_is_refused_before_a_model_is_cut(words, said, monkeypatch):
+    monkeypatch.setattr("edgetrain.training.servers.rank.cut", None)
+    job = reading.load(None, words)
+    with pytest.raises(ConfigError) as refused:
+        prepare_rank(job, None, None, torch.device("cpu"))
+    assert "\n" not in str(refused.value)
+    assert all(part in str(refused.value) for part in said)
