@@ -23,11 +23,20 @@ def base_messages(base: Vector) -> list[Base]:
 
 
 class FirstBase:
-    """The parameters that all members start from: who uploads them, and the parts that are here."""
+    """The parameters that all members start from: who uploads them, and the parts that are here.
+
+    A member whose connection is replaced while it joins asks again, and is asked for its base
+    again. It cannot know which of both answers was lost, so it may upload once for each: what it
+    sends twice is dropped.
+    """
 
     def __init__(self) -> None:
         self.uploader: MemberRecord | None = None
         self._payloads: list[Buffer] = []
+        self._asked = 0
+        """How often the uploader was asked for the base."""
+        self._came = 0
+        """Parts that the uploader has sent, with those that were dropped."""
 
     def __len__(self) -> int:
         """Parts that are here."""
@@ -36,11 +45,41 @@ class FirstBase:
     def expect_from(self, uploader: MemberRecord | None) -> None:
         """Let this member upload the base, from the beginning."""
         self.uploader = uploader
+        self._asked, self._came = 1, 0
+        self.drop_parts()
+
+    def expect_again(self) -> None:
+        """The uploader asked again, and is asked again for all of the base."""
+        self._asked += 1
         self.drop_parts()
 
     def drop_parts(self) -> None:
         """The parts that are here are not needed any more, or are sent again."""
         self._payloads = []
+
+    def accept_from(
+        self, member: MemberRecord, message: Base, elements: int, started: bool
+    ) -> tuple[str, str] | None:
+        """A part of a vector [elements] that a member sent, perhaps after training has `started`;
+        returns what is wrong with it: (code, reason)."""
+        uploads = member is self.uploader
+        if uploads and self._is_repeated(message, elements, started):
+            return None
+        if started or not uploads:
+            return "order", f"base part {message.part} was not asked for"
+        return self.accept_part(message, elements)
+
+    def _is_repeated(self, message: Base, elements: int, started: bool) -> bool:
+        """Whether a part belongs to an upload that came before, or that another one replaces. A
+        part 0 begins anew unless all parts are here."""
+        self._came += 1
+        if self._asked == 1 or self._came > self._asked * base_part_count(elements):
+            return False
+        if started or self.is_whole(elements):
+            return True
+        if message.part == 0:
+            self.drop_parts()
+        return message.part != len(self._payloads)
 
     def accept_part(self, message: Base, elements: int) -> tuple[str, str] | None:
         """The next part of a vector [elements]; returns what is wrong with it: (code, reason)."""

@@ -163,8 +163,8 @@ class Membership:
             return [refusal(sender, "started", "the parameters to start from are gone: start anew")]
         self._members.move(member, sender)
         member.offer(join.checksum)
-        if member is self.first_base.uploader:
-            self.first_base.drop_parts()
+        if member is self.first_base.uploader and not self._rounds.started:
+            self.first_base.expect_again()
         return [Send(sender, self._welcome(member)), *self._admit_late(member)]
 
     def _admit_late(self, member: MemberRecord) -> list[Effect]:
@@ -205,9 +205,8 @@ class Membership:
 
     def accept_base(self, member: MemberRecord, message: Base) -> tuple[str, str] | None:
         """A part of the base that all start from; returns what is wrong with it: (code, reason)."""
-        if member is not self.first_base.uploader or self._rounds.started:
-            return "order", f"base part {message.part} was not asked for"
-        return self.first_base.accept_part(message, self.model.elements)
+        elements, started = self.model.elements, self._rounds.started
+        return self.first_base.accept_from(member, message, elements, started)
 
     def admit_all(self) -> list[Effect]:
         """All members begin, with the base that was uploaded."""

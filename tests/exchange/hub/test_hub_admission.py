@@ -102,6 +102,51 @@ def test_a_base_of_several_parts_arrives_whole():
     assert the(Start, said["b"]).checksum == checksum(base)
 
 
+def three_parts(base, parts=(0, 1, 2)):
+    """These parts of a base of three."""
+    cuts = [slice(i * BASE_PART_ELEMENTS, (i + 1) * BASE_PART_ELEMENTS) for i in parts]
+    return [Base(i, 3, raw(base[here])) for i, here in zip(parts, cuts, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param([0, 1, 2, 0, 1, 2], id="whole and whole again"),
+        pytest.param([0, 0, 1, 2], id="begun again"),
+        pytest.param([1, 2, 0, 1, 2], id="the rest of the first, then all"),
+    ],
+)
+@pytest.mark.parametrize("others", ["first", "last"])
+def test_a_first_member_that_asked_twice_may_send_its_base_twice(sent, others):
+    """Its connection was replaced, both of its joins came, and it heeds both answers."""
+    base = np.arange(2 * BASE_PART_ELEMENTS + 3, dtype=np.float32)
+    desk = Desk(2)
+    for name in "aba" if others == "first" else "aa":
+        said = desk.join(name, elements=base.size, session=ord(name))
+        assert the(Welcome, said[name]).upload is (name == "a")
+    messages = {"b": []}
+    for message in three_parts(base, sent):
+        for name, told in desk.tell("a", message).items():
+            messages.setdefault(name, []).extend(told)
+    if others == "last":
+        messages["b"] = desk.join("b", elements=base.size, session=ord("b"))["b"]
+    received = b"".join(bytes(m.payload) for m in messages["b"] if isinstance(m, Base))
+    assert received == raw(base)
+    assert desk.hub.started
+    assert len(desk.hub.members) == 2, "nobody was refused"
+
+
+def test_a_base_is_not_taken_more_often_than_it_was_asked_for():
+    base = np.arange(2 * BASE_PART_ELEMENTS + 3, dtype=np.float32)
+    desk = Desk(2)
+    desk.join("a", elements=base.size, session=1)
+    desk.join("a", elements=base.size, session=1)
+    for message in 2 * three_parts(base):
+        desk.tell("a", message)
+    said = desk.tell("a", three_parts(base)[0])
+    assert refusal(desk, said, "a")[0] == "order"
+
+
 def test_names_are_chosen_where_none_is_asked_for_and_free_again_afterwards():
     desk = Desk(3)
     assert [the(Welcome, desk.join(c, name="")[c]).name for c in "abc"] == ["m0", "m1", "m2"]
