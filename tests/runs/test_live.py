@@ -131,13 +131,17 @@ def test_sixteen_members_fit_a_usual_terminal_each_in_its_row(tmp_path: Path) ->
     }
 
 
-def test_who_holds_the_run_up_stands_on_top(tmp_path: Path) -> None:
+def test_who_holds_the_run_up_is_shown_and_members_keep_their_places(tmp_path: Path) -> None:
     write_run(tmp_path / "dga", replace(DGA, members=16, steps=40, lost="m3"), upto=30)
     state = watched(tmp_path / "dga").state()
     lines = drawn(Frame("", (state,), ()), 100, 12)
     rows = [line.split()[0] for line in lines if re.match(r"m\d", line)]
-    assert rows[:3] == ["m3", "m15", "m14"]
-    assert rows[-1] != "m0"
+    assert rows[0] == "m3"
+    assert {"m15", "m14"} <= set(rows)
+    assert "m0" not in rows
+    assert rows == sorted(rows, key=lambda name: int(name[1:]))
+    (lost,) = [line for line in lines if line.startswith("m3 ")]
+    assert lost.endswith("gone")
     assert any(re.match(r"and \d+ more at step 30, busy 52\.0 ms to", line) for line in lines)
 
 
@@ -376,3 +380,42 @@ def test_the_clock_of_a_table_ends_with_the_run(tmp_path: Path) -> None:
         clock.now = 9.0
         view.refresh()
     assert "(9 s" not in out.getvalue()
+
+
+def test_a_small_fleet_stands_in_the_order_of_its_names(tmp_path: Path) -> None:
+    write_run(tmp_path / "dga", replace(DGA, members=11, steps=40, lost="m9"), upto=30)
+    lines = drawn(Frame("", (watched(tmp_path / "dga").state(),), ()), 100, 30)
+    rows = [line.split()[0] for line in lines if re.match(r"m\d", line)]
+    assert rows == [f"m{place}" for place in range(11)]
+
+
+def test_what_a_member_has_not_told_yet_is_not_a_number(tmp_path: Path) -> None:
+    (tmp_path / "dga").mkdir()
+    with MetricsLog(metrics_path(tmp_path / "dga"), "hub", Clock(), 0.0) as log:
+        log.event("joined", about="m0")
+    lines = drawn(Frame("", (watched(tmp_path / "dga").state(),), ()), 120, 30)
+    (row,) = [line for line in lines if line.startswith("m0")]
+    assert "0 B" not in " ".join(lines)
+    assert row.split()[-3:] == ["-", "-", "-"]
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_bar_survives_80_columns(tmp_path: Path, runs: int) -> None:
+    stories = (SYNC, FEDAVG, DGA)[:runs]
+    states = tuple(
+        watched(write_run(tmp_path / story.strategy, story, upto=399)).state() for story in stories
+    )
+    lines = drawn(Frame("digits", states, ()), 80, 24)
+    assert all(re.search("[\u2501\u2500]{5}", line) for line in lines[2 : 2 + runs]), lines
+
+
+def test_overruns_are_one_line_a_run(tmp_path: Path) -> None:
+    clock, out = Clock(), io.StringIO()
+    (tmp_path / "dga").mkdir()
+    with LiveView([tmp_path / "dga"], clock=clock, out=out) as view:
+        for place in range(4):
+            with MetricsLog(metrics_path(tmp_path / "dga"), f"m{place}", clock, 0.0) as log:
+                log.event("overrun", "40 of 60 steps took longer than the device would have")
+            clock.now += 0.5
+            view.refresh()
+    assert out.getvalue().count("overrun") == 1

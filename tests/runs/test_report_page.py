@@ -230,3 +230,35 @@ def test_no_word_below_an_axis_leaves_the_picture():
     ):
         wide = 6.2 * len(words) * {"start": 1, "middle": 0.5, "end": 0}[anchor]
         assert float(x) + wide <= svg.WIDTH, words
+
+
+def test_what_happened_is_marked_on_the_figure_and_said_what_it_is(tmp_path):
+    folder = with_exchanges(tmp_path / "dga", SHORT)
+    for t, delay in ((0.5, 4), (1.5, 12)):
+        with MetricsLog(metrics_path(folder), "hub", Clock(t), 0.0) as log:
+            log.event("fault", "uplink down <b>")
+            log.round(round=1, members=[], missing=[], weight=1.0, close_s=0.0, sent_bytes=0,
+                received_bytes=0, cpu_s=0.0, peak_bytes=0, delay=delay, every=5)  # fmt: skip
+    page = document(report_of([folder]))
+    words = read(page)
+    assert "faults: 2" in words
+    assert "changes of the delay: " in words
+    assert f'd="{svg.SHAPES["fault"]}" transform' in page
+    assert f'd="{svg.SHAPES["delay"]}" transform' in page
+    assert "hub fault: uplink down &lt;b&gt;" in page
+    assert len(set(svg.SHAPES.values())) == len(svg.SHAPES)
+
+
+def test_an_exchange_shows_its_seconds_and_bytes_each_way(tmp_path):
+    words = read(document(report_of([with_exchanges(tmp_path / "dga", SHORT)])))
+    assert re.search(r"m0 +12 +190 ms +1\.00 ms +0 s +1\.00 ms +100 B +100 B", words)
+    assert "An exchange" not in read(document(report_of([write_run(tmp_path / "old", SHORT)])))
+
+
+def test_only_what_is_wrong_looks_like_a_warning(tmp_path):
+    well = write_run(tmp_path / "well", replace(SHORT, lost="m2"))
+    page = document(report_of([well]))
+    assert '<p class="remark">dga lost m2</p>' in page
+    assert 'class="note"' not in page
+    late = document(report_of([write_run(tmp_path / "late", replace(SHORT, trusted=False))]))
+    assert '<p class="note">dga: the emulated network was itself late' in late

@@ -6,7 +6,7 @@ A pure function of the lines of a run folder.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edgetrain.runs.metrics.lines import Record
@@ -51,3 +51,15 @@ def happenings(records: Iterable[Record]) -> tuple[Happening, ...]:
         if before != after
     ]
     return tuple(sorted(found, key=lambda each: each.t))
+
+
+def height_at(line: Sequence[tuple[float, float]], t: float, lowest: float) -> float:
+    """The height of a line of points at `t`, or at its nearer end; `lowest` where it has none."""
+    if not line:
+        return lowest
+    before = [point for point in line if point[0] <= t]
+    after = [point for point in line if point[0] > t]
+    if not before or not after:
+        return after[0][1] if after else before[-1][1]
+    (t0, y0), (t1, y1) = before[-1], after[0]
+    return y0 + (y1 - y0) * (t - t0) / (t1 - t0)

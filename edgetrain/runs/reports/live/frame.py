@@ -20,6 +20,9 @@ _FEWEST_MEMBERS = 3
 _NARROWEST_BAR, _WIDEST_BAR = 5, 20
 """Characters of a progress bar; without room for the narrowest there is none."""
 
+_ROOM_FOR_A_BAR = 72
+"""Characters of a terminal in which columns make room for a bar."""
+
 _TROUBLED = ("failed", "gone", "late")
 
 
@@ -65,7 +68,8 @@ def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = Fals
         column("left", map(_left, states), styles=map(_phase_style, states)),
     ]
     gap = 2 if total_width(shown, 2) + 8 <= width else 1
-    shown = fit(shown, width, gap)
+    kept = _NARROWEST_BAR + gap if width >= _ROOM_FOR_A_BAR else 0
+    shown = fit(shown, width - kept, gap)
     room = min(_WIDEST_BAR, width - total_width(shown, gap) - gap)
     if room >= _NARROWEST_BAR:
         bars = (bar(state.done, room, ascii_only=ascii_only) for state in states)
@@ -82,13 +86,14 @@ def bar(done: float, width: int, *, ascii_only: bool = False) -> str:
 
 
 def member_table(state: RunState, width: int, rows: int) -> RenderableType:
-    """The members of a run, slowest first, in at most `rows` rows and a heading."""
+    """The members of a run in at most `rows` rows and a heading. Members keep their places; of a
+    large fleet those in trouble and the slowest are shown."""
     from rich.console import Group
     from rich.text import Text
 
     ranked = sorted(state.members, key=_trouble)
-    members = ranked if len(ranked) <= rows else ranked[: max(0, rows - 1)]
-    rest = ranked[len(members) :]
+    shown = ranked if len(ranked) <= rows else ranked[: max(0, rows - 1)]
+    members, rest = sorted(shown, key=_place), ranked[len(shown) :]
     grid = as_rich(fit(member_columns(members), width, 2), 2, "dim")
     return Group(grid, Text(_summed_up(rest), style="dim")) if rest else grid
 
@@ -104,7 +109,7 @@ def member_columns(members: Sequence[MemberState]) -> list[Column]:
         *(_told(members) if told else []),
         *_split(members),
         *_traffic(members),
-        column("memory", (units.size(member.peak_bytes) for member in members), rank=4),
+        column("memory", (units.size(member.peak_bytes or None) for member in members), rank=4),
         *([cut] if any(member.cut for member in members) else []),
         column("", map(_standing, members), styles=map(_standing_style, members)),
     ]
@@ -141,6 +146,12 @@ def _trouble(member: MemberState) -> tuple[bool, int, float]:
     return member.standing not in _TROUBLED, member.step, -member.busy_s
 
 
+def _place(member: MemberState) -> tuple[int, str]:
+    """A sort key: m2 before m10."""
+    digits = "".join(char for char in member.name if char.isdigit())
+    return int(digits[:9] or 0), member.name
+
+
 def _summed_up(members: Sequence[MemberState]) -> str:
     steps = sorted(member.step for member in members)
     busy = sorted(member.busy_s for member in members)
@@ -175,8 +186,8 @@ def _split(states: Sequence[RunState | MemberState]) -> list[Column]:
 
 def _traffic(states: Sequence[RunState | MemberState]) -> list[Column]:
     return [
-        column("up", (units.size(state.sent_bytes) for state in states), rank=2),
-        column("down", (units.size(state.received_bytes) for state in states), rank=3),
+        column("up", (units.size(state.sent_bytes or None) for state in states), rank=2),
+        column("down", (units.size(state.received_bytes or None) for state in states), rank=3),
     ]
 
 

@@ -106,6 +106,7 @@ class LiveView:
         self._began = self._heard = self._drawn = clock()
         self._printed_at: dict[str, float] = {}
         self._said: dict[str, str] = {}
+        self._overran: set[str] = set()
 
     def __enter__(self) -> Self:
         if self._console is not None:
@@ -139,7 +140,7 @@ class LiveView:
         now, began = self._clock(), self._cpu()
         if now < self._next and not at_once:
             return
-        fresh = {watch.name: watch.read() for watch in self.watches}
+        fresh = {watch.name: self._told_once(watch.name, watch.read()) for watch in self.watches}
         for watch in self.watches:
             if watch.name in self._speeds and watch.tally.members:
                 self._speeds[watch.name].add_point(watch.tally.t, now)
@@ -152,6 +153,17 @@ class LiveView:
         # Not by the clock: on a busy machine a look of a millisecond may take seconds of it.
         pause = max(_REFRESH_S, (self._cpu() - began) / _SHARE_OF_A_CORE)
         self._next = now + min(pause, _LONGEST_PAUSE_S)
+
+    def _told_once(self, name: str, records: list[Record]) -> list[Record]:
+        """The records without overruns but the first of the run: each member reports its own."""
+        found = []
+        for record in records:
+            if record["kind"] == "event" and record.get("event") == "overrun":
+                if name in self._overran:
+                    continue
+                self._overran.add(name)
+            found.append(record)
+        return found
 
     def say_above(self, line: str) -> None:
         """Print a line above the table, which stays."""

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from edgetrain.runs.reports import units
+from edgetrain.runs.reports.happenings import KINDS, height_at
 from edgetrain.runs.reports.page.story import Exchange, MemberStory, Parts, Step, Story
-from edgetrain.runs.reports.page.svg import Axis, Line, figure, lines, rect, text
+from edgetrain.runs.reports.page.svg import Axis, Line, Sign, figure, lines, rect, text
 
 Points = tuple[tuple[float, float], ...]
 
@@ -56,9 +57,30 @@ def figure_chart(stories: Sequence[Story], view: View) -> str:
     low, high = value_range(
         [y for points in every for _, y in points], mark, units.is_fraction(metric)
     )
-    return _chart(
-        every, stories, view, Axis(low, high, metric, say), mark, f"{metric} ({view.name})"
-    )
+    axis = Axis(low, high, metric, say)
+    signs = signs_of(stories, every, axis) if view is VIEWS[0] else []
+    return _chart(every, stories, view, axis, mark, f"{metric} ({view.name})", signs)
+
+
+_MOST_SIGNS = 25
+"""Signs of a kind on one line; of more, as many are drawn, evenly chosen."""
+
+
+def signs_of(stories: Sequence[Story], every: Sequence[Points], y: Axis) -> list[Sign]:
+    """Signs on the lines of figures against time, where something happened."""
+    end = max((x for points in every for x, _ in points), default=0.0)
+    found = []
+    for place, (story, points) in enumerate(zip(stories, every, strict=True)):
+        for kind in KINDS:
+            those = [each for each in story.happened if each.kind == kind and each.t <= end]
+            if len(those) > _MOST_SIGNS:
+                most = _MOST_SIGNS - 1
+                those = [those[i * (len(those) - 1) // most] for i in range(_MOST_SIGNS)]
+            for each in those:
+                height = min(max(height_at(points, each.t, y.low), y.low), y.high)
+                said = f"{story.label}: {each.said}, {units.duration(each.t)}"
+                found.append(Sign(kind, each.t, height, place, said))
+    return found
 
 
 def loss_chart(stories: Sequence[Story], view: View) -> str:
@@ -77,6 +99,7 @@ def _chart(
     y: Axis,
     mark: float | None,
     title: str,
+    signs: Sequence[Sign] = (),
 ) -> str:
     most = max((x for points in every for x, _ in points), default=1.0) or 1.0
     drawn = [
@@ -84,7 +107,7 @@ def _chart(
         for place, (story, points) in enumerate(zip(stories, every, strict=True))
     ]
     said = "" if mark is None else f"target {y.say(mark)}"
-    return lines(drawn, Axis(0.0, most, view.label, view.say), y, title, mark, said)
+    return lines(drawn, Axis(0.0, most, view.label, view.say), y, title, mark, said, signs)
 
 
 def _within(points: Points, y: Axis) -> Points:

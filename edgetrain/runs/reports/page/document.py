@@ -5,18 +5,20 @@ from __future__ import annotations
 import html
 import shlex
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any
 
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.columns import Column
+from edgetrain.runs.reports.columns import Column, column
 from edgetrain.runs.reports.comparison import Comparison, compare
 from edgetrain.runs.reports.comparison_table import columns_of
+from edgetrain.runs.reports.happenings import KINDS
 from edgetrain.runs.reports.message import message
 from edgetrain.runs.reports.page import charts
 from edgetrain.runs.reports.page.story import Story
-from edgetrain.runs.reports.page.svg import key
+from edgetrain.runs.reports.page.svg import key, sign_key
 from edgetrain.runs.toml import to_toml
 
 _MOST_TIMELINES = 6
@@ -32,9 +34,11 @@ _PATTERNS = (
     '<pattern id="dots" width="5" height="5" patternUnits="userSpaceOnUse"><rect width="5" '
     'height="5" class="lane"/><rect x="1" y="1" width="2.6" height="2.6" class="flight"/></pattern>'
     '<pattern id="rungs" width="4" height="4" patternUnits="userSpaceOnUse"><rect width="4" '
-    'height="4" class="lane"/><rect width="1.6" height="4" class="back"/></pattern></defs></svg>'
+    'height="4" class="lane"/><rect width="1.6" height="4" class="back"/></pattern>'
+    '<pattern id="bars" width="4" height="4" patternUnits="userSpaceOnUse"><rect width="4" '
+    'height="4" class="lane"/><rect width="4" height="2.6" class="bar"/></pattern></defs></svg>'
 )
-"""Waiting is hatched, so that nothing is told by colour alone."""
+"""All parts of a step but computing are hatched, each in its way: colour alone tells nothing."""
 
 
 def document(stories: Sequence[Story]) -> str:
@@ -50,6 +54,7 @@ def document(stories: Sequence[Story]) -> str:
         _curves(stories),
         _seconds(stories),
         _timelines(stories),
+        _exchanges(stories),
         _delays(stories),
         _events(stories),
         _appendix(stories),
@@ -82,13 +87,17 @@ def _listed(value: Any) -> str:
 
 
 def _notes(comparison: Comparison, stories: Sequence[Story]) -> str:
-    notes = list(comparison.notes)
+    """What to know first; set apart only where a run failed or is not to be trusted."""
+    wrong = tuple(
+        row.label for row in comparison.rows if row.status != "finished" or row.trusted is False
+    )
+    notes = [("note" if wrong and n.startswith(wrong) else "remark", n) for n in comparison.notes]
     notes += [
-        f"{story.label}: {story.damaged} lines of metrics could not be read"
+        ("note", f"{story.label}: {story.damaged} lines of metrics could not be read")
         for story in stories
         if story.damaged
     ]
-    return "".join(f'<p class="note">{_text(note)}</p>' for note in notes)
+    return "".join(f'<p class="{kind}">{_text(note)}</p>' for kind, note in notes)
 
 
 def _table(columns: Sequence[Column]) -> str:
@@ -116,9 +125,11 @@ def _curves(stories: Sequence[Story]) -> str:
             f'<div class="pane p{number}">{charts.figure_chart(stories, view)}'
             f"{charts.loss_chart(stories, view)}</div>"
         )
+    happened = Counter(each.kind for story in stories for each in story.happened)
+    kinds = [(kind, f"{said}: {happened[kind]}") for kind, said in KINDS.items() if happened[kind]]
     return (
-        f'<section class="tabs"><h2>Figure and loss</h2>{names}{"".join(tabs)}{"".join(panes)}'
-        "</section>"
+        f'<section class="tabs"><h2>Figure and loss</h2>{names}{sign_key(kinds)}{"".join(tabs)}'
+        f"{''.join(panes)}</section>"
     )
 
 
@@ -168,6 +179,38 @@ def _timelines(stories: Sequence[Story]) -> str:
         f"hides the network; one that waits under them does not.</p>{_legend(kinds)}"
         f"{''.join(found)}</section>"
     )
+
+
+def _exchanges(stories: Sequence[Story]) -> str:
+    """An exchange of each run, or of each member of the only one: medians."""
+    if len(stories) > 1:
+        groups = [(s.label, [e for m in s.members.values() for e in m.exchanges]) for s in stories]
+    else:
+        members = sorted(stories[0].members.values(), key=charts.natural)[: charts.MOST_BARS]
+        groups = [(member.name, member.exchanges) for member in members]
+    groups = [(name, found) for name, found in groups if found]
+    if not groups:
+        return ""
+
+    def seconds(key: str) -> list[str]:
+        return [units.duration(statistics.median(getattr(e, key) for e in f)) for _, f in groups]
+
+    def sizes(key: str) -> list[str]:
+        known = [[x for e in found if (x := getattr(e, key)) is not None] for _, found in groups]
+        return [units.size(statistics.median(each)) if each else units.ABSENT for each in known]
+
+    flights = [statistics.median(e.arrived - e.submitted for e in found) for _, found in groups]
+    columns = [
+        column("run" if len(stories) > 1 else "member", [name for name, _ in groups]),
+        column("exchanges", [f"{len(found):,}" for _, found in groups]),
+        column("in flight", map(units.duration, flights)),
+        column("encode", seconds("submit_s"), below="hand over"),
+        column("decode", seconds("decode_s")),
+        column("apply", seconds("apply_s")),
+        column("up", sizes("sent_bytes")),
+        column("down", sizes("received_bytes")),
+    ]
+    return f"<section><h2>An exchange: medians</h2>{_table(columns)}</section>"
 
 
 def _delays(stories: Sequence[Story]) -> str:

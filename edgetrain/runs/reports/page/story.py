@@ -15,6 +15,7 @@ from typing import Any
 from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import ENVIRONMENT, read_job, read_metrics, read_summary, runs_in
 from edgetrain.runs.metrics.lines import Record
+from edgetrain.runs.reports.happenings import Happening, happenings
 from edgetrain.runs.summary import summarise
 
 MOST_RUNS = 24
@@ -60,6 +61,13 @@ class Exchange:
     submitted: float
     arrived: float
     applied: float
+    submit_s: float = 0.0
+    """Encoding and handing over; `decode_s` and `apply_s` are of the reply."""
+    decode_s: float = 0.0
+    apply_s: float = 0.0
+    sent_bytes: float | None = None
+    """Encoded bytes of the contribution, and of the reply; None in older folders."""
+    received_bytes: float | None = None
 
 
 @dataclass
@@ -101,6 +109,8 @@ class Story:
     evaluations: list[Record] = field(default_factory=list)
     rounds: list[Record] = field(default_factory=list)
     events: list[Record] = field(default_factory=list)
+    happened: tuple[Happening, ...] = ()
+    """Faults, absences, members given up and back, changes of the delay: all of them."""
     events_left_out: int = 0
     damaged: int = 0
     """Lines of metrics that are not ours, or torn."""
@@ -154,11 +164,15 @@ def _read(folder: Path) -> Story:
     if summary is None:
         summary = summarise(folder)
     story = Story(folder.name, folder, summary, job, _environment(folder))
+    events: list[Record] = []
     for record in read_metrics(folder):
+        if record["kind"] in ("event", "round"):
+            events.append(record)
         try:
             _add(story, record)
         except (KeyError, TypeError, ValueError):
             story.damaged += 1
+    story.happened = happenings(events)
     for member in story.members.values():
         member.steps.sort(key=lambda step: step.t)
         member.sent.sort()
@@ -185,7 +199,19 @@ def _add(story: Story, record: Record) -> None:
     elif kind == "exchange":
         member = story.members.setdefault(name, MemberStory(name))
         submitted, arrived = float(record["submitted_t"]), float(record["arrived_t"])
-        member.exchanges.append(Exchange(int(record["round"]), submitted, arrived, record["t"]))
+        member.exchanges.append(
+            Exchange(
+                round=int(record["round"]),
+                submitted=submitted,
+                arrived=arrived,
+                applied=record["t"],
+                submit_s=_known(record.get("submit_s")) or 0.0,
+                decode_s=_known(record.get("decode_s")) or 0.0,
+                apply_s=_known(record.get("apply_s")) or 0.0,
+                sent_bytes=_known(record.get("sent_bytes")),
+                received_bytes=_known(record.get("received_bytes")),
+            )
+        )
     elif kind == "eval":
         story.evaluations.append(record)
     elif kind == "round":
@@ -195,6 +221,10 @@ def _add(story: Story, record: Record) -> None:
             story.events.append(record)
         else:
             story.events_left_out += 1
+
+
+def _known(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _step(record: Record) -> Step:

@@ -28,6 +28,29 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Sign:
+    """A mark on a chart where something happened; `kind` decides its shape."""
+
+    kind: str
+    x: float
+    y: float
+    place: int
+    """The number of its line: decides the colour."""
+    title: str
+
+
+SHAPES = {
+    "fault": "M-4-4L4 4M4-4L-4 4",
+    "absence": "M-4.5-4H4.5L0 5Z",
+    "gone": "M-4-4H4V4H-4Z",
+    "back": "M-4.5 4H4.5L0-5Z",
+    "error": "M-5 0H5M0-5V5",
+    "delay": "M0-5L5 0L0 5L-5 0Z",
+}
+"""A path around 0, 0 for each kind of sign."""
+
+
+@dataclass(frozen=True)
 class Axis:
     """A linear axis from `low` to `high` with its ticks."""
 
@@ -97,9 +120,16 @@ def axes(x: Axis, y: Axis, width: float = WIDTH, height: float = HEIGHT) -> list
 
 
 def lines(
-    every: Sequence[Line], x: Axis, y: Axis, title: str, mark: float | None = None, said: str = ""
+    every: Sequence[Line],
+    x: Axis,
+    y: Axis,
+    title: str,
+    mark: float | None = None,
+    said: str = "",
+    signs: Sequence[Sign] = (),
 ) -> str:
-    """A chart of lines (`key` names them). `mark`: a level to draw across, called `said`."""
+    """A chart of lines (`key` names them). `mark`: a level to draw across, called `said`; `signs`
+    are drawn on top (`sign_key` explains them)."""
     right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
     found = axes(x, y)
     if mark is not None and y.low <= mark <= y.high:
@@ -116,6 +146,13 @@ def lines(
         dashes = _DASHES[line.place // SERIES % len(_DASHES)] or _DASHES[line.place % 4]
         found.append(
             f'<path class="line s{line.place % SERIES}" stroke-dasharray="{dashes}" d="{d}"/>'
+        )
+    for sign in signs:
+        at, height = x.place(sign.x, _LEFT, right), y.place(sign.y, bottom, _TOP)
+        found.append(
+            f'<path class="sign s{sign.place % SERIES}" d="{SHAPES[sign.kind]}" '
+            f'transform="translate({at:.1f} {height:.1f})"><title>{html.escape(sign.title)}'
+            "</title></path>"
         )
     return figure(found, WIDTH, HEIGHT, title)
 
@@ -139,3 +176,13 @@ def key(names: Sequence[str]) -> str:
             f"{html.escape(name)}</span>"
         )
     return f'<p class="keys">{"".join(found)}</p>'
+
+
+def sign_key(kinds: Sequence[tuple[str, str]]) -> str:
+    """What the signs of these kinds stand for."""
+    found = [
+        '<span class="key"><svg viewBox="-8 -8 16 16" width="16" height="16" aria-hidden="true">'
+        f'<path class="sign plain" d="{SHAPES[kind]}"/></svg>{html.escape(said)}</span>'
+        for kind, said in kinds
+    ]
+    return f'<p class="keys">{"".join(found)}</p>' if found else ""

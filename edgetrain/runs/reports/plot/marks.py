@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.runs.folder import read_metrics
-from edgetrain.runs.reports.happenings import KINDS, Happening, happenings
+from edgetrain.runs.reports.happenings import KINDS, Happening, happenings, height_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,23 +50,11 @@ def draw_marks(
             times = [times[i * (len(times) - 1) // (_MOST - 1)] for i in range(_MOST)]
         if not times:
             continue
-        heights = [min(max(_height(line, t), low), high) for t in times]
+        heights = [min(max(height_at(line, t, low), low), high) for t in times]
         axes.plot(
             [t / unit for t in times], heights, _SHAPES[kind], color=marked.colour, mfc="white",
             mew=1.6, ms=8, zorder=6, clip_on=False,
         )  # fmt: skip
-
-
-def _height(line: Sequence[tuple[float, float]], t: float) -> float:
-    """The line's height at `t`, or at its nearer end."""
-    if not line:
-        return float("-inf")
-    before = [point for point in line if point[0] <= t]
-    after = [point for point in line if point[0] > t]
-    if not before or not after:
-        return (after or before)[0 if after else -1][1]
-    (t0, y0), (t1, y1) = before[-1], after[0]
-    return y0 + (y1 - y0) * (t - t0) / (t1 - t0)
 
 
 def legend_of(found: Sequence[Happening]) -> list[Line2D]:
