@@ -4,13 +4,14 @@
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
+#   make test-arm-doctor  what `doctor` says in a worker archive for a Raspberry Pi, emulated
 #   make check   linters, types and tests, as CI does
 #   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour; goes on where it ended)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-commands check drawn install-lab install-dev
+.PHONY: demo test test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands check drawn install-lab install-dev
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -29,6 +30,9 @@ test-boot-qemu-arm64 test-boot-qemu-raspi3b: test-boot-qemu-%: install-dev
 
 test-commands: install-dev
 	$(BIN)/pytest -m nightly -p no:cacheprovider tests/test_commands.py
+
+test-arm-doctor: install-dev
+	$(BIN)/pytest -m arm_doctor -rs --durations=1 tests/fleet/cards
 
 check: install-dev
 	$(BIN)/ruff check .

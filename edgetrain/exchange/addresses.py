@@ -42,9 +42,9 @@ class Interface:
 
 def interfaces() -> list[Interface]:
     """This machine's addresses; IPv4 first, loopback last."""
-    states = psutil.net_if_stats()
+    states = interface_states()
     found = [
-        Interface(name, entry.address.split("%")[0], name in states and states[name].isup)
+        Interface(name, entry.address.split("%")[0], states.get(name, not states))
         for name, entries in psutil.net_if_addrs().items()
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
@@ -54,8 +54,12 @@ def interfaces() -> list[Interface]:
 
 
 def interface_states() -> dict[str, bool]:
-    """Whether each interface of this machine is up, by its name; also those without an address."""
-    return {name: state.isup for name, state in psutil.net_if_stats().items()}
+    """Whether each interface of this machine is up, by its name; also those without an address.
+    Empty where the system does not say: user-mode emulators and some containers."""
+    try:
+        return {name: state.isup for name, state in psutil.net_if_stats().items()}
+    except OSError:
+        return {}
 
 
 def _unusable(name: str, up: bool, of: str = "") -> NetworkError:

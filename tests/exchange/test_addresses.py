@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from edgetrain.errors import ConfigError, HubUnreachable, NetworkError
+from edgetrain.exchange import addresses
 from edgetrain.exchange.addresses import (
     Interface,
     check_hub_name,
@@ -48,6 +49,15 @@ def machine(monkeypatch):
         ]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+def test_where_the_system_does_not_say_what_is_up_addresses_are_taken_for_up(monkeypatch):
+    def refuse():
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(addresses.psutil, "net_if_stats", refuse)
+    assert addresses.interface_states() == {}
+    assert all(interface.up for interface in addresses.interfaces())
 
 
 def test_this_machine_has_interfaces_loopback_last():

@@ -1,13 +1,19 @@
 """Which disks may be written: the policy, on listings as lsblk 2.38 prints them.
 
-`THIS_MACHINE` is a recording; the others are put together from what lsblk's manual and the kernel's
-sources say about such machines, one property at a time.
+`THIS_MACHINE` and the files in `listings` are recordings. The files were printed by lsblk of
+util-linux 2.38.1 on Debian 12 (kernel 6.1.0-56-amd64) in QEMU 7.2, with QEMU's NVMe disk, its USB
+stick (usb-storage, removable), a USB device of two slots (usb-bot), a USB SSD (usb-uas) and a card
+behind a PCI reader (sdhci-pci, sd-card); what lies on them was made there by pvcreate, mdadm,
+cryptsetup, mkswap, losetup and blockdev. `LISTINGS` are put together by hand, one property at a
+time, from what lsblk's manual and the kernel's sources say: of the machines in it, a Raspberry Pi
+with its own card, eMMC, ZFS, a CD, an empty slot and lsblk 2.39 are not among the recordings.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +125,38 @@ LISTINGS: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [entry("sda", 32 * GB, **{**READER, "rm": "1", "hotplug": "1", "ro": "0"})], ["/dev/sda"]
     ),
 }  # fmt: skip
+
+
+RECORDED: dict[str, tuple[list[str], dict[str, str]]] = {
+    "nvme-and-usb-reader": (["/dev/sda"], {"nvme0n1": "nvme0n1p1 is mounted at /run/a"}),
+    "mounted-card": ([], {"sda": "sda1 is mounted at /run/media"}),
+    "native-reader": (["/dev/mmcblk0"], {"nvme0n1": "nvme0n1p1 is mounted at /run/b"}),
+    "own-card": ([], {"mmcblk0": "mmcblk0p1 is mounted at /run/a"}),
+    "two-slots": (["/dev/sda", "/dev/sdb"], {}),
+    "usb-ssd": ([], {"sda": "has 1000 GB, more than a card of 256 GiB"}),
+    "zram": (["/dev/sda", "/dev/sdb"], {"zram0": "is not a medium that can be taken out"}),
+    "loop": (["/dev/sda", "/dev/sdb"], {"loop0": "is a loop device"}),
+    "lvm-idle": (["/dev/sdb"], {"sda": "sda holds LVM"}),
+    "lvm": (["/dev/sdb"], {"sda": "sda holds LVM"}),
+    "luks": (["/dev/sdb"], {"sda": "sda holds LUKS"}),
+    "raid": ([], {"sda": "sda holds RAID", "sdb": "sdb holds RAID"}),
+    "swap-idle": (["/dev/sdb"], {"sda": "sda holds swap"}),
+    "swap": (["/dev/sdb"], {"sda": "is in use: sda is swap"}),
+    "locked": (["/dev/sdb"], {"sda": "is read-only: look at the card's lock switch"}),
+}
+"""What is a card in each recording, and why other disks are not."""
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_is_a_card_on_machines_that_were_recorded(name):
+    cards, refused = RECORDED[name]
+    listing = disks.disks((Path(__file__).parent / "listings" / f"{name}.json").read_text())
+    assert [disk.path for disk in disks.cards(listing)] == cards
+    for disk in listing:
+        why_not = disks.why_not(disk)
+        assert refused.get(disk.entry["name"], "") in why_not
+        if disk.path == "/dev/vda":
+            assert why_not == "is in use: vda is mounted at /"
 
 
 def found(entries: list[dict[str, Any]]) -> list[disks.Disk]:
