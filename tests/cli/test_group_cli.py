@@ -33,7 +33,7 @@ accelerators = 2
 """
 
 
-def test_run_and_resume(tmp_path):
+def test_run_and_resume(tmp_path, monkeypatch, capsys):
     job = write_tiny(tmp_path, **TINY, servers={"placement": "data=2"})
     done = edgetrain("run", job, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -46,9 +46,9 @@ def test_run_and_resume(tmp_path):
     for kind in ("step", "eval", "event"):
         keys = {key for record in read_metrics(folder, kind) for key in record}
         assert keys <= rows("Every line has") | rows(f"**{kind}**: ")
-    again = edgetrain("run", "--resume", summary["folder"], "steps=20", "--json", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["steps"] == 20
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--resume", summary["folder"], "steps=20", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 20
 
 
 @pytest.mark.parametrize(
