@@ -239,6 +239,8 @@ def test_what_happened_is_marked_on_the_figure_and_said_what_it_is(tmp_path):
             log.event("fault", "uplink down <b>")
             log.round(round=1, members=[], missing=[], weight=1.0, close_s=0.0, sent_bytes=0,
                 received_bytes=0, cpu_s=0.0, peak_bytes=0, delay=delay, every=5)  # fmt: skip
+    with MetricsLog(metrics_path(folder), "hub", Clock(1e4), 0.0) as log:
+        log.event("fault", "after the last figure")
     page = document(report_of([folder]))
     words = read(page)
     assert "faults: 2" in words
@@ -251,7 +253,7 @@ def test_what_happened_is_marked_on_the_figure_and_said_what_it_is(tmp_path):
 
 def test_an_exchange_shows_its_seconds_and_bytes_each_way(tmp_path):
     words = read(document(report_of([with_exchanges(tmp_path / "dga", SHORT)])))
-    assert re.search(r"m0 +12 +190 ms +1\.00 ms +0 s +1\.00 ms +100 B +100 B", words)
+    assert re.search(r"m0 +12 +190 ms +1\.00 ms +- +1\.00 ms +100 B +100 B", words)
     assert "An exchange" not in read(document(report_of([write_run(tmp_path / "old", SHORT)])))
 
 

@@ -62,14 +62,18 @@ def figure_chart(stories: Sequence[Story], view: View) -> str:
     return _chart(every, stories, view, axis, mark, f"{metric} ({view.name})", signs)
 
 
+def end_of_figures(stories: Sequence[Story]) -> float:
+    """When the last figure was taken, in seconds: charts against time end there."""
+    return max((record["t"] for story in stories for record in story.evaluations), default=0.0)
+
+
 _MOST_SIGNS = 25
 """Signs of a kind on one line; of more, as many are drawn, evenly chosen."""
 
 
 def signs_of(stories: Sequence[Story], every: Sequence[Points], y: Axis) -> list[Sign]:
     """Signs on the lines of figures against time, where something happened."""
-    end = max((x for points in every for x, _ in points), default=0.0)
-    found = []
+    end, found = end_of_figures(stories), []
     for place, (story, points) in enumerate(zip(stories, every, strict=True)):
         for kind in KINDS:
             those = [each for each in story.happened if each.kind == kind and each.t <= end]
@@ -229,9 +233,10 @@ def _busy_first(parts: Parts) -> list[tuple[str, str, float]]:
     return [(kind, *seconds[kind]) for kind in ("compute", "overhead", "eval", "wait", "end")]
 
 
-def _busiest(member: MemberStory) -> tuple[float, str]:
+def _busiest(member: MemberStory) -> tuple[float, int, str]:
     compute, _, overhead, evaluation, _ = mean_parts([member])
-    return -(compute + overhead + evaluation), member.name
+    # To a microsecond: what is noise must not decide the order.
+    return -round(compute + overhead + evaluation, 6), *natural(member)
 
 
 def mean_parts(members: Iterable[MemberStory]) -> Parts:

@@ -125,7 +125,8 @@ def _curves(stories: Sequence[Story]) -> str:
             f'<div class="pane p{number}">{charts.figure_chart(stories, view)}'
             f"{charts.loss_chart(stories, view)}</div>"
         )
-    happened = Counter(each.kind for story in stories for each in story.happened)
+    drawn = charts.end_of_figures(stories)
+    happened = Counter(e.kind for story in stories for e in story.happened if e.t <= drawn)
     kinds = [(kind, f"{said}: {happened[kind]}") for kind, said in KINDS.items() if happened[kind]]
     return (
         f'<section class="tabs"><h2>Figure and loss</h2>{names}{sign_key(kinds)}{"".join(tabs)}'
@@ -146,7 +147,7 @@ def _seconds(stories: Sequence[Story]) -> str:
     drawn = charts.bars(stories)
     if not drawn:
         return ""
-    whose = "run" if len(stories) > 1 else "member"
+    whose = "run" if len(stories) > 1 else "member, the busiest first"
     return (
         f"<section><h2>Where the time of a step goes, by {whose}</h2>"
         f"{_legend(charts.PARTS)}{drawn}</section>"
@@ -193,7 +194,9 @@ def _exchanges(stories: Sequence[Story]) -> str:
         return ""
 
     def seconds(key: str) -> list[str]:
-        return [units.duration(statistics.median(getattr(e, key) for e in f)) for _, f in groups]
+        """A simulation knows none of these."""
+        found = [statistics.median(getattr(e, key) for e in each) for _, each in groups]
+        return [units.duration(seconds or None) for seconds in found]
 
     def sizes(key: str) -> list[str]:
         known = [[x for e in found if (x := getattr(e, key)) is not None] for _, found in groups]

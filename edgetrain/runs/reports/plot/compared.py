@@ -70,7 +70,7 @@ def _comparison(
     _draw_split(figure.add_subplot(below[0, 0]), curves)
     _draw_bytes(figure.add_subplot(below[0, 1]), curves)
     lines: list[Any] = [] if at_ends else against_time.get_legend_handles_labels()[0]
-    marks = legend_of([each for curve in curves for each in curve.happened])
+    marks = legend_of([each for curve in curves for each in curve.happened if each.t <= end])
     draw_header(figure, compared, summary, heading_of(summary), [*lines, *marks])
     draw_notes(figure, compared)
     if at_ends:

@@ -58,7 +58,8 @@ def draw_run(folder: Path) -> Figure:
         _draw_members(figure.add_subplot(grid[1, 0]), history.tally)
         _draw_traffic(figure.add_subplot(grid[1, 1]), history)
         about = heading_of(summary, summary["strategy"])
-        draw_header(figure, compared, summary, about, legend_of(curve.happened))
+        seen = [each for each in curve.happened if curve.t and each.t <= curve.t[-1]]
+        draw_header(figure, compared, summary, about, legend_of(seen))
         draw_notes(figure, compared)
         label_ends(figure, {quality: _ends(curve, compared)})
         return figure
@@ -145,7 +146,8 @@ def _draw_members(axes: Axes, tally: Tally, most: int = 10) -> None:
     found = [
         (as_text(name), member.parts) for name, member in tally.members.items() if member.lines
     ]
-    found.sort(key=lambda item: -busy_seconds(item[1]))
+    # To a microsecond: what is noise must not decide the order.
+    found.sort(key=lambda item: -round(busy_seconds(item[1]), 6))
     shown = found[:most]
     names, parts = [name for name, _ in shown], [split for _, split in shown]
     draw_stacked(axes, names, parts, ["#000000"] * len(shown))
