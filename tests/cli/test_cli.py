@@ -418,7 +418,8 @@ def test_a_killed_parent_leaves_no_process(network, tmp_path):
 
 @pytest.mark.parametrize("strategy", ["dga", "sync-sgd"])
 def test_a_killed_member_does_not_stop_the_others(strategy, tmp_path):
-    words = (*LONG, "steps=400", f"strategy={strategy}")
+    # Silent for 5 s is dead here: one that only has no processor for a while is not.
+    words = (*LONG, "steps=400", f"strategy={strategy}", "gone_s=5")
     with running("run", write_tiny(tmp_path), *words, cwd=tmp_path) as command:
         in_the_middle(command)
         _, _, m1, _ = command.workers()
