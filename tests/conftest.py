@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,3 +31,48 @@ def no_keys(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("no-keys")))
         yield
+
+
+LONG = (
+    "training/test_faulty_links.py",
+    "cli/test_cli.py",
+    "cli/test_resume.py",
+    "cli/test_run_folder_page.py",
+    "training/test_checkpoint_fleet.py",
+    "test_wheel.py",
+    "cli/test_keys_cli.py",
+    "training/chaos/test_real_processes.py",
+    "exchange/masks/test_secure_chaos.py",
+    "training/test_drift_runs.py",
+    "codecs/test_codec_memory.py",
+    "codecs/kernels/test_kernels_replay.py",
+    "strategies/test_fedprox.py",
+    "cli/test_group_cli.py",
+    "training/test_service.py",
+    "cli/test_waiting.py",
+    "training/servers/test_groups.py",
+    "fleet/cards/test_first_boot.py",
+    "exchange/masks/test_secure_runs.py",
+    "exchange/masks/test_secure_memory.py",
+    "training/servers/test_servers.py",
+    "fleet/networks/emulation/test_lab.py",
+    "jobs/test_privacy.py",
+    "cli/test_slips.py",
+    "test_readme.py",
+)
+"""Files with few tests and many seconds, the longest first (`--durations`)."""
+
+
+def pytest_configure(config):
+    """Let pytest-xdist hand files out in the order of `pytest_collection_modifyitems`, and not by
+    how many tests they have: long ones have few, and would leave a processor idle at the end."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(config, items):
+    """With several workers, begin with the long files."""
+    if hasattr(config, "workerinput"):
+        tests = Path(__file__).parent
+        place = {tests / name: number for number, name in enumerate(LONG)}
+        items.sort(key=lambda item: place.get(item.path, len(LONG)))
