@@ -82,6 +82,7 @@ class Train:
     )
     clip: float = _ranged(0.0, 0.0, 1e12, "length (L2) that gradients are cut to; 0: they are not")
     evaluate_every: int = _ranged(0, 0, 10**9, "steps between evaluations; 0: about 50 in a run")
+    target: float = _ranged(0.0, 0.0, 1e12, "figure that counts as trained; 0: the task's own")
     threads: int = _ranged(1, 1, 1024, "torch threads of each member")
     accelerator: str = _said("auto", "where the model is: cpu, cuda, or auto (cuda if it is there)")
     fixed: str = _said("equal", "frozen weights and fixed buffers: equal on all members, or own")
@@ -218,7 +219,7 @@ class Job:
             "train": {
                 key: value
                 for key, value in dataclasses.asdict(self.train).items()
-                if key not in ("threads", "evaluate_every", "accelerator", "fixed")
+                if key not in ("threads", "evaluate_every", "target", "accelerator", "fixed")
                 and (key not in LATER or value != LATER[key])
             },
             "strategy": {

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.named import Named, name_all
 from edgetrain.jobs.privacy.promise import Promise, fix_noise, promise
 from edgetrain.jobs.rules import check_on_member
+
+if TYPE_CHECKING:
+    from edgetrain.tasks.protocol import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,17 @@ class Plan(Named):
     """Of the model, trained ones, tied ones once."""
     notes: tuple[str, ...] = ()
     """What the owner of the job may want to know of the plan itself."""
+
+
+def _target(job: Job, task: Task) -> float | None:
+    """The figure at which a run counts as trained: the job's, else the task's."""
+    wanted = job.train.target
+    if wanted > 1 and task.metric.endswith("accuracy"):
+        raise ConfigError(
+            f"train.target = {wanted:g}",
+            f"{task.metric} is a share of 1: {wanted / 100:g} is {wanted:g} %",
+        )
+    return wanted or task.target
 
 
 def plan(job: Job, beside: Path | None = None) -> Plan:
@@ -64,7 +80,7 @@ def plan(job: Job, beside: Path | None = None) -> Plan:
         name=task.name,
         metric=task.metric,
         better=task.better,
-        target=task.target,
+        target=_target(job, task),
         beside=beside,
         promise=promise(fixed, samples),
         samples=samples,

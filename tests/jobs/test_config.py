@@ -201,7 +201,7 @@ AGREED = ["seed=1", "task=a:b", "members=9", "steps=9", "batch=9", "lr=0.9", "op
           "strategy=fedavg", "every=9", "delay=9", "codec=bf16", "reply_codec=bf16",
           "data.partition=iid"]  # fmt: skip
 LOCAL = ["data.folder=/somewhere", "data.download=true", "network=wifi", "device=laptop",
-         "name=x", "pace_s=1", "backend=none", "gone_s=9", "deadline_s=9",
+         "name=x", "target=0.9", "pace_s=1", "backend=none", "gone_s=9", "deadline_s=9",
          "beat_s=2", "quorum=2", "sites=home-fixed: 0-1", "congestion=reno",
          "faults=[{kind='down', at_s=1, for_s=1}]"]  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgetrain.errors import ConfigError
+from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import look_up, mask_terms_of
 from edgetrain.jobs.rules import resolve
@@ -109,3 +110,10 @@ def test_replies_go_like_contributions_unless_it_is_said(overrides, codec, reply
 )
 def test_rounds_of_a_short_run_are_shorter_where_the_job_does_not_say(overrides, every):
     assert resolve(load(None, ["strategy=dga", *overrides])).every == every
+
+
+def test_a_job_may_say_which_figure_counts_as_trained():
+    assert plan(load(None, [])).target == 0.97
+    assert plan(load(None, ["target=0.9"])).target == 0.9
+    with pytest.raises(ConfigError, match=r"train.target = 97 \(accuracy is a share of 1: 0.97"):
+        plan(load(None, ["target=97"]))
