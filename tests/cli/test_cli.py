@@ -84,7 +84,7 @@ LIGHT = {
     "from edgetrain.fleet import catalog, devices, networks\n"
     "from edgetrain.exchange import messages\n"
     "from edgetrain.jobs import reading",
-    "--version": "import edgetrain.__main__ as m; m.parser()",
+    "--version": "from edgetrain.cli.parser import parser; parser()",
     "--help": "import edgetrain.__main__ as m; m.main(['--help'])",
     "every verb's help": "import edgetrain.__main__ as m, contextlib\n"
     f"for path in {list(VERBS)}:\n"
