@@ -5,7 +5,7 @@
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
 #   make test-arm-doctor  what `doctor` says in a worker archive for a Raspberry Pi, emulated
-#   make check   linters, types and tests, as CI does
+#   make check   linters, types and tests, as CI does; TESTS="tests/cli" for some of them
 #   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour; goes on where it ended)
 PYTHON ?= python3
 VENV   ?= .venv
@@ -38,7 +38,7 @@ check: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile $(TESTS)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
