@@ -70,16 +70,11 @@ class FirstBase:
         return self.accept_part(message, elements)
 
     def _is_repeated(self, message: Base, elements: int, started: bool) -> bool:
-        """Whether a part belongs to an upload that came before, or that another one replaces. A
-        part 0 begins anew unless all parts are here."""
+        """Whether a part is one too many because the base was asked for more than once."""
         self._came += 1
         if self._asked == 1 or self._came > self._asked * base_part_count(elements):
             return False
-        if started or self.is_whole(elements):
-            return True
-        if message.part == 0:
-            self.drop_parts()
-        return message.part != len(self._payloads)
+        return started or message.part != len(self._payloads)
 
     def accept_part(self, message: Base, elements: int) -> tuple[str, str] | None:
         """The next part of a vector [elements]; returns what is wrong with it: (code, reason)."""

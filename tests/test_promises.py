@@ -1,0 +1,62 @@
+"""What the documents promise is shown by tests: those that they name are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+NAMED = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
+WITHOUT_PROMISES = {
+    "docs/security.md": set[str](),
+    "docs/recovery.md": {"Measured"},
+}
+"""Sections that promise nothing: figures, each with the command that printed it."""
+
+
+@cache
+def found_in(path: Path) -> frozenset[str]:
+    """The names of the functions at the top of a test file."""
+    tree = ast.parse(path.read_text("utf-8"))
+    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+
+
+def named_tests() -> list[tuple[str, str, str]]:
+    """(page, file, test) of every test that a document names; test is "" for a whole file."""
+    return [
+        (page.relative_to(ROOT).as_posix(), *found)
+        for page in PAGES
+        for found in NAMED.findall(page.read_text("utf-8"))
+    ]
+
+
+def test_every_test_that_a_document_names_is_there():
+    named = named_tests()
+    assert len(named) > 50
+    missing = [
+        f"{page}: {file}::{test}"
+        for page, file, test in named
+        if not (ROOT / file).is_file() or (test and test not in found_in(ROOT / file))
+    ]
+    assert not missing
+
+
+def test_every_threat_to_a_hub_names_the_test_that_shows_what_happens():
+    text = (ROOT / "docs/security.md").read_text("utf-8")
+    first = text.index("| no key, or one that is not on the list |")
+    rows = text[first : text.index("\n\n", first)].splitlines()
+    assert len(rows) > 8
+    assert [row for row in rows if not NAMED.search(row)] == []
+
+
+@pytest.mark.parametrize("page", sorted(WITHOUT_PROMISES))
+def test_every_section_of_promises_names_a_test(page):
+    text = (ROOT / page).read_text("utf-8")
+    sections = re.split(r"^##+ ", text, flags=re.MULTILINE)[1:]
+    without = {each.partition("\n")[0] for each in sections if not NAMED.search(each)}
+    assert without == WITHOUT_PROMISES[page]
