@@ -58,7 +58,7 @@ own work than the job says, in parts of a step: the simulator does not foretell 
 --grid compares links instead: round trip times, rates, message sizes and jitter, two members, under
 fedavg, dga and sync-sgd. The whole grid has 288 jobs and takes three hours, one after the other;
 the flags choose a part. Emulated runs mostly sleep: --at-once runs several side by side, which
-saves most of that time as long as no emulation is marked NO, late itself.
+saves most of that time as long as no emulation is marked NO, late itself or dropping packets.
 """
 
 

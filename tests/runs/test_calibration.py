@@ -71,3 +71,19 @@ def test_a_machine_that_is_busy_is_told_from_a_network_that_is_slow():
     assert "+9.0 %" in text
     assert "1 of 1 good where this machine" in text
     assert "where this machine" not in calibration.text([quiet])
+
+
+@pytest.mark.parametrize(
+    ("report", "says"),
+    [
+        ({"late_ms_p99": 31.0, "late_limit_ms": 1.0}, "was itself late (31 ms"),
+        ({"late_ms_p99": 0.1, "late_limit_ms": 1.0, "ring_dropped": 7}, "dropped 7 packets"),
+    ],
+)
+def test_an_emulation_that_is_not_to_be_trusted_says_why_and_does_not_count(report, says):
+    emulated = summary(0.100) | {"emulation": report | {"trusted": False}}
+    found = calibration.pair("late", emulated, summary(0.100), ({"a"}, {"a"}), (10.0, 1.0))
+    lines = calibration.text([found, pair(0.100, 0.100)]).splitlines()
+    assert "1 of 2 marked NO: the emulation's time is not the network's" in lines
+    assert any(line.startswith("late: the emulated network") and says in line for line in lines)
+    assert any(line.startswith("1 of 1 good where this machine") for line in lines)

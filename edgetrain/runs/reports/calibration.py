@@ -15,7 +15,7 @@ from typing import Any
 from edgetrain.runs.metrics.lines import Record
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import as_text, column
-from edgetrain.runs.reports.comparison import seconds_per_step
+from edgetrain.runs.reports.comparison import seconds_per_step, untrusted
 
 GOOD = 0.05
 """A simulation is good if its time is at most this relative error off."""
@@ -52,6 +52,8 @@ class Pair:
     """Seconds of a step that were neither the network nor waiting: computing and overhead."""
     incomplete: str = ""
     """Which of the runs failed in part, and why; empty: none."""
+    doubt: str = ""
+    """Why the emulation is not to be trusted; empty: it is, or does not say."""
 
     @property
     def time_error(self) -> float:
@@ -106,6 +108,8 @@ def pair(
         return emulated[key], simulated[key]
 
     known = all(bases)
+    emulation = emulated.get("emulation") or {}
+    trusted = emulation.get("trusted")
     return Pair(
         name=name,
         metric=metric,
@@ -117,10 +121,11 @@ def pair(
         target_seconds=both("target_seconds"),
         real_seconds=real_seconds,
         same_base=(bases[0] == bases[1] and len(bases[0]) == 1) if known else None,
-        trusted=(emulated.get("emulation") or {}).get("trusted"),
+        trusted=trusted,
         drawn_s=every if drawn else (),
         own_s=(_own_s(emulated), _own_s(simulated)),
         incomplete=_incomplete(emulated, simulated),
+        doubt=untrusted(emulation) if trusted is False else "",
     )
 
 
@@ -192,15 +197,18 @@ def text(pairs: Sequence[Pair], picture: Path | None = None) -> str:
             f"{good} of {len(pairs)} within that, or within what chance explains: two standard "
             "deviations of runs with other losses and delays"
         )
-    idle = [each for each in pairs if each.busy <= BUSY]
+    if doubtful := [each for each in pairs if each.trusted is False]:
+        lines.append(
+            f"{len(doubtful)} of {len(pairs)} marked NO: the emulation's time is not the network's"
+        )
+        lines += [f"{each.name}: {each.doubt}" for each in doubtful]
+    idle = [each for each in pairs if each.busy <= BUSY and each.trusted is not False]
     if len(idle) < len(pairs):
         lines.append(
             f"{sum(each.good for each in idle)} of {len(idle)} good where this machine took at "
-            f"most {BUSY:.0%} of a step longer for its own work (column busy): something else "
-            "slowed down the others"
+            f"most {BUSY:.0%} of a step longer for its own work (column busy) and the emulation is "
+            "to be trusted: something else slowed down the others"
         )
-    if any(each.trusted is False for each in pairs):
-        lines.append("an emulation marked NO was late itself: its time is not the network's")
     lines += [units.printable(f"{p.name}: {p.incomplete}") for p in pairs if p.incomplete]
     if picture is not None:
         lines.append(f"picture: {picture}")

@@ -209,6 +209,11 @@ _STATUS = {
 def untrusted(emulation: Mapping[str, Any]) -> str:
     """Why the times of a run cannot be trusted, in a sentence."""
     late, limit = emulation.get("late_ms_p99"), emulation.get("late_limit_ms")
+    if dropped := emulation.get("ring_dropped"):
+        return (
+            f"the emulated network was too slow for this machine's own traffic and dropped "
+            f"{dropped:,} packets, so its times are not to be trusted"
+        )
     if late is None or limit is None:
         return "the network emulation does not vouch for its own timing"
     return (

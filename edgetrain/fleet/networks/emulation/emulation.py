@@ -100,6 +100,7 @@ class Emulation(ABC):
         measured = self._measured()
         limit = lateness.limit_ms(self.request.smallest_delay_ms)
         late = measured.get("late_ms_p99")  # None if it is not measured: backends none and tc
+        kept = late is None or late <= limit
         return {
             "backend": self.backend,
             "reason": self.reason,
@@ -107,7 +108,7 @@ class Emulation(ABC):
             "congestion": self._congestion(),
             "late_ms_p99": late,
             "late_limit_ms": limit,
-            "trusted": late is None or late <= limit,
+            "trusted": kept and not measured.get("ring_dropped", 0),
             **measured,
         }
 

@@ -47,7 +47,8 @@ def test_delay_and_rate_are_there(backend: str) -> None:
     assert report["deliveries"] > 100
     assert sum(report["late_histogram_ms"].values()) == report["deliveries"]
     assert set(report) >= {"reason", "kernel", "congestion", "late_ms_p99", "late_limit_ms"}
-    assert report["trusted"] == (report["late_ms_p99"] <= report["late_limit_ms"])
+    on_time = report["late_ms_p99"] <= report["late_limit_ms"]
+    assert report["trusted"] == (on_time and not report.get("ring_dropped"))
     last = net.report()
     assert last["deliveries"] >= report["deliveries"]
     assert net.report() is last  # kept after the end
@@ -85,6 +86,21 @@ def test_a_burst_that_waits_for_the_emulator_is_not_lost() -> None:
         bench.client.do("echoes", count=1, gap_s=0.01)
         assert len(bench.server.do("arrivals")) == 400
         assert net.report()["ring_dropped"] == 0
+
+
+@needs_packets
+def test_an_emulator_that_drops_what_it_is_too_slow_for_is_not_trusted() -> None:
+    with emulate([both(delay_ms=1)], backend="packet") as net, Bench(net) as bench:
+        bench.client.do("echoes", count=1, gap_s=0.001)
+        os.kill(net.pid or 0, signal.SIGSTOP)
+        try:
+            bench.client.do("datagrams", count=4000, gap_s=0.0, size=64)
+        finally:
+            os.kill(net.pid or 0, signal.SIGCONT)
+        bench.client.do("echoes", count=1, gap_s=0.01)
+        report = net.report()
+    assert report["ring_dropped"] > 0
+    assert report["trusted"] is False
 
 
 def test_rings_of_a_large_fleet_are_small() -> None:
