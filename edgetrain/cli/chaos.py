@@ -237,6 +237,7 @@ def _in_short(outcome: Outcome) -> str:
 
 def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcomes:
     job, beside = common.job_of(arguments, SIMULATED)
+    job = common.with_host_pace(arguments, job, beside)
     common.simulator()
     from edgetrain.jobs.plan import plan
     from edgetrain.training.chaos import laws, schedule, simulated

@@ -131,7 +131,13 @@ def test_a_run_that_is_refused_leaves_no_folder(words, tmp_path, monkeypatch, ca
 
 @pytest.mark.parametrize(
     "words",
-    [["run", "--simulate"], ["capacity"], ["sweep", "--members", "1,2"], ["compare", "--simulate"]],
+    [
+        ["run", "--simulate"],
+        ["capacity"],
+        ["sweep", "--members", "1,2"],
+        ["compare", "--simulate"],
+        ["chaos", "--schedules", "1"],
+    ],
     ids=" ".join,
 )
 def test_the_step_of_this_machine_is_measured_once_and_told(words, tmp_path, monkeypatch, capsys):

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import struct
 import time
 from pathlib import Path
+from typing import get_args
 
 import children
 import numpy as np
 import pytest
 from torch import nn
 
-from edgetrain import codecs
+from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.effects import Reported
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.loopback import Loopback
+from edgetrain.exchange.masks.aggregator import Aggregator
+from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.telemetry import Readings, Sums, Telemeter
-from edgetrain.exchange.messages import PROTOCOL, Base, Join, Telemetry, pack, unpack
+from edgetrain.exchange.messages import PROTOCOL, Base, Join, Masking, Telemetry, pack, unpack
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.job import Privacy
@@ -225,30 +229,45 @@ class Wire(Loopback):
         super().deliver(name, frames)
 
 
-@pytest.mark.parametrize("private", [False, True])
-def test_no_loss_and_no_figure_is_on_the_wire(private):
-    """Of a member with a loop of its own, over a hub that wants a report after every step."""
+@pytest.mark.parametrize(("private", "masked"), [*itertools.product([False, True], repeat=2)])
+def test_no_loss_and_no_figure_is_on_the_wire(private, masked):
+    """Of members with loops of their own, over a hub that wants a report after every step: plain,
+    with [privacy], with masks, and with both."""
     wires, losses = Wire(), []
     release = release_of(Privacy(unit="member", noise=1.0)) if private else None
-    hub = children.HubThread(wires, members=1, policy={"status_s": 0.001})
-    with hub.serving():
+    members = 3 if masked else 1
+    hub = children.HubThread(wires, members=members, policy={"status_s": 0.001})
+    if masked:
+        pytest.importorskip("Crypto", reason="masks need edgetrain[private]")
+        row, codec = strategies.find("local-sgd"), codecs.parse("fp32")
+        hub.hub = Hub(
+            Terms.of_strategy(row, 1, 0), Policy(members, beat_s=0.05, status_s=0.001),
+            row.merge_rule(), codec, codec, Aggregator(MaskTerms(members, members, 64.0)),
+        )  # fmt: skip
+
+    def train(index):
         model = children.model(0)
         optim = children.optimizer("sgd", model)
         link = Link(wires.connect(), time.monotonic)
-        with Member.join(
-            link, bind(model, optim), optim, Request("", "m0"), release=release
-        ) as member:
+        request = Request("", f"m{index}", secure=masked)
+        with Member.join(link, bind(model, optim), optim, request, release=release) as member:
             for step in range(8):
                 optim.zero_grad()
-                x, y = children.batch(0, step)
+                x, y = children.batch(index, step)
                 loss = nn.functional.cross_entropy(model(x), y)
                 loss.backward()
                 losses.append(loss.item())
                 member.step()
+
+    with hub.serving():
+        children.in_threads(*(functools.partial(train, index) for index in range(members)))
+    assert len(losses) == 8 * members
+    masking = {kind.kind for kind in get_args(Masking)}
+    assert any(frames[0] in masking for frames in wires.sent) == masked
     reports = [unpack(frames) for frames in wires.sent if frames[0] == Telemetry.kind]
     assert len(reports) >= 3, "as it began, in between, as it left"
     assert {report.step for report in reports} >= {1, 8}
-    assert all(report.versions == "" for report in reports[1:])
+    assert sum(report.versions != "" for report in reports) == members
     headers = b"".join(frames[1] for frames in wires.sent)
     for loss in losses:
         for spelled in (struct.pack(">d", loss), struct.pack(">f", loss), f"{loss:.4f}".encode()):
