@@ -89,10 +89,13 @@ def _bench_codecs(arguments: argparse.Namespace) -> int:
     say(f"{arguments.elements / 1e6:g} M float32, one thread, medians of {arguments.repeats}\n")
     parts = [bench.PARTS[name](stage) for name in PARTS if arguments.only in (None, name)]
     rows = []
-    for measured in [*parts, *(bench.gradients(path) for path in arguments.gradients)]:
+    timed = ((bench.judged(row, arguments.elements) for row in part) for part in parts)
+    for measured in [*timed, *(bench.gradients(path) for path in arguments.gradients)]:
         for row in measured:
             rows.append(row)
             say(line_of(row))
+    if parts and arguments.elements < bench.GOALS_FROM:
+        say(f"goals of speed hold from {bench.GOALS_FROM / 1e6:g} M elements: not shown")
     sizes = list(bench.sizes(stage)) if arguments.only in (None, "sizes") else []
     if sizes:
         say(f"\n{'codec':<20} {'times smaller':>14} {'error':>8} {'of r += g':>10}")

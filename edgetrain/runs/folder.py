@@ -198,8 +198,12 @@ def runs_in(folder: Path) -> list[Path]:
     """The run folders in a folder, in order, or [folder] if it is a run itself.
 
     The order is that of `runs` in the folder's summary, or else of creation. Raises ConfigError if
-    there is no run.
+    there is no folder, or no run in it.
     """
+    if not folder.exists():
+        raise ConfigError(f"{folder} does not exist", "`edgetrain runs` lists the run folders")
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder", "give a run folder, not one of its files")
     if (folder / METRICS).exists():
         return [folder]
     inside = [path.parent for path in folder.glob(f"*/{METRICS}")]

@@ -3,7 +3,9 @@ mistake in the user's own code is shown by that code."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ import pytest
 from command_line import edgetrain, environment, running, write_tiny
 
 from edgetrain.__main__ import main
+from edgetrain.cli.parser import parser
 from edgetrain.errors import did_you_mean, in_words
 
 SLIPS = {
@@ -43,6 +46,7 @@ def refused(tmp_path_factory):
     code = f"""
 import contextlib, io, json, sys, time
 from edgetrain.__main__ import main
+from edgetrain.cli.parser import parser
 for words in {list(SLIPS)!r}:
     said, began = io.StringIO(), time.process_time()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
@@ -102,6 +106,7 @@ def loading(arguments):
     raise SystemExit
 common.say_loading = loading
 from edgetrain.__main__ import main
+from edgetrain.cli.parser import parser
 main(["run"])
 """
     done = subprocess.run(
@@ -229,3 +234,32 @@ def test_words_for_an_exception_of_edgetrains_own_name_no_frame_of_the_user():
     raised.value.__traceback__ = raised.value.__traceback__.tb_next  # not this test's own frame
     assert in_words(raised.value).startswith("TypeError: ")
     assert "\n" not in in_words(raised.value)
+
+
+def every_parser(parser):
+    """This parser, and those of its verbs and their verbs."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from every_parser(each)
+
+
+def test_every_help_has_an_example_and_names_nothing_private():
+    parsers = list(every_parser(parser()))
+    assert len(parsers) > 40
+    for each in parsers:
+        said = each.format_help()
+        assert not re.search(r"(?<![\w-])_[a-z]", said), each.prog
+        assert "\n  edgetrain " in (each.epilog or ""), each.prog
+
+
+@pytest.mark.parametrize(
+    "words", [["capacity", "--members", "x"], ["capacity", "--rounds", "0"]], ids=str
+)
+def test_a_wrong_number_is_told_in_words(words, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "_count" not in line
+    assert "is not a whole number from 1" in line

@@ -20,6 +20,9 @@ _FEWEST_MEMBERS = 3
 _NARROWEST_BAR, _WIDEST_BAR = 5, 20
 """Characters of a progress bar; without room for the narrowest there is none."""
 
+UNTOLD = "members do not tell the hub how they are doing: hub.status_s = 0"
+"""Below a table of members whose columns stay empty."""
+
 _ROOM_FOR_A_BAR = 72
 """Characters of a terminal in which columns make room for a bar."""
 
@@ -47,7 +50,9 @@ class Frame:
         active = next((run for run in self.runs if run.phase in ("running", "starting")), None)
         if self.with_members and active is not None and room >= _FEWEST_MEMBERS:
             yield ""
-            yield member_table(active, options.max_width, room)
+            yield member_table(active, options.max_width, room - active.untold)
+            if active.untold:
+                yield Text(UNTOLD, style="dim", no_wrap=True, overflow="ellipsis")
         for line in self.news:
             yield Text(line, style="yellow", no_wrap=True, overflow="ellipsis")
 

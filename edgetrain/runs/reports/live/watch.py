@@ -88,6 +88,8 @@ class RunState:
     """Steps that a reply may take now."""
     trusted: bool | None = None
     """Whether the emulated network kept its time; None until it is known."""
+    untold: bool = False
+    """Whether members do not tell this hub how they are doing, as its job says."""
     seconds_per_step: float | None = None
     """Since training began, as in the closing table; `step_s` is that of the last few seconds."""
 
@@ -154,7 +156,13 @@ class Watch:
             every=self.tally.every,
             delay=self.tally.delay,
             trusted=self._trusted(),
+            untold=self._untold(),
         )
+
+    def _untold(self) -> bool:
+        """Whether this is a hub's folder, members have no lines in it, and tell the hub nothing."""
+        own = any(member.lines for member in self.tally.members.values())
+        return not own and self._job.get("hub", {}).get("status_s") == 0
 
     def _trusted(self) -> bool | None:
         """The emulator's own verdict. It is in the summary, which is read when the run is over."""

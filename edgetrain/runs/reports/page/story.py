@@ -135,7 +135,7 @@ def report_of(folders: Sequence[Path]) -> list[Story]:
     A hub's folder and the folders of its members, given together, are one run. Raises ConfigError
     for what is no run folder, for runs of different tasks, and for more than MOST_RUNS.
     """
-    found = [run for folder in folders for run in _runs_in(folder)]
+    found = [run for folder in folders for run in runs_in(folder)]
     if len(found) > MOST_RUNS:
         raise ConfigError(
             f"{len(found)} runs are too many for one page", f"give at most {MOST_RUNS}"
@@ -148,14 +148,6 @@ def report_of(folders: Sequence[Path]) -> list[Story]:
         )
     _label(stories)
     return stories
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    if not folder.exists():
-        raise ConfigError(f"{folder} does not exist", "`edgetrain runs` lists the run folders")
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder", "give a run folder, not one of its files")
-    return runs_in(folder)
 
 
 def _read(folder: Path) -> Story:
