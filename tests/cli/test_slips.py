@@ -251,7 +251,8 @@ def test_every_help_has_an_example_and_names_nothing_private():
     for each in parsers:
         said = each.format_help()
         assert not re.search(r"(?<![\w-])_[a-z]", said), each.prog
-        assert "\n  edgetrain " in (each.epilog or ""), each.prog
+        # As a command below a line that ends in a colon.
+        assert re.search(r":\n  (edgetrain|torchrun) ", each.epilog or ""), each.prog
 
 
 @pytest.mark.parametrize(
