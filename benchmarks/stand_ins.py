@@ -1,0 +1,226 @@
+"""What should stand for a round in flight? A naive reference, for trying rules.
+
+    python benchmarks/stand_ins.py                       # all three groups, some minutes
+    python benchmarks/stand_ins.py --groups momentum
+
+Members are the rows of one matrix and exchange by taking its mean, without protocol and time;
+tasks, models and batches are the package's own. A row is one rule on Dirichlet(0.3), and in the
+group sgd on Dirichlet(0.1) too: digits, 8 members, 280 steps, final accuracy in percent, mean of
+--seeds and their range. D is 6 (what hides 200 ms at 50 ms a step) or 12 (500 ms).
+docs/decisions/023 says what follows.
+
+own, drift    `strategy.correction`, as in edgetrain/strategies/drift.py, with theta measured on all
+              elements
+spread S      a share S of the gap also step by step within a round, as SCAFFOLD's control variates
+keep, learn   other shares of its own progress, and of the gap, at theta = 1
+per tensor    a theta for each tensor
+forget F      of older evidence for theta (the package: 0.8)
+outer L M     the hub's learning rate L and momentum M; stand-ins foretell them (as DiLoCo with
+              eager updates)
+velocity V    when a reply comes, V (reply - own) / (lr K) is taken from the optimizer's momentum
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from edgetrain.tasks import Task, load_task
+
+MEMBERS, BATCH, STEPS = 8, 16, 280
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of a table."""
+
+    every: int
+    delay: int
+    lr: float = 0.2
+    momentum: float = 0.0
+    is_adamw: bool = False
+    corrects: bool = True
+    keep: float | None = None
+    learn: float | None = None
+    spread: float = 0.0
+    per_tensor: bool = False
+    forget: float = 0.8
+    outer: tuple[float, float] = (1.0, 0.0)
+    velocity: float = 0.0
+
+
+class Fleet:
+    """The members of one run, one a row."""
+
+    def __init__(self, rule: Rule, partition: str, seed: int) -> None:
+        self.rule = rule
+        self.task: Task = load_task(
+            "edgetrain.tasks:digits", {"partition": partition}, defaults={"seed": seed}
+        )
+        torch.manual_seed(seed)
+        self.model = self.task.model()
+        parameters = list(self.model.parameters())
+        self.sizes = [p.numel() for p in parameters]
+        self.base = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self.params = self.base.repeat(MEMBERS, 1)
+        groups = self.sizes if rule.per_tensor else [sum(self.sizes)]
+        self.group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups))
+        self.flights: deque[tuple[int, Tensor, Tensor | None]] = deque()
+        self.gap, self.theta, self.within = (torch.zeros_like(self.params) for _ in range(3))
+        self.products = torch.zeros(2, MEMBERS, len(groups))
+        self.moments = torch.zeros(2, *self.params.shape)
+        self.outer = torch.zeros_like(self.base)
+        self.replies = 0
+        self.rounds = max(1, math.ceil(rule.delay / rule.every))
+        self.gradients = self._gradients([p.shape for p in parameters])
+
+    def _gradients(self, shapes: list[torch.Size]) -> Callable[..., Tensor]:
+        names = [name for name, _ in self.model.named_parameters()]
+
+        def loss(flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+            parts = zip(names, torch.split(flat, self.sizes), shapes, strict=True)
+            named = {name: part.reshape(shape) for name, part, shape in parts}
+            found = torch.func.functional_call(self.model, named, (inputs,))
+            return torch.nn.functional.cross_entropy(found, labels)
+
+        made: Callable[..., Tensor] = torch.func.vmap(torch.func.grad(loss))
+        return made
+
+    def run(self, seed: int) -> float:
+        """All steps; the accuracy of the base in percent."""
+        rule = self.rule
+        sources = [self.task.batches(m, MEMBERS, BATCH, seed) for m in range(MEMBERS)]
+        for step in range(1, STEPS + 1):
+            batches = [next(source) for source in sources]
+            inputs, labels = (torch.stack([batch[i] for batch in batches]) for i in (0, 1))
+            self._step(self.gradients(self.params, inputs, labels), step)
+            if step % rule.every == 0 or step == STEPS:
+                own = self.params - self._expected() - self.within
+                foretold = self.gap.clone() if self.replies else None
+                self.flights.append((step, own, foretold))
+                self.within.zero_()
+                self.params = self._expected()
+            while self.flights and step - self.flights[0][0] >= rule.delay:
+                self._reply()
+        while self.flights:
+            self._reply()
+        with torch.no_grad():
+            parts = torch.split(self.base, self.sizes)
+            for parameter, part in zip(self.model.parameters(), parts, strict=True):
+                parameter.copy_(part.reshape(parameter.shape))
+        return 100 * float(self.task.evaluate(self.model)["accuracy"])
+
+    def _step(self, gradient: Tensor, step: int) -> None:
+        rule, (first, second) = self.rule, self.moments
+        if rule.is_adamw:
+            first.mul_(0.9).add_(0.1 * gradient)
+            second.mul_(0.999).add_(0.001 * gradient * gradient)
+            size = (second / (1 - 0.999**step)).sqrt() + 1e-8
+            gradient = first / (1 - 0.9**step) / size + 0.01 * self.params
+        elif rule.momentum:
+            gradient = first.mul_(rule.momentum).add_(gradient)
+        more = rule.spread * self.theta * self.gap / rule.every
+        self.within = self.within + more
+        self.params = self.params - rule.lr * gradient + more
+
+    def _expected(self) -> Tensor:
+        """Where the rounds in flight are thought to lead, for each member."""
+        rule, quarter = self.rule, 0.25 / self.rounds
+        keep = 0.5 - quarter if rule.keep is None else rule.keep
+        learn = 0.25 + quarter if rule.learn is None else rule.learn
+        found, moving = self.base.expand_as(self.params).clone(), self.outer
+        for _, own, _ in self.flights:
+            stand_in = (1 - self.theta * (1 - keep)) * own + learn * self.theta * self.gap
+            moving = rule.outer[1] * moving + stand_in
+            found += rule.outer[0] * moving
+        return found
+
+    def _reply(self) -> None:
+        rule = self.rule
+        local = self.params - self._expected() - self.within
+        _, own, foretold = self.flights.popleft()
+        reply = own.mean(0)
+        self.outer = rule.outer[1] * self.outer + reply
+        self.base = self.base + rule.outer[0] * self.outer
+        self.replies += 1
+        missed = reply - own
+        if rule.corrects and foretold is not None:
+            new = [self._summed(missed * foretold), self._summed(foretold * foretold)]
+            self.products = rule.forget * self.products + torch.stack(new)
+            theta = (self.products[0] / self.products[1].clamp_min(1e-20)).clamp(0, 1)
+            self.theta = theta[:, self.group]
+        self.gap += max(1 / (self.rounds + 1), 1 / self.replies) * (missed - self.gap)
+        if rule.velocity:
+            self.moments[0] -= rule.velocity * missed / (rule.lr * rule.every)
+        self.params = self._expected() + self.within + local
+
+    def _summed(self, products: Tensor) -> Tensor:
+        found = torch.zeros(MEMBERS, self.products.shape[2])
+        return found.index_add_(1, self.group, products)
+
+
+def rows(group: str) -> dict[str, Rule]:
+    """The rules of a table."""
+    far, near = Rule(12, 12), Rule(6, 6, 0.05, 0.9)
+    if group == "sgd":
+        return {
+            **{f"fedavg K={k}": Rule(k, 0) for k in (5, 12, 24)},
+            "own K=5 D=12": Rule(5, 12, corrects=False),
+            **{f"drift K={k} D=12": Rule(k, 12) for k in (4, 6, 12)},
+            "drift, spread 0.25": replace(far, spread=0.25),
+            "keep 0.5, learn 0.5, spread 1": replace(far, keep=0.5, learn=0.5, spread=1.0),
+            "keep 1, learn 1, spread 0.5": replace(far, keep=1.0, learn=1.0, spread=0.5),
+            "drift per tensor": replace(far, per_tensor=True),
+            "drift, forget 0.6": replace(far, forget=0.6),
+            "drift, outer 1 0.3": replace(far, outer=(1.0, 0.3)),
+            "drift, outer 1 0.5, lr 0.1": replace(far, outer=(1.0, 0.5), lr=0.1),
+        }
+    if group == "momentum":
+        return {
+            "fedavg K=5": Rule(5, 0, 0.05, 0.9),
+            "own K=D=6": replace(near, corrects=False),
+            "drift K=D=6": near,
+            **{f"drift K=D=6, velocity {v}": replace(near, velocity=v) for v in (0.25, 0.5, 1.0)},
+            "drift K=D=12": replace(near, every=12, delay=12),
+            "drift K=D=12, velocity 0.5": replace(near, every=12, delay=12, velocity=0.5),
+        }
+    table = {}
+    for rate in (0.005, 0.01, 0.02):
+        table[f"fedavg K=5, lr {rate}"] = Rule(5, 0, rate, is_adamw=True)
+        table[f"own K=5 D=6, lr {rate}"] = Rule(5, 6, rate, is_adamw=True, corrects=False)
+        table[f"drift K=D=6, lr {rate}"] = Rule(6, 6, rate, is_adamw=True)
+    return table
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--groups", default="sgd,momentum,adamw")
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for group in args.groups.split(","):
+        partitions = ["dirichlet(0.3)", *(["dirichlet(0.1)"] if group == "sgd" else [])]
+        print(f"| {group} | {' | '.join(partitions)} |\n|---|{'---|' * len(partitions)}")
+        for label, rule in rows(group).items():
+            cells = []
+            for partition in partitions:
+                found = [Fleet(rule, partition, seed).run(seed) for seed in range(args.seeds)]
+                mean = statistics.fmean(found)
+                cells.append(f"{mean:.1f} ({min(found):.1f} to {max(found):.1f})")
+            print(f"| {label} | {' | '.join(cells)} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
