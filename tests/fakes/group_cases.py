@@ -232,14 +232,13 @@ def kept_between_blocks(job: Job, words: str):
 
 def train_compiled(job: Job, words: str):
     """`train`, and how many graphs torch has compiled for it."""
-    import torch._dynamo
     from torch._dynamo.utils import counters
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counters.clear()
     found = train(job, words)
     graphs = counters["stats"]["unique_graphs"]
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return found[0], graphs
 
 

@@ -18,6 +18,8 @@ SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("zero-bubble", 2))
 """Those that the search tries, and how many stages a rank then holds. GPipe is never better than
 1F1B, which takes as long and keeps less."""
 TENSORS = (1, 2, 4, 8)
+ONE_BY_ONE = True
+"""Whether layers that are computed again are chosen one by one, and not all or none."""
 MOST_MIXED, MOST_CHOSEN = 16, 6
 """Slots up to which it is searched which of them a pipeline uses, of unequal servers and of equal
 ones. With more it fills the servers in order."""
@@ -143,7 +145,7 @@ class _Option:
 
     def _lighter(self, cut: Cut) -> Found | None:
         """The same cut, with activations kept of as many layers as there is room for."""
-        if self.placement.recompute is not True or self._is_given:
+        if not ONE_BY_ONE or self.placement.recompute is not True or self._is_given:
             return None
         layers = self._costs.lighten(cut.ends, cut.slots)
         placement = replace(

@@ -61,7 +61,7 @@ def prepare_rank(
     check_training(job)
     ranks = Ranks.of(placement, device)
     parts = cut(task, placement, example_of(job, task, placement))
-    dropping = _dropping(job, parts)
+    dropping = dropping_of(job, parts)
     held = Held(parts, ranks, job.servers.precision, job.servers.compile, dropping)
     held.hand_out(task, job.seed)
     optimizer = _optimizer(job, held)
@@ -73,7 +73,7 @@ def prepare_rank(
     return Rank(ranks, held, GroupSteps(schedule, held, optimizer, batches, tuning.clip, start))
 
 
-def _dropping(job: Job, parts: Parts) -> Dropping | None:
+def dropping_of(job: Job, parts: Parts) -> Dropping | None:
     """Which blocks are left out of steps; None: the job keeps all."""
     keep = job.servers.layer_keep
     if keep == 1.0:

@@ -27,7 +27,7 @@ from edgetrain.training.member import Member, bind
 from edgetrain.training.servers.dropping import Dropping
 from edgetrain.training.servers.model import TiedGroups
 from edgetrain.training.servers.parts import cut
-from edgetrain.training.servers.rank import _dropping, example_of, prepare_rank
+from edgetrain.training.servers.rank import dropping_of, example_of, prepare_rank
 from edgetrain.vectors.vector import checksum
 
 CHARS, DIGITS = cases.job_of(*cases.CHARS), cases.job_of(*cases.DIGITS)
@@ -174,7 +174,7 @@ def test_blocks_that_cannot_be_left_out_are_refused(job, words, said):
     job = replace(job, servers=replace(job.servers, layer_keep=0.5))
     parts = cut(task_of(job), parse(words), example_of(job, task_of(job), parse(words)))
     with pytest.raises(EdgetrainError, match=said):
-        _dropping(job, parts)
+        dropping_of(job, parts)
 
 
 @pytest.mark.parametrize(
