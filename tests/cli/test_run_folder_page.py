@@ -59,7 +59,7 @@ def answer(*words):
 
 def simulated(folder):
     """Of so many members that a line stands for several steps; and of a few, one cut off."""
-    job = tiny(folder / "many", fleet={"members": 65})
+    job = tiny(folder / "many", fleet={"members": 128})
     answer("run", job, "--simulate", "--runs", str(folder / "runs"))
     few = tiny(
         folder / "few",
