@@ -71,7 +71,9 @@ def label_ends(figure: Figure, ends: Mapping[Axes, Sequence[End]]) -> None:
     for axes, each in ends.items():
         low, high = axes.get_ylim()
         points = axes.get_position().height * figure.get_figheight() * 72
-        places = spread([end.y for end in each], _PITCH / points * (high - low), low, high)
+        pitch = _PITCH / points * (high - low)
+        # Half a line below the upper edge: the panel's title stands there.
+        places = spread([end.y for end in each], pitch, low, high - 0.5 * pitch)
         for text, place in zip(written[axes], places, strict=True):
             text.set_position((1 + _MARGIN, place))
 
