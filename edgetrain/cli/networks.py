@@ -28,8 +28,9 @@ examples:
   edgetrain networks list
   edgetrain networks show starlink
   edgetrain networks check wan-200ms 4g-bad
-  edgetrain networks lab --hosts 4 --network 4g-bad --hub 'iperf3 -s' -- \\
-      sh -c 'sleep 1; iperf3 -c $EDGETRAIN_HUB -t 5'
+  edgetrain networks lab --hosts 4 --network 4g-bad \\
+      --hub "sh -c 'for host in 1 2 3 4; do iperf3 -s -p 520\\$host & done; wait'" -- \\
+      sh -c 'sleep 1; iperf3 -c $EDGETRAIN_HUB -p 520$EDGETRAIN_HOST -t 5'
   edgetrain networks apply wan-200ms --dev eth0 --port 5555 --for 10m
   edgetrain networks clear --dev eth0
 """

@@ -17,7 +17,8 @@ QUICK = {
     "edgetrain plan job.toml": "digits",
     'edgetrain plan job.toml --placement "data=2 pipeline=2"': "pipeline=2",
     "edgetrain plan job.toml servers.cluster=cluster.toml fallback=when-needed --json": "^{",
-    "edgetrain plan task=edgetrain.tasks:char_lm data.width=1024 data.heads=16 data.layers=24": "",
+    "edgetrain plan task=edgetrain.tasks:char_lm data.width=1024 data.heads=16 data.layers=24"
+    " device=raspberry-pi-4b fallback=when-needed": "runs      on servers",
     "edgetrain plan task=edgetrain.tasks:char_lm data.width=1024 data.heads=16 data.layers=24"
     " device=raspberry-pi-4b": "fits nowhere|needs",
     "edgetrain run netwrok=wifi": "",
@@ -75,7 +76,8 @@ NIGHTLY = {
     "edgetrain compare --simulate": "dga ",
     "edgetrain compare --simulate network=wan-200ms": "dga ",
     "edgetrain compare --simulate --strategies 'fedavg,dga,dga(drift)' network=wan-200ms"
-    " pace_s=0.05": r"dga\(drift\)",
+    " pace_s=0.05 every=6 delay=6 steps=280 target=0.9"
+    " \"data={ partition = 'dirichlet(0.3)' }\"": r"dga\(drift\) .* 2\.3x",
     "edgetrain compare network=wan-500ms pace_s=0.05": "dga ",
     "edgetrain compare job.toml --strategies sync-sgd,dga": "dga ",
     "edgetrain compare task=edgetrain.tasks:char_lm steps=300": "dga ",
@@ -120,8 +122,6 @@ NIGHTLY = {
     "edgetrain sweep examples/paper/scaling.toml --strategy dga --members 1,8,16": "rows:",
     "edgetrain capacity --members 1000": "1000 members",
     "edgetrain capacity --members 100000 --gateways 100": "100000 members|100,000 members",
-    "edgetrain capacity --members 100000 --rounds 100 --gateways 100 --shards 4"
-    " --hub-rate 1000": "members",
     "edgetrain capacity --members 100000 --rounds 100 --gateways 100 --shards 4 --hub-rate 1000"
     " --parameters 11e6 --step-seconds 0.4 network=wifi --uplink home-fixed": "members",
     "edgetrain capacity --parameters 11e6 --step-seconds 0.4 network=4g-good"
@@ -219,7 +219,9 @@ ELSEWHERE = {
     "edgetrain networks apply wan-200ms --dev eth0 --port 5555 --for 10m": "root and eth0",
     "edgetrain networks apply wan-200ms --dev eth0 --port 5555 --for 10m --dry-run": "eth0",
     "edgetrain networks clear --dev eth0": "root and eth0",
-    "edgetrain networks lab --hosts 4 --network 4g-bad --hub 'iperf3 -s' --": "iperf3",
+    "edgetrain networks lab --hosts 4 --network 4g-bad --hub \"sh -c 'for host in 1 2 3 4; do"
+    " iperf3 -s -p 520\\$host & done; wait'\" -- sh -c 'sleep 1; iperf3 -c $EDGETRAIN_HUB"
+    " -p 520$EDGETRAIN_HOST -t 5'": "iperf3",
     "edgetrain networks lab --hosts 2 --network wan-200ms --shell 1": "a terminal",
     "edgetrain bench codecs --only index --elements 1000000 --gradients char.npz": _BENCHMARK,
     "edgetrain calibrate --grid --part 1/4 --at-once 6": _HOURS,

@@ -41,7 +41,7 @@ def _typed(page: str, text: str) -> Iterator[tuple[str, str]]:
         known = ("", "console", "text", "sh", "bash")
         blocks = [block for language, block in fenced if language in known]
     for block in blocks:
-        lines = block.replace("\\\n", " ").splitlines()
+        lines = re.sub(r"\s*\\\n\s*", " ", block).splitlines()
         for at, line in enumerate(lines):
             line = line.strip()
             if re.match(r"\$ |edgetrain [a-z-]", line):

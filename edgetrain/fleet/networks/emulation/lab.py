@@ -10,7 +10,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from typing import IO, TextIO
 
 from edgetrain.errors import NetworkError
 from edgetrain.fleet.interpreters import PACKAGE_PARENT
@@ -55,15 +57,16 @@ def environment(host: int, hosts: int) -> dict[str, str]:
 
 
 def start(
-    attachment: Attachment, arguments: Sequence[str], extra: Mapping[str, str], quiet: bool = False
+    attachment: Attachment, arguments: Sequence[str], extra: Mapping[str, str], piped: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Start a command inside a host. The caller waits for it."""
+    """Start a command inside a host. The caller waits for it, and reads what it says if `piped`."""
     if not isinstance(attachment.namespace, Namespace):
         raise NetworkError("a lab needs hosts of their own", "use backend packet or tc")
     return subprocess.Popen(
         _entering(attachment.namespace, arguments),
         env={**os.environ, **extra},
-        stdout=subprocess.DEVNULL if quiet else None,
+        stdout=subprocess.PIPE if piped else None,
+        stderr=subprocess.PIPE if piped else None,
         start_new_session=True,
     )
 
@@ -78,23 +81,59 @@ def run(
     """Run a command in every member's host and one in the hub's; return the worst exit status.
 
     The hub's command is a server: it is stopped when the last member's command has ended. Ctrl-C
-    ends all commands and all processes that they have started.
+    ends all commands and all processes that they have started. Where more than one command runs,
+    each line that one prints begins with its host.
     """
     with emulate(profiles, backend=backend, seed=seed) as net:
         hosts = len(profiles) + 1
+        piped = bool(hub_command) or len(profiles) > 1
+        said = _Said()
         running: list[subprocess.Popen[bytes]] = []
         served: list[subprocess.Popen[bytes]] = []
         try:
             if hub_command:
-                served.append(start(net.hub_attachment(), hub_command, environment(0, hosts)))
+                hub = start(net.hub_attachment(), hub_command, environment(0, hosts), piped)
+                served.append(hub)
+                said.follow("hub", hub)
             for member in range(len(profiles)):
                 extra = environment(member + 1, hosts)
-                running.append(start(net.attachment(member), member_command, extra))
+                process = start(net.attachment(member), member_command, extra, piped)
+                running.append(process)
+                said.follow(f"host {member + 1}", process)
             return max(process.wait() for process in running)
         finally:
             for process in (*running, *served):
                 _stop(process)
             _evict(net)
+            said.close()
+
+
+class _Said:
+    """Prints what commands say line by line, each with the host it comes from."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers: list[threading.Thread] = []
+
+    def follow(self, host: str, process: subprocess.Popen[bytes]) -> None:
+        """Print what this process says, if it has pipes."""
+        for pipe, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            if pipe is not None:
+                reader = threading.Thread(target=self._read, args=(host, pipe, out), daemon=True)
+                reader.start()
+                self._readers.append(reader)
+
+    def _read(self, host: str, pipe: IO[bytes], out: TextIO) -> None:
+        with pipe:
+            for line in pipe:
+                with self._lock:
+                    text = line.decode(errors="replace").rstrip("\r\n")
+                    print(f"{host} | {text}", file=out, flush=True)
+
+    def close(self) -> None:
+        """Wait for the last lines. All who could write have ended."""
+        for reader in self._readers:
+            reader.join(_PATIENCE_SECONDS)
 
 
 def shell(profiles: Sequence[Profile], host: int, backend: str = "packet", seed: int = 0) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Running, running, write_tiny
+from command_line import Running, edgetrain, running, write_tiny
 from network_spaces import all_gone, made_by, wait_for
 
 from edgetrain.fleet.networks.emulation import probe
@@ -57,6 +57,17 @@ def test_when_a_command_is_done_its_children_and_the_server_end_too(tmp_path: Pa
     with running(*words, "sh", "-c", "setsid sleep 600 & exit 3", cwd=tmp_path) as command:
         assert command.finish() == 3
         assert not command.left_behind()
+
+
+def test_lines_of_several_hosts_begin_with_theirs(tmp_path: Path) -> None:
+    words = ("networks", "lab", "--hosts", "2", "--network", "rtt-10ms", "--hub", SERVER, "--")
+    script = "echo I am $EDGETRAIN_HOST; echo no $EDGETRAIN_HOST >&2; printf end"
+    done = edgetrain(*words, "sh", "-c", script, cwd=tmp_path)
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [
+        f"host {host} | {said}" for host in (1, 2) for said in (f"I am {host}", "end")
+    ]
+    assert sorted(done.stderr.splitlines()) == ["host 1 | no 1", "host 2 | no 2"]
 
 
 # -- a whole job on emulated hosts -----------------------------------------------------------------
