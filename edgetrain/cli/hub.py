@@ -96,7 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
         from edgetrain.cli.screen import Screen, closing_table
 
         fleet = job.fleet
-        heading = f"hub of {fleet.members} members, {job.strategy.name}, {job.train.steps} steps"
+        heading = f"hub of {fleet.members} members, {job.strategy.name}"
+        if not arguments.any_job:
+            heading += f", {job.train.steps} steps"
         folders: list[Path] = []
 
         def follow(folder: Path) -> None:

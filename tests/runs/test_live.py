@@ -57,6 +57,14 @@ def test_a_run_half_way(tmp_path: Path) -> None:
     assert state.sent_bytes == 4 * 10 * 19_000
 
 
+def test_members_with_loops_of_their_own_may_go_on_behind_the_steps_of_the_job(tmp_path: Path):
+    folder = write_run(tmp_path / "dga", replace(DGA, steps=50))
+    write_job(folder, {"train": {"steps": 20}})
+    state = watched(folder).state()
+    assert (state.step, state.steps, state.left_s) == (50, None, None)
+    assert "step 50, " in plain_line(state)
+
+
 def test_the_pace_is_that_of_the_last_seconds(tmp_path: Path) -> None:
     """A slow first step (caches, a compiler) must not spoil the time left for minutes."""
     clock, watch = Clock(), Watch(tmp_path)
