@@ -41,7 +41,7 @@ def _from_job(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
         "task": job.get("task"),
         "metric": "accuracy",
         "better": "higher",
-        "target": None,
+        "target": job.get("train", {}).get("target") or None,
         "members": fleet.get("members"),
         "network": fleet.get("network"),
         "device": fleet.get("device", fleet.get("devices")),

@@ -141,6 +141,19 @@ def test_a_hub_and_its_members_are_one_run(tmp_path):
     read(document([joined]))
 
 
+def test_members_are_called_by_the_names_that_their_machines_were_enrolled_under(tmp_path):
+    folder = with_exchanges(tmp_path / "run", SHORT)
+    with MetricsLog(metrics_path(folder), "hub", Clock(1.0), 0.0) as log:
+        log.status(about="m0", name="<i>pi\n", keys={"step": 1})
+        log.status(about="m1", name="a-board-in-the-far-corner", keys={"step": 1})
+    (story,) = report_of([folder])
+    called = [story.members[name].called for name in ("m0", "m1")]
+    assert called == ["m0 <i>pi ", "m1 a-board-in-the-f…"]
+    page = read(document([story]))
+    assert "m0 <i>pi" in page
+    assert "m1 a-board-in-the-f…" in page
+
+
 def test_what_cannot_be_a_page_is_refused_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()

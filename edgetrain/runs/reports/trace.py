@@ -39,7 +39,7 @@ def _events(story: Story, pid: int) -> Iterator[dict[str, Any]]:
         yield _instant(str(record.get("event")), record["t"], pid, tid) | {"args": said}
     for name, tid in threads.items():
         member = story.members[name]
-        yield _name("thread_name", name, pid, tid)
+        yield _name("thread_name", member.called, pid, tid)
         before = 0.0
         for step in member.steps:
             yield from _slices(step, before, pid, tid)

@@ -219,7 +219,7 @@ def _rows(stories: Sequence[Story]) -> list[tuple[str, Parts]]:
         return [(story.label, mean_parts(story.members.values())) for story in stories]
     members = sorted(stories[0].members.values(), key=_busiest)
     shown = members[:MOST_BARS]
-    rows = [(member.name, mean_parts([member])) for member in shown]
+    rows = [(member.called, mean_parts([member])) for member in shown]
     if len(members) > len(shown):
         rest = members[len(shown) :]
         rows.append((f"{len(rest)} more, mean", mean_parts(rest)))
@@ -296,7 +296,8 @@ def timeline(story: Story, window: Window, most: int = MOST_LANES) -> str:
     begin, end = window.begin, window.end
     members = [m for m in sorted(story.members.values(), key=natural) if m.steps][:most]
     axis = Axis(begin, end, "", units.duration)
-    left, right, y = 64.0, 944.0, 8.0
+    widest = max((len(member.called) for member in members), default=0)
+    left, right, y = max(64.0, 16 + 7.0 * widest), 944.0, 8.0
     found: list[str] = []
     for member in members:
         seen = [e for e in member.exchanges if e.applied > begin and e.submitted < end]
@@ -306,7 +307,7 @@ def timeline(story: Story, window: Window, most: int = MOST_LANES) -> str:
             for exchange in row:
                 found.append(_flight(exchange, axis, left, right, y + high - 7.0 * (number + 1)))
         y += high + 1
-        found.append(text(left - 8, y + 12, member.name, "end", "tick"))
+        found.append(text(left - 8, y + 12, member.called, "end", "tick"))
         found.append(rect(left, y, right - left, 15, "lane"))
         for step in member.steps:
             if step.t > begin and step.began < end:

@@ -188,7 +188,7 @@ def _exchanges(stories: Sequence[Story]) -> str:
         groups = [(s.label, [e for m in s.members.values() for e in m.exchanges]) for s in stories]
     else:
         members = sorted(stories[0].members.values(), key=charts.natural)[: charts.MOST_BARS]
-        groups = [(member.name, member.exchanges) for member in members]
+        groups = [(member.called, member.exchanges) for member in members]
     groups = [(name, found) for name, found in groups if found]
     if not groups:
         return ""

@@ -15,6 +15,7 @@ from typing import Any
 from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import ENVIRONMENT, read_job, read_metrics, read_summary, runs_in
 from edgetrain.runs.metrics.lines import Record
+from edgetrain.runs.reports import units
 from edgetrain.runs.reports.happenings import Happening, happenings
 from edgetrain.runs.summary import summarise
 
@@ -79,6 +80,16 @@ class MemberStory:
     exchanges: list[Exchange] = field(default_factory=list)
     sent: list[tuple[float, float]] = field(default_factory=list)
     """(t, bytes sent and received so far)."""
+    enrolled: str = ""
+    """The name under which its machine was enrolled, if a hub says so."""
+
+    @property
+    def called(self) -> str:
+        """Its name, and that of its machine beside it, cut to 20 characters."""
+        whole = (
+            f"{self.name} {self.enrolled}" if self.enrolled not in ("", self.name) else self.name
+        )
+        return whole if len(whole) <= 20 else whole[:19] + "…"
 
     @property
     def seconds(self) -> Parts:
@@ -111,6 +122,8 @@ class Story:
     events: list[Record] = field(default_factory=list)
     happened: tuple[Happening, ...] = ()
     """Faults, absences, members given up and back, changes of the delay: all of them."""
+    enrolled: dict[str, str] = field(default_factory=dict)
+    """Names of machines by member, as a hub was told them."""
     events_left_out: int = 0
     damaged: int = 0
     """Lines of metrics that are not ours, or torn."""
@@ -141,6 +154,9 @@ def report_of(folders: Sequence[Path]) -> list[Story]:
             f"{len(found)} runs are too many for one page", f"give at most {MOST_RUNS}"
         )
     stories = _joined([_read(run) for run in found])
+    for story in stories:
+        for member in story.members.values():
+            member.enrolled = story.enrolled.get(member.name, "")
     tasks = sorted({str(story.summary.get("task")) for story in stories})
     if len(tasks) > 1:
         raise ConfigError(
@@ -208,6 +224,8 @@ def _add(story: Story, record: Record) -> None:
         story.evaluations.append(record)
     elif kind == "round":
         story.rounds.append(record)
+    elif kind == "status":
+        story.enrolled[str(record["about"])] = units.printable(str(record.get("name") or ""))
     elif kind == "event" and record.get("event") not in _ROUTINE:
         if len(story.events) < MOST_EVENTS:
             story.events.append(record)
