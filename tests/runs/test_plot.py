@@ -20,6 +20,7 @@ from edgetrain.runs.folder import metrics_path, read_summary, write_summary
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports import plot
 from edgetrain.runs.reports.plot import style
+from edgetrain.runs.reports.plot.bars import draw_stacked
 from edgetrain.runs.reports.plot.ends import spread
 from edgetrain.runs.summary import summarise
 
@@ -326,6 +327,19 @@ def test_remarks_are_red_only_where_something_is_wrong(tmp_path: Path) -> None:
         }
     assert said["well"] == "#333333"
     assert said["ill"] == "#B00020"
+
+
+def test_a_long_legend_below_bars_does_not_make_them_narrower() -> None:
+    def width_of(parts: tuple[float, ...]) -> float:
+        with style.styled():
+            figure = style.new_figure((9.0, 3.0))
+            bars, beside = figure.subplots(1, 2)
+            draw_stacked(bars, ["dga"], [parts], ["#000000"])
+            beside.set_xlabel("at the socket: sent, received (hatched)")
+            figure.draw_without_rendering()
+            return float(bars.get_position().width)
+
+    assert width_of((0.02, 0.1, 0.01, 0.01, 0.01)) == pytest.approx(width_of((0.02, 0.1, 0.01)))
 
 
 def test_marks_over_a_name_stand_beside_each_other() -> None:

@@ -57,16 +57,20 @@ def draw_stacked(
     name_bars(axes, names, colours)
     axes.set_xlim(0, 1.2 * longest / seconds)
     axes.set_title(f"{unit} per step")
-    # Below the axis: at the side it would lie over a long bar.
-    axes.legend(
+    # Below the axis: at the side it would lie over a long bar. It may be wider than the bars, and
+    # must not make them narrower.
+    crowded = len(shown) > 4
+    legend = axes.legend(
         loc="upper left",
         bbox_to_anchor=(0.0, 0.0),
         ncols=len(shown),
         borderpad=0,
-        borderaxespad=1.9,
-        handlelength=1.4,
-        columnspacing=1.4,
+        borderaxespad=2.5 if crowded else 1.9,
+        handlelength=1.2 if crowded else 1.4,
+        columnspacing=1.0 if crowded else 1.4,
+        fontsize="small" if crowded else None,
     )
+    legend.set_in_layout(False)
 
 
 def busy_seconds(parts: tuple[float, ...]) -> float:
