@@ -188,6 +188,7 @@ def _watched(folder: str, steps: int) -> dict[str, Any]:
     os.close(theirs)
     times = []
     training: float | None = None
+    table_ends = float("inf")
     while True:
         if not select.select([ours], [], [], 60)[0]:
             break
@@ -198,13 +199,20 @@ def _watched(folder: str, steps: int) -> dict[str, Any]:
         times.append(time.monotonic())
         if training is None and re.search(rb"[1-9]\d*/\d+", said):
             training = times[-1]
+        if training is not None and b"\x1b[?25h" in said:  # the cursor is shown again
+            table_ends = times[-1]
     run.wait()
-    pauses = [b - a for a, b in itertools.pairwise(times) if training and a >= training]
+    pauses = [
+        b - a
+        for a, b in itertools.pairwise(times)
+        if training and training <= a and b <= table_ends
+    ]
     return {
         "first_line_s": times[0] - began,
         "seconds": times[-1] - began,
         "frames": len(pauses),
         "longest_pause_s": max(pauses, default=float("nan")),
+        "table_and_picture_s": times[-1] - table_ends,
     }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -184,16 +185,31 @@ def warn(text: str) -> None:
 def picture(draw: Callable[[], Path]) -> Path | None:
     """Draw a picture and return its path, or say in one line on stderr why there is none.
 
-    A picture comes last, and whatever prevents it costs nothing but the picture.
+    A picture comes last, and whatever prevents it costs nothing but the picture. On a terminal
+    a line says meanwhile what is waited for: matplotlib takes seconds on a small machine.
     """
     try:
         if find_spec("matplotlib") is None:
             raise ConfigError("matplotlib is not installed", "pip install 'edgetrain[lab]'")
-        return draw()
+        with _while_waiting("drawing the picture …"):
+            return draw()
     except Exception as error:
         told = error if isinstance(error, EdgetrainError) else f"{type(error).__name__}: {error}"
         warn(f"no picture: {' '.join(str(told).split())}")
         return None
+
+
+@contextlib.contextmanager
+def _while_waiting(text: str) -> Iterator[None]:
+    """Show a line on a terminal within the block; it is wiped behind it."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def status_of(summaries: Iterable[Mapping[str, Any]]) -> int:

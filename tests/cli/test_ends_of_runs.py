@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import re
 from pathlib import Path
@@ -294,3 +295,22 @@ def test_after_ctrl_c_a_plan_shows_the_sizes_it_has(command, monkeypatch):
     assert status == 130
     assert "bottleneck" in said.out
     assert (the_run(Path()) / "summary.json").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_terminal_is_told_that_a_picture_is_drawn_and_the_line_is_wiped(monkeypatch, fails):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def draw():
+        assert terminal.getvalue() == "drawing the picture …"
+        if fails:
+            raise OSError("no room")
+        return Path("run.png")
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert common.picture(draw) == (None if fails else Path("run.png"))
+    told = "no picture: OSError: no room\n" if fails else ""
+    assert terminal.getvalue() == "drawing the picture …\r\x1b[K" + told
