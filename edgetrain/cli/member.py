@@ -19,6 +19,7 @@ from edgetrain.training.stopping import Stop
 if TYPE_CHECKING:
     from edgetrain.cli.screen import Screen
     from edgetrain.runs.metrics.log import MetricsLog
+    from edgetrain.tasks.protocol import Task
     from edgetrain.training.train import Place
 
 _EXAMPLES = """\
@@ -131,6 +132,15 @@ class _Record:
         self._name = f"{job.name or 'member'}-m{index}"
         self.folder: Path | None = None
         self._began = ""
+        self._figures: dict[str, Any] = {}
+
+    def take_task(self, task: Task) -> None:
+        """Keep what the task measures, and what counts as trained. ConfigError for a target that
+        cannot be."""
+        from edgetrain.jobs.plan import target_of
+
+        target = target_of(self._job, task)
+        self._figures = {"metric": task.metric, "better": task.better, "target": target}
 
     def open_log(self, name: str, began: float) -> MetricsLog:
         """Make the folder; the log in it, whose times count from `began`. ConfigError."""
@@ -143,7 +153,7 @@ class _Record:
         run_folders.write_job(folder, self._job.to_dict())
         run_folders.write_environment(folder)
         self._screen.say(f"training as {name}; run folder: {folder}")
-        self._screen.follow(folder)
+        self._screen.follow(folder, self._figures.get("metric", "accuracy"))
         return MetricsLog(run_folders.metrics_path(folder), name, time.monotonic, began)
 
     def close(self, more: Callable[[], dict[str, Any]]) -> None:
@@ -156,7 +166,7 @@ class _Record:
         if self.folder is None:
             return
         try:
-            known = {"began": self._began, **more()}
+            known = {"began": self._began, **self._figures, **more()}
             write_summary(self.folder, summarise(self.folder, known))
         except ConfigError as error:
             common.warn(f"the run has no summary: {error}")
@@ -208,6 +218,7 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
                 metrics_bytes=int(1e6 * arguments.metrics_mb),
                 service=service,
                 patience_s=max(PATIENCE_S, wait_s),
+                on_task=record.take_task,
             )
     except Refused as refused:
         if refused.code != "ended":

@@ -52,9 +52,9 @@ class Screen:
         else:
             self._lines.append(line)
 
-    def follow(self, folder: Path) -> None:
-        """Show this run folder from now on."""
-        self._thread = threading.Thread(target=self._run, args=(folder,), daemon=True)
+    def follow(self, folder: Path, metric: str = "accuracy") -> None:
+        """Show this run folder from now on; `metric` is the figure of its task."""
+        self._thread = threading.Thread(target=self._run, args=(folder, metric), daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -74,24 +74,24 @@ class Screen:
 
     # -- in the thread ------------------------------------------------------------------------
 
-    def _run(self, folder: Path) -> None:
+    def _run(self, folder: Path, metric: str) -> None:
         if self.is_terminal:
-            self._show_table(folder)
+            self._show_table(folder, metric)
         else:
-            self._print_lines(folder)
+            self._print_lines(Watch(folder, metric))
         self._print_waiting()
 
-    def _show_table(self, folder: Path) -> None:
+    def _show_table(self, folder: Path, metric: str) -> None:
         from edgetrain.runs.reports.live.view import LiveView
 
-        with LiveView([folder], clock=time.monotonic, heading=self._heading) as view:
+        with LiveView([folder], clock=time.monotonic, heading=self._heading, metric=metric) as view:
             while not self._over.wait(_LOOK_S):
                 self._print_waiting(view)
                 view.refresh()
             self._print_waiting(view)
 
-    def _print_lines(self, folder: Path) -> None:
-        watch, began, printed, last = Watch(folder), time.monotonic(), 0.0, ""
+    def _print_lines(self, watch: Watch) -> None:
+        began, printed, last = time.monotonic(), 0.0, ""
         over = False
         while not over:
             over = self._over.wait(_LOOK_S)

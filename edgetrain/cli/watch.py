@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.runs.reports.comparison_table import text
 
     folder = arguments.folder or newest(arguments.runs, begun=False)
-    if not (folder / JOB).exists():
+    if not (folder / JOB).exists() or read_summary(folder) is not None:
         runs_in(folder)  # refuses what is no run folder
     with contextlib.suppress(KeyboardInterrupt):
         _follow(folder)

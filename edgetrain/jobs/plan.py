@@ -42,8 +42,9 @@ class Plan(Named):
     """What the owner of the job may want to know of the plan itself."""
 
 
-def _target(job: Job, task: Task) -> float | None:
-    """The figure at which a run counts as trained: the job's, else the task's."""
+def target_of(job: Job, task: Task) -> float | None:
+    """The figure at which a run counts as trained: the job's, else the task's; None: neither
+    says. ConfigError for an accuracy over 1."""
     wanted = job.train.target
     if wanted > 1 and task.metric.endswith("accuracy"):
         raise ConfigError(
@@ -80,7 +81,7 @@ def plan(job: Job, beside: Path | None = None) -> Plan:
         name=task.name,
         metric=task.metric,
         better=task.better,
-        target=_target(job, task),
+        target=target_of(job, task),
         beside=beside,
         promise=promise(fixed, samples),
         samples=samples,

@@ -157,8 +157,10 @@ def write_environment(folder: Path) -> None:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write summary.json, whole or not at all; NaN and infinity become null. Raises ConfigError."""
-    _write(folder / SUMMARY, json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n")
+    """Write summary.json, whole or not at all, with the number of its format first; NaN and
+    infinity become null. Raises ConfigError."""
+    plain = _plain({"format": FORMAT} | dict(summary))
+    _write(folder / SUMMARY, json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
 
 def read_job(folder: Path) -> dict[str, Any]:
@@ -207,11 +209,11 @@ def runs_in(folder: Path) -> list[Path]:
     if (folder / METRICS).exists():
         return [folder]
     inside = [path.parent for path in folder.glob(f"*/{METRICS}")]
+    listed = (read_summary(folder) or {}).get("runs")
     if not inside:
         raise ConfigError(
             f"{folder} is no run folder: no {METRICS} in it", "give one that `edgetrain run` made"
         )
-    listed = (read_summary(folder) or {}).get("runs")
     order = {name: place for place, name in enumerate(listed)} if isinstance(listed, list) else {}
     return sorted(
         inside,

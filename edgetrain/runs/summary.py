@@ -22,7 +22,7 @@ def summarise(folder: Path, extra: Mapping[str, Any] | None = None) -> dict[str,
     summary = {"format": FORMAT, "began": None} | _from_job(folder, read_job(folder)) | extra
     tally = Tally().add_all(read_metrics(folder))
     summary.setdefault("members", len(tally.members))
-    summary |= _speed(tally) | _quality(tally, summary) | _cost(tally)
+    summary |= _pace(tally) | _speed(tally) | _quality(tally, summary) | _cost(tally)
     return summary | _ending(tally, extra.get("status")) | extra
 
 
@@ -51,6 +51,11 @@ def _from_job(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
         "joules_source": None,
     }
     return {key: value for key, value in known.items() if key != "members" or value is not None}
+
+
+def _pace(tally: Tally) -> dict[str, Any]:
+    """What was in force at the end; a job may say "auto"."""
+    return {"every": tally.every, "delay": tally.delay} if tally.every else {}
 
 
 def _speed(tally: Tally) -> dict[str, Any]:

@@ -31,6 +31,8 @@ def log_exchange(log: MetricsLog, exchanged: Exchanged) -> None:
         sent_bytes=exchanged.sent_bytes,
         received_bytes=exchanged.received_bytes,
         members=exchanged.members,
+        every=exchanged.every,
+        delay=exchanged.delay,
     )
 
 

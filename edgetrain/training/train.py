@@ -74,9 +74,11 @@ def train(
     metrics_bytes: int = 0,
     service: Service | None = None,
     patience_s: float = PATIENCE_S,
+    on_task: Callable[[Task], None] = lambda task: None,
 ) -> None:
-    """Train one member of a job to its end. `open_log` is called once training begins, with the
-    member's name and when training began, by `time.monotonic`.
+    """Train one member of a job to its end. `on_task` is called with its task, once that is loaded;
+    `open_log` once training begins, with the member's name and when training began, by
+    `time.monotonic`.
     Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
     needs to go on after it was killed. `source` is what noise is made of, where the job has
     privacy. `stop` ends it between two steps. With `keeps_model` the member that evaluates, m0,
@@ -87,6 +89,7 @@ def train(
     """
     torch.set_num_threads(job.train.threads)
     task = task_of(job, place.beside, place.keys)
+    on_task(task)
     job, agreed = _settled(job, task), job
     model, optimizer, flat, pace = prepare(job, place, task)
     keeping = None if checkpoint is None else _keeping(job, place, checkpoint, model, optimizer)

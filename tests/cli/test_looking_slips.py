@@ -10,7 +10,14 @@ from made_up_runs import DGA, Clock, job, replace, write_run
 from rich.console import Console
 
 from edgetrain.__main__ import main
-from edgetrain.runs.folder import METRICS, metrics_path, write_job, write_summary
+from edgetrain.runs.folder import (
+    FORMAT,
+    METRICS,
+    metrics_path,
+    read_summary,
+    write_job,
+    write_summary,
+)
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports.live.frame import Frame
 from edgetrain.runs.reports.live.watch import Watch
@@ -46,6 +53,23 @@ def test_a_folder_of_another_format_says_which_is_read(verb, run, capsys):
     said = refusal(capsys, verb, run)
     assert "format 99; this edgetrain reads up to" in said
     assert "read it with the edgetrain that wrote it" in said
+
+
+@pytest.mark.parametrize("verb", ["watch", "report"])
+@pytest.mark.parametrize("inside", ["a run", "nothing"])
+def test_a_folder_of_several_runs_or_of_none_has_a_format_too(inside, verb, run, tmp_path, capsys):
+    """As comparisons and sweeps leave it, and as capacity plans and calibrations do."""
+    several = tmp_path / "several"
+    several.mkdir()
+    write_job(several, {})
+    write_summary(several, {"name": "several"})
+    if inside == "a run":
+        run.rename(several / "sync-sgd")
+    else:
+        assert f"{several} is no run folder" in refusal(capsys, verb, several)
+    assert read_summary(several) == {"format": FORMAT, "name": "several"}
+    write_summary(several, {"format": FORMAT + 1})
+    assert f"format {FORMAT + 1}; this edgetrain reads up to" in refusal(capsys, verb, several)
 
 
 @pytest.mark.parametrize("verb", ["watch", "report"])

@@ -9,12 +9,14 @@ import sys
 from contextlib import ExitStack
 
 import pytest
-from command_line import running, write_tiny
+from command_line import TINY, running, write_tiny
 
 from edgetrain.__main__ import main
 from edgetrain.fleet.networks.emulation.start import emulate
 from edgetrain.fleet.networks.profile import load
-from edgetrain.runs.folder import read_metrics
+from edgetrain.runs.folder import read_metrics, read_summary
+from edgetrain.runs.reports.live.watch import Watch
+from edgetrain.runs.reports.page.story import report_of
 
 IN_ITS_NETWORK = """\
 import os, pickle, sys
@@ -38,9 +40,10 @@ def job(tmp_path, capsys):
     """A job of two members; the hub's public key, with two devices on its list."""
     path = write_tiny(
         tmp_path, data={"width": 2000}, fleet={"members": 2, "pace_s": 0.02},
-        train={"steps": STEPS, "target": 1e9},
+        train={"steps": STEPS},
         strategy={"name": "dga", "every": EVERY, "delay": DELAY},
     )  # fmt: skip
+    (tmp_path / "tiny.py").write_text(TINY.replace('"lower", None', '"lower", 1e9'))
     public = {
         name: json.loads(told(capsys, "keys", "init", "--keys", str(tmp_path / name), "--json"))
         for name in ("hub", "pi-0", "pi-1")
@@ -71,7 +74,7 @@ def trained(job, cwd):
             members.append(begin(place, "member", "--hub", place.address, *words))
         assert [member.finish(100) for member in members] == [0, 0], [m.said for m in members]
         assert hub.finish() == 0, hub.said
-    return sorted((cwd / "runs").iterdir(), key=lambda folder: not folder.name.endswith("-hub"))
+    return sorted((cwd / "runs").iterdir(), key=lambda folder: folder.name.split("-")[-1])
 
 
 def exchanges_in(trace):
@@ -85,8 +88,27 @@ def exchanges_in(trace):
     return found
 
 
+def check_task(folders):
+    """The task's own target is known where the task is, and in the run that all folders are."""
+    hub, member, _ = map(read_summary, folders)
+    own = member["metric"], member["better"], member["target"]
+    assert own == ("loss", "lower", 1e9)
+    assert member["target_seconds"] is not None
+    assert hub["target"] is None
+    (story,) = report_of(folders)
+    assert [story.summary[key] for key in ("metric", "better", "target")] == [*own]
+    assert story.summary["target_seconds"] == member["target_seconds"]
+    # A member's own folder says how long rounds are.
+    assert (member["every"], member["delay"]) == (EVERY, DELAY)
+    watch = Watch(folders[1])
+    watch.read()
+    state = watch.state()
+    assert (state.every, state.delay, state.metric) == (EVERY, DELAY, "loss")
+
+
 def test_folders_of_three_machines_lie_on_one_clock(job, tmp_path, capsys):
     folders = trained(job, tmp_path)
+    check_task(folders)
     names = [str(folder) for folder in folders]
     told(capsys, "report", *names, "-o", str(tmp_path / "r.html"), "--trace", str(tmp_path / "t"))
     trace = json.loads((tmp_path / "t").read_text("utf-8"))["traceEvents"]

@@ -14,7 +14,7 @@ from command_line import edgetrain, hub, write_tiny
 from run_folder_page import PAGE, rows
 
 from edgetrain.__main__ import main
-from edgetrain.runs.folder import read_metrics, read_summary, runs_in
+from edgetrain.runs.folder import FORMAT, read_metrics, read_summary, runs_in
 from edgetrain.runs.metrics.log import EventName
 
 KINDS = ("step", "exchange", "eval", "round", "status", "event")
@@ -75,6 +75,8 @@ def several(folder):
     job = tiny(folder / "several", fleet={"members": 2, "device": "raspberry-pi-4b"})
     answer("sweep", job, "--rtt", "0,50", "--runs", str(folder / "runs"))
     answer("compare", job, "--simulate", "--runs", str(folder / "runs"))
+    told = answer("capacity", job, "--json", "--runs", str(folder / "runs"))
+    (folder / "capacity.json").write_text(told)
 
 
 def on_machines(folder):
@@ -115,7 +117,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(folders):
     """The run folders among them, and in those of several runs."""
-    return [run for folder in folders for run in runs_in(folder)]
+    return [run for folder in folders if "-capacity-" not in folder.name for run in runs_in(folder)]
 
 
 def assert_page(written, page, rare=()):
@@ -162,12 +164,19 @@ def test_every_key_of_a_summary_of_several_runs_is_on_the_page(folders):
         for what in ("-compare-", "-sweep-")
     )
     of_a_run = rows("## summary.json")
-    assert set(compared) == {"name", "runs", "comparison"}
+    assert set(compared) == {"format", "name", "runs", "comparison"}
     comparison = compared["comparison"]
     keys = set(comparison) | set(comparison["runs"][0]) - of_a_run - {"label"}
     assert_page(keys - rows("`emulation` has"), rows("`comparison`:"))
-    assert_page(set(swept) - {"name", "metric", "runs"}, rows("The summary of a sweep"))
+    assert_page(set(swept) - {"format", "name", "metric", "runs"}, rows("The summary of a sweep"))
     assert {"low", "high", "mean", "runs", "failed"} <= set(swept["points"][0])
+
+
+def test_a_capacity_plan_leaves_what_it_prints(folders):
+    (planned,) = (folder for folder in folders if "-capacity-" in folder.name)
+    told = json.loads((planned.parents[1] / "capacity.json").read_text("utf-8"))
+    assert "`edgetrain capacity` leaves what it prints with" in " ".join(PAGE.split())
+    assert read_summary(planned) == {"format": FORMAT, **told}
 
 
 def test_every_key_of_the_environment_is_on_the_page(runs):

@@ -40,6 +40,8 @@ def with_exchanges(folder, story, took_s=0.2):
                     round=round, submitted=submitted, arrived=clock.now - 0.01, submit_s=0.001,
                     decode_s=0.0, apply_s=0.001, sent_bytes=100, received_bytes=100,
                     members=story.members,
+                    every=2,
+                    delay=2,
                 )  # fmt: skip
     return folder
 

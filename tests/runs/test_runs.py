@@ -108,6 +108,7 @@ def test_two_runs_of_a_comparison_may_not_share_a_folder(tmp_path: Path) -> None
 def test_a_summary_is_written_whole_and_leaves_no_draft(tmp_path: Path) -> None:
     write_summary(tmp_path, {"final": {"loss": math.nan, "accuracy": 0.5}, "every": (1, 2)})
     assert read_summary(tmp_path) == {
+        "format": FORMAT,
         "final": {"loss": None, "accuracy": 0.5},
         "every": [1, 2],
     }
@@ -125,7 +126,7 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConfigError, match="No space left"):
         write_summary(tmp_path, {"steps": 2})
-    assert read_summary(tmp_path) == {"steps": 1}
+    assert read_summary(tmp_path) == {"format": FORMAT, "steps": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
@@ -149,7 +150,7 @@ def test_a_folder_of_a_newer_edgetrain_is_refused_in_one_line(tmp_path: Path, ma
 
 
 def test_a_folder_from_before_formats_had_numbers_is_read(tmp_path: Path) -> None:
-    write_summary(tmp_path, {"steps": 1})
+    (tmp_path / "summary.json").write_text('{"steps": 1}')
     assert read_summary(tmp_path) == {"steps": 1}
     assert summarise(tmp_path)["format"] == FORMAT
 

@@ -129,6 +129,10 @@ class Exchanged:
     """Of its contribution, as encoded; 0: it was not sent."""
     received_bytes: int
     """Of the reply, as encoded."""
+    every: int
+    """Steps in a round from now on."""
+    delay: int
+    """Steps that a reply may take from now on."""
 
 
 Release = Callable[[Vector, Vector], None]
@@ -375,6 +379,7 @@ class Driver:
                 Exchanged(
                     round, submitted, max(reply.arrived, submitted), now, submit_s, now - ready,
                     reply.members, reply.decode_s, reply.sent_bytes, reply.received_bytes,
+                    reply.every or self.half.every, reply.delay,
                 )
             )  # fmt: skip
 

@@ -128,12 +128,15 @@ class MetricsLog:
         sent_bytes: int,
         received_bytes: int,
         members: int,
+        every: int,
+        delay: int,
     ) -> None:
         """Write an exchange of this member whose reply has just been applied.
 
         submitted, arrived: readings of the log's clock. submit_s: seconds of encoding and
         handing over; decode_s, apply_s: of decoding and applying the reply. sent_bytes: of the
         contribution as encoded, received_bytes: of the reply. members: contributions merged.
+        every, delay: steps, in force from now on.
         """
         self._write(
             "exchange",
@@ -147,6 +150,8 @@ class MetricsLog:
                 "sent_bytes": int(sent_bytes),
                 "received_bytes": int(received_bytes),
                 "members": int(members),
+                "delay": int(delay),
+                "every": int(every),
             },
         )
 

@@ -146,6 +146,8 @@ class Tally:
             self._of(member).add_step(record)
         elif kind == "eval":
             self.evaluations.append(record)
+        elif kind == "exchange" and not self.rounds:  # a member's own folder
+            self._take_pace(record)
         elif kind == "round":
             self.rounds += 1
             self._add_round(record)
@@ -177,8 +179,7 @@ class Tally:
 
     def _add_round(self, record: Record) -> None:
         self.missed += len(record.get("missing") or []) + _cut(record, "missing")
-        self.every = int(_value(record, "every")) or self.every
-        self.delay = int(_value(record, "delay"))
+        self._take_pace(record)
         self.hub.add_usage(record)
         for name, share, _ in record.get("cuts") or []:
             self._of(name).cut += share
@@ -186,6 +187,10 @@ class Tally:
             member = self.members.get(name)
             if member is not None and member.standing == "late":
                 member.standing, member.reason = "joined", ""
+
+    def _take_pace(self, record: Record) -> None:
+        self.every = int(_value(record, "every")) or self.every
+        self.delay = int(_value(record, "delay"))
 
     def _add_event(self, record: Record) -> None:
         event, reason = str(record.get("event")), str(record.get("reason") or "")

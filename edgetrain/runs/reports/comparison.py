@@ -87,7 +87,8 @@ def compare(summaries: Sequence[Summary], labels: Sequence[str] | None = None) -
     return Comparison(
         metric=first["metric"],
         better=first["better"],
-        target=first["target"],
+        # A hub is told no figure: whether its members reached a target is not known.
+        target=first["target"] if any(summary["final"] for summary in summaries) else None,
         rows=tuple(_row(label, summary, first) for label, summary in labelled),
         notes=(
             *(note for label, summary in labelled for note in _notes(label, summary)),

@@ -161,12 +161,17 @@ class Simulation:
         self._began, self.began = began, utc()
         self.network.start_faults()
         for fault in self._planned.faults:
-            self.at(fault.at_s, functools.partial(self._recorder.strike, "fault", str(fault)))
+            self.at(fault.at_s, functools.partial(self._strike, str(fault)))
         self._on_start()
         presence = self._planned.presence
         if not presence.is_steady:
             for index, member in enumerate(self.members):
                 self._await_absence(member, presence.of(index))
+
+    def _strike(self, fault: str) -> None:
+        """Record a fault, unless every member is through: then it strikes nobody."""
+        if not all(member.process.over for member in self.members):
+            self._recorder.strike("fault", fault)
 
     def _await_absence(
         self, member: SimulatedMember, absences: Iterator[tuple[float, float]]

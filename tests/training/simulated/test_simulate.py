@@ -124,9 +124,13 @@ def test_faults_are_in_the_run_folder_as_they_strike(tmp_path):
         tmp_path,
         fleet={"members": 3, "pace_s": 0.1, "network": "wan-50ms"},
         train={"steps": 40},
-        faults=[{"kind": "down", "at_s": 1.5, "for_s": 0.5, "members": [1]}],
+        faults=[
+            {"kind": "down", "at_s": 1.5, "for_s": 0.5, "members": [1]},
+            {"kind": "down", "at_s": 60.0, "for_s": 1.0, "members": [0]},
+        ],
     )
-    _, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
+    summary, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
+    assert summary["seconds"] < 60, "the second one would strike after the end"
     faults = [r for r in read_metrics(folder, "event") if r["event"] == "fault"]
     assert [(r["t"], r["reason"]) for r in faults] == [(1.5, "link of m1: down for 0.5 s")]
     assert not list(read_metrics(folder, "status")), "they tell their hub nothing"

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import metrics_path, read_job, read_summary
-from edgetrain.runs.metrics.lines import Follower, Record
+from edgetrain.runs.metrics.lines import Follower, Record, figures
 from edgetrain.runs.metrics.tally import MemberTally, Tally
 from edgetrain.runs.reports import units
 
@@ -132,15 +132,16 @@ class Watch:
         members = tuple(_member(name, member) for name, member in self.tally.members.items())
         lines = sum(member.lines for member in present) or 1
         last = self.tally.evaluations[-1] if self.tally.evaluations else {}
+        metric = self._metric_of(last)
         losses = [member.loss for member in present if member.loss is not None]
         return RunState(
             name=self.name,
-            metric=self._metric,
+            metric=metric,
             phase=self._phase(),
             step=self._step(),
             steps=self._steps(),
             loss=sum(losses) / len(losses) if losses else None,
-            figure=last.get(self._metric),
+            figure=last.get(metric),
             step_s=self._recent_step_s(),
             seconds_per_step=self._seconds_per_step(),
             compute_s=sum(member.compute_s for member in present) / lines,
@@ -158,6 +159,13 @@ class Watch:
             trusted=self._trusted(),
             untold=self._untold(),
         )
+
+    def _metric_of(self, evaluation: Record) -> str:
+        """The task's figure: the one that was named, or else the first one that it evaluates."""
+        found = list(figures(evaluation)) if evaluation else []
+        if not found or self._metric in found:
+            return self._metric
+        return next((name for name in found if name != "loss"), "loss")
 
     def _untold(self) -> bool:
         """Whether this is a hub's folder, members have no lines in it, and tell the hub nothing."""

@@ -275,11 +275,15 @@ def _joined(stories: list[Story]) -> list[Story]:
     whole.summary = {
         **known,
         **{key: value for key, value in whole.summary.items() if value},
-        **{key: best.get(key) for key in ("final", "target_seconds", "target_steps")},
+        # A hub knows neither the figures of a task nor what the task counts as trained.
+        **{key: best.get(key) for key in _OF_THE_TASK},
         **_speed_of(parts),
         **totals,
     }
     return [whole]
+
+
+_OF_THE_TASK = ("metric", "better", "target", "final", "target_seconds", "target_steps")
 
 
 def _speed_of(parts: Sequence[Story]) -> dict[str, Any]:
