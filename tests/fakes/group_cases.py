@@ -109,7 +109,7 @@ def job_of(*words: str) -> Job:
 
 
 CHARS = ("task=edgetrain.tasks:char_lm", "data.limit_bytes=20000", "data.context=8",
-         "data.width=16", "data.heads=4", "data.layers=6")  # fmt: skip
+         "data.width=16", "data.heads=4", "data.layers=3")  # fmt: skip
 DIGITS = ("task=edgetrain.tasks:digits",)
 
 

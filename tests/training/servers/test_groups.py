@@ -39,20 +39,6 @@ CLIPPED = cases.job_of(*cases.CHARS, "train.clip=0.05")
 MOST = 1e-9
 
 
-@pytest.fixture(scope="module")
-def worlds():
-    found = {}
-
-    def world(count):
-        if count not in found or found[count].is_over:
-            found[count] = ranks.World(count)
-        return found[count]
-
-    yield world
-    for each in found.values():
-        each.close()
-
-
 @functools.cache
 def alone(name):
     return cases.alone(globals()[name])
@@ -76,9 +62,9 @@ def compare(worlds, count, name, words, how=None):
         ("CLIPPED", "data=2 shard=2 zero=1 microbatches=2", "whole"),
         ("CHARS", "data=2 shard=2 zero=2", "whole"),
         ("CHARS", "data=2 shard=2 zero=3 recompute=yes", "whole"),
-        ("CHARS", "data=2 shard=2 zero=3 recompute=2,4-5", "whole"),
+        ("CHARS", "data=2 shard=2 zero=3 recompute=1,3", "whole"),
         ("CHARS", "tensor=2", "whole"),
-        ("CHARS", "tensor=2 norms=split recompute=1-3", "whole"),
+        ("CHARS", "tensor=2 norms=split recompute=1-2", "whole"),
         ("CLIPPED", "tensor=2", "whole"),
         ("CLIPPED", "pipeline=2 microbatches=4", "names"),
         ("CHARS", "sequence=2", "whole"),
@@ -86,7 +72,7 @@ def compare(worlds, count, name, words, how=None):
         ("UNTIED", "pipeline=2 microbatches=1", "names"),
         ("DIGITS", "pipeline=2 microbatches=4 cuts=3", "sequence"),
         ("UNNAMED", "pipeline=2 microbatches=4", "tracer"),
-        ("CHARS", "pipeline=2 schedule=looped-bfs microbatches=4 cuts=1,3,7", "names"),
+        ("CHARS", "pipeline=2 schedule=looped-bfs microbatches=4 cuts=1,2,4", "names"),
     ],
 )
 def test_two_ranks_train_what_one_process_trains(worlds, name, words, how):
@@ -126,17 +112,17 @@ def test_four_ranks_train_what_one_process_trains(worlds, name, words, how):
 
 
 def test_only_the_layers_that_are_named_are_computed_again(worlds):
-    for seen, names in worlds(2).run(cases.kept_between_blocks, CHARS, "data=2 recompute=2,4-5"):
-        assert names == ["blocks.1", "blocks.3", "blocks.4"], "layer 0 is the embedding"
-        assert seen == [8] * 3
+    for seen, names in worlds(2).run(cases.kept_between_blocks, CHARS, "data=2 recompute=1,3"):
+        assert names == ["blocks.0", "blocks.2"], "layer 0 is the embedding"
+        assert seen == [8] * 2
 
 
 def test_what_recomputation_keeps_is_divided_among_tensor_ranks_with_their_norms(worlds):
     words = "tensor=2 norms=split recompute=yes"
     for seen, _ in worlds(2).run(cases.kept_between_blocks, CHARS, words):
-        assert seen == [8, 4, 4, 4, 4, 4], "the first block divides what it gets"
+        assert seen == [8, 4, 4], "the first block divides what it gets"
     for seen, _ in worlds(2).run(cases.kept_between_blocks, CHARS, "tensor=2 recompute=yes"):
-        assert seen == [8] * 6
+        assert seen == [8] * 3
 
 
 @pytest.mark.parametrize(
@@ -147,7 +133,7 @@ def test_what_recomputation_keeps_is_divided_among_tensor_ranks_with_their_norms
 def test_all_ranks_leave_out_the_same_blocks(worlds, words):
     losses, drawn = cases.alone_thinned(THINNED, 10)
     left_out = sum(factor == 0 for factors in drawn for factor in factors)
-    assert 10 < left_out < 50
+    assert 5 < left_out < 25
     for found, _, _ in worlds(2).run(cases.train, THINNED, words):
         np.testing.assert_allclose(found, losses, rtol=0, atol=MOST)
 
@@ -179,7 +165,7 @@ def test_blocks_that_cannot_be_left_out_are_refused(job, words, said):
 
 @pytest.mark.parametrize(
     "words",
-    ["data=2 shard=2 zero=3 recompute=1,3-5", "tensor=2",
+    ["data=2 shard=2 zero=3 recompute=1,3", "tensor=2",
      "pipeline=2 schedule=zero-bubble microbatches=4"],
 )  # fmt: skip
 def test_compiled_blocks_train_what_one_process_trains(worlds, words):

@@ -27,10 +27,9 @@ LAYOUTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def world():
-    with ranks.world(4) as found:
-        yield found
+@pytest.fixture
+def world(worlds):
+    return worlds(4)
 
 
 @pytest.fixture(scope="module")
