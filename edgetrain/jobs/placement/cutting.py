@@ -175,6 +175,8 @@ def _search(
     freest = shortest(math.inf)
     if freest is None or a * freest.total + c * candidates[0] >= bound:
         return None
+    if not c:
+        return Cut(a * freest.total, freest.ends, freest.slots)
     best, found = bound, None
     place = _least_feasible(shortest, candidates)
     while place < candidates.size:

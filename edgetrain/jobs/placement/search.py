@@ -18,8 +18,6 @@ SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("zero-bubble", 2))
 """Those that the search tries, and how many stages a rank then holds. GPipe is never better than
 1F1B, which takes as long and keeps less."""
 TENSORS = (1, 2, 4, 8)
-ONE_BY_ONE = True
-"""Whether layers that are computed again are chosen one by one, and not all or none."""
 MOST_MIXED, MOST_CHOSEN = 16, 6
 """Slots up to which it is searched which of them a pipeline uses, of unequal servers and of equal
 ones. With more it fills the servers in order."""
@@ -78,7 +76,8 @@ def search(model: Model, servers: Servers, work: Work) -> tuple[list[Found], lis
     sums = Sums(model)
     best: dict[str, Found] = {}
     least: dict[str, Refused] = {}
-    tried = sorted(_options(sums, servers, work), key=lambda each: each.bound)
+    # Choosing what is computed again takes longest: it comes last, and mostly cannot be worth it.
+    tried = sorted(_options(sums, servers, work), key=lambda each: (each.is_chosen, each.bound))
     for each in tried:
         kind = kind_of(each.placement)
         known = best.get(kind)
@@ -108,9 +107,7 @@ class _Option:
     """One configuration: all but the cuts, and a bound that no cut can be faster than."""
 
     def __init__(self, sums: Sums, costs: StageCosts, placement: Placement, room: list[Slot],
-                 mixed: bool, given: bool = False) -> None:  # fmt: skip
-        """`given`: the placement is somebody's words, and not made better than they say."""
-        self._is_given = given
+                 mixed: bool) -> None:  # fmt: skip
         self.placement, self._room, self._costs, self._mixed = placement, room, costs, mixed
         self._sums = sums
         self._a, self._c = weights_of(
@@ -135,34 +132,40 @@ class _Option:
             syncing = self._costs.sync_seconds(cut.ends, cut.slots)
             seconds = self._step_seconds(cut) + syncing
             if seconds < limit:
-                found, limit = self._found(cut, seconds), seconds
-                lighter = self._lighter(cut)
-                if lighter is not None and lighter.seconds < limit:
-                    found, limit = lighter, lighter.seconds
+                made = self._as_needed(cut) if self._costs.as_needed else self._found(cut, seconds)
+                if made is None:
+                    return found
+                found, limit = made, made.seconds
             if self.placement.cuts or self.placement.data == 1:
                 return found
             most = syncing
 
-    def _lighter(self, cut: Cut) -> Found | None:
-        """The same cut, with activations kept of as many layers as there is room for."""
-        if not ONE_BY_ONE or self.placement.recompute is not True or self._is_given:
-            return None
+    def _as_needed(self, cut: Cut) -> Found | None:
+        """This cut, with the layers named that are computed again."""
         layers = self._costs.lighten(cut.ends, cut.slots)
+        if layers is None:
+            return None
+        again: bool | tuple[int, ...] = layers or False
+        if len(layers) == self._sums.layers:
+            again = True
         placement = replace(
             self.placement, pipeline=len(cut.ends) // self.placement.stages,
-            cuts=tuple(first for first, _ in cut.ends[1:]), recompute=layers or False,
+            cuts=tuple(first for first, _ in cut.ends[1:]), recompute=again,
         )  # fmt: skip
-        costs = self._costs.with_recomputed(layers, cut.slots)
+        costs = self._costs.with_recomputed(again, cut.slots)
         used = [self._room[s] for s in cut.slots]
         return _Option(self._sums, costs, placement, used, False).solve(math.inf)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether layers that are computed again are chosen one by one."""
+        return self._costs.as_needed
 
     @property
     def _slack(self) -> float:
         """How much longer than a step a cut's cost may be: it takes the longest stage for the
         longest rank."""
-        slack = 1.3 if self.placement.stages > 1 else 1.0
-        # Computing again is at most a second forward pass: of three thirds of a step a fourth.
-        return slack * (1.5 if self.placement.recompute is True else 1.0)
+        return 1.3 if self.placement.stages > 1 else 1.0
 
     def _step_seconds(self, cut: Cut) -> float:
         """Of a step without its sync. A rank with several stages is as busy as all of them."""
@@ -183,12 +186,31 @@ class _Option:
         return [*times, float(self._costs.last(count - 1)[ends[-1][0]])]
 
     def _cut(self, limit: float, syncing: float) -> Cut | None:
-        costs, room = self._costs, self._room
+        costs = self._costs
         costs.below = syncing
+        if costs.as_needed:
+            costs.relaxed = True
+            hopeless = self._is_hopeless(limit)
+            costs.relaxed = False
+            if hopeless:
+                return None
+            costs.longest = limit / (self._a + self._c)
+        return self._cut_at(self._a, self._c, limit)
+
+    def _is_hopeless(self, limit: float) -> bool:
+        """Whether no cut can be worth it, as far as relaxed costs tell."""
+        if self.placement.stages > 1:
+            # The busiest rank is at least as busy as all are on average.
+            mean = self.placement.microbatches / self.placement.pipeline
+            return self._cut_at(self._a + mean, 0.0, limit / self._slack) is None
+        return self._cut_at(self._a, self._c, limit) is None
+
+    def _cut_at(self, a: float, c: float, limit: float) -> Cut | None:
+        costs, room = self._costs, self._room
         if self._mixed:
             most = min(len(room), self._sums.layers)
-            return cut_over(costs, [s.server for s in room], most, self._a, self._c, limit)
-        return cut_in_order(costs, len(room), self._far(), self._a, self._c, limit)
+            return cut_over(costs, [s.server for s in room], most, a, c, limit)
+        return cut_in_order(costs, len(room), self._far(), a, c, limit)
 
     def _far(self) -> list[bool]:
         after = [*self._room[1:], self._room[0]]
@@ -227,7 +249,10 @@ class _Option:
         stages, layers = max(1, self.placement.all_stages), self._sums.layers
         edges = [round(layers * s / stages) for s in range(stages + 1)]
         ends = tuple(itertools.pairwise(edges))
-        peaks = self._costs.peak_bytes(ends)
+        costs = self._costs
+        if costs.as_needed:
+            costs = costs.with_recomputed(True, tuple(range(len(self._room))))
+        peaks = costs.peak_bytes(ends)
         ranks = range(self.placement.pipeline)
         held = [sum(peaks[s] for s in self.placement.stages_of(rank)) for rank in ranks]
         return Refused(kind, max(held), min(slot.usable_bytes for slot in self._room))
@@ -319,8 +344,11 @@ def _option(
         placement.norms == "split",
     )  # fmt: skip
     used = room if mixed else [room[s % placement.pipeline] for s in range(placement.all_stages)]
-    costs = StageCosts(sums, shape, used, (inside, servers.between), work.kept)
-    return _Option(sums, costs, placement, used, mixed, given)
+    as_needed = placement.recompute is True and not given
+    if as_needed:
+        shape = replace(shape, recompute=False)
+    costs = StageCosts(sums, shape, used, (inside, servers.between), work.kept, as_needed)
+    return _Option(sums, costs, placement, used, mixed)
 
 
 def _divides(model: Model, tensor: int) -> bool:

@@ -18,6 +18,7 @@ from edgetrain.jobs.placement.formulas import (
     in_flight,
     rank_bytes,
 )
+from edgetrain.jobs.placement.keeping import Activations, chosen_again, least_again, no_less_again
 from edgetrain.jobs.placement.layers import Model
 from edgetrain.jobs.placement.machines import Slot
 
@@ -56,7 +57,8 @@ class Sums:
         places = np.arange(self.layers + 1)
         self.first, self.end = places[:, None], places[None, :]
         self.allowed = self.end > self.first
-        self.passed = np.array([layer.passed_bytes for layer in model.layers] + [0.0])
+        passed = np.array([layer.passed_bytes for layer in model.layers])
+        self.leaving = np.append(0.0, passed)[None, :]  # what a run that ends there passes on
         self.saved = self._sum([layer.saved_bytes for layer in model.layers])
         self.operators = self._sum([float(layer.operators) for layer in model.layers])
         self.attentions = self._sum([float(x.attentions) for x in model.layers])
@@ -142,39 +144,46 @@ class StageCosts:
         slots: list[Slot],
         links: tuple[Link, Link],
         kept: Kept,
+        as_needed: bool = False,
     ) -> None:
-        """`links` are those inside a server and between servers."""
+        """`links` are those inside a server and between servers. `as_needed`: every stage computes
+        the activations of as many layers again as it has no memory for."""
+        self.as_needed, self.relaxed = as_needed, False
         self.layers = sums.layers
         self._sums, self._shape, self._slots, self._kept = sums, shape, slots, kept
         self._inside, self._between = self._links = links
         self._divided = sums.divided(shape.tensor)
         self.below = math.inf
         """Stages whose gradients take this many seconds to add up, or more, are left out."""
+        self.longest = math.inf
+        """Seconds: what layers are computed again is not looked for in slower stages. It falls."""
+        self._again: dict[tuple[float, Slot, bool], Array] = {}
         self._times: dict[tuple[float, float, Link], Array] = {}
         self._longer: dict[tuple[float, float, Link], Array] = {}
         """What computing each layer again takes, in seconds."""
 
-    def with_recomputed(self, layers: tuple[int, ...], slots: tuple[int, ...]) -> StageCosts:
+    def with_recomputed(self, layers: bool | tuple[int, ...], slots: tuple[int, ...]) -> StageCosts:
         """The same where only these layers are computed again, with each stage in its slot."""
         shape, used = replace(self._shape, recompute=layers), [self._slots[s] for s in slots]
         return StageCosts(self._sums, shape, used, self._links, self._kept)
 
     def last(self, slot: int) -> Array:
         """See Costs."""
-        time = self.computing(slot)[:, self.layers].copy()
-        room = self._slots[slot].usable_bytes / self._shape.looped
-        time[self.bytes(1)[:, self.layers] > room] = math.inf
-        time[self._syncing(slot)[:, self.layers] >= self.below] = math.inf
+        time = self.computing(slot)[:, self.layers] + self._longer_to_fit(slot, 1)[:, self.layers]
+        if self.below < math.inf:
+            time[self._syncing(slot)[:, self.layers] >= self.below] = math.inf
         return time
 
     def inner(self, slot: int, left: int, far: bool) -> Array:
         """See Costs."""
         link = self._between if far else self._inside
-        passed = self._sums.passed[np.clip(self._sums.end - 1, 0, self.layers)]
-        time = self.computing(slot) + 2 * (link.alpha + self._shape.samples * passed / link.beta)
-        fits = self.bytes(left) <= self._slots[slot].usable_bytes / self._shape.looped
-        inside = self._sums.allowed & (self._sums.end < self.layers) & fits
-        inside &= self._syncing(slot) < self.below
+        time = self.computing(slot) + 2 * (
+            link.alpha + self._shape.samples * self._sums.leaving / link.beta
+        )
+        time = time + self._longer_to_fit(slot, left)
+        inside = self._sums.allowed & (self._sums.end < self.layers)
+        if self.below < math.inf:
+            inside &= self._syncing(slot) < self.below
         return np.where(inside, time, math.inf)
 
     def bytes(self, left: int) -> Array:
@@ -298,31 +307,57 @@ class StageCosts:
             found = found + sent(twice, *one) + sent(once, *one)
         return found
 
-    def lighten(self, ends: tuple[tuple[int, int], ...], slots: tuple[int, ...]) -> tuple[int, ...]:
+    def lighten(
+        self, ends: tuple[tuple[int, int], ...], slots: tuple[int, ...]
+    ) -> tuple[int, ...] | None:
         """The layers that stages with these ends compute again if each keeps the activations of
-        those that take longest to compute again, as many as it has room for."""
+        those that take longest to compute again, as many as it has room for. None: one does not
+        fit."""
         found: list[int] = []
         for stage, (slot, (i, j)) in enumerate(zip(slots, ends, strict=True)):
-            found += self._least_again(slot, i, j, len(ends) - stage)
+            layers = self._each(slot, len(ends) - stage).part(i, j)
+            again = chosen_again(layers, float(self._room(slot)[i, j]))
+            if again is None:
+                return None
+            found += [i + place for place in again]
         return tuple(found)
 
-    def _least_again(self, slot: int, i: int, j: int, left: int) -> list[int]:
+    def _longer_to_fit(self, slot: int, left: int) -> Array:
+        """Seconds that a stage computes again, so that it fits; infinite where it never does.
+        `relaxed`: no choice is below it, and it is found sooner."""
+        at = self._slots[slot]
+        if not self.as_needed:
+            return np.where(self.bytes(left) <= at.usable_bytes / self._shape.looped, 0.0, math.inf)
+        key = (self._flight(left), at, self.relaxed)
+        if key not in self._again:
+            layers, room = self._each(slot, left), self._room(slot)
+            if self.relaxed:
+                self._again[key] = no_less_again(layers, room)
+            else:
+                wanted = self.computing(slot) <= self.longest
+                self._again[key] = least_again(layers, room, wanted)
+        return self._again[key]
+
+    def _room(self, slot: int) -> Array:
+        """Bytes that each run of layers has for activations."""
+        return (self._slots[slot].usable_bytes - PROCESS_BYTES) / self._shape.looped - self.state
+
+    def _each(self, slot: int, left: int) -> Activations:
+        """Of each layer, in a stage of this slot that has `left` stages from it to the end."""
         shape, sums, at = self._shape, self._sums, self._slots[slot]
         many = shape.samples * self._flight(left)
-        room = at.usable_bytes / shape.looped - PROCESS_BYTES / shape.looped - self.state[i, j]
-        kept = many * np.diagonal(sums.saved, 1)[i:j] * self._share_of_saved
-        if kept.sum() <= room:
-            return []
         part = 1 / shape.tensor if shape.split_norms else 1.0
-        entering = many * np.diagonal(sums.boundary, 1)[i:j] * part
-        again = shape.samples * sums.largest_saved[i, j] * self._share_of_saved
         key = (at.flops_s, at.dispatch_s, at.wide)
         if key not in self._longer:
             both = [np.diagonal(self._compute(at, each), 1) for each in (True, False)]
             self._longer[key] = both[0] - both[1]
-        longer = self._longer[key][i:j]
-        keeps = _best_within(kept - entering, longer, room - entering.sum() - again)
-        return [i + place for place in range(j - i) if place not in keeps]
+        saved = np.diagonal(sums.saved, 1) * self._share_of_saved
+        return Activations(
+            many * saved,
+            many * np.diagonal(sums.boundary, 1) * part,
+            shape.samples * saved,
+            self._longer[key],
+        )
 
     def _syncing(self, slot: int) -> Array:
         """Seconds until the gradients of each run of layers are added up over the data ranks."""
@@ -347,24 +382,3 @@ class StageCosts:
     def peak_bytes(self, ends: tuple[tuple[int, int], ...]) -> list[float]:
         """Of each stage, on its rank."""
         return [float(self.bytes(len(ends) - s)[i, j]) for s, (i, j) in enumerate(ends)]
-
-
-MOST_KEPT = 256
-"""Sets of layers that are remembered on the way to the best one."""
-
-
-def _best_within(weights: Array, values: Array, room: float) -> set[int]:
-    """The places whose weights together are within `room` and whose values together are the most:
-    of all sets those that another one beats in both are forgotten (Nemhauser and Ullmann 1969)."""
-    sets: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]
-    for place, (weight, value) in enumerate(zip(weights, values, strict=True)):
-        more = [(w + weight, v + value, (*chosen, place)) for w, v, chosen in sets]
-        fitting = sorted((each for each in sets + more if each[0] <= room or each[0] <= 0.0),
-                         key=lambda each: (each[0], -each[1]))  # fmt: skip
-        sets, most = [], -math.inf
-        for each in fitting:
-            if each[1] > most:
-                most = each[1]
-                sets.append(each)
-        sets = sets[-MOST_KEPT:]
-    return set(max(sets, key=lambda each: each[1])[2]) if sets else set()
