@@ -4,9 +4,9 @@
     python benchmarks/stand_ins.py --groups momentum
 
 Members are the rows of one matrix and exchange by taking its mean, without protocol and time;
-tasks, models and batches are the package's own. A row is one rule on Dirichlet(0.3), and in the
-group sgd on Dirichlet(0.1) too: digits, 8 members, 280 steps, final accuracy in percent, mean of
---seeds and their range. D is 6 (what hides 200 ms at 50 ms a step) or 12 (500 ms).
+tasks, models and batches are the package's own. A row is one rule: digits, 8 members, 280 steps,
+final accuracy in percent, mean of --seeds and their range. D is 6 (what hides 200 ms at 50 ms a
+step), 12 (500 ms, or 200 at 20) or 29 (500 at 20).
 docs/decisions/023 says what follows.
 
 own, drift    `strategy.correction`, as in edgetrain/strategies/drift.py, with theta measured on all
@@ -17,7 +17,8 @@ per tensor    a theta for each tensor
 forget F      of older evidence for theta (the package: 0.8)
 outer L M     the hub's learning rate L and momentum M; stand-ins foretell them (as DiLoCo with
               eager updates)
-velocity V    when a reply comes, V (reply - own) / (lr K) is taken from the optimizer's momentum
+velocity V    when a reply comes, V (reply - own) / (lr K) is taken from the optimizer's momentum;
+              decayed: V = m^D (1 - m^K), what that still holds of a round that was K steps of drift
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,9 +135,13 @@ class Fleet:
 
     def _expected(self) -> Tensor:
         """Where the rounds in flight are thought to lead, for each member."""
-        rule, quarter = self.rule, 0.25 / self.rounds
-        keep = 0.5 - quarter if rule.keep is None else rule.keep
-        learn = 0.25 + quarter if rule.learn is None else rule.learn
+        rule, taken = self.rule, 0.5 + 0.25 / self.rounds
+        learn = taken - 0.25
+        if momentum := 0.9 if rule.is_adamw else rule.momentum:
+            taken *= 1 - momentum**rule.every
+            learn = 1 - taken
+        keep = 1 - taken if rule.keep is None else rule.keep
+        learn = learn if rule.learn is None else rule.learn
         found, moving = self.base.expand_as(self.params).clone(), self.outer
         for _, own, _ in self.flights:
             stand_in = (1 - self.theta * (1 - keep)) * own + learn * self.theta * self.gap
@@ -167,6 +173,21 @@ class Fleet:
         return found.index_add_(1, self.group, products)
 
 
+def _momentum_rules(every: int) -> dict[str, dict[str, Any]]:
+    """What the rows of the group momentum change, with rounds of this length."""
+    plain = {"keep": 0.25, "learn": 0.5}
+    decayed = 0.9**every * (1 - 0.9**every)
+    return {
+        "own": {"corrects": False},
+        "drift": {},
+        "keep 0.25, learn 0.5 (plain SGD's)": plain,
+        "the same, velocity 0.5": {**plain, "velocity": 0.5},
+        "the same, velocity decayed": {**plain, "velocity": decayed},
+        "keep 0.25, learn 0.25": {"keep": 0.25, "learn": 0.25},
+        "keep 0.5, learn 0.5": {"keep": 0.5, "learn": 0.5},
+    }
+
+
 def rows(group: str) -> dict[str, Rule]:
     """The rules of a table."""
     far, near = Rule(12, 12), Rule(6, 6, 0.05, 0.9)
@@ -185,18 +206,21 @@ def rows(group: str) -> dict[str, Rule]:
         }
     if group == "momentum":
         return {
-            "fedavg K=5": Rule(5, 0, 0.05, 0.9),
-            "own K=D=6": replace(near, corrects=False),
-            "drift K=D=6": near,
-            **{f"drift K=D=6, velocity {v}": replace(near, velocity=v) for v in (0.25, 0.5, 1.0)},
-            "drift K=D=12": replace(near, every=12, delay=12),
-            "drift K=D=12, velocity 0.5": replace(near, every=12, delay=12, velocity=0.5),
+            **{f"fedavg K={k}": Rule(k, 0, 0.05, 0.9) for k in (5, 12, 29)},
+            **{
+                f"{name}, K=D={k}": replace(near, every=k, delay=k, **more)
+                for k in (6, 12, 29)
+                for name, more in _momentum_rules(k).items()
+            },
         }
-    table = {}
-    for rate in (0.005, 0.01, 0.02):
-        table[f"fedavg K=5, lr {rate}"] = Rule(5, 0, rate, is_adamw=True)
-        table[f"own K=5 D=6, lr {rate}"] = Rule(5, 6, rate, is_adamw=True, corrects=False)
-        table[f"drift K=D=6, lr {rate}"] = Rule(6, 6, rate, is_adamw=True)
+    best = Rule(5, 6, 0.02, is_adamw=True)
+    table = {f"fedavg K=5, lr {r}": replace(best, delay=0, lr=r) for r in (0.01, 0.02, 0.05)}
+    for k in (6, 12):
+        whole = replace(best, every=k, delay=k)
+        table[f"own K=5 D={k}, lr 0.02"] = replace(best, delay=k, corrects=False)
+        table[f"drift K=D={k}, lr 0.02"] = whole
+        table[f"keep 0.25, learn 0.5, K=D={k}, lr 0.02"] = replace(whole, keep=0.25, learn=0.5)
+    table["drift K=6 D=12, lr 0.02"] = replace(best, every=6, delay=12)
     return table
 
 
@@ -206,11 +230,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--groups", default="sgd,momentum,adamw")
+    parser.add_argument("--partitions", default="0.3,0.1", help="of Dirichlet distributions")
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
     for group in args.groups.split(","):
-        partitions = ["dirichlet(0.3)", *(["dirichlet(0.1)"] if group == "sgd" else [])]
+        partitions = [f"dirichlet({name})" for name in args.partitions.split(",")]
         print(f"| {group} | {' | '.join(partitions)} |\n|---|{'---|' * len(partitions)}")
         for label, rule in rows(group).items():
             cells = []

@@ -2,20 +2,27 @@
 
     python benchmarks/unequal.py --rates 0.2          # plain SGD, 200 and 500 ms
     python benchmarks/unequal.py --optimizers sgd,momentum,adamw --partitions iid,1,0.3,0.1
+    python benchmarks/unequal.py --places 200@50,500@50,200@20,500@20 --keep places.jsonl
+    python benchmarks/unequal.py --task char-lm --optimizers momentum,adamw --partitions iid
     python benchmarks/unequal.py --drawn 200 --keep drawn.jsonl   # 200 jobs drawn at random
 
 Digits, 8 members, simulated (real gradients, virtual seconds): FedAvg with K = 5, DGA and
-dga(drift) with D = what hides the round trip, K = 5 and K = D. Final accuracy after equal steps:
-mean over seeds, and the range. `time` is how many times sooner than FedAvg a run reaches --target,
-median over seeds (-: not in half of them, or FedAvg not).
+dga(drift) with D = what hides the round trip, K = 5 and K = D; with --best `dga` with K = 5 and
+`dga(drift)` with K = D only. Final accuracy after equal steps: mean over seeds, and the range.
+`time` is how many times sooner than FedAvg a run reaches --target, median over seeds (-: not in
+half of them, or FedAvg not). 500 ms at 50 ms a step and 200 at 20 are both D = 12, and differ in
+time only. The rate that is best for FedAvg is searched at the first place. With --keep FILE each
+run is kept, and a second start goes on where the first was ended.
+
+With --task char-lm: a Transformer of one layer of width 32 and 32 bytes of context on 200 kB of
+text, 4 members with batches of 8, against sync-sgd at its best rate of the grid; final loss.
 
 With --drawn: jobs of 2 to 1,000 members over networks of the catalogue (but LoRa), boards, batches
 and partitions are run twice, with FedAvg and with DGA and an automatic delay, whose rounds are as
 long as the job's defaults make them. Large fleets take fewer steps: 40, 60, 100 or 200, as far as
 all members together take at most MOST_STEPS, but at least 40. It fails if DGA diverges where FedAvg
 trains (its loss is above 10, or its accuracy below half of FedAvg's, which is above 50 %), or if
-K + D is ever more than an eighth of the steps (or two). With --keep FILE each job's
-line is kept, and a second start goes on where the first was ended.
+K + D is ever more than an eighth of the steps (or two). --keep FILE keeps each job's line.
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +53,20 @@ OPTIMIZERS = {
     "adamw": "{ name = 'adamw', lr = %s }",
 }
 GRID = {
-    "sgd": ("0.1", "0.2", "0.4"),
-    "momentum": ("0.02", "0.05", "0.1"),
-    "adamw": ("0.001", "0.002", "0.005"),
+    "digits": {
+        "sgd": ["0.1", "0.2", "0.4"],
+        "momentum": ["0.02", "0.05", "0.1"],
+        "adamw": ["0.005", "0.01", "0.02"],
+    },
+    "char-lm": {
+        "sgd": ["0.2", "0.5", "1.0"],
+        "momentum": ["0.05", "0.1", "0.2"],
+        "adamw": ["0.002", "0.005", "0.01"],
+    },
 }
-"""Learning rates of which each optimizer has the one that is best for FedAvg."""
+"""Learning rates of which each optimizer has the one that is best for the reference."""
+
+CHAR_LM = "context = 32, limit_bytes = 200_000, width = 32, heads = 4, layers = 1"
 
 MOST_STEPS = 6000
 """Of all members of a drawn job together, where that leaves each at least 40."""
@@ -99,82 +115,120 @@ def simulate(words: list[str], target: float) -> Run:
         shutil.rmtree(folder)
 
 
-def partition_of(name: str) -> str:
+def partition_of(name: str, more: str = "") -> str:
     """The override for "iid" or for a Dirichlet distribution's number."""
     kind = "iid" if name == "iid" else f"dirichlet({name})"
-    return f"data={{ partition = '{kind}' }}"
+    return f"data={{ partition = '{kind}'{more and ', ' + more} }}"
 
 
-def several(words: list[str], args: argparse.Namespace) -> list[Run]:
-    """The same job with each seed."""
-    return [simulate([*words, f"seed={seed}"], args.target) for seed in range(args.seeds)]
+class Runs:
+    """Runs of this comparison, and of earlier ones in the file `--keep`."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args, self._keep = args, Path(args.keep) if args.keep else None
+        self._done: dict[str, Run] = {}
+        self._began = time.monotonic()
+        if self._keep is not None and self._keep.exists():
+            for line in map(json.loads, self._keep.read_text().splitlines()):
+                self._done[line["job"]] = Run(**line["run"])
+
+    def several(self, words: list[str]) -> list[Run]:
+        """The same job with each seed."""
+        return [self._one([*words, f"seed={seed}"]) for seed in range(self._args.seeds)]
+
+    def _one(self, words: list[str]) -> Run:
+        job = f"{' '.join(words)} target={self._args.target:g}"
+        if job not in self._done:
+            run = self._done[job] = simulate(words, self._args.target)
+            if self._keep is not None:
+                with self._keep.open("a") as file:
+                    file.write(json.dumps({"job": job, "run": asdict(run)}) + "\n")
+            if sys.stderr.isatty():
+                said = f"{len(self._done)} runs, {time.monotonic() - self._began:.0f} s"
+                print(f"\r{said}", end="\r", file=sys.stderr, flush=True)
+        return self._done[job]
 
 
-def report(label: str, runs: list[Run], reference: list[Run]) -> float:
-    """Print a line of the table; the mean accuracy."""
-    finals = [run.final for run in runs]
+def report(label: str, runs: list[Run], reference: list[Run], figure: str) -> None:
+    """Print a line of the table: `figure` is "final", the accuracy, or "loss"."""
+    finals = [getattr(run, figure) for run in runs]
     times = [run.reached_s for run in runs if run.reached_s]
     others = [run.reached_s for run in reference if run.reached_s]
     sooner = "-"
     if 2 * len(times) > len(runs) and 2 * len(others) > len(reference):
         sooner = f"{statistics.median(others) / statistics.median(times):.1f}x"
-    mean, yardstick = statistics.fmean(finals), statistics.fmean(r.final for r in reference)
+    mean = statistics.fmean(finals)
+    more = mean - statistics.fmean(getattr(run, figure) for run in reference)
+    digits = 1 if figure == "final" else 3
+    least, most = (f"{found:.{digits}f}" for found in (min(finals), max(finals)))
     print(
-        f"  {label:24} {mean:6.2f} ({min(finals):.1f} to {max(finals):.1f})"
-        f" {mean - yardstick:+6.2f}  {runs[0].seconds:6.1f} s {runs[0].steady_ms:6.1f} ms"
-        f"  time {sooner}",
+        f"  {label:24} {mean:6.{digits + 1}f} ({least} to {most}) {more:+6.{digits + 1}f}"
+        f"  {runs[0].seconds:6.1f} s {runs[0].steady_ms:6.1f} ms  time {sooner}",
         flush=True,
     )
-    return mean
 
 
 def table(args: argparse.Namespace) -> None:
     """Print the comparison."""
+    runs = Runs(args)
     for optimizer in args.optimizers.split(","):
         for partition in args.partitions.split(","):
+            grid = args.rates.split(",") if args.rates else GRID[args.task][optimizer]
+            best: list[str] = []
             for place in args.places.split(","):
-                rtt, step = (int(word) for word in place.split("@"))
-                common = [
-                    "members=8", "batch=16", f"steps={args.steps}", f"network=rtt-{rtt}ms",
-                    f"pace_s={step / 1000}", "evaluate_every=7", "device=raspberry-pi-4b",
-                    partition_of(partition),
-                ]  # fmt: skip
-                compare(args, optimizer, partition, (rtt, step), common)
+                at = (int(place.partition("@")[0]), int(place.partition("@")[2]))
+                best = [compare(args, runs, optimizer, partition, at, best or grid)]
+
+
+def job_of(args: argparse.Namespace, partition: str) -> list[str]:
+    """The overrides that all runs of a partition share."""
+    if args.task == "char-lm":
+        size = ["task=edgetrain.tasks:char_lm", "members=4", "batch=8"]
+        data = partition_of(partition, CHAR_LM)
+    else:
+        size, data = ["members=8", "batch=16"], partition_of(partition)
+    every = max(7, args.steps // 40)
+    rest = [f"steps={args.steps}", f"evaluate_every={every}", "device=raspberry-pi-4b"]
+    return [*size, *rest, data]
 
 
 def compare(
-    args: argparse.Namespace, optimizer: str, partition: str, place: tuple[int, int],
-    common: list[str],
-) -> None:  # fmt: skip
-    """FedAvg with its best rate of the grid, and the others with that."""
-    rtt, step = place
+    args: argparse.Namespace, runs: Runs, optimizer: str, partition: str, place: tuple[int, int],
+    grid: list[str],
+) -> str:  # fmt: skip
+    """The reference with its best rate of the grid, which is returned, and the others with that."""
+    (rtt, step), is_text = place, args.task == "char-lm"
     delay = math.ceil(1.1 * rtt / step) + 1
-    grid = args.rates.split(",") if args.rates else GRID[optimizer]
+    common = [*job_of(args, partition), f"network=rtt-{rtt}ms", f"pace_s={step / 1000}"]
+    name, words = "fedavg K=5", ["strategy=fedavg", "every=5"]
+    if is_text:
+        name, words = "sync-sgd", ["strategy=sync-sgd"]
+    figure = "loss" if is_text else "final"
     found = {}
     for rate in grid:
         spelled = f"optimizer={OPTIMIZERS[optimizer] % rate}"
-        found[rate] = several([*common, spelled, "strategy=fedavg", "every=5"], args)
-    best = max(found, key=lambda rate: statistics.fmean(run.final for run in found[rate]))
-    spelled = f"optimizer={OPTIMIZERS[optimizer] % best}"
+        found[rate] = runs.several([*common, spelled, *words])
+    order = [statistics.fmean(getattr(run, figure) for run in found[rate]) for rate in grid]
+    best = grid[order.index(min(order) if is_text else max(order))]
+    spelled, reference = f"optimizer={OPTIMIZERS[optimizer] % best}", found[best]
     print(
         f"{optimizer}, lr {best} of {', '.join(grid)}; {partition}; {rtt} ms at {step} ms a step; "
         f"{args.steps} steps, {args.seeds} seeds"
     )
-    reference = found[best]
-    report("fedavg K=5", reference, reference)
-    for name in args.strategies.split(","):
-        for every in dict.fromkeys((5, delay)):
-            words = [f"strategy={name}", f"every={every}", f"delay={delay}"]
-            runs = several([*common, spelled, *words], args)
-            report(f"{name} K={every} D={delay}", runs, reference)
+    report(name, reference, reference, figure)
+    for strategy in args.strategies.split(","):
+        lengths = dict.fromkeys((5, delay))
+        if args.best:
+            lengths = {delay if "drift" in strategy else 5: None}
+        for every in lengths:
+            words = [f"strategy={strategy}", f"every={every}", f"delay={delay}"]
+            one = runs.several([*common, spelled, *words])
+            report(f"{strategy} K={every} D={delay}", one, reference, figure)
             if args.equal_time:
-                longer = round(args.steps * reference[0].seconds / runs[0].seconds)
-                again = [f"steps={longer}", *words]
-                report(
-                    f"{name} K={every}, {longer} steps",
-                    several([*common, spelled, *again], args),
-                    reference,
-                )
+                longer = round(args.steps * reference[0].seconds / one[0].seconds)
+                again = runs.several([*common, spelled, *words, f"steps={longer}"])
+                report(f"{strategy} K={every}, {longer} steps", again, reference, figure)
+    return best
 
 
 def drawn_job(seed: int, number: int) -> list[str]:
@@ -248,6 +302,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--task", choices=["digits", "char-lm"], default="digits")
     parser.add_argument("--partitions", default="iid,1,0.3,0.1")
     parser.add_argument("--optimizers", default="sgd")
     parser.add_argument("--rates", default="", help="instead of the grid")
@@ -256,11 +311,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=280)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--target", type=float, default=95.0, help="percent")
+    parser.add_argument("--best", action="store_true", help="each with its best rounds only")
     parser.add_argument("--equal-time", action="store_true", help="and in FedAvg's time")
     parser.add_argument("--drawn", type=int, default=0, help="draw this many jobs instead")
-    parser.add_argument(
-        "--keep", default="", help="file of drawn jobs that are done, to go on with"
-    )
+    parser.add_argument("--keep", default="", help="file of what is done, to go on with")
     parser.add_argument("--seed", type=int, default=0, help="of the drawn jobs")
     args = parser.parse_args()
     if args.drawn:

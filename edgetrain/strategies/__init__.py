@@ -41,6 +41,8 @@ class Setting:
     """With these, gradients are averaged in two trips."""
     correction: str = ""
     """One of the row's corrections."""
+    momentum: float = 0.0
+    """Of the member's optimizer; 0: it has none."""
 
 
 @dataclass(frozen=True)
@@ -154,13 +156,16 @@ class Strategy:
         delay: int,
         memory: VectorPool | None = None,
         factors: Factors | None = None,
+        momentum: float = 0.0,
     ) -> MemberHalf:
         """A fresh member's half over a model's flat parameters and gradient (both shared).
 
         Contributions are made in vectors of `memory`, or of its own. With `factors` gradients are
-        averaged in two trips.
+        averaged in two trips. `momentum` is that of the member's optimizer; 0: it has none.
         """
-        setting = Setting(params, gradient, every, delay, memory, factors, self.correction)
+        setting = Setting(
+            params, gradient, every, delay, memory, factors, self.correction, momentum
+        )
         return self.build(setting, *self.arguments)
 
 
@@ -182,7 +187,9 @@ def _displacement(setting: Setting) -> MemberHalf:
     from edgetrain.strategies.displacement import Displacement
     from edgetrain.strategies.drift import Drift
 
-    drift = Drift(setting.params.size) if setting.correction == "drift" else None
+    drift = None
+    if setting.correction == "drift":
+        drift = Drift(setting.params.size, setting.momentum)
     return Displacement(setting.params, setting.every, setting.delay, setting.memory, drift)
 
 

@@ -34,18 +34,25 @@ class Drift:
 
         stand_in(own) = keep own + learn gap
 
-        keep = 1 - theta (1/2 + 1/(4n))         learn = theta (1/4 + 1/(4n))
+        keep  = 1 - theta (1/2 + 1/(4n))        learn = theta (1/4 + 1/(4n))
         gap <- gap + b ((reply - own) - gap)    b = max(1/(n + 1), 1/replies so far)
         theta = <reply - own, gap'> / <gap', gap'>, within 0 and 1
 
     gap' is the gap as it was known when `own` was submitted, so theta says how much of what was
     foretold then has come true; both products forget. theta = 0 is DGA, and is where it begins.
 
+    With an optimizer that has momentum m, rounds of K steps overshoot, and ::
+
+        keep  = 1 - theta share                 learn = theta (1 - share)
+        share = (1/2 + 1/(4n)) (1 - m^K)
+
     Nothing of this is in the base, or sent: members may disagree. `gap`, float32 [elements], is the
     one vector of memory; of older gaps a sample is kept for each round in flight.
     """
 
-    def __init__(self, elements: int) -> None:
+    def __init__(self, elements: int, momentum: float = 0.0) -> None:
+        """`momentum` is that of the member's optimizer, from 0 (none) to 1."""
+        self._momentum = min(max(momentum, 0.0), 1.0)
         self.gap: Vector = zeros(elements)
         self.theta = 0.0
         self.shares: Shares = np.float32(1), np.float32(0)
@@ -101,10 +108,17 @@ class Drift:
         if whole:
             self.theta, self._products = 0.0, np.zeros(2)
         self._learns = not whole
-        quarter = 0.25 / self._rounds
-        keep, learn = 1 - self.theta * (0.5 + quarter), self.theta * (0.25 + quarter)
-        self._coming = np.float32(keep), np.float32(learn)
+        taken, given = self._at_most(every)
+        self._coming = np.float32(1 - self.theta * taken), np.float32(self.theta * given)
         return self._coming
+
+    def _at_most(self, every: int) -> tuple[float, float]:
+        """At theta = 1: the share that is taken from own progress, and that of the gap."""
+        taken = 0.5 + 0.25 / self._rounds
+        if not self._momentum:
+            return taken, taken - 0.25
+        taken *= 1 - self._momentum**every
+        return taken, 1 - taken
 
     def learn_tile(self, here: slice, reply: Vector, own: Vector, foretold: Vector | None) -> None:
         """Take in one tile of a reply (here), and of the contribution it replaces (all of it)."""

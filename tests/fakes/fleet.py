@@ -210,6 +210,7 @@ class FakeMember:
         self.submitted: set[int] = set()
         self.answered: set[int] = set()
         self._flat = FlatVectors(self.params, fleet.description)
+        self.param_groups = [{"momentum": fleet.momentum}]
         self._greenlet = greenlet(self._live)
         self._deliver = functools.partial(fleet.deliver, self)
         self.is_over = False
@@ -334,6 +335,7 @@ class Fleet:
         reply_codec: str = "",
         disk: Disk | None = None,
         kills: Iterable[int] = (),
+        momentum: float = 0.0,
     ) -> None:
         self.rng = rng or random.Random(0)
         self.strategy = strategies.find(strategy)
@@ -346,6 +348,8 @@ class Fleet:
         self.codec, self.reply_codec = (codecs.bound(codec, layout) for codec in named)
         self.local_step = local_step
         self.wanted_delay = wanted_delay
+        self.momentum = momentum
+        """What the members' optimizers say that they have; `local_step` is what they do."""
         self.now = 0.0
         self.notes: list[Note] = []
         self.closed: list[Closed] = []

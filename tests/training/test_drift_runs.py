@@ -7,13 +7,16 @@ import json
 import children
 import numpy as np
 import pytest
+import torch
 from command_line import edgetrain, write_tiny
 from test_checkpoint_fleet import fleet
 
 from edgetrain.__main__ import main
+from edgetrain.exchange.member.driver import momentum_of
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
 from edgetrain.runs.folder import create, read_metrics
+from edgetrain.tasks.layerwise import LARS
 from edgetrain.training.simulated import simulation
 
 JOB = (
@@ -25,6 +28,22 @@ JOB = (
 def simulated(folder, name, *words, batched):
     inside = create(folder, name)
     return simulation.run(plan(reading.load(None, [*JOB, *words])), inside, batched=batched)
+
+
+@pytest.mark.parametrize(
+    ("build", "momentum"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1), 0),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8), 0.8),
+        (lambda p: torch.optim.AdamW(p, betas=(0.7, 0.99)), 0.7),
+        (lambda p: torch.optim.Adagrad(p), 0),
+        (lambda p: torch.optim.RMSprop(p, momentum=0.5), 0.5),
+        (lambda p: LARS(p, lr=0.1, momentum=0.6), 0.6),
+        (lambda p: torch.optim.LBFGS(p), 0),
+    ],
+)
+def test_the_momentum_of_an_optimizer_is_found(build, momentum):
+    assert momentum_of(build([torch.nn.Parameter(torch.zeros(3))])) == momentum
 
 
 def test_simulated_members_batched_learn_what_they_learn_one_by_one(tmp_path):

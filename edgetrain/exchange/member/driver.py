@@ -30,6 +30,16 @@ class Stepper(Protocol):
         """Change the parameters in place."""
 
 
+def momentum_of(optimizer: Stepper) -> float:
+    """The share of its velocity that an optimizer keeps from step to step: `momentum`, or the first
+    of `betas`, of the first of its `param_groups`, where torch's optimizers have them. 0: it has
+    none."""
+    groups: list[dict[str, Any]] = getattr(optimizer, "param_groups", [])
+    if not groups:
+        return 0.0
+    return float(groups[0].get("momentum") or groups[0].get("betas", (0.0,))[0])
+
+
 class Flat(Protocol):
     """What a member needs of a model, as flat float32 vectors. `tasks.flat.FlatModel` is the one
     that people have; `FlatVectors` is the one without a model.
@@ -194,6 +204,7 @@ class Driver:
             flat.params, flat.gradient, entry.every_now or entry.every, entry.delay,
             exchange.memory,
             exchange.factors(),
+            momentum_of(optimizer),
         )  # fmt: skip
         self.steps = 0
         self.wait_s = 0.0

@@ -201,6 +201,7 @@ class _Block:
         self._params, self._grads = matrix
         self._tuning, self._rate = tuning_of(job), float(optimizer.param_groups[0]["lr"])
         self._accumulate = job.train.accumulate
+        self.param_groups = optimizer.param_groups
         self.taken = [0] * len(rows)
         """The number of each row's next step in the job."""
         self.steps_too, self._pool = steps_too, pool
@@ -327,6 +328,7 @@ class _RowOptimizer:
 
     def __init__(self, block: _Block, row: int, steps_too: bool) -> None:
         self._block, self._row, self._done = block, row, steps_too
+        self.param_groups = block.param_groups
 
     def step(self) -> None:
         """See Stepper."""
