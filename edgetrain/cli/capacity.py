@@ -167,6 +167,7 @@ def _count(text: str) -> int:
 
 def heading_of(job: Job, question: Question) -> str:
     """The fleet and what it exchanges, in one line."""
+    from edgetrain.codecs import Auto
     from edgetrain.jobs.capacity.estimate import contribution, reply
     from edgetrain.runs.reports import units
 
@@ -174,13 +175,14 @@ def heading_of(job: Job, question: Question) -> str:
     up = contribution(exchange.elements, exchange.codec, exchange.ratio).bytes
     down = reply(exchange.elements, exchange.reply_codec, exchange.reply_ratio).bytes
     delay = "auto" if exchange.delay is None else exchange.delay
+    codec = f", {exchange.codec.chosen.name}" if isinstance(exchange.codec, Auto) else ""
     behind = f", {hubs.gateways} gateways" if hubs.gateways else ""
     behind += f", {hubs.uplinks} shared uplinks" if hubs.uplinks else ""
     behind += f", {hubs.shards} shards" if hubs.shards > 1 else ""
     return (
         f"{question.members:,} members ({job.fleet.device}, "
         f"{units.duration(question.kinds[0].step_s)} a step, {job.fleet.network}){behind}; "
-        f"{job.strategy.name} every {exchange.every} delay {delay}, "
+        f"{job.strategy.name} every {exchange.every} delay {delay}{codec}, "
         f"{units.size(up)} up and {units.size(down)} down a round"
     )
 

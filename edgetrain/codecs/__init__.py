@@ -10,12 +10,14 @@ makes is the state that belongs around a codec: feedback, or Deep Gradient Compr
 payloads are in docs/codecs.md; `kernels.backend()` says whether C or NumPy does the work.
 """
 
+from edgetrain.codecs.auto import Auto, OnRungs
 from edgetrain.codecs.base import Codec
 from edgetrain.codecs.blocks import Blockwise, Planes, Sign
 from edgetrain.codecs.dense import BFloat, Dense, Half
-from edgetrain.codecs.feedback import Deep, DeepGradient, Feedback, memory
+from edgetrain.codecs.feedback import Deep, DeepGradient, Feedback
 from edgetrain.codecs.kernels.chosen import Backend, backend
 from edgetrain.codecs.lowrank import BoundTwoTrips, LowRank, PowerSGD, TwoTrips
+from edgetrain.codecs.memories import memory
 from edgetrain.codecs.rules import Rules, bound
 from edgetrain.codecs.sparse import RandK, TopK
 from edgetrain.codecs.spec import parse
@@ -23,6 +25,7 @@ from edgetrain.codecs.table import TABLE
 
 __all__ = [
     "TABLE",
+    "Auto",
     "BFloat",
     "Backend",
     "Blockwise",
@@ -34,6 +37,7 @@ __all__ = [
     "Feedback",
     "Half",
     "LowRank",
+    "OnRungs",
     "Planes",
     "PowerSGD",
     "RandK",

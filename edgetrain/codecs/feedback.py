@@ -137,20 +137,6 @@ class Deep(TopK):
         return TopK(self.density, self.values.codec)
 
 
-def memory(codec: Codec, elements: int, members: int = 1) -> Feedback:
-    """The state around a codec that encodes vectors of `elements`; `members` share the clip."""
-    if not isinstance(codec, Deep):
-        return Feedback(codec, elements)
-    return DeepGradient(
-        codec,
-        elements,
-        codec.momentum,
-        clip=codec.clip or None,
-        members=members,
-        warmup=codec.warmup,
-    )
-
-
 WARMUP_FROM = 0.25
 """The density at the start of warm-up (Lin 2018: 75 % sparsity in the first epoch)."""
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 
 from edgetrain.codecs import blocks
+from edgetrain.codecs.auto import FLOOR, Auto
 from edgetrain.codecs.base import BaseCodec, Codec
 from edgetrain.codecs.dense import BFloat, Dense, Half
 from edgetrain.codecs.feedback import Deep
@@ -63,7 +64,7 @@ def parse(text: str) -> Codec:
     if len(rules) == 1:
         return last.codec
     for rule in rules:
-        if isinstance(rule.codec, Deep | TwoTrips):
+        if isinstance(rule.codec, Deep | TwoTrips | Auto):
             raise ConfigError(
                 f"'{rule.codec.name}' codes a whole vector, not a part as in '{text}'"
             )
@@ -95,6 +96,8 @@ def _chain(text: str) -> BaseCodec:
             f"'{name}' sends every element, nothing can follow it",
             f"before '|' stand {', '.join(_CHAINED)}",
         )
+    if name == "auto":
+        return Auto(_density(name, arguments, "smallest share") if arguments else FLOOR)
     if name == "powersgd":
         return TwoTrips(_whole(name, arguments, 1, 64))
     return _plain(name, arguments)
@@ -102,7 +105,7 @@ def _chain(text: str) -> BaseCodec:
 
 def _values(text: str) -> Ranged:
     name, arguments = _stage(text)
-    if name in _CHAINED:
+    if name in _CHAINED or name == "auto":
         raise ConfigError(
             f"'{name}' cannot code values", f"after '|' stand {', '.join(sorted(_PLAIN))}, qsgd"
         )

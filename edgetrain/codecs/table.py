@@ -66,6 +66,13 @@ _ROWS = (
         "the fleet's common factors, in two trips; for sync-sgd",
         "powersgd(4)",
     ),
+    CodecRow(
+        "auto",
+        "[(smallest share)]",
+        "as much as the slowest link takes while a round is computed",
+        "auto",
+        exact=False,
+    ),
 )
 
 TABLE = {row.name: row for row in _ROWS}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgetrain.codecs import Codec
+from edgetrain.codecs import Auto, Codec
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.exchange.masks import terms as masks
 from edgetrain.fleet.presence import Presence
@@ -135,6 +135,7 @@ def _check_codecs(found: Resolved) -> None:
     """Codecs made for gradients. Momentum belongs to the gradients of the members."""
     strategy, codec, reply_codec = found.strategy, found.codec, found.reply_codec
     momentum = found.job.train.optimizer.get("momentum")
+    _check_auto(found)
     if codec.gradients_only and strategy.moves_params and not codec.two_trips:
         raise ConfigError(
             f"strategy.codec = '{codec.name}': {strategy.name} sends displacements, which have the "
@@ -161,6 +162,23 @@ def _check_codecs(found: Resolved) -> None:
         raise ConfigError(
             f"strategy.reply_codec = '{reply_codec.name}': members have their momentum already",
             f"take '{reply_codec.for_replies().name}'",
+        )
+
+
+def _check_auto(found: Resolved) -> None:
+    """A codec that follows what links carry while a round is computed."""
+    strategy, codec, reply_codec = found.strategy, found.codec, found.reply_codec
+    if codec != reply_codec and (isinstance(codec, Auto) or isinstance(reply_codec, Auto)):
+        raise ConfigError(
+            f"strategy.codec = '{codec.name}', strategy.reply_codec = '{reply_codec.name}': "
+            "members encode as the last reply was encoded",
+            "leave reply_codec out, or name two codecs",
+        )
+    if isinstance(codec, Auto) and not strategy.has_local_steps:
+        raise ConfigError(
+            f"strategy.codec = '{codec.name}': {strategy.name} waits for each message at each "
+            "step, so there is no time in which a denser one would cost nothing",
+            "choose dga, fedavg or local-sgd, or a codec: topk(0.01) | q2",
         )
 
 

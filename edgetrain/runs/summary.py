@@ -47,6 +47,7 @@ def _from_job(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
         "device": fleet.get("device", fleet.get("devices")),
         "every": strategy.get("every"),
         "delay": strategy.get("delay"),
+        "codec": strategy.get("codec"),
         "emulation": None,
         "joules_source": None,
     }
@@ -55,7 +56,10 @@ def _from_job(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pace(tally: Tally) -> dict[str, Any]:
     """What was in force at the end; a job may say "auto"."""
-    return {"every": tally.every, "delay": tally.delay} if tally.every else {}
+    if not tally.every:
+        return {}
+    codec = {"codec": tally.codec} if tally.codec else {}
+    return {"every": tally.every, "delay": tally.delay, **codec}
 
 
 def _speed(tally: Tally) -> dict[str, Any]:

@@ -80,8 +80,10 @@ def write_errors(
 def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str) -> dict[str, Any]:
     """The part of the summary that only the driver of a run knows; `report` is the network's."""
     delay = every = 0
+    codec = planned.job.strategy.codec
     for record in read_metrics(folder, "round"):
         delay, every = record.get("delay", 0), record.get("every", 0)
+        codec = record.get("codec", codec)
     kept = _promise_of(planned, folder, seeded=report.get("backend") == "simulated")
     sources = {devices.Energy(device).source for device in planned.device_profiles.values()}
     return {
@@ -93,6 +95,7 @@ def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str)
         "every": every or planned.every,
         "emulation": report,
         "delay": delay,
+        "codec": codec,
         "buffers": planned.buffers,
         "privacy": kept.to_dict() if kept else None,
         "joules_source": sources.pop() if len(sources) == 1 else "mixed",

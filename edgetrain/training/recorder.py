@@ -146,6 +146,7 @@ class HubRecorder:
                 delay=closed.delay,
                 every=closed.every,
                 cuts=closed.cuts,
+                codec=closed.codec,
             )
 
     def strike(self, event: Literal["fault", "absence"], reason: str, about: str = "") -> None:

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from edgetrain.codecs import Codec, parse
+from edgetrain.codecs.auto import Auto
 from edgetrain.codecs.blocks import Blockwise, Planes, Sign
 from edgetrain.codecs.dense import BFloat, Dense, Half
 from edgetrain.codecs.kernels.contract import LEVEL_BLOCK, SIGN_BLOCK
@@ -17,6 +18,7 @@ DENSE += ["sign", "q1", "q2", "q3", "q4"]
 SPARSE = ["topk(0.01)", "topk(0.1) | q2", "topk(0.05, exact) | q1", "topk(0.2) | q4"]
 SPARSE += ["topk(0.03) | q3", "topk(0.1) | int8", "topk(0.1) | bf16", "topk(0.3) | ternary"]
 SPARSE += ["dgc(0.02) | q2"]
+SPARSE += ["auto", "auto(0.3)", "auto(1.0)"]
 SPARSE += ["topk(1.0) | q2", "randk(0.1)", "randk(0.02) | fp16", "randk(0.5) | q2"]
 SHAPED = ["topk(0.02, tensor) | q2", "low-rank(2)", "low-rank(1, 2) | bf16"]
 SHAPED += ["powersgd(2)"]
@@ -118,6 +120,8 @@ def assert_within_bound(codec: Codec, x: Vector, y: Vector) -> None:
     elif isinstance(codec, RandK):
         assert ((y == 0) | (error <= 7 * size.max())).all()
         assert np.count_nonzero(y) <= max(1, round(codec.density * x.size)) + 1
+    elif isinstance(codec, Auto):
+        assert_within_bound(codec.chosen, x, y)
     elif isinstance(codec, BoundRules):
         for piece in codec.pieces:
             assert_within_bound(piece.codec, piece.gather_elements(x), piece.gather_elements(y))

@@ -60,6 +60,8 @@ class Wish:
     applied: int
     """Replies applied: the round trip is that of the last one."""
     arrived: float
+    sent: int = 0
+    """Bytes of the contribution."""
 
 
 def is_turn(round: int) -> bool:
@@ -93,14 +95,16 @@ class AgreedDelay:
         self._longest = 0
         """The most rounds in flight so far: members still act on it for a while."""
         self._is_enough = self._is_settled = False
+        self._again = -1
+        """A round that is a turn, too."""
         self._waits: dict[int, dict[str, float]] = {}
         self._closed: list[float] = []
         """When the rounds since the last turn closed."""
 
     @property
     def most(self) -> int:
-        """The longest automatic delay, in steps."""
-        return self._together - self.every
+        """The longest delay that there may be, in steps: the job's, or what the run can bear."""
+        return self._together - self.every if self._is_measured else self.delay
 
     def agree(self, round: int, wishes: Sequence[Wish], now: float) -> str:
         """This round closes now, with these contributions. Returns what people should know of a
@@ -111,7 +115,7 @@ class AgreedDelay:
         self._waits[round] = {wish.member: now - wish.arrived for wish in wishes}
         self._waits.pop(round - REMEMBERED, None)
         self._closed.append(now)
-        if not is_turn(round):
+        if not is_turn(round) and round != self._again:
             return ""
         slowest = max((wish.step_s for wish in wishes if wish.steps), default=0.0)
         taken = self._steps_taken(wishes, slowest)
@@ -123,6 +127,11 @@ class AgreedDelay:
         told = self._decide(taken, lasts, any(wish.applied for wish in wishes))
         self._longest = max(self._longest, self.delay // self.every)
         return told
+
+    def agree_again(self, round: int) -> None:
+        """Agree on an automatic delay when this round closes, too: messages have become longer or
+        shorter, and no delay that was enough says anything of them."""
+        self._again, self._is_enough = round, False
 
     def _lasts(self, slowest: float) -> float:
         """Steps of the slowest member from one round's end to the next's, in the newer half of the

@@ -13,7 +13,7 @@ from typing import Literal
 from edgetrain.exchange.hub.records import Record, Round, State
 from edgetrain.exchange.messages import Message, Refuse, Reply, Telemetry
 
-Event = Literal["joined", "started", "late", "gone", "left", "refused", "back", "pace"]
+Event = Literal["joined", "started", "late", "gone", "left", "refused", "back", "pace", "codec"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Closed:
     a remark about the whole round stands under "hub"."""
     every: int = 0
     """Steps in a round, in force once this round's reply is applied; 0: not said."""
+    codec: str = ""
+    """How the reply was encoded, where that changes from round to round."""
 
 
 @dataclass(frozen=True)

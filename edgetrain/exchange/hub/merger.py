@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgetrain.codecs import Codec, Feedback, bound, memory
+from edgetrain.codecs import Codec, Feedback, OnRungs, bound, memory
+from edgetrain.codecs.auto import rung_of
 from edgetrain.exchange.hub.contributions import (
     Contribution,
     ContributionPiece,
@@ -139,6 +140,11 @@ class Merger:
         state = {} if self._stateful is None else self._stateful.state()
         return {name: np.asarray(value) for name, value in state.items()}
 
+    @property
+    def adaptive(self) -> OnRungs | None:
+        """What encodes replies whose codec is `auto`; None: it is another one."""
+        return self.replies if isinstance(self.replies, OnRungs) else None
+
     def _set_rule_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         if self._stateful is not None:
             self._stateful.restore(
@@ -193,10 +199,13 @@ class Merger:
 
     # -- a round ------------------------------------------------------------------------------
 
-    def close_round(self, given: Sequence[Contribution], end: Sum | None = None) -> RoundResult:
+    def close_round(
+        self, given: Sequence[Contribution], end: Sum | None = None, rung: int | None = None
+    ) -> RoundResult:
         """Merge a round's contributions, which are in the order of their members' names, and add
-        the reply to the base. `end`: the sum of masked ones. Raises Spoilt, and changes nothing,
-        if a contribution has to be left out."""
+        the reply to the base. `end`: the sum of masked ones. `rung`: of `auto`, for the reply;
+        None: as the last one. Raises Spoilt, and changes nothing, if a contribution has to be left
+        out."""
         before = {name: array.copy() for name, array in self.rule_state().items()}
         try:
             counted, merged, cuts = (
@@ -209,6 +218,8 @@ class Merger:
         except Spoilt:
             self._set_rule_state(before)
             raise
+        if rung is not None and self.adaptive is not None:
+            self.adaptive.climb(rung)
         payloads = self.replies.encode(merged)
         checksum = self._advance(merged, payloads)
         inputs: tuple[tuple[Buffer, ...], ...] = ()
@@ -228,6 +239,8 @@ class Merger:
         else:
             merged = self._merged_again(record)
             if not self.replies.lossless:
+                if self.adaptive is not None:
+                    self.adaptive.climb(rung_of(record.reply[0]))
                 self.replies.encode(merged)  # for what it leaves out
         return self._advance(merged, record.reply)
 

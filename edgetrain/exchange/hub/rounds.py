@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from edgetrain.codecs.auto import RUNGS, Auto
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.checksums import BaseChecksums
 from edgetrain.exchange.hub.contributions import Contribution
 from edgetrain.exchange.hub.delay import AgreedDelay, Wish
+from edgetrain.exchange.hub.density import AgreedDensity
 from edgetrain.exchange.hub.effects import Closed, Effect, Note, Send, Write
 from edgetrain.exchange.hub.masked_rounds import MaskedRounds
 from edgetrain.exchange.hub.members import MemberRecord, Members
@@ -106,6 +108,9 @@ class Rounds:
         self.masks: MaskedRounds | None = None
         if masks is not None:
             self.masks = MaskedRounds(masks, members, self.open_rounds, closing, patience_s)
+        codec = merger.reply_codec
+        self.density = AgreedDensity(codec.floor) if isinstance(codec, Auto) else None
+        """With `codec = "auto"`: how dense replies are, and with them contributions."""
         self._members = members
         self._reply_bytes = 0
         """Of the newest reply."""
@@ -267,7 +272,8 @@ class Rounds:
         if self.masks is not None:
             self.masks.add_contribution(member.name, meant_for, payloads)
             payloads = ()
-        wish = Wish(member.name, message.wanted_delay, message.step_s, message.applied, now)
+        sent = sum(memoryview(payload).nbytes for payload in payloads)
+        wish = Wish(member.name, message.wanted_delay, message.step_s, message.applied, now, sent)
         contribution = Contribution(member.name, member.weight, payloads, wish)
         round = max(meant_for, self.round)
         return remarks, self.open_rounds.add(round, member, meant_for, contribution, now)
@@ -328,7 +334,8 @@ class Rounds:
     def close(self, due: Due, now: float) -> list[Effect]:
         """Merge a round and answer it. Raises Spoilt, and leaves the round open, if a contribution
         has to be left out."""
-        result = self.merger.close_round(due.entry.in_order, due.end)
+        rung = None if self.density is None else self.density.next_rung
+        result = self.merger.close_round(due.entry.in_order, due.end, rung)
         round, entry = self.round, due.entry
         before = self.checksums.get(round)
         self.open_rounds.remove(round)
@@ -336,6 +343,8 @@ class Rounds:
         wishes = [c.wish for c in result.counted if c.wish is not None]
         if told := self.delay.agree(round, wishes, now):
             effects.append(Note("pace", "hub", told))
+        codec, remarks = self._agree_on_density(round, wishes, result, now)
+        effects += remarks
         self._advance(round, result.checksum)
         if self.masks is not None:
             self.masks.forget_round(round)
@@ -349,8 +358,32 @@ class Rounds:
         effects += self._answer(round, result)
         weight = sum(c.weight for c in result.counted)
         open_s = now - entry.opened
-        effects.append(Closed(round, names, due.missing, weight, open_s, delay, result.cuts, every))
+        cuts = result.cuts
+        effects.append(Closed(round, names, due.missing, weight, open_s, delay, cuts, every, codec))
         return effects
+
+    def _agree_on_density(
+        self, round: int, wishes: Sequence[Wish], result: RoundResult, now: float
+    ) -> tuple[str, list[Effect]]:
+        """With `codec = "auto"`: how this reply was encoded, and what is said of the next one."""
+        adaptive = self.merger.adaptive
+        if self.density is None or adaptive is None:
+            return "", []
+        rung, delay = adaptive.rung, self.delay
+        then, told = self.density.agree(
+            round,
+            wishes,
+            now,
+            rung=rung,
+            elements=adaptive.elements,
+            reply_bytes=sum(memoryview(payload).nbytes for payload in result.payloads),
+            every=delay.every,
+            most_delay=delay.most,
+        )
+        if then != rung:
+            # Then the first contribution on this rung has its reply.
+            delay.agree_again(round + 2 * delay.in_flight + 2)
+        return RUNGS[rung].name, [Note("codec", "hub", told)] if told else []
 
     def _mark_late(self, missing: tuple[str, ...]) -> list[Effect]:
         """The oldest open round closes without these members."""

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from edgetrain import strategies
+from edgetrain import codecs, strategies
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.delay import MARGIN
 from edgetrain.exchange.seam import CatchUp, Entry, Exchange, Request
@@ -214,7 +214,8 @@ class Driver:
         self.is_mid_step = self.is_drained = False
         self.optimizer, self.clock, self._release = optimizer, clock, release
         self._weight = float(weight) if self.strategy.weighted else 1.0
-        self._meter = DelayMeter() if entry.auto_delay else None
+        is_measured = entry.auto_delay or isinstance(codecs.parse(entry.codec), codecs.Auto)
+        self._meter = DelayMeter() if is_measured else None
         self._skipped = 0
         """Steps taken elsewhere since the last one that was taken here."""
         self._submitted: dict[int, tuple[float, float]] = {}

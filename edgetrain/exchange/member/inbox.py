@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgetrain.codecs import Codec
+from edgetrain.codecs import Auto, Codec
+from edgetrain.codecs.auto import rung_of
 from edgetrain.codecs.base import check_length
 from edgetrain.errors import BadMessage
 from edgetrain.exchange.messages import Reply
@@ -43,6 +44,8 @@ class Inbox:
     ) -> None:
         self.codec = codec
         self.decode_s = 0.0
+        self.rung: int | None = None
+        """Of the last reply that was handed out, where the hub's codec is `auto`."""
         self._clock = clock
         self._elements, self._memory = elements, memory
         self._arrivals: dict[int, _Arrival] = {}
@@ -104,6 +107,8 @@ class Inbox:
         has been used."""
         arrival = self._arrivals.pop(round)
         head, began = arrival.head, self._clock()
+        if isinstance(self.codec, Auto):
+            self.rung = rung_of(memoryview(arrival.payloads[0]))
         pieces = self._decoded(arrival)
         self._add_seconds(arrival, began)
         return RoundReply(

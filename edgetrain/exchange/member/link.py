@@ -230,6 +230,8 @@ class Link:
                 return found
             self._act(self._next())
         reply = self.inbox.pop_reply(round)
+        if self.inbox.rung is not None:
+            self.outbox.follow(self.inbox.rung)
         self._session.applied, self._session.checksum = round + 1, reply.checksum
         sent = self._sent_bytes.pop(round, 0)
         self._sent_bytes = {r: sent for r, sent in self._sent_bytes.items() if r > round}

@@ -109,6 +109,13 @@ class Outbox:
         self._feedback = codecs.memory(self.codec, self._elements, self._members)
         self._feedback.restore(unsent)
 
+    def follow(self, rung: int) -> None:
+        """The hub's reply was on this rung of `auto`: encode contributions on it from now on."""
+        if isinstance(self.codec, codecs.Auto):
+            self.codec = self.codec.at(rung)
+        if isinstance(self._feedback, codecs.OnRungs):
+            self._feedback.climb(rung)
+
     # -- adding --------------------------------------------------------------------------------
 
     def add(self, head: Contribute, vector: Vector, rest_later: bool) -> Vector | None:

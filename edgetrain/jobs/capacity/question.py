@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 
 if TYPE_CHECKING:
-    from edgetrain.jobs.capacity.estimate import Kind, Question
+    from edgetrain.codecs import Auto
+    from edgetrain.jobs.capacity.estimate import ExchangeSizes, Kind, Question
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ def question_of(job: Job, options: Options = Options(), beside: Path | None = No
     ConfigError for names and numbers that cannot be. Loads the task if the options leave open what
     it decides.
     """
+    from edgetrain.codecs import Auto
     from edgetrain.fleet import networks
     from edgetrain.fleet.assignment import parse_sites
     from edgetrain.jobs.capacity.estimate import ExchangeSizes, Hubs, Question
@@ -62,18 +65,21 @@ def question_of(job: Job, options: Options = Options(), beside: Path | None = No
     members = options.members or max(job.fleet.members, len(kinds))
     sites = parse_sites(job.fleet.sites, job.fleet.members)
     uplink = networks.load(options.uplink) if options.uplink else kinds[0].network
+    exchange = ExchangeSizes(
+        every=found.every,
+        delay=found.delay,
+        elements=elements,
+        codec=found.codec,
+        reply_codec=found.reply_codec,
+        ratio=options.ratio,
+        reply_ratio=options.reply_ratio or options.ratio,
+    )
+    if isinstance(found.codec, Auto):
+        exchange = on_rung(exchange, found.codec, kinds, members, options)
     return Question(
         members=members,
         kinds=kinds,
-        exchange=ExchangeSizes(
-            every=found.every,
-            delay=found.delay,
-            elements=elements,
-            codec=found.codec,
-            reply_codec=found.reply_codec,
-            ratio=options.ratio,
-            reply_ratio=options.reply_ratio or options.ratio,
-        ),
+        exchange=exchange,
         hubs=Hubs(
             shards=options.shards,
             gateways=options.gateways,
@@ -89,6 +95,34 @@ def question_of(job: Job, options: Options = Options(), beside: Path | None = No
         quorum=min(job.hub.quorum, members),
         deadline_s=job.hub.deadline_s,
     )
+
+
+def on_rung(
+    exchange: ExchangeSizes,
+    codec: Auto,
+    kinds: Sequence[Kind],
+    members: int,
+    options: Options,
+) -> ExchangeSizes:
+    """What `codec = "auto"` settles on: as the hub decides, for the slowest of these links."""
+    from edgetrain.codecs.auto import element_bytes
+    from edgetrain.exchange.hub.delay import AgreedDelay
+    from edgetrain.exchange.hub.density import rung_for, spare_s
+
+    most_delay = AgreedDelay(exchange.every, exchange.delay, options.rounds * exchange.every).most
+    step_s = max(kind.step_s for kind in kinds)
+    port_s = 8e-6 * members / options.hub_rate_mbit if options.hub_rate_mbit else 0.0
+    rung = 0
+    for network in {kind.network for kind in kinds}:
+        spare = spare_s(exchange.every, step_s, network.rtt_ms / 1000, most_delay)
+        ways = (network.up.mean_rate_mbit, network.down.mean_rate_mbit)
+        byte_s = sum((8e-6 / rate if rate else 0.0) + port_s for rate in ways) / 2
+        rate = 1 / byte_s if byte_s else math.inf
+        rung = max(rung, rung_for(exchange.elements, rate, spare, codec.floor))
+    ratio = options.ratio or 4 / element_bytes(rung)
+    reply_ratio = options.reply_ratio or ratio
+    chosen = codec.at(rung)
+    return replace(exchange, codec=chosen, reply_codec=chosen, ratio=ratio, reply_ratio=reply_ratio)
 
 
 def _kinds(job: Job, options: Options, beside: Path | None) -> tuple[tuple[Kind, ...], int]:

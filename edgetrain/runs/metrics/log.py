@@ -24,6 +24,7 @@ EventName = Literal[
     "left",
     "refused",
     "pace",
+    "codec",
     "finished",
     "overrun",
     "fault",
@@ -193,11 +194,13 @@ class MetricsLog:
         delay: int = 0,
         every: int = 0,
         cuts: Iterable[tuple[str, float, str]] = (),
+        codec: str = "",
     ) -> None:
         """Write a round that the hub closed. close_s: from the first contribution to the reply.
 
         delay, every: local steps, in force once this round's reply is applied. cuts: (member, share
-        left out, reason) for each contribution that did not count in full.
+        left out, reason) for each contribution that did not count in full. codec: of the reply,
+        where it changes from round to round.
         """
         shares = [[name, float(f"{share:.4f}"), reason] for name, share, reason in cuts]
         self._write(
@@ -215,6 +218,7 @@ class MetricsLog:
                 "delay": int(delay),
                 "every": int(every),
                 **({"cuts": shares} if shares else {}),
+                **({"codec": codec} if codec else {}),
             },
         )
 

@@ -134,6 +134,8 @@ class Tally:
     """Steps in a round, in force now; 0: not known."""
     delay: int = 0
     """Local steps, in force now."""
+    codec: str = ""
+    """Of the newest reply, where that changes from round to round."""
     missed: int = 0
     errors: list[str] = field(default_factory=list)
     t: float = 0.0
@@ -180,6 +182,7 @@ class Tally:
     def _add_round(self, record: Record) -> None:
         self.missed += len(record.get("missing") or []) + _cut(record, "missing")
         self._take_pace(record)
+        self.codec = str(record.get("codec") or self.codec)
         self.hub.add_usage(record)
         for name, share, _ in record.get("cuts") or []:
             self._of(name).cut += share

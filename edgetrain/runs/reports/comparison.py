@@ -50,6 +50,7 @@ class Row:
     every: int | None = None
     """Steps in a round, at the end."""
     delay: int | None = None
+    codec: str | None = None
     """Steps that a reply might take, at the end."""
 
 
@@ -135,6 +136,7 @@ def _row(label: str, summary: Summary, first: Summary) -> Row:
         members_lost=tuple(summary["members_lost"]),
         every=_count(summary.get("every")),
         delay=_count(summary.get("delay")),
+        codec=summary.get("codec"),
     )
 
 

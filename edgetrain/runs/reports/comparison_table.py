@@ -41,6 +41,9 @@ def columns_of(comparison: Comparison) -> list[Column]:
     if any(row.every for row in rows):
         pace = (units.pace(row.every, row.delay) for row in rows)
         shown.append(column("", pace, below="K, D", rank=3))
+    if any(row.codec not in (None, "fp32", "dense") for row in rows):
+        codecs = (units.printable(row.codec or units.ABSENT) for row in rows)
+        shown.append(column("codec", codecs, rank=3))
     if any(row.joules is not None for row in rows):
         shown.append(column("energy", map(_energy, rows), rank=2))
     if any(row.trusted is not None for row in rows):

@@ -19,6 +19,7 @@ import numpy as np
 
 from edgetrain import codecs
 from edgetrain.codecs import Codec
+from edgetrain.codecs.auto import rung_of
 from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.exchange.hub.records import Round
 from edgetrain.jobs.resolved import Resolved
@@ -192,6 +193,8 @@ def _bases(
         except (BadPayload, IndexError):
             broken.append(f"round {record.round} counts what is no whole contribution")
             continue
+        if isinstance(replies, codecs.OnRungs):
+            replies.climb(rung_of(record.reply[0]))
         reply = [bytes(payload) for payload in replies.encode(told)]
         if b"".join(reply) != b"".join(map(bytes, record.reply)):
             broken.append(f"round {record.round}: merged again, its reply is another")

@@ -62,7 +62,7 @@ def assert_once(found):
     st.sampled_from(STRATEGIES),
     st.lists(st.integers(0, 150), min_size=1, max_size=3),
     st.integers(0, 2**32),
-    st.sampled_from(["fp32", "bf16", "topk(0.5) | q2"]),
+    st.sampled_from(["fp32", "bf16", "topk(0.5) | q2", "auto(0.3)"]),
 )
 def test_a_hub_killed_between_any_two_effects_loses_nothing(strategy, kills, seed, codec):
     kinds = {"codec": codec, "elements": 24}
@@ -181,7 +181,7 @@ def books(hub):
 @given(
     st.sampled_from(STRATEGIES),
     st.integers(0, 2**32),
-    st.sampled_from(["fp32", "topk(0.5)", "int8"]),
+    st.sampled_from(["fp32", "topk(0.5)", "int8", "auto"]),
     st.sampled_from([0, 1, 3]),
     st.sampled_from([None, 4]),
 )

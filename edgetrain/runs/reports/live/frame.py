@@ -70,6 +70,7 @@ def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = Fals
         *_split(states),
         *_traffic(states),
         column("K, D", map(_pace, states), rank=2),
+        *_codec(states),
         column("left", map(_left, states), styles=map(_phase_style, states)),
     ]
     gap = 2 if total_width(shown, 2) + 8 <= width else 1
@@ -198,6 +199,13 @@ def _traffic(states: Sequence[RunState | MemberState]) -> list[Column]:
 
 def _pace(state: RunState) -> str:
     return units.pace(state.every, state.delay)
+
+
+def _codec(states: Sequence[RunState]) -> list[Column]:
+    """Of runs whose codec follows what links carry."""
+    if not any(state.codec for state in states):
+        return []
+    return [column("codec", (units.printable(state.codec) for state in states), rank=2)]
 
 
 def _left(state: RunState) -> str:

@@ -86,6 +86,8 @@ class RunState:
     """Steps in a round now; 0: not known."""
     delay: int = 0
     """Steps that a reply may take now."""
+    codec: str = ""
+    """Of the newest reply, where the job leaves that open."""
     trusted: bool | None = None
     """Whether the emulated network kept its time; None until it is known."""
     untold: bool = False
@@ -156,6 +158,7 @@ class Watch:
             members=members,
             every=self.tally.every,
             delay=self.tally.delay,
+            codec=self.tally.codec,
             trusted=self._trusted(),
             untold=self._untold(),
         )

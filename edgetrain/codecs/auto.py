@@ -1,0 +1,176 @@
+"""The codec `auto`: a ladder of codecs, and payloads that say which of them they were made with.
+
+Which rung is taken is decided elsewhere, from what links were measured to carry (the hub's
+`density`). A payload is one byte, the number of its rung, and that codec's payload: whoever decodes
+needs no message, and a rung may change between any two of them. Nothing is lost by a change: what
+one rung leaves out is in the residual that the next one encodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edgetrain.codecs.base import DENSE_PART_ELEMENTS, BaseCodec
+from edgetrain.codecs.blocks import Planes, int4, int8
+from edgetrain.codecs.dense import Half
+from edgetrain.codecs.feedback import Feedback
+from edgetrain.codecs.kernels import wire
+from edgetrain.codecs.sparse import TopK
+from edgetrain.errors import BadPayload, ConfigError
+from edgetrain.vectors.vector import Buffer, Vector
+
+FLOOR = 0.01
+"""The smallest share of the elements that is sent, unless the codec says another: auto(0.05)."""
+
+_DENSITIES = (0.3, 0.1, 0.05, 0.02, 0.01)
+_BITS = 2
+"""Of the values that the sparse rungs keep: more indices are worth more than finer values."""
+
+
+def _rungs() -> tuple[BaseCodec, ...]:
+    rungs: tuple[BaseCodec, ...] = (
+        Half(),
+        int8(),
+        int4(),
+        *(TopK(density, Planes(_BITS)) for density in _DENSITIES),
+    )
+    for rung in rungs:  # all cut a vector into the same parts, so parts do not depend on the rung
+        rung.part_elements = DENSE_PART_ELEMENTS
+    return rungs
+
+
+RUNGS = _rungs()
+"""From the smallest loss of information to the fewest bytes. A payload names its rung by the place
+here: append, never insert."""
+
+
+def element_bytes(rung: int) -> float:
+    """Bytes that an element of a long vector takes on this rung, typically."""
+    codec = RUNGS[rung]
+    if isinstance(codec, TopK):
+        d = codec.density
+        return d * (math.log2(1 / d) + 1.5 + _BITS + 0.1) / 8
+    return codec.max_bytes(DENSE_PART_ELEMENTS) / DENSE_PART_ELEMENTS
+
+
+def finest_rung(elements: int, most_bytes: float, floor: float = FLOOR) -> int:
+    """The rung that loses least among those whose payloads of `elements` take at most
+    `most_bytes`; the last one that is not below `floor` if none does."""
+    last = lowest_rung(floor)
+    for rung in range(last):
+        if elements * element_bytes(rung) <= most_bytes:
+            return rung
+    return last
+
+
+def lowest_rung(floor: float) -> int:
+    """The last rung that sends at least this share of the elements."""
+    return sum(density >= floor for density in _DENSITIES) + len(RUNGS) - len(_DENSITIES) - 1
+
+
+class Auto(BaseCodec):
+    """`auto`, `auto(0.05)`: encodes on `rung`, decodes every rung.
+
+    A new one stands on its lowest rung, `at` makes one on another. Bound: that of the rung.
+    """
+
+    few_elements = True
+
+    def __init__(self, floor: float = FLOOR, rung: int | None = None) -> None:
+        """No rung sends less than the share `floor` of the elements. ConfigError if that is not
+        in [0.01, 1]."""
+        if not FLOOR <= floor <= 1:
+            raise ConfigError(
+                f"auto({floor:g}): the smallest share of the elements that is sent is {FLOOR:g} "
+                "to 1",
+                "auto(0.05) never sends less than 5 %; auto stands for auto(0.01)",
+            )
+        self.floor = floor
+        self.lowest = lowest_rung(floor)
+        self.rung = self.lowest if rung is None else min(rung, self.lowest)
+        self.name = "auto" if floor == FLOOR else f"auto({floor!r})"
+
+    def at(self, rung: int) -> Auto:
+        """The same codec, encoding on this rung, or on its lowest one if that is above."""
+        return Auto(self.floor, rung)
+
+    @property
+    def chosen(self) -> BaseCodec:
+        """The codec of the rung that it encodes on."""
+        return RUNGS[self.rung]
+
+    def encode(self, vector: Vector) -> list[Buffer]:
+        return self._marked(self.chosen.encode(vector))
+
+    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+        return self._marked(self.chosen.drain(residual, vector))
+
+    def check(self, payload: Buffer, elements: int) -> None:
+        codec, rest = _split(payload)
+        codec.check(rest, elements)
+
+    def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
+        codec, rest = _split(payload)
+        codec.apply(rest, weight, out)
+
+    def decode(self, payload: Buffer, out: Vector) -> None:
+        codec, rest = _split(payload)
+        codec.decode(rest, out)
+
+    def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
+        """Most often all are of one rung, which may have a faster way for many."""
+        split = [_split(payload) for payload in payloads]
+        codecs = {id(codec) for codec, _ in split}
+        if len(codecs) == 1:
+            split[0][0].add_many([rest for _, rest in split], weights, out)
+            return
+        super().add_many(payloads, weights, out)
+
+    def max_bytes(self, elements: int) -> int:
+        return 1 + max(rung.max_bytes(elements) for rung in RUNGS)
+
+    def _marked(self, payloads: Sequence[Buffer]) -> list[Buffer]:
+        mark = bytes([self.rung])
+        return [b"".join((mark, payload)) for payload in payloads]
+
+
+def rung_of(payload: Buffer) -> int:
+    """The rung that a payload says it is of. BadPayload."""
+    rung = payload[0] if len(payload) else len(RUNGS)
+    if rung >= len(RUNGS):
+        raise wire.bad(wire.TRUNCATED) if not len(payload) else BadPayload(f"auto: rung {rung}")
+    return int(rung)
+
+
+def _split(payload: Buffer) -> tuple[BaseCodec, Buffer]:
+    view = memoryview(payload).cast("B")
+    return RUNGS[rung_of(view)], view[1:]
+
+
+class OnRungs(Feedback):
+    """Error feedback around `auto`, which `climb` puts on another rung. It is in the state."""
+
+    def __init__(self, codec: Auto, elements: int) -> None:
+        super().__init__(codec, elements)
+        self._auto = codec
+        self._rung = np.array([codec.rung], np.float32)
+
+    @property
+    def rung(self) -> int:
+        """That the next payload will be of."""
+        return int(self._rung[0])
+
+    def climb(self, rung: int) -> None:
+        """Encode on this rung from now on."""
+        self.codec = self._auto = self._auto.at(rung)
+        self._rung[0] = self._auto.rung
+
+    def state(self) -> dict[str, Vector]:
+        return {**super().state(), "rung": self._rung}
+
+    def restore(self, state: Mapping[str, Vector]) -> None:
+        super().restore(state)
+        self.climb(self.rung)
