@@ -46,7 +46,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 install-lab: $(BIN)/python
-	$(BIN)/pip install --quiet --editable '.[lab]'
+	@test -e $(BIN)/edgetrain || echo "installing torch and the rest into $(VENV): over 1 GB, minutes without a word ..."
+	@$(BIN)/pip install --quiet --editable '.[lab]'
 
 install-dev: $(BIN)/python
 	$(BIN)/pip install --quiet --editable '.[dev]'

@@ -143,6 +143,7 @@ def _ending(tally: Tally, status: str | None) -> dict[str, Any]:
             name: member.cut for name, member in sorted(tally.members.items()) if member.cut
         },
         "errors": tally.errors[:10],
+        "overrun": tally.overrun or None,
     }
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_runs import DGA, FEDAVG, SYNC, write_comparison
+from made_up_runs import DGA, FEDAVG, SYNC, write_comparison, write_run
 
-from edgetrain.runs.folder import read_summary
+from edgetrain.runs.folder import metrics_path, read_summary
+from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports import columns, units
 from edgetrain.runs.reports.comparison import compare
 from edgetrain.runs.reports.comparison_table import columns_of, footnotes, text
@@ -191,3 +192,14 @@ def test_quantities_are_written_for_people(written: str, expected: str) -> None:
 def test_no_quantity_is_long(value: float) -> None:
     assert len(units.duration(value)) <= 18
     assert len(units.size(value)) <= 10
+
+
+def test_a_run_on_a_machine_that_was_too_slow_for_its_device_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "dga", replace(DGA, steps=20, members=2))
+    with MetricsLog(metrics_path(folder), "m1", lambda: 9.0, 0.0) as log:
+        log.event("overrun", "12 of 20 steps took longer than the 20 ms of the emulated device")
+    summary = summarise(folder)
+    (note,) = (note for note in compare([summary]).notes if "m1" in note)
+    assert note.startswith("dga m1: 12 of 20 steps took longer than the 20 ms of the emulated")
+    assert note.endswith("its times are long")
+    assert not [n for n in compare([summary | {"overrun": None}]).notes if "m1" in n]

@@ -380,6 +380,21 @@ def test_a_table_of_a_run_that_says_nothing_shows_that_it_is_alive(tmp_path: Pat
     assert "digits (5 s; nothing new for 5 s)" in said
 
 
+def test_a_narrow_terminal_keeps_the_clock_and_the_reason_of_news(tmp_path: Path) -> None:
+    run = watched(write_run(tmp_path / "dga", replace(DGA, steps=20, members=2), upto=9)).state()
+    heading = "digits: 8 members, network wan-200ms, 320 steps each: sync-sgd, fedavg, dga"
+    paced = (
+        "dga: hub pace at 13.3 s: rounds of 15 steps from now on (10 before): the hub, or a link, "
+        "needs 1.0 s a round, members begin one every 200 ms"
+    )
+    lines = drawn(Frame(heading, (run,), (paced, paced * 3), True, " (31 s)"), 80, 24)
+    assert lines[0].endswith("… (31 s)")
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 24
+    assert " ".join(line.strip() for line in lines[-4:-2]) == paced
+    assert lines[-1].endswith("…")
+
+
 def test_the_clock_of_a_table_ends_with_the_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "dga", replace(DGA, steps=20, members=2))
     clock, out = Clock(), io.StringIO()

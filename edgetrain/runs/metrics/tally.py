@@ -138,6 +138,8 @@ class Tally:
     """Of the newest reply, where that changes from round to round."""
     missed: int = 0
     errors: list[str] = field(default_factory=list)
+    overrun: str = ""
+    """The first member that says so: how many of its steps took longer than its device would."""
     t: float = 0.0
 
     def add(self, record: Record) -> None:
@@ -203,6 +205,8 @@ class Tally:
             # A member writes errors of its own, and goes on. What another says of it is its end.
             if about not in (record["member"], HUB):
                 event = "failed"
+        if event == "overrun":
+            self.overrun = self.overrun or f"{about}: {reason}"
         if event == "late":
             self._of(about).late += 1
         # Other events do not change whether a member is there: an overrun, a full disk, another

@@ -188,6 +188,8 @@ def _notes(name: str, summary: Summary) -> Iterable[str]:
         yield f"{name} cut " + _names([f"{member} ({cut[member]:.3g} rounds)" for member in most])
     if summary.get("buffers") in _BUFFERS:
         yield f"{name}: {_BUFFERS[summary['buffers']]}"
+    if overrun := summary.get("overrun"):
+        yield f"{name} {overrun}: this machine is too slow or busy for it, and its times are long"
     if _trusted(summary) is False:
         yield f"{name}: {untrusted(summary['emulation'])}"
 

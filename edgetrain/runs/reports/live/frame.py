@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -26,6 +27,9 @@ UNTOLD = "members do not tell the hub how they are doing: hub.status_s = 0"
 _ROOM_FOR_A_BAR = 72
 """Characters of a terminal in which columns make room for a bar."""
 
+_NEWS_ROWS = 2
+"""Rows that one line of news may take: what happened, and why."""
+
 _TROUBLED = ("failed", "gone", "late")
 
 
@@ -37,24 +41,41 @@ class Frame:
     runs: tuple[RunState, ...]
     news: tuple[str, ...]
     with_members: bool = True
+    clock: str = ""
+    """Behind the heading, also where that is too long for the terminal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
         height = options.height or console.height
         if self.heading:
-            yield Text(self.heading, style="bold", no_wrap=True, overflow="ellipsis")
+            shown = shortened(self.heading, options.max_width - len(self.clock)) + self.clock
+            yield Text(shown, style="bold", no_wrap=True, overflow="ellipsis")
         yield run_table(self.runs, options.max_width, ascii_only=options.ascii_only)
+        news = [row for line in self.news for row in wrapped(line, options.max_width)]
         # Subtract two headings, a blank line, and the line that the cursor is on.
-        room = height - len(self.runs) - len(self.news) - bool(self.heading) - 4
+        room = height - len(self.runs) - len(news) - bool(self.heading) - 4
         active = next((run for run in self.runs if run.phase in ("running", "starting")), None)
         if self.with_members and active is not None and room >= _FEWEST_MEMBERS:
             yield ""
             yield member_table(active, options.max_width, room - active.untold)
             if active.untold:
                 yield Text(UNTOLD, style="dim", no_wrap=True, overflow="ellipsis")
-        for line in self.news:
+        for line in news:
             yield Text(line, style="yellow", no_wrap=True, overflow="ellipsis")
+
+
+def shortened(text: str, width: int) -> str:
+    """At most `width` characters of a text, the last one a mark if some are left out."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line in rows of `width` characters, cut to _NEWS_ROWS."""
+    rows = textwrap.wrap(line, max(width, 20), subsequent_indent="  ") or [""]
+    if len(rows) > _NEWS_ROWS:
+        rows = [*rows[: _NEWS_ROWS - 1], shortened(rows[_NEWS_ROWS - 1] + " …", width)]
+    return rows
 
 
 def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = False) -> Text:

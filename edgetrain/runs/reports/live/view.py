@@ -184,8 +184,8 @@ class LiveView:
 
     def _frame(self, *, with_members: bool = True) -> Frame:
         states = tuple(map(self._state, self.watches))
-        heading = self._heading + (self._virtual() or self._clock_in_words(states))
-        return Frame(heading, states, tuple(self._news), with_members)
+        clock = self._virtual() or self._clock_in_words(states)
+        return Frame(self._heading, states, tuple(self._news), with_members, clock)
 
     def _clock_in_words(self, states: Sequence[RunState]) -> str:
         """How long the view has been there, and how long nothing came; "" when all is over."""
