@@ -97,7 +97,7 @@ def simulate(words: list[str], target: float) -> Run:
         inside = create(folder, "run")
         summary = simulation.run(plan(reading.load(None, words)), inside, batched=True)
         evaluations = list(read_metrics(inside, "eval"))
-        reached = (line["t"] for line in evaluations if 100 * line["accuracy"] >= target)
+        reached = (line["t"] for line in evaluations if 100 * line.get("accuracy", 0.0) >= target)
         rounds = list(read_metrics(inside, "round"))
         steps = [line for line in read_metrics(inside, "step") if line["member"] == "m0"]
         half = [line for line in steps if line["step"] >= summary["steps"] // 2][:-1]
