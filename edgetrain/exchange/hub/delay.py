@@ -89,10 +89,11 @@ class AgreedDelay:
         """Steps in the rounds merged so far."""
         self._shortest = every
         self._is_measured = delay is None
+        self._is_bounded = steps > 0
         self._one_in_flight = one_in_flight
         self._together = max(2 * every, steps // SHARE) if steps else (MAX_IN_FLIGHT + 1) * every
         """The most steps that a round and an automatic delay may have together."""
-        self._longest = 0
+        self._longest = self.first // every if delay is None else 0
         """The most rounds in flight so far: members still act on it for a while."""
         self._is_enough = self._is_settled = False
         self._again = -1
@@ -105,6 +106,15 @@ class AgreedDelay:
     def most(self) -> int:
         """The longest delay that there may be, in steps: the job's, or what the run can bear."""
         return self._together - self.every if self._is_measured else self.delay
+
+    @property
+    def first(self) -> int:
+        """The delay that members are told as training begins. Before anything is measured together,
+        an automatic one is the longest: each takes what it has measured while joining, up to this.
+        Where the run's length is not known, a round."""
+        if self._is_measured and self._is_bounded and not self.merged_steps:
+            return max(self.every, self.most)
+        return self.delay
 
     def agree(self, round: int, wishes: Sequence[Wish], now: float) -> str:
         """This round closes now, with these contributions. Returns what people should know of a

@@ -235,7 +235,7 @@ class Membership:
             effects += self._send_base(member)
         pace, first = rounds.delay, member.first_round
         start = Start(
-            rounds.round, first, pace.delay, checksum, keep,
+            rounds.round, first, pace.first, checksum, keep,
             every=pace.every, steps=pace.steps_before(first, rounds.round),
         )  # fmt: skip
         return [*effects, Send(member.sender, start)]

@@ -216,6 +216,11 @@ class Driver:
         self._weight = float(weight) if self.strategy.weighted else 1.0
         is_measured = entry.auto_delay or isinstance(codecs.parse(entry.codec), codecs.Auto)
         self._meter = DelayMeter() if is_measured else None
+        self._longest = 0
+        """With an automatic delay, the longest it may be until the first reply says the delay; 0:
+        it is known."""
+        if entry.auto_delay and not (entry.applied or entry.round):
+            self._longest, self.half.delay = entry.delay, min(entry.delay, self.half.every)
         self._skipped = 0
         """Steps taken elsewhere since the last one that was taken here."""
         self._submitted: dict[int, tuple[float, float]] = {}
@@ -342,6 +347,7 @@ class Driver:
         if self._meter is not None and not self._meter.wanted:
             # The first round: what the connection has seen of the way so far, while joining.
             self._meter.add_round_trip(self.exchange.traffic().round_trip_s)
+            self.half.delay = max(self.half.delay, min(self._meter.wanted, self._longest))
         # The half takes the whole contribution as in flight, not what was released: the reply
         # replaces all of it, what was cut off and without the noise. Neither may be in a later one.
         read = self.exchange.submit(
