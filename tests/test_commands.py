@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from command_classes import BESIDE, ELSEWHERE, NIGHTLY, QUICK, STATUS
+from command_classes import BESIDE, ELSEWHERE, NEEDS, NIGHTLY, QUICK, STATUS
 from command_line import EDGETRAIN, environment, running
 from documented_commands import COMMANDS, OTHERS, ROOT
 from made_up_runs import DGA, write_run
@@ -117,6 +118,9 @@ def test_a_quick_command_does_what_its_page_says(line, tmp_path, monkeypatch, ca
 def test_a_long_command_does_what_its_page_says(line, tmp_path, monkeypatch, capsys):
     if "ping" in line and shutil.which("ping") is None:
         pytest.skip("ping is not installed")
+    for word, package in NEEDS.items():
+        if word in line and find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install {package}")
     clean(tmp_path, monkeypatch)
 
     def typed(*words):

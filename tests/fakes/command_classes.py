@@ -156,6 +156,9 @@ NIGHTLY = {
     "edgetrain chaos job.toml --processes --schedules 20 --kinds hub,disk,kill": "schedules",
 }
 
+NEEDS = {"examples/llama.toml": "transformers"}
+"""What the pages tell people to install for a command, and no extra brings."""
+
 STATUS = {
     "edgetrain doctor": (0, 1),
     "edgetrain doctor --for member": (0, 1),
