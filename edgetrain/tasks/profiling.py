@@ -8,6 +8,7 @@ loss of what it answers, come out of `Task.loss` with a stand-in for the model.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from edgetrain.errors import TaskError
+from edgetrain.tasks.experts import expert_modules
 from edgetrain.tasks.protocol import Batch, Task
 
 # -- a task without its model ---------------------------------------------------------------------
@@ -116,6 +118,8 @@ class Profile:
     passed_bytes: float = 0.0
     divided: float = 0.0
     attentions: int = 0
+    expert: float = 0.0
+    routed_bytes: float = 0.0
 
 
 @dataclass
@@ -127,6 +131,8 @@ class Profiles:
     heads: int = 0
     length: int = 0
     knows_place: bool = False
+    experts: int = 0
+    """Their largest number that divides those of all layers that have any."""
     buffers: tuple[str, ...] = ()
     """Modules that keep statistics of batches, by name."""
 
@@ -145,7 +151,7 @@ def profile(task: Task, batch: Batch) -> Profiles:
         # Two passes: the flop counter decomposes composite operators, which would count twice.
         forward, both = _flops(task, model, batch)
         watch = _Watch(model, pieces)
-        with watch, _Attentions(watch, found):
+        with watch, _Attentions(watch, found), _routed(watch, found, model, len(batch[0])):
             task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         _fill(found.layers, pieces, forward, both, watch, len(batch[0]))
         found.knows_place = (
@@ -191,6 +197,8 @@ def _counted_parameters(model: nn.Module, pieces: list[tuple[str, ...]]) -> Prof
                 homes[id(parameter)].append(at)
     tied = []
     shares = [0] * len(layers)
+    modules = expert_modules(model)
+    of_experts = {id(p): p.numel() for m in modules.values() for p in m.parameters()}
     for key, where in homes.items():
         count, split = sizes[key]
         for at in where:
@@ -199,7 +207,27 @@ def _counted_parameters(model: nn.Module, pieces: list[tuple[str, ...]]) -> Prof
         tied += [(where[0], other, count) for other in where[1:]]
     for layer, share in zip(layers, shares, strict=True):
         layer.divided = share / layer.parameters if layer.parameters else 0.0
-    return Profiles(layers, tied)
+    for key, count in of_experts.items():
+        for at in homes[key]:
+            layers[at].expert += count / layers[at].parameters
+    experts = math.gcd(*(int(getattr(each, "experts", 0)) for each in modules.values()))
+    return Profiles(layers, tied, experts=experts)
+
+
+@contextlib.contextmanager
+def _routed(watch: _Watch, found: Profiles, model: nn.Module, samples: int) -> Iterator[None]:
+    """Counts the bytes that experts are given."""
+
+    def entered(module: nn.Module, args: Any) -> None:
+        given = args[0].numel() * args[0].element_size()
+        found.layers[watch.at].routed_bytes += given / samples
+
+    hooks = [m.register_forward_pre_hook(entered) for m in expert_modules(model).values()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _is_in(parameter: str, modules: tuple[str, ...]) -> bool:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgetrain.errors import TaskError
+from edgetrain.tasks.experts import MixtureOfExperts
 from edgetrain.tasks.partition import Shards
 from edgetrain.tasks.protocol import Batch, device_of, evaluating
 
@@ -42,6 +43,7 @@ def char_lm(
     heads: int = 4,
     layers: int = 2,
     tied: bool = True,
+    experts: int = 0,
 ) -> CharLM:
     """Predict the next byte of a text from the `context` bytes before it.
 
@@ -49,10 +51,10 @@ def char_lm(
     without it, the .py sources of Python's standard library are, in the order of their paths. Not
     more than `limit_bytes` are used. Bytes rather than letters: the model has one shape whatever
     the text, and members with texts of their own can train it together. A sample is a block of
-    `context` bytes. `width`, `heads`, `layers` and `tied` are the size of the Transformer. Raises
-    TaskError for a text that is missing or too short.
+    `context` bytes. `width`, `heads`, `layers`, `tied` and `experts` are the Transformer's.
+    Raises TaskError for a text that is missing or too short.
     """
-    size = Size(context, width, heads, layers, tied)
+    size = Size(context, width, heads, layers, tied, experts)
     size.check()
     if not (isinstance(limit_bytes, int) and limit_bytes > 0):
         raise TaskError(f"data.limit_bytes = {limit_bytes!r}", "a whole number from 1")
@@ -104,6 +106,7 @@ class Size:
     heads: int
     layers: int
     tied: bool
+    experts: int = 0
 
     def check(self) -> None:
         """TaskError for a size that cannot be built."""
@@ -116,6 +119,14 @@ class Size:
             raise TaskError(
                 f"data.width = {self.width} does not divide into data.heads = {self.heads}",
                 f"a multiple of {self.heads}",
+            )
+        if isinstance(self.experts, bool) or self.experts not in (0, *range(2, 1025)):
+            raise TaskError(f"data.experts = {self.experts!r}", "0, or 2 … 1024")
+        if self.experts and self.layers < 2:
+            raise TaskError(
+                f"data.experts = {self.experts} with data.layers = {self.layers}: every second "
+                "block has experts",
+                "data.layers = 2, or more",
             )
         if not isinstance(self.tied, bool):
             raise TaskError(f"data.tied = {self.tied!r}", "true or false")
@@ -152,7 +163,9 @@ class CharLM:
 
     def model(self) -> nn.Module:
         size = self.size
-        return Transformer(size.context, size.width, size.heads, size.layers, size.tied)
+        return Transformer(
+            size.context, size.width, size.heads, size.layers, size.tied, size.experts
+        )
 
     def samples(self, member: int, members: int) -> int:
         return len(self._shards.of(member, members))
@@ -192,7 +205,8 @@ class CharLM:
 
 class Transformer(nn.Module):
     """A decoder as in GPT-2 (Radford et al. 2019), pre-norm, the output tied to the embedding
-    unless `tied` is False.
+    unless `tied` is False. With `experts` every second block has this many feed-forward layers, of
+    which a position uses two (see experts).
 
     (batch, length) int64 bytes in, (batch, length, 256) float32 scores out; `first_place` + length
     <= context. A model of which a part is absent (set to None) passes on what its last piece
@@ -208,12 +222,15 @@ class Transformer(nn.Module):
     """How linear layers are split over devices, in the words of transformers' tp_plan."""
 
     def __init__(
-        self, context: int, width: int = 64, heads: int = 4, layers: int = 2, tied: bool = True
-    ) -> None:
+        self, context: int, width: int = 64, heads: int = 4, layers: int = 2, tied: bool = True,
+        experts: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.bytes: nn.Embedding | None = nn.Embedding(BYTES, width)
         self.places: nn.Embedding | None = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, experts if place % 2 else 0) for place in range(layers)
+        )
         self.norm: nn.LayerNorm | None = nn.LayerNorm(width)
         self.scores = None if tied else nn.Linear(width, BYTES, bias=False)
         self.heads, self.first_place = heads, 0
@@ -252,18 +269,19 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention, then two linear layers, each added to what came in."""
+    """Causal self-attention, then two linear layers or experts, each added to what came in."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, experts: int = 0) -> None:
         super().__init__()
         self.head_width = width // heads
         self.before_attention = nn.LayerNorm(width)
         self.queries_keys_values = nn.Linear(width, 3 * width)
         self.attended = nn.Linear(width, width)
         self.before_layers = nn.LayerNorm(width)
-        self.layers = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.layers: nn.Module = (
+            MixtureOfExperts(width, experts, 4 * width) if experts
+            else nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        )  # fmt: skip
 
     def forward(self, hidden: Tensor) -> Tensor:
         parts = self.queries_keys_values(self.before_attention(hidden))

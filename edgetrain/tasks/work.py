@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.tasks.experts import set_share
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.layerwise import LAYER_WISE
 from edgetrain.tasks.protocol import Task
@@ -153,6 +154,7 @@ class OneModel:
         """Add up the gradients of several batches, one in memory at a time; their mean loss."""
         self._flat.zero_grad()
         total = torch.zeros(())
+        set_share(self._model, 1 / self._accumulate)
         for _ in range(self._accumulate):
             loss = self._task.loss(self._model, next(self._batches)) / self._accumulate
             loss.backward()  # type: ignore[no-untyped-call]

@@ -72,6 +72,7 @@ def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, words, said):
 
 CHARS = ["task=edgetrain.tasks:char_lm", "data.limit_bytes=20000", "members=4", "batch=4"]
 DIGITS = ["task=edgetrain.tasks:digits", "members=4", "batch=4"]
+EXPERTS = [*CHARS, "data.experts=6"]
 BAD = [
     (CHARS, "servers.placement=data=4 cluster=cluster.toml", "4 ranks, the servers have 2"),
     (CHARS, "servers.placement=tensor=3", "does not divide the model's 4 heads (tensor=2)"),
@@ -88,6 +89,15 @@ BAD = [
     (CHARS, "servers.compile=induktor", "did you mean 'inductor'"),
     (CHARS, "servers.layer_keep=2", "servers.layer_keep = 2"),
     (CHARS, "servers.placement=data=2 cluster=nowhere.toml", "nowhere.toml"),
+    (
+        EXPERTS,
+        "servers.placement=data=4_experts=4",
+        "experts=4 does not divide the model's 6 experts (experts=2)",
+    ),
+    (EXPERTS, "servers.placement=sequence=2", "6 experts, which take whole sequences"),
+    (EXPERTS, "data.layers=1", "data.experts = 6 with data.layers = 1"),
+    (CHARS, "servers.placement=data=2_experts=2", "the model has no experts"),
+    (CHARS, "servers.placement=data=4_experts=3", "experts=3 does not divide data=4"),
     (DIGITS, "servers.placement=tensor=2", "does not say how its layers are divided"),
     (DIGITS, "servers.placement=sequence=2", "never calls scaled_dot_product_attention"),
 ]
@@ -100,6 +110,7 @@ def test_bad_input_is_one_line_with_what_works(tmp_path, monkeypatch, capsys, jo
         '[[server]]\nname = "a"\nhost = "local"\naccelerators = 2\n'
     )
     given = [word.replace("_schedule", " schedule").replace("_shard", " shard")
+             .replace("_experts", " experts")
              .replace("_zero", " zero") for word in words.split()]  # fmt: skip
     assert main(["run", *job, *given]) == 2
     lines = capsys.readouterr().err.strip().splitlines()

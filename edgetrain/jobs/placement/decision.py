@@ -240,6 +240,7 @@ def check(placement: Placement, model: Model, servers: Servers, work: Work) -> N
             f"tensor={near}",
         )
     _check_sequence(placement, model)
+    _check_experts(placement, model)
     most = max(server.accelerators for server in servers.servers)
     if placement.pipeline > 1 and width > most:
         raise ConfigError(
@@ -274,6 +275,30 @@ def _check_sequence(placement: Placement, model: Model) -> None:
         raise ConfigError(
             f"placement: ulysses={placement.ulysses} does not divide the {heads} heads of a rank",
             f"ulysses={near}",
+        )
+
+
+def _check_experts(placement: Placement, model: Model) -> None:
+    count = placement.experts
+    if count > 1 and not model.experts:
+        raise ConfigError(
+            f"placement: experts={count}, and the model has no experts", "leave experts out"
+        )
+    if count > 1 and model.experts % count:
+        near = max(
+            each for each in range(1, count)
+            if model.experts % each == 0 and placement.data % each == 0
+        )  # fmt: skip
+        raise ConfigError(
+            f"placement: experts={count} does not divide the model's {model.experts} experts",
+            f"experts={near}",
+        )
+    if model.experts and (placement.sequence > 1 or placement.norms == "split"):
+        word = "norms=split" if placement.sequence == 1 else f"sequence={placement.sequence}"
+        raise ConfigError(
+            f"placement: {word}, and the model has {model.experts} experts, which take whole "
+            "sequences",
+            f"leave {word.partition('=')[0]} out",
         )
 
 

@@ -25,6 +25,10 @@ class Layer:
     """The share of its parameters that tensor parallelism divides."""
     attentions: int = 0
     """Calls of scaled_dot_product_attention."""
+    expert: float = 0.0
+    """The share of its parameters that are of experts."""
+    routed_bytes: float = 0.0
+    """Given to experts."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,9 @@ class Model:
     """Positions of a sequence, as its attention sees them; 0: it has none."""
     knows_place: bool = False
     """Whether it can be told which positions its inputs are."""
+
+    experts: int = 0
+    """Experts of its layers that have any; 0: none has."""
 
     @property
     def parameters(self) -> int:

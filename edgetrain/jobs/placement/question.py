@@ -108,7 +108,9 @@ def model_of(task: Task, job: Job) -> tuple[Model, str, tuple[str, ...]]:
             f"{found.buffers[0]} keeps statistics of batches, which ranks and micro-batches would "
             "each see another part of (GroupNorm or LayerNorm have none)"
         )
-    model = Model(layers, tuple(found.tied), found.heads, found.length, found.knows_place)
+    model = Model(
+        layers, tuple(found.tied), found.heads, found.length, found.knows_place, found.experts
+    )
     return model, problem, tuple(notes)
 
 

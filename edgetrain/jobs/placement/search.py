@@ -62,6 +62,8 @@ def kind_of(placement: Placement) -> str:
     words = []
     if placement.data > 1:
         words.append("sharded data" if placement.shard > 1 else "data")
+    if placement.experts > 1:
+        words.append("experts")
     if placement.pipeline > 1:
         words.append("pipeline")
     if placement.tensor > 1:
@@ -275,7 +277,13 @@ def _sequences(model: Model, most: int, tensor: int) -> list[tuple[int, int]]:
     ring."""
     found = [(1, 1)]
     for count in TENSORS[1:]:
-        if count > most or not model.knows_place or not model.length or model.length % count:
+        if (
+            count > most
+            or model.experts
+            or not model.knows_place
+            or not model.length
+            or model.length % count
+        ):
             continue
         divides = model.heads and (model.heads // tensor) % count == 0
         found.append((count, count if divides else 1))
@@ -301,15 +309,21 @@ def _widths(
             for microbatches in _divisors(samples, samples):
                 if schedule == "interleaved" and microbatches % pipeline:
                     continue
-                for shard, zero in shards:
+                for (shard, zero), experts in itertools.product(shards, _experts(sums.model, data)):
                     if zero == 3 and schedule in SPLIT and pipeline > 1:
                         continue
                     for recompute in (False, True):
                         yield Placement(
                             data, shard, zero, pipeline, tensor,
-                            sequence=sequence, ulysses=ulysses, schedule=schedule, stages=stages,
+                            sequence=sequence, ulysses=ulysses, experts=experts,
+                            schedule=schedule, stages=stages,
                             microbatches=microbatches, recompute=recompute,
                         )  # fmt: skip
+
+
+def _experts(model: Model, data: int) -> list[int]:
+    """Ranks that share experts to try: none, or as many as can."""
+    return sorted({1, math.gcd(model.experts, data)}) if model.experts else [1]
 
 
 def _is_chosen(servers: Servers, room: list[Slot]) -> bool:
@@ -341,7 +355,7 @@ def _option(
         placement.data * placement.sequence, placement.shard, placement.zero, placement.tensor,
         placement.schedule, placement.pipeline, placement.stages, placement.microbatches,
         samples / placement.sequence, placement.recompute, placement.ring, placement.ulysses,
-        placement.norms == "split",
+        placement.norms == "split", placement.experts,
     )  # fmt: skip
     used = room if mixed else [room[s % placement.pipeline] for s in range(placement.all_stages)]
     as_needed = placement.recompute is True and not given

@@ -45,6 +45,7 @@ class Shape:
     ring: int = 1
     ulysses: int = 1
     split_norms: bool = False
+    experts: int = 1
 
 
 class Sums:
@@ -53,7 +54,7 @@ class Sums:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.layers = len(model.layers)
-        self._by_tensor: dict[int, Divided] = {}
+        self._by_tensor: dict[tuple[int, int], Divided] = {}
         places = np.arange(self.layers + 1)
         self.first, self.end = places[:, None], places[None, :]
         self.allowed = self.end > self.first
@@ -63,6 +64,8 @@ class Sums:
         self.operators = self._sum([float(layer.operators) for layer in model.layers])
         self.attentions = self._sum([float(x.attentions) for x in model.layers])
         self.attended = self._sum([x.passed_bytes * x.attentions for x in model.layers])
+        self.routings = self._sum([float(x.expert > 0) for x in model.layers])
+        self.routed = self._sum([x.routed_bytes for x in model.layers])
         self.back_operators = self._sum([float(x.backward_operators) for x in model.layers])
         self.boundary = self._sum(
             [0.0, *(layer.passed_bytes for layer in model.layers[:-1])]  # what enters each layer
@@ -97,22 +100,28 @@ class Sums:
             found[i, i + 1 :] = np.maximum.accumulate(np.array(values[i:], float))
         return found
 
-    def divided(self, tensor: int) -> Divided:
-        """Parameters and flops of a rank that has a `tensor`-th of what can be divided."""
-        if tensor not in self._by_tensor:
-            self._by_tensor[tensor] = self._divide(tensor)
-        return self._by_tensor[tensor]
+    def divided(self, tensor: int, experts: int = 1) -> Divided:
+        """Parameters and flops of a rank that has a `tensor`-th of what can be divided, and one of
+        `experts` equal parts of all experts."""
+        if (tensor, experts) not in self._by_tensor:
+            self._by_tensor[tensor, experts] = self._divide(tensor, experts)
+        return self._by_tensor[tensor, experts]
 
-    def _divide(self, tensor: int) -> Divided:
+    def _divide(self, tensor: int, experts: int) -> Divided:
         kept = [1 - x.divided + x.divided / tensor for x in self.model.layers]
-        parameters = [x.parameters * part for x, part in zip(self.model.layers, kept, strict=True)]
+        own = [x.parameters * x.expert / experts * (experts > 1) for x in self.model.layers]
+        parameters = [
+            x.parameters * (part - x.expert * (experts > 1))
+            for x, part in zip(self.model.layers, kept, strict=True)
+        ]
         held = self._sum(parameters)
         for a, b, tied in self.model.tied:
             held = held - tied * ((self.first <= a) & (self.end > b))
         zipped = list(zip(self.model.layers, kept, strict=True))
         return Divided(
             held,
-            self._most(parameters),
+            self._sum(own),
+            self._most([a + b for a, b in zip(parameters, own, strict=True)]),
             self._sum([x.flops * part for x, part in zipped]),
             self._sum([x.backward_flops * part for x, part in zipped]),
             self._sum([x.passed_bytes * (x.divided > 0) for x in self.model.layers]),
@@ -125,6 +134,8 @@ class Divided:
     """Sums over runs of layers, of what one rank of a tensor-parallel group has."""
 
     held: Array
+    own: Array
+    """Parameters of experts that other ranks do not have; 0 where all ranks have all experts."""
     largest: Array
     flops: Array
     back_flops: Array
@@ -152,7 +163,7 @@ class StageCosts:
         self.layers = sums.layers
         self._sums, self._shape, self._slots, self._kept = sums, shape, slots, kept
         self._inside, self._between = self._links = links
-        self._divided = sums.divided(shape.tensor)
+        self._divided = sums.divided(shape.tensor, shape.experts)
         self.below = math.inf
         """Stages whose gradients take this many seconds to add up, or more, are left out."""
         self.longest = math.inf
@@ -220,7 +231,8 @@ class StageCosts:
         shape = self._shape
         how = (self._kept, shape.shard, shape.zero, shape.microbatches > 1)
         one, top = rank_bytes(1.0, 0.0, *how), rank_bytes(0.0, 1.0, *how)
-        return one * held + top * largest
+        alone = rank_bytes(1.0, 0.0, self._kept, 1, 0, shape.microbatches > 1)
+        return one * held + alone * self._divided.own + top * largest
 
     @cached_property
     def _share_of_saved(self) -> float:
@@ -271,7 +283,7 @@ class StageCosts:
             for each in (once, once, once, twice):
                 time = time + 2 * (n - 1) * (each(own.exchanges) * link.alpha)
                 time = time + 2 * (n - 1) / n * shape.samples * each(own.exchanged) / link.beta
-        time = time + self._attending(at, once, twice)
+        time = time + self._attending(at, once, twice) + self._routing(at, once, twice)
         if shape.zero >= 3:
             time = time + 2 * (
                 (shape.shard - 1) * at.wide.alpha
@@ -306,6 +318,19 @@ class StageCosts:
             one = (4 * (n - 1), 4 * (n - 1) / n)
             found = found + sent(twice, *one) + sent(once, *one)
         return found
+
+    def _routing(self, at: Slot, once: _Pick, twice: _Pick) -> Array | float:
+        """Seconds of the all-to-alls that bring positions to their experts and back, in the forward
+        and in the backward pass (Lepikhin et al., GShard, 2021)."""
+        shape, link, n = self._shape, at.wide, self._shape.experts
+        if n == 1:
+            return 0.0
+        trips = (n - 1) * link.alpha
+        size = (n - 1) / n * shape.samples / link.beta
+        return sum(
+            2 * (trips * pick(self._sums.routings) + size * pick(self._sums.routed))
+            for pick in (once, twice)
+        )
 
     def lighten(
         self, ends: tuple[tuple[int, int], ...], slots: tuple[int, ...]
@@ -365,7 +390,13 @@ class StageCosts:
         if n == 1:
             return np.zeros_like(self._divided.held)
         trips = 3 if self._shape.zero == 1 else 2  # then torch broadcasts parameters besides
-        return trips * (n - 1) * (link.alpha + 4.0 * self._divided.held / n / link.beta)
+        found = trips * (n - 1) * (link.alpha + 4.0 * self._divided.held / n / link.beta)
+        copies = n // self._shape.experts
+        if self._shape.experts > 1 and copies > 1:
+            found = found + trips * (copies - 1) * (
+                link.alpha + 4.0 * self._divided.own / copies / link.beta
+            )
+        return found
 
     def sync_seconds(self, ends: tuple[tuple[int, int], ...], slots: tuple[int, ...]) -> float:
         """The same of the slowest stage, once a step."""

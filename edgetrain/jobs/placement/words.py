@@ -31,7 +31,17 @@ ZEROS = (0, 1, 2, 3)
 """What a `shard` divides: nothing; the optimizer; gradients and optimizer; the parameters too."""
 
 NORMS = ("whole", "split")
-COUNTS = ("data", "shard", "pipeline", "tensor", "sequence", "ulysses", "stages", "microbatches")
+COUNTS = (
+    "data",
+    "shard",
+    "pipeline",
+    "tensor",
+    "sequence",
+    "ulysses",
+    "experts",
+    "stages",
+    "microbatches",
+)
 _MOST = 4096
 
 
@@ -56,6 +66,8 @@ class Placement:
     """Ranks that each have a slice of every sequence."""
     ulysses: int = 1
     """Of these, neighbours that exchange heads; their groups form rings."""
+    experts: int = 1
+    """Of the data ranks, neighbours that each have a part of every layer's experts."""
     schedule: str = "1f1b"
     stages: int = 1
     """Stages that each rank of the pipeline holds."""
@@ -119,6 +131,17 @@ class Placement:
             raise ConfigError(
                 f"placement: shard={self.shard} with zero={self.zero}",
                 "shard=2 zero=3 divides the parameters among two ranks; leave both out otherwise",
+            )
+        if self.data % self.experts:
+            near = math.gcd(self.data, self.experts)
+            raise ConfigError(
+                f"placement: experts={self.experts} does not divide data={self.data}",
+                f"experts={near}",
+            )
+        if self.experts > 1 and self.zero == 1:
+            raise ConfigError(
+                f"placement: experts={self.experts} with zero=1, whose ranks hold the same layers",
+                "zero=2",
             )
         self._check_sequence()
         self._check_schedule()

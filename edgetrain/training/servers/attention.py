@@ -78,7 +78,7 @@ def to_heads(slices: Tensor, group: dist.ProcessGroup) -> Tensor:
     if heads % count:
         raise ConfigError(f"placement: ulysses={count} does not divide {heads} heads of a rank")
     apart = slices.reshape(samples, count, heads // count, length, width).transpose(0, 1)
-    found = _exchanged(apart, group)
+    found = exchanged(apart, group)
     return found.permute(1, 2, 0, 3, 4).reshape(samples, heads // count, count * length, width)
 
 
@@ -87,11 +87,12 @@ def to_slices(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     count = dist.get_world_size(group)
     samples, heads, length, width = whole.shape
     apart = whole.reshape(samples, heads, count, length // count, width).permute(2, 0, 1, 3, 4)
-    found = _exchanged(apart, group)
+    found = exchanged(apart, group)
     return found.transpose(0, 1).reshape(samples, heads * count, length // count, width)
 
 
-def _exchanged(apart: Tensor, group: dist.ProcessGroup) -> Tensor:
+def exchanged(apart: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Equal parts of the first dimension, one for each rank of a group, and one from each."""
     found: Tensor = collectives.all_to_all_single_autograd(apart.contiguous(), None, None, group)
     return found
 

@@ -12,9 +12,15 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import (
+    DTensor,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -24,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.training.servers.attention import exchanged
 
 STYLES = ("colwise", "rowwise")
 """How a layer is divided."""
@@ -58,6 +65,48 @@ def divide_with_norms(
     first, last = (module.get_submodule(name) for name in (blocks[0], blocks[-1]))
     first.register_forward_pre_hook(lambda block, args: (_split(args[0], mesh), *args[1:]))
     last.register_forward_hook(lambda block, args, output: _joined(output, mesh))
+
+
+def share_experts(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Leave each rank its part of a module's experts (see tasks.experts): two all-to-alls bring
+    positions to the ranks of their experts and back (Lepikhin et al., GShard, 2021)."""
+    count, group = mesh.size(), mesh.get_group()
+
+    for key, parameter in list(module.named_parameters(recurse=False)):
+        divided = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
+        module.register_parameter(key, nn.Parameter(divided))
+
+    def sent(module: nn.Module, given: tuple[Tensor]) -> DTensor:
+        experts, positions, width = given[0].shape
+        found = _Times.apply(given[0], float(count))  # type: ignore[no-untyped-call]
+        found = exchanged(found, group).reshape(count, experts // count, positions, width)
+        found = found.transpose(0, 1).reshape(experts // count, count * positions, width)
+        return DTensor.from_local(found, mesh, [Shard(0)], run_check=False)
+
+    def returned(module: nn.Module, given: Any, output: DTensor) -> Any:
+        found = output.to_local()
+        here, positions, width = found.shape
+        found = found.reshape(here, count, positions // count, width).transpose(0, 1)
+        found = exchanged(found.reshape(here * count, positions // count, width), group)
+        return _Times.apply(found, 1 / count)  # type: ignore[no-untyped-call]
+
+    module.register_forward_pre_hook(sent)
+    module.register_forward_hook(returned)
+
+
+class _Times(torch.autograd.Function):
+    """A tensor as it is, and its gradient times a factor. An expert gets the gradients of all
+    ranks' losses, of which the mean counts: they are divided where they come in, and multiplied
+    where they leave."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.factor, None
 
 
 def _styles(

@@ -32,6 +32,9 @@ class Ranks:
     slices: DeviceMesh | None = None
     """(…, ring, ulysses): the ranks with slices of the same sequences; None: each has whole
     ones."""
+    experts: DeviceMesh | None = None
+    """(…, copies, single, expert, …): the ranks that each have a part of all experts, and those
+    with the same part; None: each has all experts."""
     owners: dist.ProcessGroup | None = None
     """The ranks that share one optimizer (ZeRO-1); None: each has its own, or its shard."""
 
@@ -46,13 +49,20 @@ class Ranks:
         if p.sequence > 1:
             rings = ranks.transpose(3, 4).reshape(-1, p.ring, p.ulysses)
             slices = DeviceMesh(device.type, rings, mesh_dim_names=("rest", "ring", "ulysses"))
+        experts = None
+        if p.experts > 1:
+            shape = (p.pipeline, p.data // p.experts, 1, p.experts, p.sequence * p.tensor)
+            names = ("pipeline", "copies", "single", "expert", "rest")
+            experts = DeviceMesh(
+                device.type, torch.arange(p.ranks).reshape(shape), mesh_dim_names=names
+            )
         owners = None
         if p.zero == 1:
             grid = torch.arange(p.ranks).reshape(p.pipeline, -1, p.shard, p.sequence, p.tensor)
             columns = grid.movedim(2, -1).reshape(-1, p.shard)
             found = DeviceMesh(device.type, columns, mesh_dim_names=("rest", "owner"))
             owners = found["owner"].get_group()
-        return cls(placement, dist.get_rank(), mesh, device, slices, owners)
+        return cls(placement, dist.get_rank(), mesh, device, slices, experts, owners)
 
     def place(self, axis: str) -> int:
         """This rank's place along an axis."""

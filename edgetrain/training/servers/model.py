@@ -24,11 +24,12 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_map_only
 
 from edgetrain.errors import ConfigError
+from edgetrain.tasks.experts import expert_modules
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.profiling import placed_modules, tensor_plan
 from edgetrain.tasks.protocol import Task
 from edgetrain.training.servers.attention import SplitAttention
-from edgetrain.training.servers.dividing import divide, divide_with_norms
+from edgetrain.training.servers.dividing import divide, divide_with_norms, share_experts
 from edgetrain.training.servers.dropping import Dropping
 from edgetrain.training.servers.mesh import Ranks
 from edgetrain.training.servers.parts import Parts
@@ -55,6 +56,7 @@ class Held:
         self.parts, self.ranks, self.compiler = parts, ranks, compiler
         self.dropping = dropping
         self._divided: dict[str, int] = {}
+        self._of_experts: set[str] = set()
         self.attention = self._split_attention()
         self.modules = [self._build(stage, precision) for stage in ranks.stages]
         self.own: list[dict[str, nn.Parameter]] = [
@@ -76,6 +78,7 @@ class Held:
         placement = self.ranks.placement
         if placement.tensor > 1:
             self._divide(module)
+        experts = self._share_experts(module)
         units = [n for n in self.parts.units if _has(module, n)]
         if self.dropping is not None:
             for name in units:
@@ -101,6 +104,9 @@ class Held:
         ends = dataclasses.replace(policy, output_dtype=policy.reduce_dtype)
         mesh = self.ranks.mesh["replicate", "shard"]
         again = placement.zero >= 3
+        for each in experts:
+            assert self.ranks.experts is not None
+            fully_shard(each, mesh=self.ranks.experts["copies", "single"], mp_policy=policy)
         for name in units:
             fully_shard(
                 module.get_submodule(name), mesh=mesh, reshard_after_forward=again, mp_policy=policy
@@ -168,6 +174,24 @@ class Held:
             if isinstance(parameter, DTensor) and isinstance(parameter.placements[0], Shard):
                 self._divided[self.parts.names[name]] = parameter.placements[0].dim
 
+    def _share_experts(self, module: nn.Module) -> list[nn.Module]:
+        """The modules whose experts this rank shares with others; it keeps its part of them."""
+        mesh = self.ranks.experts
+        if mesh is None:
+            return []
+        if self.parts.how == "tracer":
+            raise ConfigError(
+                "placement: experts with a pipeline that torch's tracer cuts",
+                "the model names its pieces, or leave one of both out",
+            )
+        found = expert_modules(module)
+        for name, each in found.items():
+            share_experts(each, mesh["expert"])
+            self._of_experts |= {
+                self.parts.names[f"{name}.{own}"] for own, _ in each.named_parameters()
+            }
+        return list(found.values())
+
     # -- weights -------------------------------------------------------------------------------
 
     def hand_out(self, task: Task, seed: int) -> None:
@@ -214,6 +238,9 @@ class Held:
             count, place = self.ranks.placement.tensor, self.ranks.place("tensor")
             part = part.chunk(count, self._divided[name])[place]
         count, place = self.ranks.placement.divided, self.ranks.place("shard")
+        if name in self._of_experts and self.ranks.experts is not None:
+            count = self.ranks.placement.experts
+            place = self.ranks.experts.get_local_rank("expert")
         if count > 1:
             chunks = part.chunk(count, 0)
             part = chunks[place] if place < len(chunks) else part[:0]
@@ -260,6 +287,8 @@ class Held:
         """Ranks of a stage that have the same part of a parameter."""
         placement = self.ranks.placement
         whole = 1 if name in self._divided else placement.tensor
+        if name in self._of_experts:
+            return placement.data // placement.experts * whole
         return placement.data // placement.divided * placement.sequence * whole
 
     def parameters(self) -> nn.ModuleList:

@@ -103,7 +103,7 @@ def _optimizer(job: Job, held: Held) -> torch.optim.Optimizer:
         # A stage of activations and shapes only; its optimizer has nothing to do.
         parameters.append(torch.nn.Linear(1, 1))
     table = dict(job.train.optimizer)
-    if held.ranks.placement.tensor > 1:
+    if held.ranks.placement.tensor > 1 or held.ranks.placement.experts > 1:
         table.setdefault("foreach", False)  # divided and whole tensors do not go in one call
     try:
         found = optimizer_for(parameters, table)

@@ -19,6 +19,7 @@ from torch.distributed.pipelining.schedules import (
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.placement.words import SCHEDULES
+from edgetrain.tasks.experts import set_share
 from edgetrain.tasks.profiling import inputs_of, loss_of
 from edgetrain.tasks.protocol import Batch, Task, batches_from
 from edgetrain.training.servers.clipping import clip_gradients
@@ -81,6 +82,7 @@ class Schedule:
         (module,) = self._held.modules
         assert isinstance(module, FSDPModule)
         total = torch.zeros((), device=self._ranks.device)
+        set_share(module, 1 / self._parts)
         for place, micro in enumerate(self._micro):
             module.set_requires_gradient_sync(place == self._parts - 1)
             loss = self._task.loss(module, micro) / self._parts

@@ -264,6 +264,27 @@ def test_large_models_are_planned_in_seconds(layers, count, most_s):
     assert took < most_s, f"{took:.1f} s"
 
 
+def test_experts_of_several_ranks_take_less_memory_and_all_to_alls():
+    """Parameters, gradients and optimizer of three of four experts are elsewhere; what is routed
+    goes to them and back in both passes; nothing of them is added up."""
+    count, routed = 4 * 10**7, 1e6
+    plain = layer("plain", 10**6)
+    mixed = replace(layer("mixed", count + 10**6), expert=count / (count + 10**6),
+                    routed_bytes=routed)  # fmt: skip
+    model = Model((plain, mixed), experts=4)
+    servers, work = Servers((server(),), LINK), Work(4, 2, FP32)
+    whole, shared = (
+        evaluate(model, servers, work, Placement(data=4, experts=experts)) for experts in (1, 4)
+    )
+    held = formulas.rank_bytes(count, count, FP32, 1, 0, False)
+    assert whole.bytes[0] - shared.bytes[0] == pytest.approx(0.75 * held)
+    way = 3 * LINK.alpha + 0.75 * 2 * routed / LINK.beta
+    sync = LINK.all_reduce(4, 4.0 * (count + 2e6)) - LINK.all_reduce(4, 4.0 * 2e6)
+    assert shared.seconds - whole.seconds == pytest.approx(4 * way - sync)
+    ranked, _ = search(model, servers, work)
+    assert any(each.placement.experts == 4 for each in ranked)
+
+
 def test_unequal_devices_get_unequal_numbers_of_layers():
     model = Model(tuple(layer(i) for i in range(12)))
     machines = (server("fast", 1, speed=3e12), server("slow", 1, speed=1e12))

@@ -35,6 +35,7 @@ UNNAMED = cases.job_of("task=group_cases:unnamed", *cases.CHARS[1:])
 UNTIED = cases.job_of(*cases.CHARS, "data.tied=false")
 COMPILED = cases.job_of(*cases.CHARS, "servers.compile=aot_eager")
 THINNED = cases.job_of(*cases.CHARS, "servers.layer_keep=0.3", "steps=40")
+EXPERTS = cases.job_of(*cases.CHARS[:-1], "data.layers=2", "data.experts=4", "train.clip=0.5")
 CLIPPED = cases.job_of(*cases.CHARS, "train.clip=0.05")
 MOST = 1e-9
 
@@ -72,6 +73,7 @@ def compare(worlds, count, name, words, how=None):
         ("UNTIED", "pipeline=2 microbatches=1", "names"),
         ("DIGITS", "pipeline=2 microbatches=4 cuts=3", "sequence"),
         ("UNNAMED", "pipeline=2 microbatches=4", "tracer"),
+        ("EXPERTS", "data=2 experts=2 microbatches=2 recompute=yes", "whole"),
         ("CHARS", "pipeline=2 schedule=looped-bfs microbatches=4 cuts=1,2,4", "names"),
     ],
 )
@@ -104,6 +106,8 @@ def test_two_ranks_train_what_one_process_trains(worlds, name, words, how):
         ("UNNAMED", "data=2 shard=2 zero=2 pipeline=2 schedule=zero-bubble microbatches=4",
          "tracer"),
         ("CHARS", "data=2 shard=2 zero=2 pipeline=2 schedule=zbv microbatches=4", "names"),
+        ("EXPERTS", "data=4 shard=2 zero=3 experts=2", "whole"),
+        ("EXPERTS", "data=2 experts=2 pipeline=2 microbatches=4", "names"),
         ("CHARS", "data=2 pipeline=2 schedule=dualpipev microbatches=4", "names"),
     ],
 )  # fmt: skip

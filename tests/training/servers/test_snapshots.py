@@ -49,6 +49,18 @@ def test_any_placement_goes_on_from_any_other(world, reference, tmp_path, first,
 
 @pytest.mark.parametrize(
     ("first", "then"),
+    [("data=2 experts=2", "pipeline=2 microbatches=4"), ("tensor=2", "data=2 experts=2")],
+)
+def test_experts_of_several_ranks_are_in_snapshots(worlds, tmp_path, first, then):
+    job = cases.job_of(*cases.CHARS[:-1], "data.layers=2", "data.experts=4")
+    before = worlds(2).run(cases.train_and_keep, job, first, tmp_path, 3)
+    after = worlds(2).run(cases.go_on, job, then, tmp_path, 3)
+    expected = cases.alone(job, steps=6)[0]
+    np.testing.assert_allclose(before[0] + after[0], expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
     [("data=4 shard=2 zero=3", "data=2 pipeline=2 microbatches=4"),
      ("pipeline=2 tensor=2 microbatches=4", "data=4 shard=4 zero=3")],
 )  # fmt: skip
