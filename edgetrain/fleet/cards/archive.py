@@ -216,7 +216,9 @@ def read_manifest(path: Path) -> Manifest:
         return Manifest(**{**table, "needs": tuple(table["needs"])})
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tarfile.TarError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except tarfile.TarError:
+        raise ConfigError(f"{path} is not a worker archive: it is not a tar file") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} is not a worker archive: {error}") from None
 
 

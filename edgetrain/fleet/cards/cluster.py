@@ -280,8 +280,9 @@ def ssh_keys(ssh: Ssh) -> list[str]:
                 f"ssh.keys: cannot read {path}: {reason}", "ssh-keygen -t ed25519 makes a pair"
             ) from None
         if any("PRIVATE KEY" in line for line in lines):
+            public = f"{path}.pub" if path.suffix != ".pub" else "what `ssh-keygen -y` makes of it"
             raise ConfigError(
-                f"ssh.keys: {path} is a private key, which belongs on no card", f"give {path}.pub"
+                f"ssh.keys: {path} is a private key, which belongs on no card", f"give {public}"
             )
         keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not keys or not all(map(PUBLIC_KEY.match, keys)):

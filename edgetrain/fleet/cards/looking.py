@@ -98,6 +98,13 @@ def look(path: str, head: memoryview | bytes, size: int) -> Look:
     """
     check_tools()
     parts = partitions(path, head, size)
+    for part in parts:
+        if part.start + part.size > size:
+            raise ConfigError(
+                f"the image is cut short: its partition {part.number} ends at byte "
+                f"{part.start + part.size}, and it has {size}",
+                "download it again",
+            )
     boot = next((p for p in parts if p.filesystem == "vfat"), None)
     root = next((p for p in parts if p.filesystem in ("ext4", "ext3", "ext2")), None)
     found = ", ".join(f"{p.number}: {p.filesystem or 'unknown'}" for p in parts) or "none"

@@ -88,7 +88,7 @@ def test_a_damaged_archive_and_other_files(tmp_path):
     with pytest.raises(ConfigError, match="is damaged"):
         archive.check(path)
     path.write_text("hello")
-    with pytest.raises(ConfigError, match="is not a worker archive"):
+    with pytest.raises(ConfigError, match=r"is not a worker archive: it is not a tar file$"):
         archive.read_manifest(path)
     with pytest.raises(ConfigError, match="cannot read"):
         archive.read_manifest(tmp_path / "none.tar")

@@ -215,6 +215,9 @@ def test_ssh_keys_are_public_ones(tmp_path):
     path.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1r\n")
     with pytest.raises(ConfigError, match=r"is a private key.*give .*id\.pub"):
         cluster.ssh_keys(ssh)
+    misnamed = path.rename(tmp_path / "id.pub")
+    with pytest.raises(ConfigError, match=r"private key.*give what `ssh-keygen -y` makes of it"):
+        cluster.ssh_keys(cluster.Ssh("fleet", (misnamed,)))
     path.write_text("hello\n")
     with pytest.raises(ConfigError, match="not an SSH public key"):
         cluster.ssh_keys(ssh)

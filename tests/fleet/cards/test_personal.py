@@ -86,6 +86,16 @@ def test_a_boot_partition_that_is_not_fat(tmp_path):
         look(path)
 
 
+@needs_tools
+def test_an_image_that_is_cut_short(images, tmp_path):
+    path = tmp_path / "x.img"
+    path.write_bytes(images["raspberry-pi-os-13"].read_bytes()[: 30 << 20])
+    with pytest.raises(
+        ConfigError, match="cut short: its partition 2 ends at byte 41943040, and it has 31457280"
+    ):
+        look(path)
+
+
 def test_a_missing_tool_is_named_with_its_package(monkeypatch):
     monkeypatch.setattr(looking, "find_program", lambda name: name != "mcopy" or None)
     with pytest.raises(ConfigError, match=r"mcopy is not installed \(apt install mtools\)"):
