@@ -1,10 +1,10 @@
-"""A card that boots on this machine: Debian 12 under user-mode-linux, from power-on to training.
+"""A card that boots on this machine: Debian 12, emulated, from power-on to training.
 
 The root file system comes from mmdebstrap and gets what Raspberry Pi OS has and Debian has not:
 cloud-init that reads /boot/firmware. It and the image are kept in the folder EDGETRAIN_BOOT_CACHE
-if that is set. The worker is made of the packages that run the tests. A guest has a tap in a
-network namespace of its own; the hub runs at the other end. Needs root, and the packages in
-`missing`.
+if that is set. The worker for amd64 is made of the packages that run the tests, that for arm64 by
+`edgetrain devices worker`. A guest has a tap in a network namespace of its own; the hub runs at the
+other end. Needs root, and the packages in `missing`. user-mode-linux is here, QEMU in `boot_qemu`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import held
+import pi_worker
+import twin_root
 
 from edgetrain.fleet.cards import archive
 
@@ -49,51 +51,79 @@ ExecStart=/usr/local/bin/watch-member
 [Install]
 WantedBy=multi-user.target
 """
-# What the guest says of itself on its console, every two seconds.
+# What the guest says of itself on its console, every few seconds; when its job is done, what
+# `doctor` finds.
 _SCRIPT = """\
 #!/bin/sh
 what=ActiveState,SubState,StatusText,MemoryMax,Result,ExecMainStatus
-while sleep 2; do
+export PYTHONPATH=/opt/edgetrain/current
+while sleep @PAUSE@; do
   pid=$(systemctl show edgetrain-member -p MainPID --value)
   echo "WATCH up=$(cut -d. -f1 /proc/uptime)" \
     "$(systemctl show edgetrain-member -p $what | tr ' ' '_' | tr '\\n' ' ')" \
     "torch=$(grep -c libtorch /proc/$pid/maps 2> /dev/null)" \
-    "sectors=$(grep -w ubda /proc/diskstats | awk '{print $10}')" > /dev/console
+    "sectors=$(grep -wE 'ubda|vda|mmcblk0' /proc/diskstats | awk '{print $10}')" > /dev/console
   if [ -z "$analysed" ] && systemctl --quiet is-active edgetrain-member; then
     analysed=yes
     systemd-analyze security --no-pager edgetrain-member | tail -n 1 > /dev/console
   fi
   [ "$(systemctl show edgetrain-member -p ExecMainStatus --value)" = 0 ] ||
     journalctl -u edgetrain-member -n 12 -o cat > /dev/console
+  if [ "$(systemctl show edgetrain-member -p StatusText --value)" = done ]; then
+    python3 -m edgetrain doctor --for member > /dev/console 2>&1
+    python3 -c 'import torch; print("TORCH", torch.__version__)' > /dev/console 2>&1
+    exit
+  fi
 done
 """
 
 
 @dataclass(frozen=True)
 class System:
-    """What boots: its Debian packages, the name of its card, and a kernel that is none of them."""
+    """What boots: its Debian packages, and a kernel that is none of them."""
 
     name: str
-    disk: str
+    root: str
+    """The root file system, as the kernel and fstab name it."""
     packages: str = PACKAGES
+    architecture: str = "amd64"
     modules: Path | None = None
     """A folder of the kernel's modules, of a kernel of this machine."""
+    pause_s: int = 2
+    """Between two lines on what the member is doing."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its programs are for another processor than this machine's."""
+        return self.architecture != "amd64"
 
     def files(self) -> dict[str, str]:
         """What Raspberry Pi OS has and Debian has not."""
-        return {name: text.replace("ubda", self.disk) for name, text in _FILES.items()}
+        found = {**_FILES, **(_PI_FILES if self.is_foreign else {})}
+        changes = {"@ROOT@": self.root, "@PAUSE@": str(self.pause_s)}
+        for old, new in changes.items():
+            found = {name: text.replace(old, new) for name, text in found.items()}
+        return found
 
 
 _FILES = {
-    "etc/fstab": "LABEL=BOOTFS /boot/firmware vfat defaults 0 2\n/dev/ubda2 / ext4 defaults 0 1\n",
+    # A device may take longer to be found than systemd's 90 s on an emulated and busy machine.
+    "etc/fstab": "LABEL=BOOTFS /boot/firmware vfat defaults,x-systemd.device-timeout=1h 0 2\n"
+    "@ROOT@ / ext4 defaults 0 1\n",
     "etc/cloud/cloud.cfg.d/99-boot.cfg": "datasource_list: [NoCloud, None]\n"
     "datasource: {NoCloud: {fs_label: bootfs}}\n",
     "etc/systemd/system/cloud-init-local.service.d/boot.conf": "[Unit]\n"
     "RequiresMountsFor=/boot/firmware\n",
-    "etc/systemd/network/10-card.link": "[Match]\nOriginalName=vec*\n[Link]\nName=eth0\n",
+    "etc/systemd/network/10-card.link": "[Match]\nOriginalName=vec* usb*\n[Link]\nName=eth0\n",
     "etc/systemd/system/watch.service": _WATCH,
     "usr/local/bin/watch-member": _SCRIPT,
     "etc/modules-load.d/fat.conf": "vfat\nnls_cp437\nnls_ascii\nnls_iso8859-1\n",
+}
+_PI_FILES = {
+    # By which an image is taken for Raspberry Pi OS, whose worker this Debian can run.
+    "etc/rpi-issue": "Raspberry Pi reference 2025-11-24\n",
+    # The same, for services.
+    "etc/systemd/system.conf.d/slow.conf": "[Manager]\nDefaultTimeoutStartSec=1h\n",
 }
 
 
@@ -131,13 +161,15 @@ class Built:
     image: Path
     worker: Path
     root: Path
-    """A tar file."""
+    """A tar file, for amd64."""
+    early: Path
+    """A folder of what firmware reads: kernel, initramfs."""
 
 
 def user_mode_linux() -> System:
     """Debian 12 with the kernel of this machine's package."""
     (modules,) = UML.iterdir()
-    return System("os", "ubda", modules=modules)
+    return System("os", "/dev/ubda2", modules=modules)
 
 
 def build(folder: Path, system: System | None = None) -> Built:
@@ -147,24 +179,48 @@ def build(folder: Path, system: System | None = None) -> Built:
     kept = os.environ.get("EDGETRAIN_BOOT_CACHE")
     cache = Path(kept) if kept else folder
     cache.mkdir(parents=True, exist_ok=True)
-    made_by = hashlib.sha256(Path(__file__).read_bytes() + repr(system).encode()).hexdigest()[:12]
-    tar = cache / f"rootfs-{hashlib.sha256(system.packages.encode()).hexdigest()[:12]}.tar"
+    program = Path(__file__).read_bytes() + Path(twin_root.__file__).read_bytes()
+    made_by = hashlib.sha256(program + repr(system).encode()).hexdigest()[:12]
+    content = hashlib.sha256(system.packages.encode()).hexdigest()[:12]
+    tar = cache / f"rootfs-{content}.tar"
+    foreign = cache / f"packages-{system.architecture}-{content}.tar"
     image = cache / f"{system.name}-{made_by}.img"
+    early = image.with_suffix(".early")
     if not tar.exists():
         _debootstrap(tar, system.packages)
+    if system.is_foreign and not foreign.exists():
+        twin_root.fetch_packages(tar, foreign)
     if not image.exists():
+        root = folder / "root"
+        extract(tar, root)
+        if system.is_foreign:
+            twin_root.overlay(root, foreign)
+        early.mkdir(exist_ok=True)
+        _copy_early_files(root, early, system)
         draft = cache / f"os-{os.getpid()}.part"
-        _image(tar, draft, folder / "root", system)
+        _image(root, draft, system)
         draft.rename(image)
     worker = folder / "worker.tar"
-    _worker(worker, folder / "site")
-    return Built(image, worker, tar)
+    if system.is_foreign:
+        pi_worker.make(worker)
+    else:
+        _worker(worker, folder / "site")
+    return Built(image, worker, tar, early)
 
 
 def extract(tar: Path, root: Path) -> None:
     """Unpack a root file system."""
     root.mkdir()
     subprocess.run(["tar", "xf", str(tar), "-C", str(root)], check=True, timeout=300)
+
+
+def _copy_early_files(root: Path, early: Path, system: System) -> None:
+    if system.is_foreign:
+        twin_root.early_files(root, early)
+        return
+    for path in (root / "boot").iterdir():
+        if path.name.startswith(("vmlinuz", "initrd")):
+            shutil.copy(path, early / path.name.partition("-")[0])
 
 
 def _debootstrap(tar: Path, packages: str) -> None:
@@ -174,12 +230,13 @@ def _debootstrap(tar: Path, packages: str) -> None:
         "--dpkgopt=path-exclude=/usr/share/locale/*", "--dpkgopt=path-exclude=/usr/share/doc/*",
         "--dpkgopt=force-unsafe-io", "bookworm", f"{tar}.part.tar",
     ]  # fmt: skip
-    subprocess.run(words, check=True, capture_output=True, timeout=1800)
+    # Debian's own Python for mmdebstrap's filter, which is started for each package.
+    env = {**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    subprocess.run(words, check=True, capture_output=True, timeout=3600, env=env)
     Path(f"{tar}.part.tar").rename(tar)
 
 
-def _image(tar: Path, image: Path, root: Path, system: System) -> None:
-    extract(tar, root)
+def _image(root: Path, image: Path, system: System) -> None:
     for name, text in system.files().items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -206,7 +263,7 @@ def _image(tar: Path, image: Path, root: Path, system: System) -> None:
     env = {**os.environ, "MTOOLSRC": "/dev/null"}
     words = ["mformat", "-i", device, "-F", "-v", "bootfs", "-T", sectors, "-h", "64", "-s", "32"]
     subprocess.run([*words, "::"], check=True, env=env)
-    line = f"console=tty1 root=/dev/{system.disk}2 rootfstype=ext4 rw\n".encode()
+    line = f"console=tty1 root={system.root} rootfstype=ext4 rw\n".encode()
     subprocess.run(["mcopy", "-i", device, "-", "::cmdline.txt"], input=line, check=True, env=env)
     words = ["mke2fs", "-q", "-t", "ext4", "-L", "rootfs", "-d", str(root)]
     options = f"offset={behind},lazy_itable_init=1"
@@ -288,15 +345,17 @@ class Guest:
                     ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
 
-    def until(self, text: str, seconds: float) -> float:
-        """Wait until its console has this text; returns seconds. AssertionError if it never has."""
-        began = time.monotonic()
-        while text not in self.said:
-            spent = time.monotonic() - began
-            assert self.running, f"it ended without '{text}':\n{self.said[-3000:]}"
-            assert spent < seconds, f"no '{text}' after {seconds} s:\n{self.said[-3000:]}"
+    def until(self, text: str, seconds: float) -> None:
+        """Wait until its console has this text. AssertionError if it never has."""
+        self.wait(lambda: text in self.said, f"'{text}'", seconds)
+
+    def wait(self, met: Callable[[], bool], what: str, seconds: float) -> None:
+        """Wait until a condition is met. AssertionError, which names `what`, if it never is."""
+        until = time.monotonic() + seconds
+        while not met():
+            assert self.running, f"it ended without {what}:\n{self.said[-3000:]}"
+            assert time.monotonic() < until, f"no {what} after {seconds} s:\n{self.said[-3000:]}"
             time.sleep(0.5)
-        return time.monotonic() - began
 
     def __enter__(self) -> Guest:
         return self

@@ -10,14 +10,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
+import pi_worker
 import pytest
 
 pytestmark = [pytest.mark.arm_doctor, pytest.mark.timeout(1800)]
-CHECKOUT = Path(__file__).parents[3]
 PYTHON_PACKAGES = (
     "python3.11,libpython3.11-stdlib,libgomp1,libstdc++6,zlib1g,libssl3,libffi8,libsqlite3-0,"
     "libbz2-1.0,liblzma5,libexpat1,libuuid1"
@@ -49,12 +48,7 @@ def python_for_arm(folder: Path) -> list[str]:
 def unpacked_worker(folder: Path) -> Path:
     """The worker for Raspberry Pi OS 12, as it lies on a device."""
     out, site = folder / "worker.tar", folder / "site"
-    words = ["devices", "worker", "--for", "raspberry-pi-os-12", "-o", str(out)]
-    env = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "edgetrain", *words], env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    pi_worker.make(out)
     with tarfile.open(out) as archive:
         payload = archive.extractfile("payload.tar.gz")
         with tarfile.open(fileobj=payload, mode="r:gz") as inner:
