@@ -55,25 +55,31 @@ WantedBy=multi-user.target
 # `doctor` finds.
 _SCRIPT = """\
 #!/bin/sh
-what=ActiveState,SubState,StatusText,MemoryMax,Result,ExecMainStatus
+what=MainPID,ActiveState,SubState,StatusText,MemoryMax,Result,ExecMainStatus
 export PYTHONPATH=/opt/edgetrain/current
 while sleep @PAUSE@; do
-  pid=$(systemctl show edgetrain-member -p MainPID --value)
-  echo "WATCH up=$(cut -d. -f1 /proc/uptime)" \
-    "$(systemctl show edgetrain-member -p $what | tr ' ' '_' | tr '\\n' ' ')" \
-    "torch=$(grep -c libtorch /proc/$pid/maps 2> /dev/null)" \
-    "sectors=$(grep -wE 'ubda|vda|mmcblk0' /proc/diskstats | awk '{print $10}')" > /dev/console
-  if [ -z "$analysed" ] && systemctl --quiet is-active edgetrain-member; then
-    analysed=yes
-    systemd-analyze security --no-pager edgetrain-member | tail -n 1 > /dev/console
-  fi
-  [ "$(systemctl show edgetrain-member -p ExecMainStatus --value)" = 0 ] ||
-    journalctl -u edgetrain-member -n 12 -o cat > /dev/console
-  if [ "$(systemctl show edgetrain-member -p StatusText --value)" = done ]; then
-    python3 -m edgetrain doctor --for member > /dev/console 2>&1
-    python3 -c 'import torch; print("TORCH", torch.__version__)' > /dev/console 2>&1
-    exit
-  fi
+  shown="$(systemctl show edgetrain-member -p $what | tr ' \\n' '_ ') "
+  pid=${shown#*MainPID=}
+  read up rest < /proc/uptime
+  sectors=$(awk '$3 ~ /^(ubda|vda|mmcblk0)$/ { print $10 }' /proc/diskstats)
+  echo "WATCH up=${up%%.*} $shown" \\
+    "torch=$(grep -c libtorch /proc/${pid%% *}/maps 2> /dev/null) sectors=$sectors" > /dev/console
+  case $shown in
+    *ActiveState=active\\ *)
+      [ "$analysed" ] || systemd-analyze security --no-pager edgetrain-member | tail -n 1 \\
+        > /dev/console
+      analysed=yes
+      ;;
+    *StatusText=done\\ *)
+      python3 -m edgetrain doctor --for member > /dev/console 2>&1
+      python3 -c 'import torch; print("TORCH", torch.__version__)' > /dev/console 2>&1
+      exit
+      ;;
+  esac
+  case $shown in
+    *ExecMainStatus=0\\ *) ;;
+    *) journalctl -u edgetrain-member -n 12 -o cat > /dev/console ;;
+  esac
 done
 """
 

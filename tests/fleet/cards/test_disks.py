@@ -4,9 +4,10 @@
 util-linux 2.38.1 on Debian 12 (kernel 6.1.0-56-amd64) in QEMU 7.2, with QEMU's NVMe disk, its USB
 stick (usb-storage, removable), a USB device of two slots (usb-bot), a USB SSD (usb-uas) and a card
 behind a PCI reader (sdhci-pci, sd-card); what lies on them was made there by pvcreate, mdadm,
-cryptsetup, mkswap, losetup and blockdev. `LISTINGS` are put together by hand, one property at a
-time, from what lsblk's manual and the kernel's sources say: of the machines in it, a Raspberry Pi
-with its own card, eMMC, ZFS, a CD, an empty slot and lsblk 2.39 are not among the recordings.
+cryptsetup, mkswap, losetup and blockdev. Those that begin with `pi-` are of QEMU's Raspberry Pi 3B
+(kernel 6.1.0-56-arm64, the same lsblk, without udev), with its own SD controller. `LISTINGS` are
+put together by hand, one property at a time, from what lsblk's manual and the kernel's sources say:
+of the machines in it, eMMC, ZFS, a CD, an empty slot and lsblk 2.39 are not among the recordings.
 """
 
 from __future__ import annotations
@@ -142,6 +143,8 @@ RECORDED: dict[str, tuple[list[str], dict[str, str]]] = {
     "raid": ([], {"sda": "sda holds RAID", "sdb": "sdb holds RAID"}),
     "swap-idle": (["/dev/sdb"], {"sda": "sda holds swap"}),
     "swap": (["/dev/sdb"], {"sda": "is in use: sda is swap"}),
+    "pi-own-card": ([], {"mmcblk0": "mmcblk0p1 is mounted at /boot/firmware"}),
+    "pi-and-usb-reader": (["/dev/sda"], {"mmcblk0": "mmcblk0p1 is mounted at /boot/firmware"}),
     "locked": (["/dev/sdb"], {"sda": "is read-only: look at the card's lock switch"}),
 }
 """What is a card in each recording, and why other disks are not."""
