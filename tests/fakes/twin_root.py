@@ -37,6 +37,8 @@ while true; do
   for disk in vda2 mmcblk0p2; do
     if [ -b /dev/$disk ]; then
       /bin/busybox mount -t ext4 /dev/$disk /root
+      # What could not be run when the card was made.
+      [ -e /root/etc/ld.so.cache ] || /bin/busybox chroot /root /sbin/ldconfig
       for place in proc sys dev; do /bin/busybox mount --move /$place /root/$place; done
       exec /bin/busybox switch_root /root /sbin/init
     fi
@@ -77,6 +79,10 @@ def overlay(root: Path, packages: Path) -> None:
         path.unlink()
     (root / "lib64").unlink()
     (root / "etc/ld.so.cache").unlink()
+    folders = (
+        "/usr/local/lib/aarch64-linux-gnu\n/lib/aarch64-linux-gnu\n/usr/lib/aarch64-linux-gnu\n"
+    )
+    (root / "etc/ld.so.conf.d/aarch64-linux-gnu.conf").write_text(folders)
     kept = "--exclude=./lib/modules/*/modules.*"
     subprocess.run([*unpack, kept], check=True, timeout=1200)
     left = [path for path in (root / "usr/bin").iterdir() if _is_for_amd64(path)]
