@@ -16,8 +16,10 @@ TREE = "bcm2837-rpi-3-b.dtb"
 """The file that describes a Raspberry Pi 3B to the kernel."""
 _EARLY = (
     "virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "bcm2835", "sdhci_iproc", "mmc_block",
+    "phy_generic", "dwc2",
 )  # fmt: skip
-"""Modules by which the kernel finds the card of each machine that boots it."""
+"""Modules by which the kernel finds the card of each machine that boots it. A Pi's USB, if it is
+looked for later, does not find what QEMU has there."""
 _SKIPPED = (
     "./etc", "./var", "./usr/share/doc", "./usr/share/man", "./usr/share/locale",
     "./lib/modules/*/kernel/sound", "./lib/modules/*/kernel/drivers/gpu",
