@@ -64,6 +64,7 @@ from edgetrain.exchange.messages import (
     Base,
     Beat,
     Contribute,
+    Fixed,
     Join,
     Leave,
     Message,
@@ -81,6 +82,7 @@ from edgetrain.runs.metrics.lines import format_line
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.statuses import Statuses
+from edgetrain.vectors.blob import blob_digest
 from edgetrain.vectors.vector import Buffer, checksum
 
 ELEMENTS = 300
@@ -112,6 +114,8 @@ class Kind:
     """Of a codec without loss; 0: the named codec's."""
     waiting: bool = False
     """The honest members come when the attack is over, and the job has not begun."""
+    fixed_bytes: int = 0
+    """Of what the first member hands to all others."""
 
     def codecs(self) -> tuple[Codec, Codec]:
         """Of contributions and of replies."""
@@ -131,7 +135,41 @@ KINDS_OF_JOB: dict[str, Kind] = {
     "delayed": Kind("qsgd(4)", "fp16", delay=None),
     "masked": Kind(masked=True),
     "waiting": Kind(waiting=True),
+    "first": Kind(fixed_bytes=40),
+    "first-waiting": Kind(fixed_bytes=40, waiting=True),
 }
+
+
+class Bytes:
+    """Fixed tensors that are bytes; see seam.FixedTensors."""
+
+    def __init__(self, size: int) -> None:
+        self.values = os.urandom(size)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.values)
+
+    @property
+    def digest(self) -> str:
+        """Of the bytes."""
+        return blob_digest([self.values])
+
+    def read(self) -> bytes:
+        """The bytes."""
+        return self.values
+
+    def write(self, blob: Buffer) -> None:
+        """Other bytes, as many."""
+        if memoryview(blob).nbytes != self.size:
+            raise ValueError(f"{memoryview(blob).nbytes} bytes where {self.size} were told")
+        self.values = bytes(blob)
+
+
+def fixed_of(kind: Kind) -> Bytes | None:
+    """What a member brings of it."""
+    return Bytes(kind.fixed_bytes) if kind.fixed_bytes else None
 
 
 def hub_of(kind: Kind) -> Hub:
@@ -359,7 +397,8 @@ class Attack(Room):
         super().__init__(hub_of(kind), self.observe, self.journal)
         self.fitting = Fitting(self)
         self.mutator = Mutator(self.rng, self)
-        for message in (Beat(), Leave("x"), self.fitting.join(b"x"), Base(0, 1, bytes(1200))):
+        bases = Base(0, 1, bytes(1200)), Fixed(0, 1, bytes(40))
+        for message in (Beat(), Leave("x"), self.fitting.join(b"x"), *bases):
             self.mutator.keep(copied(pack(message)))
         self.honest: list[Trainee] = []
         if not kind.waiting:
@@ -377,7 +416,9 @@ class Attack(Room):
         """The honest members join."""
         codec = self.kind.codecs()[0] if self.kind.part_elements else None
         for number in range(HONEST):
-            trainee = Trainee(f"h{number}", ELEMENTS, PACE_S, codec=codec)
+            trainee = Trainee(
+                f"h{number}", ELEMENTS, PACE_S, codec=codec, fixed=fixed_of(self.kind)
+            )
             trainee.start(self, Wire(self, owned((b"honest-%d" % number).ljust(32), b"")))
             self.honest.append(trainee)
 
@@ -475,7 +516,9 @@ class Attack(Room):
         link = Link(wire, clock, outage_s=5.0)
         params = np.zeros(ELEMENTS, np.float32)
         name = rng.choice(("", "insider", f"i{rng.randrange(50)}"))
-        start = link.join(Request("model", name), params, checksum(params))
+        start = link.join(
+            Request("model", name, fixed_tensors=fixed_of(self.kind)), params, checksum(params)
+        )
         if self.kind.part_elements:
             link.outbox.codec, link.inbox.codec = self.kind.codecs()
         round, applied, known = start.round, start.applied, start.checksum
@@ -557,7 +600,10 @@ class Fitting:
         if draw < 0.08:
             return self._telemetry()
         if not hub.started and draw < 0.8:
-            return Base(len(hub.membership.first_base), 1, bytes(4 * ELEMENTS))
+            here, fixed = len(hub.membership.first_base), self._attack.kind.fixed_bytes
+            if here and fixed:
+                return Fixed(here - 1, 1, rng.randbytes(fixed))
+            return Base(here, 1, bytes(4 * ELEMENTS))
         if hub.rounds.masks is not None:
             said = self._masking(peer)
             if said is not None:
@@ -568,20 +614,22 @@ class Fitting:
         """What gets a base, or replies once more, for nothing."""
         peer = self._attack.hub.members.named("greedy")
         if peer is None:
-            return Join(PROTOCOL, "", "model", ELEMENTS, "greedy", 1.0, 5, 9)
+            fixed = self._attack.kind.fixed_bytes
+            return Join(PROTOCOL, "", "model", ELEMENTS, "greedy", 1.0, 5, 9, fixed)
         if peer.sender == sender and self._rng.random() < 0.5:
             return Leave("")
         lacks_base = self._rng.random() < 0.5
         return Resume(
             PROTOCOL, "model", ELEMENTS, "greedy", 9, peer.applied if lacks_base else 0, 0,
-            peer.next_round, peer.next_round, 1, lacks_base,
+            peer.next_round, peer.next_round, 1, lacks_base, "other",
         )  # fmt: skip
 
     def join(self, sender: bytes) -> Join:
         """A newcomer."""
         name = self._rng.choice(("", sender.decode()))
         session = self._rng.choice((0, 7, self._rng.randrange(1, 2**64)))
-        return Join(PROTOCOL, "", "model", ELEMENTS, name, 1.0, 5, session)
+        fixed = self._attack.kind.fixed_bytes if self._rng.random() < 0.9 else 7
+        return Join(PROTOCOL, "", "model", ELEMENTS, name, 1.0, 5, session, fixed)
 
     def _resume(self, peer: MemberRecord) -> Resume:
         hub, rng = self._attack.hub, self._rng
@@ -591,6 +639,7 @@ class Fitting:
         return Resume(
             PROTOCOL, "model", ELEMENTS, peer.name, max(1, peer.session), applied, known,
             max(peer.next_round, oldest), oldest, rng.randrange(1, 4), rng.random() < 0.2,
+            rng.choice(("", "other")),
         )  # fmt: skip
 
     def _telemetry(self) -> Telemetry:

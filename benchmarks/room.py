@@ -16,7 +16,7 @@ from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.seam import CatchUp, Request
+from edgetrain.exchange.seam import CatchUp, FixedTensors, Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.training.simulated.virtual import SECOND, Mailbox, Process, World
 from edgetrain.vectors.vector import Buffer, Vector, checksum
@@ -146,6 +146,8 @@ class Trainee:
     leaving: bool = False
     codec: Codec | None = None
     """In place of what the hub's welcome names, where its parts are of another size."""
+    fixed: FixedTensors | None = None
+    """What the first of them hands to the others."""
     process: Process = field(init=False)
     wire: Wire = field(init=False)
 
@@ -168,7 +170,9 @@ class Trainee:
     def _train(self, room: Room, wire: Wire) -> None:
         link = Link(wire, room.world.clock)
         params: Vector = np.zeros(self.elements, np.float32)
-        start = link.join(Request("model", self.name), params, checksum(params))
+        start = link.join(
+            Request("model", self.name, fixed_tensors=self.fixed), params, checksum(params)
+        )
         if self.codec is not None:
             link.outbox.codec = link.inbox.codec = self.codec
         self.applied, known, round = start.applied, start.checksum, start.round

@@ -20,7 +20,7 @@ from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies.merging.rule import SliceRule
 from edgetrain.vectors.pool import VectorPool
-from edgetrain.vectors.vector import Vector, checksum
+from edgetrain.vectors.vector import Buffer, Vector, checksum
 
 _LOOK_S = 0.5
 """Seconds between two calls of `interrupt` while a member waits."""
@@ -82,6 +82,8 @@ class Direct:
         self._changed = threading.Condition()
         self._model = ""
         self._base: Vector | None = None
+        self._fixed: Buffer = b""
+        """The values of the first member's fixed tensors."""
         self._started = False
         self._round = 0
         self._checksums: dict[int, int] = {}
@@ -104,6 +106,7 @@ class Direct:
             seat = self._seat_for(request, params)
             if self._base is None:
                 self._base, self._checksums = params.copy(), {0: first}
+                self._fixed = request.fixed_tensors.read() if request.fixed_tensors else b""
             self._started = self._started or len(self._seats) == self.members
             self._changed.notify_all()
             try:
@@ -112,6 +115,8 @@ class Direct:
                 self._remove(seat.name)
                 raise
             params[:] = self._base
+            if request.fixed_tensors is not None:
+                request.fixed_tensors.write(self._fixed)
             return Entry(
                 name=seat.name,
                 index=seat.index,

@@ -22,7 +22,7 @@ from edgetrain.errors import BadMessage
 if TYPE_CHECKING:
     from edgetrain.vectors.vector import Buffer
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version; raised when hubs and members of different versions would misunderstand each other."""
 
 MAX_HEADER_BYTES = 4096
@@ -94,6 +94,11 @@ class Join:
     """Of its initial parameters: the hub does not send a base that is equal."""
     session: int = _integer(0, MAX_CHECKSUM, default=0)
     """A random number of the member's, with which it can resume; 0: it will not."""
+    fixed_bytes: int = _integer(0, 4 * MAX_ELEMENTS, default=0)
+    """Size of the tensors that are not trained and that the first member hands to all others; 0:
+    there are none, or their values are not handed out."""
+    fixed: str = _text(64, default="")
+    """Digest of their values in this member (vectors/blob.py): the hub does not send equal ones."""
     payload: Buffer = _payload(default=b"")  # noqa: RUF009
     """Text that describes the tensors of the vector, see vectors/layout.py; may be empty."""
 
@@ -172,6 +177,17 @@ class Base:
 
 
 @dataclass(frozen=True)
+class Fixed:
+    """Both ways, behind the base: a part of the values of tensors that are not trained, as raw
+    bytes. The hub passes them on unread."""
+
+    kind: ClassVar[bytes] = b"F"
+    part: int = _integer(0, 1 << 32)
+    parts: int = _integer(1, 1 << 32)
+    payload: Buffer = _payload()  # noqa: RUF009
+
+
+@dataclass(frozen=True)
 class Start:
     """hub -> member: train from the base that was sent, or from the member's own."""
 
@@ -195,6 +211,8 @@ class Start:
     """Local steps of the run before `round`."""
     t_ms: int = _integer(0, MOST_MS, default=0)
     """Milliseconds since training began at the hub, as this was sent."""
+    fixed: str = _text(64, default="")
+    """Digest of the fixed tensors' values that all members have; "": none were handed out."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +238,8 @@ class Resume:
     """The number of this Resume: the member ignores what answers an earlier one."""
     lacks_base: bool = _flag(default=False)
     """The member restarted without a base: send the hub's, not the replies it missed."""
+    fixed: str = _text(64, default="")
+    """As in Join: a process that was started again may have made other values."""
 
 
 @dataclass(frozen=True)
@@ -393,15 +413,15 @@ Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 """Messages that occur only if contributions are masked."""
 
 Message = (
-    Join | Welcome | Refuse | Base | Start | Resume | Contribute | Reply | Beat | Leave | Telemetry
-    | Masking
+    Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
+    | Telemetry | Masking
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Message]] = {
     cls.kind: cls
     for cls in (
-        Join, Welcome, Refuse, Base, Start, Resume, Contribute, Reply, Beat, Leave, Telemetry,
-        Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
+        Join, Welcome, Refuse, Base, Fixed, Start, Resume, Contribute, Reply, Beat, Leave,
+        Telemetry, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
     )
 }  # fmt: skip
 

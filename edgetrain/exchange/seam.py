@@ -16,10 +16,29 @@ from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.messages import Telemetry
 from edgetrain.exchange.transport import Traffic
 from edgetrain.vectors.pool import VectorPool
-from edgetrain.vectors.vector import Vector
+from edgetrain.vectors.vector import Buffer, Vector
 
 if TYPE_CHECKING:
     from edgetrain.strategies.factored import Factors
+
+
+class FixedTensors(Protocol):
+    """Tensors of a model that are not trained, and whose values the first member hands to all
+    others. They belong to the model; `write` changes them in place."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def digest(self) -> str:
+        """Of the values as they are now (vectors/blob.py)."""
+
+    def read(self) -> Buffer:
+        """The values as they are now, `size` bytes: a copy."""
+
+    def write(self, blob: Buffer) -> None:
+        """Take over the values that another member's `read` gave."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +61,8 @@ class Request:
     honest_hub: bool = False
     """With `secure` = True: more than half will do, because the hub is trusted to tell the truth
     about who dropped out."""
+    fixed_tensors: FixedTensors | None = None
+    """What is not trained and takes the first member's values, as `layout` says; None: nothing."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +198,8 @@ class Exchange(Protocol):
 
         `params`, whose checksum is given, is only borrowed: it is read if the fleet starts from it,
         and overwritten with the fleet's base otherwise, before this returns. With a `past` that has
-        its base it is left alone.
+        its base it is left alone. The request's fixed tensors then have the fleet's values, in any
+        case.
 
         Raises Refused (its code is "session" if the past is not known any more), HubUnreachable.
         """

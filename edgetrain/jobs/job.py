@@ -85,7 +85,9 @@ class Train:
     target: float = _ranged(0.0, 0.0, 1e12, "figure that counts as trained; 0: the task's own")
     threads: int = _ranged(1, 1, 1024, "torch threads of each member")
     accelerator: str = _said("auto", "where the model is: cpu, cuda, or auto (cuda if it is there)")
-    fixed: str = _said("equal", "frozen weights and fixed buffers: equal on all members, or own")
+    fixed: str = _said(
+        "equal", "frozen weights and buffers: equal on all members, the first's, or own"
+    )
 
 
 @dataclass(frozen=True)

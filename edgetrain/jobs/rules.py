@@ -23,7 +23,7 @@ FALLBACKS = ("never", "when-needed", "when-faster")
 COMPILERS = ("", "inductor", "aot_eager", "eager")
 """Backends of torch.compile; ones with "eager" show whether a model can be compiled."""
 ACCELERATORS = ("auto", "cpu", "cuda")
-FIXED = ("equal", "own")
+FIXED = ("equal", "first", "own")
 BUFFERS = ("mean", "local")
 
 Refusal = tuple[str, str]

@@ -23,7 +23,6 @@ gradient is a gradient of zeros.
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ import numpy as np
 import torch
 
 from edgetrain.errors import ConfigError
+from edgetrain.tasks.fixed import digest_of_fixed, fixed_part_of, plain
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.allocator import release_freed
 from edgetrain.vectors.vector import Layout, Vector, zeros
@@ -68,11 +68,11 @@ class FlatModel:
     """
 
     def __init__(
-        self, model: torch.nn.Module, *, compare_fixed: bool = True, statistics: bool = False
+        self, model: torch.nn.Module, *, fixed: str = "equal", statistics: bool = False
     ) -> None:
-        """With `compare_fixed` there is a digest of the values that are not in the vector. With
-        `statistics` running means and variances are in it, for strategies that exchange
-        displacements: an optimizer does not move them."""
+        """What is not in the vector is `fixed` "equal" on all members, the "first" one's, or each
+        member's "own". With `statistics` running means and variances are in the vector, for
+        strategies that exchange displacements: an optimizer does not move them."""
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ConfigError("the model has no parameters with requires_grad: nothing to train")
@@ -106,11 +106,14 @@ class FlatModel:
             for _, members in runs
             for name, tensor in members
         ]
-        self.description = layouts.describe(described)
+        self.fixed_tensors = fixed_part_of(model) if fixed == "first" else None
+        """What the first member hands to all others; None: nothing."""
+        others = self.fixed_tensors.tensors if self.fixed_tensors is not None else []
+        self.description = layouts.describe(described, others)
         """Names, shapes and dtypes, as the hub is told them."""
         self.digest = layouts.digest(self.description)
-        """Of the description: equal digests mean vectors that can be added."""
-        self.fixed = digest_of_fixed(model) if compare_fixed else ""
+        """Of the description."""
+        self.fixed = digest_of_fixed(model) if fixed == "equal" else ""
         """A digest of the values that are not in the vector; "": not to be compared."""
         self._model = model
         (dtype, device), _ = runs[0]
@@ -121,8 +124,7 @@ class FlatModel:
             self.params: Vector = self._groups[0].params.numpy()
             self.gradient: Vector = self._groups[0].gradient.numpy()
         else:
-            self.params = np.zeros(start, np.float32)
-            self.gradient = np.zeros(start, np.float32)
+            self.params, self.gradient = zeros(start), zeros(start)
             for group in self._groups:
                 self.params[group.where] = _host(group.params)
 
@@ -249,38 +251,12 @@ def with_parameters(model: torch.nn.Module, params: Vector) -> torch.nn.Module:
     """A copy of a model with other parameters, [elements] in the order of FlatModel; where there
     are more, with its statistics."""
     found = copy.deepcopy(model)
-    flat = FlatModel(found)
+    flat = FlatModel(found, fixed="own")
     if params.size != flat.elements:
-        flat = FlatModel(found, statistics=True)
+        flat = FlatModel(found, fixed="own", statistics=True)
     flat.params[:] = params
     flat.push_params()
     return found
-
-
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "_u", "_v")
-"""Ends of the names of buffers that a forward pass changes: of normalisation and of spectral norms.
-Each member has its own."""
-
-
-def plain(name: str) -> str:
-    """A parameter's name without what torch.compile and DistributedDataParallel put before it."""
-    return name.replace("_orig_mod.", "").removeprefix("module.")
-
-
-def digest_of_fixed(model: torch.nn.Module) -> str:
-    """24 hexadecimal digits of what members do not exchange and must have alike: frozen parameters
-    and buffers, but for statistics. "" where there is nothing of that kind."""
-    found = hashlib.blake2b(digest_size=12)
-    fixed: list[tuple[str, torch.Tensor]] = []
-    fixed += [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
-    fixed += [(name, b) for name, b in model.named_buffers() if not name.endswith(STATISTICS)]
-    for name, tensor in fixed:
-        if tensor.is_meta:
-            continue
-        values = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-        found.update(f"{plain(name)} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(values.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest() if fixed else ""
 
 
 _Kind = tuple[torch.dtype, torch.device]

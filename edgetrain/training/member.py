@@ -90,8 +90,8 @@ def join(
 
     `privacy` (an edgetrain.Privacy with unit "member") clips and noises each contribution
     before it leaves; without a checkpoint. Frozen parameters and buffers (but for statistics of
-    normalisation) are `fixed` "equal" on all members, or "own" and not compared. With `buffers`
-    "mean" running statistics are averaged, too. In the folder `runs` a run folder is written.
+    normalisation) are `fixed` "equal" on all members, the "first" member's, or each one's "own".
+    With `buffers` "mean" running statistics are averaged, too. In `runs` a run folder is written.
 
     Raises HubUnreachable, NetworkError, Refused, ConfigError.
     """
@@ -205,8 +205,7 @@ class Member:
         """
         stop = stop or Stop(clock)
         exchange.interrupt = functools.partial(stop.check, GRACE_S)
-        digest = layouts.digest(flat.description, flat.fixed)
-        request = replace(request, model=digest, layout=flat.description)
+        request = _described(request, flat)
         saved = None
         try:
             _check_masks(keeping, bool(request.secure))
@@ -437,6 +436,12 @@ class Member:
             self.abandon(f"{type(error).__name__}: {error}")
 
 
+def _described(request: Request, flat: Flat) -> Request:
+    """With the tensors of a model, those that it trains and those that it does not."""
+    digest = layouts.digest(flat.description, flat.fixed)
+    return replace(request, model=digest, layout=flat.description, fixed_tensors=flat.fixed_tensors)
+
+
 def _enter(
     exchange: Exchange, flat: Flat, request: Request, keeping: Keeping | None, saved: Saved | None
 ) -> tuple[Entry, Saved | None]:
@@ -526,13 +531,14 @@ def bind(
 ) -> FlatModel:
     """The model as flat vectors. ConfigError for an optimizer that would train other tensors.
 
-    `fixed`: what is not trained is "equal" on all members, and compared, or each member's "own".
+    `fixed`: what is not trained is "equal" on all members, and compared, the "first" member's, or
+    each member's "own".
     `buffers`: running statistics are exchanged like parameters ("mean"), or "local".
     """
     if buffers not in BUFFERS:
         raise ConfigError(f"buffers = {buffers!r}", f"allowed are {' and '.join(BUFFERS)}")
     if fixed not in FIXED:
-        raise ConfigError(f"fixed = {fixed!r}", f"allowed are {' and '.join(FIXED)}")
+        raise ConfigError(f"fixed = {fixed!r}", f"allowed are {', '.join(FIXED)}")
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not trained <= known:
@@ -540,4 +546,4 @@ def bind(
             f"the optimizer lacks {len(trained - known)} of the model's {len(trained)} parameters",
             "make it from model.parameters(), or freeze what is not trained",
         )
-    return FlatModel(model, compare_fixed=fixed == "equal", statistics=buffers == "mean")
+    return FlatModel(model, fixed=fixed, statistics=buffers == "mean")

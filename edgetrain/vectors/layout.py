@@ -1,7 +1,9 @@
 """The tensors of a flat vector as text and back: how a member proves its model.
 
-One line a tensor, in the order of the vector: dtype, shape, name. `read` checks every line of text
-that arrives. No torch, no numpy, no socket.
+One line a tensor, in the order of the vector: dtype, shape, name. Behind them, in the order of
+their names, tensors that are not trained, where a member takes over the first member's values:
+"fixed", dtype, shape, name. `read` checks every line of text that arrives. No torch, no numpy, no
+socket.
 """
 
 from __future__ import annotations
@@ -23,14 +25,19 @@ MAX_BYTES = 1 << 20
 MAX_NAME = 512
 
 _LINE = re.compile(
-    r"([a-z0-9]{1,16}) (-|[0-9]{1,13}(?:x[0-9]{1,13}){0,31}) (.{1,MAX})".replace(
+    r"([a-z0-9_]{1,16}) (-|[0-9]{1,13}(?:x[0-9]{1,13}){0,31}) (.{1,MAX})".replace(
         "MAX", f"{MAX_NAME}"
     )
 )
+_FIXED = "fixed "
+"""Begins the line of a tensor that is not in the vector: no shape is a dtype's name."""
+
+Tensors = Iterable[tuple[str, tuple[int, ...], str]]
 
 
-def describe(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> bytes:
-    """The description of tensors given as (name, shape, dtype), in the order of the vector.
+def describe(tensors: Tensors, fixed: Tensors = ()) -> bytes:
+    """The description of tensors given as (name, shape, dtype), in the order of the vector; behind
+    them those that are not trained and that the first member hands to all others.
 
     Raises ConfigError for a model that cannot be described, and so cannot join.
 
@@ -38,14 +45,15 @@ def describe(tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> bytes:
     b'float32 16x1x3x3 0.weight\\nfloat32 - scale\\n'
     """
     lines = []
-    for name, shape, dtype in tensors:
+    marked = [("", each) for each in tensors] + [(_FIXED, each) for each in fixed]
+    for mark, (name, shape, dtype) in marked:
         line = f"{dtype} {'x'.join(map(str, shape)) or '-'} {name}"
         if not _LINE.fullmatch(line) or not name.isprintable():
             raise ConfigError(
                 f"parameter {name[:60]!r} of {dtype} {shape} cannot be described",
                 f"its name has 1 to {MAX_NAME} printable characters, its shape at most 32 numbers",
             )
-        lines.append(line + "\n")
+        lines.append(f"{mark}{line}\n")
     described = "".join(lines).encode()
     if len(described) > MAX_BYTES:
         raise ConfigError(
@@ -107,10 +115,14 @@ def read(description: Buffer, elements: int) -> Layout:
         raise BadMessage("a layout whose last line does not end")
     layout = []
     at = 0
+    is_fixed = False
     for number, line in enumerate(lines, 1):
-        match = _LINE.fullmatch(line)
+        was_fixed, is_fixed = is_fixed, line.startswith(_FIXED)
+        match = _LINE.fullmatch(line.removeprefix(_FIXED)) if is_fixed or not was_fixed else None
         if match is None or not match[3].isprintable():
             raise BadMessage(f"line {number} of a layout is not 'dtype shape name'")
+        if is_fixed:
+            continue
         shape = () if match[2] == "-" else tuple(map(int, match[2].split("x")))
         layout.append((match[3], at, shape))
         at += math.prod(shape)

@@ -419,7 +419,7 @@ def test_frozen_weights_that_differ_are_refused_unless_each_member_has_its_own()
     assert [refusal.code for refusal in refused] == ["fixed"]
     assert "say fixed='own'" in str(refused[0])
     assert found[0][0] != found[1][0]
-    with pytest.raises(ConfigError, match="allowed are equal and own"):
+    with pytest.raises(ConfigError, match="allowed are equal, first, own"):
         bind(children.model(0), torch.optim.SGD(children.model(0).parameters(), 0.1), "any")
 
 

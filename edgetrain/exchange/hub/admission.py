@@ -33,6 +33,8 @@ class Model:
     elements: int = 0
     description: bytes = b""
     """Its tensors, as `layout` writes them; empty: not described."""
+    fixed_bytes: int = 0
+    """Of the tensors that are not trained and that its first member hands to all others."""
 
     def layout(self) -> Layout:
         """Its tensors, () if they were not described. Raises BadMessage unless they have the
@@ -46,6 +48,11 @@ class Model:
                 f"the tensors it tells have the digest {told[:12]}, it says {self.digest[:12]}"
             )
         return layout
+
+
+def _elements(join: Join) -> int:
+    """What of the hub's memory a base and the fixed tensors would take, in float32."""
+    return join.elements + -(-join.fixed_bytes // 4)
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class Admission:
             return self._other_model(join)
         if self.model.digest and not layouts.fixed_agree(self.model.digest, join.model):
             return "fixed", _OTHER_FIXED
-        if not self.model.elements and join.elements > self.policy.most_elements:
+        if not self.model.elements and _elements(join) > self.policy.most_elements:
             return self._too_large(join)
         if self.finished:
             return self._ended()
@@ -168,6 +175,8 @@ class Admission:
 
     def _has_another_model(self, told: Join | Resume) -> bool:
         same = layouts.tensors_agree(told.model, self.model.digest)
+        if isinstance(told, Join) and told.fixed_bytes != self.model.fixed_bytes:
+            return True
         return not same or told.elements != self.model.elements
 
     def _other_model(self, told: Join | Resume) -> WhyNot:
@@ -175,15 +184,19 @@ class Admission:
             f"the job's model is {self.model.digest[:12]} with {self.model.elements:,} parameters, "
             f"the member's {told.model[:12]} with {told.elements:,}"
         )
+        if isinstance(told, Join) and bool(told.fixed_bytes) != bool(self.model.fixed_bytes):
+            reason += "; one takes the first member's fixed tensors (fixed = 'first'), one does not"
         payload = told.payload if isinstance(told, Join) else b""
         differs = layouts.first_difference(self.model.description, payload)
         return "model", f"{reason}; {differs}" if differs else reason
 
     def _too_large(self, told: Join) -> WhyNot:
         takes, most = 4e-6 * told.elements, 4e-6 * self.policy.most_elements
+        fixed = f" and {1e-6 * told.fixed_bytes:,.0f} MB of fixed tensors"
         return "large", (
-            f"the member's model has {told.elements:,} parameters, {takes:,.0f} MB; this hub takes "
-            f"{most:,.0f} MB: hub.most_mb in its job, or more free memory"
+            f"the member's model has {told.elements:,} parameters, {takes:,.0f} MB"
+            f"{fixed if told.fixed_bytes else ''}; this hub takes {most:,.0f} MB: hub.most_mb in "
+            "its job, or more free memory"
         )
 
     def _other_protocol(self, told: Join | Resume) -> WhyNot:

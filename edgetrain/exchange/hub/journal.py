@@ -224,7 +224,7 @@ class Journal:
         `needed` is the oldest round whose reply a member may still ask for. If no descriptor is
         free, the snapshot is postponed: records are appended as before.
         """
-        self._base_bytes = 4 * state.elements
+        self._base_bytes = _bytes_of(state)
         try:
             with reserve():
                 log = self._write_snapshot(state)
@@ -365,7 +365,7 @@ class Journal:
             for path in self._segments(0):
                 self.mended.append(f"{path.name} follows no snapshot{_drop(path)}")
             return
-        self._base_bytes = 4 * self.state.elements
+        self._base_bytes = _bytes_of(self.state)
         self._drop_before_a_gap(self.state.round)
         self._cut_torn_tail(self.state.round)
         newest = (self._segments(self.state.round) or [self._path_of(self.state.round)])[-1]
@@ -418,6 +418,11 @@ class Journal:
 
 _NAME = re.compile(r"\d{20}\.(base|log|tmp)")
 _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+
+
+def _bytes_of(state: State) -> int:
+    """About how large a snapshot is: a base, and the fixed tensors."""
+    return 4 * state.elements + sum(memoryview(piece).nbytes for piece in state.fixed)
 
 
 def _keep_behind(path: Path, start: int) -> str:

@@ -114,6 +114,8 @@ class MemberRecord:
     unreachable_since: float | None = None
     reported: float = float("-inf")
     """Up to when its reports are accounted for: see `telemetry`."""
+    fixed: str = ""
+    """Digest of its fixed tensors' values, as it joined with them."""
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -197,9 +199,10 @@ class MemberRecord:
         self.sender, self.incoming, self.unreachable_since = sender, [], None
         self.standing = "in step"
 
-    def offer(self, checksum: int) -> None:
-        """It asked to join once more, with parameters of this checksum."""
-        self.checksum = checksum
+    def offer(self, checksum: int, fixed: str) -> None:
+        """It asked to join once more, with parameters of this checksum, and fixed tensors of this
+        digest."""
+        self.checksum, self.fixed = checksum, fixed
 
     def start(self, first_round: int | None, applied: int) -> None:
         """Training begins for it, after `applied` replies, at `first_round` (None: as it was)."""

@@ -12,11 +12,11 @@ to boot. The others have `Policy.return_s` from then on.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.hub.admission import Admission, Model, WhyNot
-from edgetrain.exchange.hub.base_transfer import FirstBase, base_messages
+from edgetrain.exchange.hub.base_transfer import FirstBase, FixedValues, base_messages
 from edgetrain.exchange.hub.effects import Effect, Event, Note, Replay, Send, Write, refusal
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.records import Departed, Entered, Record, State
@@ -24,7 +24,7 @@ from edgetrain.exchange.hub.replay import replay
 from edgetrain.exchange.hub.rounds import Rounds
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import Unrequited
-from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Join, Resume, Start, Welcome
+from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Fixed, Join, Resume, Start, Welcome
 from edgetrain.exchange.transport import owner_of
 
 REVOKED = "key: its key has been revoked"
@@ -36,9 +36,33 @@ def turn_away(sender: bytes, name: str, code: str, reason: str) -> list[Effect]:
     return [refusal(sender, code, reason), Note("refused", name or "?", f"{code}: {reason}")]
 
 
+def _welcome(
+    terms: Terms, policy: Policy, rounds: Rounds, member: MemberRecord, uploads: bool, epoch: int
+) -> Welcome:
+    """What a member is told of the job."""
+    merger, masks = rounds.merger, rounds.masks
+    return Welcome(
+        name=member.name,
+        index=member.index,
+        members=policy.members,
+        strategy=terms.strategy,
+        every=terms.every,
+        delay=-1 if terms.delay is None else terms.delay,
+        codec=merger.codec.name,
+        reply_codec=merger.reply_codec.name,
+        beat_s=policy.beat_s,
+        upload=uploads,
+        epoch=epoch,
+        threshold=masks.terms.threshold if masks else 0,
+        span=masks.terms.span if masks else 1.0,
+        status_ms=round(1000 * policy.status_s),
+    )
+
+
 class Membership:
-    """The members of one job, from the first join to the last leave. Owns the model's description
-    and the base that members upload; `members` and `rounds` are the hub's."""
+    """The members of one job, from the first join to the last leave. Owns the model's description,
+    the base that members upload and the fixed tensors that come with it; `members` and `rounds` are
+    the hub's."""
 
     def __init__(self, terms: Terms, policy: Policy, members: Members, rounds: Rounds) -> None:
         self.policy = policy
@@ -46,6 +70,7 @@ class Membership:
         self.epoch = 0
         """How often the hub was restored; every beat says it."""
         self.first_base = FirstBase()
+        self.fixed = FixedValues()
         self.unrequited = Unrequited()
         """Bases and replies that were sent over connections that have given nothing since."""
         self._terms = terms
@@ -71,7 +96,7 @@ class Membership:
     def may_start(self) -> bool:
         """Whether all members and the whole base are here, and training has not begun."""
         enough = len(self._members) >= self.policy.members
-        whole = self.first_base.is_whole(self.model.elements)
+        whole = self.first_base.is_whole(self.model)
         return enough and whole and not self._rounds.started
 
     def find_returning(
@@ -147,7 +172,9 @@ class Membership:
         name = join.name or self._members.free_name()
         weight = join.weight if self._terms.weighted else 1.0
         index = self._members.free_index()
-        member = MemberRecord(name, sender, index, weight, join.checksum, join.session)
+        member = MemberRecord(
+            name, sender, index, weight, join.checksum, join.session, fixed=join.fixed
+        )
         self._members.add(member)
         if self.first_base.uploader is None and not self._rounds.started:
             self.first_base.expect_from(member)
@@ -162,7 +189,7 @@ class Membership:
         if self._rounds.started and self._rounds.base is None:
             return [refusal(sender, "started", "the parameters to start from are gone: start anew")]
         self._members.move(member, sender)
-        member.offer(join.checksum)
+        member.offer(join.checksum, join.fixed)
         if member is self.first_base.uploader and not self._rounds.started:
             self.first_base.expect_again()
         return [Send(sender, self._welcome(member)), *self._admit_late(member)]
@@ -174,7 +201,7 @@ class Membership:
     def _accept_model(self, join: Join) -> str | None:
         """Make this member's model the job's. Returns what is wrong with it; then nothing has
         changed."""
-        model = Model(join.model, join.elements, bytes(join.payload))
+        model = Model(join.model, join.elements, bytes(join.payload), join.fixed_bytes)
         try:
             self._rounds.merger.bind_model(model.layout(), model.elements)
         except (BadMessage, ConfigError) as error:
@@ -183,34 +210,19 @@ class Membership:
         return None
 
     def _welcome(self, member: MemberRecord) -> Welcome:
-        terms, merger, masks = self._terms, self._rounds.merger, self._rounds.masks
-        return Welcome(
-            name=member.name,
-            index=member.index,
-            members=self.policy.members,
-            strategy=terms.strategy,
-            every=terms.every,
-            delay=-1 if terms.delay is None else terms.delay,
-            codec=merger.codec.name,
-            reply_codec=merger.reply_codec.name,
-            beat_s=self.policy.beat_s,
-            upload=member is self.first_base.uploader and not self._rounds.started,
-            epoch=self.epoch,
-            threshold=masks.terms.threshold if masks else 0,
-            span=masks.terms.span if masks else 1.0,
-            status_ms=round(1000 * self.policy.status_s),
-        )
+        uploads = member is self.first_base.uploader and not self._rounds.started
+        return _welcome(self._terms, self.policy, self._rounds, member, uploads, self.epoch)
 
     # -- beginning to train -------------------------------------------------------------------
 
-    def accept_base(self, member: MemberRecord, message: Base) -> tuple[str, str] | None:
+    def accept_base(self, member: MemberRecord, message: Base | Fixed) -> tuple[str, str] | None:
         """A part of the base that all start from; returns what is wrong with it: (code, reason)."""
-        elements, started = self.model.elements, self._rounds.started
-        return self.first_base.accept_from(member, message, elements, started)
+        return self.first_base.accept_from(member, message, self.model, self._rounds.started)
 
     def admit_all(self) -> list[Effect]:
         """All members begin, with the base that was uploaded."""
         self._rounds.set_base(self.first_base.vector(self.model.elements))
+        self.fixed = self.first_base.fixed_values(self.model.elements)
         effects: list[Effect] = [Note("started", "hub", f"{self.policy.members} members")]
         for member in self._members:
             effects += self._admit(member)
@@ -218,7 +230,7 @@ class Membership:
         return effects
 
     def _admit(self, member: MemberRecord) -> list[Effect]:
-        """Send a member the base if it lacks it, and let it train from the next round on."""
+        """Send a member what it lacks of the base, and let it train from the next round on."""
         rounds = self._rounds
         first = None
         if member.state == "waiting" or member.first_round < rounds.round:
@@ -230,24 +242,28 @@ class Membership:
         effects: list[Effect] = []
         if rounds.started:
             effects.append(Write(Entered(member.seat())))
-        if not keep:
+        if lacking := self._send_lacking(member.sender, keep, member.fixed):
             self.unrequited.count_sent(member.sender)
-            effects += self._send_base(member)
+            effects += lacking
         pace, first = rounds.delay, member.first_round
         start = Start(
             rounds.round, first, pace.first, checksum, keep,
             every=pace.every, steps=pace.steps_before(first, rounds.round),
+            fixed=self.fixed.digest,
         )  # fmt: skip
         return [*effects, Send(member.sender, start)]
 
-    def _send_base(self, member: MemberRecord) -> list[Effect]:
-        if not self._rounds.started:
-            messages = self.first_base.messages()
-        else:
+    def _send_lacking(self, sender: bytes, keep: bool, fixed: str) -> list[Effect]:
+        """Send the base unless the member may `keep` its own, and the fixed tensors unless its own
+        have the right digest, which it says is `fixed`."""
+        messages: Sequence[Base | Fixed] = self.fixed.messages_to(fixed)
+        if not keep and not self._rounds.started:
+            messages = [*self.first_base.messages(self.model), *messages]
+        elif not keep:
             assert self._rounds.base is not None
             # What is sent must not change, and on a slow link that may take longer than a round.
-            messages = base_messages(self._rounds.base.copy())
-        return [Send(member.sender, message) for message in messages]
+            messages = [*base_messages(self._rounds.base.copy()), *messages]
+        return [Send(sender, message) for message in messages]
 
     # -- coming back --------------------------------------------------------------------------
 
@@ -271,18 +287,18 @@ class Membership:
             Write(Entered(member.seat())),
             Send(sender, self._welcome(member)),
         ]
-        if not keep:
-            effects += self._send_base(member)
+        lacking = self._send_lacking(sender, keep, message.fixed)
+        effects += lacking
         start = Start(
             member.applied, begin, rounds.delay.delay, rounds.checksums.get(member.applied), keep,
             member.next_round, message.attempt, rounds.delay.every,
-            rounds.delay.steps_before(begin, rounds.round),
+            rounds.delay.steps_before(begin, rounds.round), fixed=self.fixed.digest,
         )  # fmt: skip
         effects.append(Send(sender, start))
         missed = rounds.messages_missed(member.name)
         if member.applied < rounds.round:
             missed.insert(0, Replay(sender, member.applied, rounds.round))
-        if missed or not keep:
+        if missed or lacking:
             self.unrequited.count_sent(sender)
         effects += missed
         count = rounds.round - message.applied
@@ -371,7 +387,8 @@ class Membership:
         """Go on with the members of a journal. They keep their places; the first has
         `Policy.deserted_s` to come back, also where all had been lost before, the others then have
         `Policy.return_s`. Replays the rounds. Raises Diverged if the journal contradicts itself."""
-        self.model = Model(state.model, state.elements, state.layout)
+        self.fixed = FixedValues.restored(b"".join(state.fixed))
+        self.model = Model(state.model, state.elements, state.layout, self.fixed.size)
         away = self._members.away
         for seat in state.away:
             departed = MemberRecord.of_seat(seat)

@@ -40,6 +40,7 @@ from edgetrain.exchange.messages import (
     Base,
     Beat,
     Contribute,
+    Fixed,
     Join,
     Leave,
     Message,
@@ -219,7 +220,7 @@ class Hub:
                 return observe_sign(member, message, self.policy.status_s, now)
             case Contribute():
                 return self._accept_contribution(member, message, now)
-            case Base():
+            case Base() | Fixed():
                 problem, then = self.membership.accept_base(member, message), self._start_if_ready
             case Advertise() | Shares() | Reveal() if self.rounds.masks is not None:
                 problem = self.rounds.masks.accept_message(member.name, message)
@@ -348,12 +349,12 @@ class Hub:
         """All that the hub has to know to go on, for the journal. Contributions to open rounds are
         not in it: members keep those until they are answered. The vectors are the hub's own."""
         rounds, model = self.rounds, self.membership.model
-        seats = tuple(member.seat() for member in self.members)
-        away = tuple(member.seat() for member in self.members.away)
+        seats, away = (tuple(m.seat() for m in each) for each in (self.members, self.members.away))
         return State(
             self._agreed(), model.digest, model.description, model.elements, self.epoch,
             self.round, self.delay, seats, away, tuple(rounds.checksums.items()), self.base,
             rounds.merger.unsent(), rounds.merger.rule_state(), *rounds.delay.to_keep(),
+            self.membership.fixed.payloads,
         )  # fmt: skip
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:

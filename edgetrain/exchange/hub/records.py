@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from edgetrain.errors import BadMessage
 from edgetrain.vectors.vector import Buffer, Vector
 
-LAYOUT = 2
+LAYOUT = 3
 """Of the records' fields; goes up when they change. Layout 1 ends before the fields `every` and
-`steps`: it is read as well, and written where they are 0."""
+`steps`, layout 2 has no `State.fixed`: both are read as well, and written where that is 0, or
+empty."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ class State:
     """Steps in a round, in force now; 0: not known."""
     steps: int = 0
     """Steps in the rounds before `round`; 0: not known."""
+    fixed: tuple[Buffer, ...] = field(default=(), repr=False)
+    """The values of fixed tensors that all members have from the first, in pieces; (): none."""
 
 
 _RULE = "rule/"
@@ -147,9 +150,12 @@ def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
             return _encode_state(record)
 
 
-def _header(kind: str, fields: Sequence[Any], newer: Sequence[int] = ()) -> bytes:
-    """`newer` are the fields that layout 2 has at the end."""
-    head = [LAYOUT, kind, *fields, *newer] if any(newer) else [1, kind, *fields]
+def _header(
+    kind: str, fields: Sequence[Any], newer: Sequence[int] = (), newest: int | None = None
+) -> bytes:
+    """`newer` are the fields that layout 2 has at the end, `newest` the one of layout 3."""
+    layout = 3 if newest else 2 if any(newer) else 1
+    head = [layout, kind, *fields, *(newer if layout > 1 else ()), *([newest] if newest else ())]
     packed: bytes = msgpack.packb(head)
     return packed
 
@@ -174,7 +180,9 @@ def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
     payloads: list[Buffer] = [
         np.ascontiguousarray(array).reshape(-1).data.cast("B") for array in arrays.values()
     ]
-    return _header("S", fields, [state.every, state.steps]), payloads
+    fixed_bytes = sum(memoryview(piece).nbytes for piece in state.fixed)
+    header = _header("S", fields, [state.every, state.steps], fixed_bytes)
+    return header, [*payloads, *state.fixed]
 
 
 def decode(header: Buffer, payload: Buffer) -> Record | State:
@@ -185,8 +193,8 @@ def decode(header: Buffer, payload: Buffer) -> Record | State:
     """
     try:
         layout, kind, *fields = msgpack.unpackb(header, use_list=True)
-        if layout not in (1, LAYOUT):
-            raise ValueError(f"layout {layout}, this version reads 1 and {LAYOUT}")
+        if layout not in range(1, LAYOUT + 1):
+            raise ValueError(f"layout {layout}, this version reads 1 to {LAYOUT}")
         return _decode(kind, fields, memoryview(payload))
     except Exception as error:  # msgpack and NumPy raise many unrelated types on bad bytes
         raise BadMessage(f"not a record: {error}") from None
@@ -214,9 +222,11 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         fields
     )
     sizes = [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in told]
+    every, steps, fixed_bytes = [*newer, 0, 0, 0][:3]
+    *parts, fixed = _cut(payload, [*sizes, fixed_bytes])
     arrays = {
         name: np.frombuffer(part, np.dtype(dtype)).reshape(shape)
-        for (name, dtype, shape), part in zip(told, _cut(payload, sizes), strict=True)
+        for (name, dtype, shape), part in zip(told, parts, strict=True)
     }
     base = arrays.pop("", None)
     rule = {
@@ -230,7 +240,9 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         base,
         arrays,
         rule,
-        *newer,
+        every,
+        steps,
+        (fixed,) if fixed_bytes else (),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 from edgetrain import codecs, strategies
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.delay import MARGIN
-from edgetrain.exchange.seam import CatchUp, Entry, Exchange, Request
+from edgetrain.exchange.seam import CatchUp, Entry, Exchange, FixedTensors, Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors.vector import Vector, checksum, zeros
@@ -46,7 +46,8 @@ class Flat(Protocol):
 
     `params` and `gradient`, [elements], belong to the model; the member reads and writes them
     between pulling and pushing. `description` says which tensors they are (vectors.layout), and
-    `fixed` is a digest of what else the model computes with; "": it is not compared.
+    `fixed` is a digest of what else the model computes with; "": it is not compared. Or else
+    `fixed_tensors` are what of that takes the first member's values.
     The first `trained` elements are parameters; those behind them are statistics that the model
     measures. `is_storage`: they are the model's own memory: pulling and pushing cost nothing.
     """
@@ -58,6 +59,10 @@ class Flat(Protocol):
     fixed: str
     trained: int
     is_storage: bool
+
+    @property
+    def fixed_tensors(self) -> FixedTensors | None:
+        """See above; None: there are none."""
 
     def pull_params(self) -> None:
         """Bring `params` up to what the optimizer did."""
@@ -84,6 +89,7 @@ class FlatVectors:
 
     is_storage = True
     fixed = ""
+    fixed_tensors: FixedTensors | None = None
 
     def __init__(self, params: Vector, description: bytes = b"") -> None:
         self.params = params

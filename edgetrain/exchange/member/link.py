@@ -12,10 +12,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from edgetrain import codecs
-from edgetrain.errors import BadMessage
+from edgetrain.exchange.member.beginning import Beginning
 from edgetrain.exchange.member.inbox import Inbox, joined_base
 from edgetrain.exchange.member.outbox import Outbox, masker_of
 from edgetrain.exchange.member.session import Ask, Back, Session, Silence
@@ -23,6 +21,7 @@ from edgetrain.exchange.messages import (
     Base,
     Beat,
     Contribute,
+    Fixed,
     Leave,
     Masking,
     Message,
@@ -36,7 +35,6 @@ from edgetrain.exchange.messages import (
 from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply
 from edgetrain.exchange.transport import MemberTransport, Traffic
 from edgetrain.vectors import layout as layouts
-from edgetrain.vectors.parts import base_part, base_part_count, base_parts
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Buffer, Vector
 
@@ -127,16 +125,19 @@ class Link:
         """See Exchange. A hub that does not answer is tried for `patience_s`."""
         self._session = Session(request, params.size, checksum, past)
         self._silence = Silence(self._transport, self._clock, self._patience_s, self._outage_s)
+        beginning = Beginning(params, request.fixed_tensors, self._session.fixed)
         self._ask(0)
         while True:
             match self._session.accept_before_start(self._next()):
                 case Welcome() as welcome:
                     self._take_terms(welcome, request)
-                    if welcome.upload:
-                        self._upload(params)
-                case Base() as base:
-                    _write_base(base, params)
+                    beginning.restart()
+                    for message in beginning.messages() if welcome.upload else ():
+                        self._send(message)
+                case Base() | Fixed() as part:
+                    beginning.accept_part(part)
                 case Start() as start:
+                    self._session.fixed = beginning.finish(start.fixed)
                     return _entry(welcome, start, self._began(start))
                 case Ask():
                     self._ask(0)
@@ -160,12 +161,6 @@ class Link:
             "joined as %s; %s, every %d, %d members",
             welcome.name, welcome.strategy, welcome.every, welcome.members,
         )  # fmt: skip
-
-    def _upload(self, params: Vector) -> None:
-        snapshot = params.copy()
-        parts = list(base_parts(params.size))
-        for part, here in enumerate(parts):
-            self._send(Base(part, len(parts), snapshot[here].data.cast("B")))
 
     # -- contributions -------------------------------------------------------------------------
 
@@ -387,14 +382,3 @@ def _entry(welcome: Welcome, start: Start, began: float) -> Entry:
         status_s=welcome.status_ms / 1000,
         began=began,
     )
-
-
-def _write_base(base: Base, params: Vector) -> None:
-    """Write one part of the fleet's base into a newcomer's parameters."""
-    here, parts = base_part(base.part, params.size), base_part_count(params.size)
-    if base.part >= parts:
-        raise BadMessage(f"base part {base.part} of {parts}")
-    received = np.frombuffer(base.payload, np.float32)
-    if received.size != here.stop - here.start:
-        raise BadMessage(f"base part {base.part} has {received.size} elements")
-    params[here] = received

@@ -27,16 +27,18 @@ joining    Refuse "unknown"     joining    ignored if Join was sent twice, other
 welcomed   Start                training   training begins
 welcomed   Beat, other epoch    joining    ask again: the hub restarted without this member
 welcomed   Refuse "unknown"     joining    ask again
-(both)     Base                 the same   the link writes it to the parameters
+(both)     Base, Fixed          the same   the link takes in what the member begins with
 (both)     Start, old attempt   the same   ignored, as are replies to a member that comes back
 training   Reply                training   to the inbox
 training   Beat, other epoch    returning  ask
 training   Refuse "unknown"     returning  ask
-training   Welcome, Base, Start training   ignored, if a question was asked twice
+training   Welcome, Base,       training   ignored, if a question was asked twice
+           Fixed, Start
 returning  Start, last attempt  training   the link sends what the hub lacks, or catches up
 returning  Start, old attempt   returning  the parts of a base before it are dropped
 returning  Welcome              returning  its epoch is the hub's; an answer begins
 returning  Base                 returning  collected until Start
+returning  Fixed                returning  ignored: the member has them
 returning  Reply                returning  ignored
 (both)     Rekey, Shares, ...   the same   to the masks, where contributions are masked
 (any)      Beat, same epoch     the same   a sign of life
@@ -57,6 +59,7 @@ from edgetrain.exchange.messages import (
     PROTOCOL,
     Base,
     Beat,
+    Fixed,
     Join,
     Masking,
     Message,
@@ -131,6 +134,9 @@ class Session:
         self.next_round = past.round if past else 0
         self.applied = past.applied if past else 0
         self.checksum = past.checksum if past else 0
+        fixed = request.fixed_tensors
+        self.fixed = fixed.digest if fixed is not None else ""
+        """Digest of the member's fixed tensors; "": their values are not handed out."""
         self._questions = self._attempt = 0
         self._asked_epoch = self._asked_on = 0
         self._base_parts: list[Buffer] = []
@@ -166,6 +172,7 @@ class Session:
             oldest=self.next_round if oldest is None else oldest,
             attempt=self._attempt,
             lacks_base=not self.has_begun and self._past is not None and not self._past.has_base,
+            fixed=self.fixed,
         )
 
     def _join(self) -> Join:
@@ -178,10 +185,12 @@ class Session:
             weight=float(self._request.weight),
             checksum=self._checksum,
             session=self.number,
+            fixed_bytes=fixed.size if (fixed := self._request.fixed_tensors) is not None else 0,
+            fixed=self.fixed,
             payload=self._request.layout,
         )
 
-    def accept_before_start(self, message: Message) -> Welcome | Base | Start | Ask | None:
+    def accept_before_start(self, message: Message) -> Welcome | Base | Fixed | Start | Ask | None:
         """What the link has to act on: the message itself, or a question; None: nothing.
 
         Raises Refused, Diverged, BadMessage.
@@ -196,7 +205,7 @@ class Session:
                 self.name, self.epoch = message.name, message.epoch
                 self.is_masked = message.threshold > 0
                 return message
-            case Base():
+            case Base() | Fixed():
                 return message
             case Start() if self._past is not None and message.attempt != self._attempt:
                 return None
@@ -236,15 +245,15 @@ class Session:
                 _raise(message)
             case Reply():
                 return None if returning else message
-            case Welcome() | Base() | Start() if self._attempt:
+            case Welcome() | Base() | Fixed() | Start() if self._attempt:
                 return self._accept_answer(message)
-            case Welcome() | Base() | Start() if self._questions > 1:
+            case Welcome() | Base() | Fixed() | Start() if self._questions > 1:
                 return None
         if self.is_masked and isinstance(message, Masking):
             return message
         raise BadMessage(f"the hub sent {type(message).__name__} during training")
 
-    def _accept_answer(self, message: Welcome | Base | Start) -> Welcome | Back | None:
+    def _accept_answer(self, message: Welcome | Base | Fixed | Start) -> Welcome | Back | None:
         """A part of an answer to this or an earlier Resume."""
         match message:
             case Welcome():
@@ -254,6 +263,8 @@ class Session:
                 return message
             case Base():
                 self._base_parts.append(message.payload)
+                return None
+            case Fixed():  # the rest of an answer to a question before training
                 return None
             case Start():
                 parts, self._base_parts = self._base_parts, []
@@ -278,7 +289,8 @@ def _raise(refuse: Refuse) -> NoReturn:
 
 _HINTS = {
     "fixed": "give all members equal models before they join (the same seed or the same file), or "
-    "say fixed='own' if each is to have its own",
+    "say fixed='first' on all of them if all are to take the first member's values, fixed='own' if "
+    "each is to have its own",
 }
 """Ways out of refusals, for people, by code."""
 

@@ -152,7 +152,7 @@ class Row:
     """
 
     is_storage = False
-    fixed = ""
+    fixed, fixed_tensors = "", None
     """Models with frozen parameters or buffers are not batched."""
 
     def __init__(self, params: Vector, gradient: Vector, like: FlatModel) -> None:

@@ -75,11 +75,7 @@ class OneByOne:
         job = self._job
         torch.manual_seed(job.seed)
         model = self._task.model()
-        flat = FlatModel(
-            model,
-            compare_fixed=job.train.fixed == "equal",
-            statistics=buffers_of(job) == "mean",
-        )
+        flat = FlatModel(model, fixed=job.train.fixed, statistics=buffers_of(job) == "mean")
         optimizer = self._optimizers[index] = optimizer_for(model, job.train.optimizer)
         tune(optimizer, tuning_of(job))
         work = work_of(job, self._task, model, flat, index, noise_of(job, index))

@@ -9,12 +9,12 @@ import tracemalloc
 
 import pytest
 from fleet import Fleet
-from hub_desk import ZEROS, Desk, raw
+from hub_desk import ZEROS, Desk, back, raw
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.exchange.hub import rounds as exchange
-from edgetrain.exchange.messages import Base, Beat, Contribute, Leave
+from edgetrain.exchange.messages import Base, Beat, Contribute, Fixed, Leave
 from edgetrain.vectors.vector import checksum
 
 
@@ -79,6 +79,8 @@ FIELDS = {"round": st.integers(0, 3), "part": st.integers(0, 1), "applied": st.i
 ACTIONS = st.one_of(
     st.tuples(st.just("join"), st.sampled_from("abc"), st.sampled_from(["a", "b", ""])),
     st.tuples(st.just("base"), st.sampled_from("abc"), st.sampled_from([raw(ZEROS), b"", b"x"])),
+    st.tuples(st.just("fixed"), st.sampled_from("abc"), st.sampled_from([bytes(7), b"", b"x"])),
+    st.tuples(st.just("back"), st.sampled_from("abc"), st.sampled_from(["", "other"])),
     st.tuples(st.just("give"), st.sampled_from("abc"), st.sampled_from([raw(ZEROS), b"x" * 19])),
     st.tuples(st.just("wild"), st.sampled_from("abcz"), st.fixed_dictionaries(FIELDS)),
     st.tuples(st.just("leave"), st.sampled_from("abc"), st.none()),
@@ -88,17 +90,25 @@ ACTIONS = st.one_of(
 )
 
 
-@given(st.lists(ACTIONS, max_size=40), st.booleans(), st.integers(1, 3))
-def test_whatever_arrives_the_hub_stands_and_keeps_its_books(actions, gradient, quorum):
+@given(
+    st.lists(ACTIONS, max_size=40), st.booleans(), st.integers(1, 3), st.sampled_from([0, 7])
+)  # fmt: skip
+def test_whatever_arrives_the_hub_stands_and_keeps_its_books(actions, gradient, quorum, fixed):
     desk = Desk(2, gradient=gradient, quorum=quorum, deadline_s=3.0, gone_s=2.0)
     for what, who, extra in actions:
         before = desk.hub.round
         closed = len(desk.closed)
         match what:
             case "join":
-                desk.join(who, name=extra)
+                desk.join(who, name=extra, fixed_bytes=fixed, session=ord(who))
             case "base":
                 desk.tell(who, Base(0, 1, extra))
+            case "fixed":
+                desk.tell(who, Fixed(0, 1, extra))
+            case "back":
+                peer = desk.hub.members.get(who.encode())
+                name = peer.name if peer else who
+                back(desk, who, name=name, session=ord(who), fixed=extra)
             case "give":
                 peer = desk.hub.members.get(who.encode())
                 due = peer.next_round if peer else 0

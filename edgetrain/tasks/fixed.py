@@ -1,0 +1,127 @@
+"""What of a model is not trained: frozen parameters and buffers, but for the statistics of
+normalisation. Members do not exchange it.
+
+Either members have equal values, which a digest shows, or all take the first member's values
+(`FixedPart`), or each has its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+
+from edgetrain.errors import BadMessage, ConfigError
+from edgetrain.vectors.blob import blob_digest
+from edgetrain.vectors.vector import Buffer
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "_u", "_v")
+"""Ends of the names of buffers that a forward pass changes: of normalisation and of spectral norms.
+Each member has its own."""
+
+Named = list[tuple[str, torch.Tensor]]
+
+
+def plain(name: str) -> str:
+    """A parameter's name without what torch.compile and DistributedDataParallel put before it."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
+def fixed_of(model: torch.nn.Module) -> Named:
+    """Frozen parameters and buffers of a model by name, without statistics."""
+    found: Named = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    found += [(name, b) for name, b in model.named_buffers() if not name.endswith(STATISTICS)]
+    return found
+
+
+def digest_of_fixed(model: torch.nn.Module) -> str:
+    """24 hexadecimal digits of names, dtypes, shapes and values of what is not trained. "" where
+    there is nothing of that kind."""
+    found, fixed = hashlib.blake2b(digest_size=12), fixed_of(model)
+    for name, tensor in fixed:
+        if tensor.is_meta:
+            continue
+        found.update(f"{plain(name)} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(_bytes_of(tensor))
+    return found.hexdigest() if fixed else ""
+
+
+def fixed_part_of(model: torch.nn.Module) -> FixedPart | None:
+    """What of a model the first member hands to all others; None: nothing. Raises ConfigError."""
+    found = FixedPart(model)
+    return found if found.size else None
+
+
+class FixedPart:
+    """The tensors of a model that are not trained, as bytes that one member hands to the others.
+
+    In the order of their names: the values of each, raw and little-endian, nothing between them.
+    Nothing is encoded or pickled, so that the sender decides only values: names, shapes and dtypes
+    are `tensors`, which members compare before they join. The tensors stay the model's; `write`
+    changes them in place. ConfigError for tensors that have no such bytes.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._named = sorted((plain(name), tensor) for name, tensor in _checked(fixed_of(model)))
+        self.tensors = [
+            (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in self._named
+        ]
+        """(name, shape, dtype) of each, in order."""
+        self.size = sum(tensor.numel() * tensor.element_size() for _, tensor in self._named)
+        """Bytes."""
+
+    @property
+    def digest(self) -> str:
+        """Of the values as they are now, see vectors.blob. Reads all of them."""
+        return blob_digest(self._pieces())
+
+    def read(self) -> Buffer:
+        """The values as they are now: `size` bytes, a copy."""
+        found = bytearray(self.size)
+        at = 0
+        for piece in self._pieces():
+            found[at : at + piece.nbytes] = piece
+            at += piece.nbytes
+        return found
+
+    def write(self, blob: Buffer) -> None:
+        """Take over the values that another member's `read` gave. BadMessage, with nothing changed,
+        unless there are `size` bytes."""
+        whole = memoryview(blob).cast("B")
+        if whole.nbytes != self.size:
+            raise BadMessage(f"fixed tensors of {whole.nbytes} bytes, this model has {self.size}")
+        at = 0
+        with torch.no_grad():
+            for _, tensor in self._named:
+                size = tensor.numel() * tensor.element_size()
+                if size:  # a copy, so that it begins where a tensor may, and can be written to
+                    raw = torch.frombuffer(bytearray(whole[at : at + size]), dtype=torch.uint8)
+                    tensor.detach().copy_(raw.view(tensor.dtype).reshape(tensor.shape))
+                at += size
+
+    def _pieces(self) -> Iterator[memoryview]:
+        for _, tensor in self._named:
+            yield _bytes_of(tensor)
+
+
+def _checked(named: Named) -> Named:
+    for name, tensor in named:
+        kinds = {
+            "sparse": tensor.is_sparse, "quantised": tensor.is_quantized,
+            "without values": tensor.is_meta,
+        }  # fmt: skip
+        if kind := next((kind for kind, so in kinds.items() if so), ""):
+            raise ConfigError(
+                f"'{name}' is not trained and {kind}: it cannot be handed to other members",
+                "fixed = 'equal' (it is compared) or 'own'",
+            )
+    return named
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The values of a tensor, in main memory."""
+    values = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    raw = values.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return raw.numpy().data if raw.numel() else memoryview(b"")
