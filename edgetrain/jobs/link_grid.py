@@ -74,6 +74,14 @@ class Point:
         return f"{self.kilobytes:g} kB, {self.rtt_ms:g} ms"
 
     @property
+    def values(self) -> tuple[str, ...]:
+        """Its strategy, and its value on each axis, as names of groups."""
+        return (
+            self.strategy, f"{self.rtt_ms:g} ms", f"{self.rate_mbit:g} Mbit/s",
+            f"{self.kilobytes:g} kB", f"jitter {self.jitter_percent:g} %",
+        )  # fmt: skip
+
+    @property
     def round_trip_s(self) -> float:
         """What an exchange takes at least: the way there and back, and the message on the line
         twice."""

@@ -83,8 +83,11 @@ def check_room(root: Path | str) -> None:
         raise _cannot_write(path, error) from None
 
 
-def create_inside(folder: Path, name: str) -> Path:
-    """Make the folder of one run of several, folder/<name>. Raises ConfigError if it exists."""
+def create_inside(folder: Path, name: str, *, again: bool = False) -> Path:
+    """Make the folder of one run of several, folder/<name>. Raises ConfigError if it exists; with
+    `again` what another process has left there is deleted."""
+    if again:
+        shutil.rmtree(folder / _file_name(name), ignore_errors=True)
     try:
         return _make(folder / _file_name(name))
     except FileExistsError:

@@ -61,6 +61,23 @@ def test_groups_of_jobs_are_summed_up():
     assert lines[-1].split() == ["40", "kB", "0", "of", "1", "100.0%", "100.0%"]
 
 
+def test_each_strategy_and_value_is_a_group_and_the_worst_five_are_named():
+    errors = {("dga", "50 ms"): 0.2, ("dga", "500 ms"): 0.01, ("fedavg", "50 ms"): -0.3}
+    named = [(names, pair(0.1, 0.1 * (1 + error))) for names, error in errors.items()]
+    groups = calibration.groups_of(named)
+    assert [*groups] == ["dga", "fedavg", "50 ms", "500 ms"]
+    lines = [line.split() for line in calibration.summed_up(groups).splitlines()]
+    assert lines[-4][:4] == ["dga", "1", "of", "2"]
+    assert lines[-2][:5] == ["50", "ms", "0", "of", "2"]
+    told = calibration.groups_as_json(groups)
+    assert told["groups"]["dga"]["within"] == 1
+    assert told["groups"]["500 ms"]["jobs"] == 1
+    many = [pair(0.1, 0.1 + step / 1000) for step in range(9)]
+    assert calibration.worst_of(many) == many[:3:-1]
+    assert len(calibration.worst(many).splitlines()) == 2 + 5
+    assert calibration.groups_of([]) == {}
+
+
 def test_a_machine_that_is_busy_is_told_from_a_network_that_is_slow():
     slow = {"compute_s": 0.021, "overhead_s": 0.001}
     real = summary(0.100) | slow | {"compute_s": 0.030}

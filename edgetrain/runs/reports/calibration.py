@@ -231,6 +231,56 @@ def summed_up(groups: Mapping[str, Sequence[Pair]]) -> str:
     return "\n".join(as_text(columns)) + "\n"
 
 
+def groups_of(
+    named: Iterable[tuple[Sequence[str], Pair]],
+) -> dict[str, list[Pair]]:
+    """The pairs of each group, from pairs and the names of the groups that each is in. Groups of
+    the first name come first, then those of the second, and so on."""
+    listed = list(named)
+    groups: dict[str, list[Pair]] = {}
+    for place in range(max((len(names) for names, _ in listed), default=0)):
+        for names, each in listed:
+            groups.setdefault(names[place], []).append(each)
+    return groups
+
+
+MOST_SHOWN = 5
+
+
+def worst_of(pairs: Sequence[Pair]) -> list[Pair]:
+    """The jobs whose simulated time is furthest off, the worst first."""
+    return sorted(pairs, key=lambda each: -abs(each.time_error))[:MOST_SHOWN]
+
+
+def worst(pairs: Sequence[Pair]) -> str:
+    """The jobs whose simulated time is furthest off, a line each."""
+    found = worst_of(pairs)
+    columns = [
+        column("worst", (each.name for each in found)),
+        column("error", (_percent(each.time_error) for each in found), below="time"),
+        column("by", (_chance(each) for each in found), below="chance"),
+        column("machine", (_percent(each.busy) for each in found), below="busy"),
+        column("trusted", (_YES[each.trusted] for each in found), below="emulation"),
+    ]
+    return "\n".join(as_text(columns)) + "\n"
+
+
+def groups_as_json(groups: Mapping[str, Sequence[Pair]]) -> dict[str, Any]:
+    """The groups and the worst for --json."""
+    every = list({id(each): each for pairs in groups.values() for each in pairs}.values())
+    return {
+        "groups": {
+            name: {
+                "jobs": len(pairs),
+                "within": sum(abs(each.time_error) <= GOOD for each in pairs),
+                "worst_time_error": max(abs(each.time_error) for each in pairs),
+            }
+            for name, pairs in groups.items()
+        },
+        "worst": [each.name for each in worst_of(every)],
+    }
+
+
 _YES = {True: "yes", False: "NO", None: units.ABSENT}
 
 
