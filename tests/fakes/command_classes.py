@@ -120,7 +120,7 @@ NIGHTLY = {
     "edgetrain sweep examples/paper/latency.toml": "rows:",
     "edgetrain sweep examples/paper/latency.toml --rtt 1,100,200,500,1000 steps=100": "rows:",
     "edgetrain sweep examples/paper/scaling.toml --strategy dga --members 1,8,16": "rows:",
-    "edgetrain capacity --members 1000": "1000 members",
+    "edgetrain capacity --members 1000": "1,000 members",
     "edgetrain capacity --members 100000 --gateways 100": "100000 members|100,000 members",
     "edgetrain capacity --members 100000 --rounds 100 --gateways 100 --shards 4 --hub-rate 1000"
     " --parameters 11e6 --step-seconds 0.4 network=wifi --uplink home-fixed": "members",
