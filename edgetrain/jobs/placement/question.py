@@ -105,8 +105,8 @@ def model_of(task: Task, job: Job) -> tuple[Model, str, tuple[str, ...]]:
     problem = ""
     if found.buffers:
         problem = (
-            f"{found.buffers[0]} keeps statistics of batches, which ranks and micro-batches would "
-            "each see another part of (GroupNorm or LayerNorm have none)"
+            f"the module '{found.buffers[0]}' keeps statistics of batches, of which ranks and "
+            "micro-batches would each see another part (GroupNorm or LayerNorm have none)"
         )
     model = Model(
         layers, tuple(found.tied), found.heads, found.length, found.knows_place, found.experts
@@ -124,7 +124,8 @@ def _kept(job: Job, servers: Servers | None, slots: int) -> Kept:
 def _group_problem(job: Job) -> str:
     """What of the job a group of ranks cannot do."""
     if job.privacy.unit != "none":
-        return f"privacy.unit = '{job.privacy.unit}': a group clips and noises nothing"
+        unit = job.privacy.unit
+        return f"privacy.unit = '{unit}': a group clips and noises nothing (leave one of both out)"
     if job.strategy.secure:
         return "strategy.secure: a group has no contributions that could be masked"
     return ""
