@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from edgetrain.fleet.networks.links.fluid import HEADERS, Way
 from edgetrain.fleet.networks.links.loss_recovery import NEVER, Received, Recovery, Segments
@@ -34,7 +35,27 @@ MOST_BURST = 22 * MSS
 PIECES = 512
 """A longer message, with more pieces than this, is cut into coarser ones."""
 
+ACKNOWLEDGEMENT_BYTES = HEADERS + ETHERNET_BYTES
+"""Of an acknowledgement without data."""
+
 _FULL_FRAME = MSS + HEADERS + ETHERNET_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class Acknowledgement:
+    """What the receiver says of a piece that it has."""
+
+    leaves: int
+    """When, in nanoseconds."""
+    piece: Segments
+    spread: int
+    """Nanoseconds between the first and the last acknowledgement of this piece."""
+    offered: int
+    """The first byte that may not be sent."""
+    below: int
+    """All bytes before this one have arrived."""
+    at: int = 0
+    """When it comes back to the sender."""
 
 
 class LossyStream(Stream):
@@ -59,7 +80,9 @@ class LossyStream(Stream):
         self._recovery = Recovery(window)
         self._arrived = Received()
         self._ends: deque[tuple[int, Frames]] = deque()
-        self._heard: deque[tuple[int, Segments, int, int, int]] = deque()
+        self._heard: deque[Acknowledgement] = deque()
+        self._leaving = 0  # acknowledgements that have not entered the way back yet
+        self._rides = False
         self._wakes_at = NEVER
         self._receiver = ReceiveWindow(self.window.rtt, SEND_LIMIT_BYTES)
         self._offered = self._receiver.offer  # the first byte that may not be sent
@@ -76,14 +99,14 @@ class LossyStream(Stream):
         if now < self._opens:
             return
         shut = self.cut or (self._path.down and not self.fine)
-        while heard and heard[0][0] <= now:
-            at, piece, spread, offered, below = heard.popleft()
-            recovery.cover(below)
-            recovery.acked(piece, at, spread)
-            self._offered = max(self._offered, offered)
+        while heard and heard[0].at <= now:
+            told = heard.popleft()
+            recovery.cover(told.below)
+            recovery.acked(told.piece, told.at, told.spread)
+            self._offered = max(self._offered, told.offered)
             # Each that was waited for lets go what it has room for: what a loss cuts is what is
             # under way by then. Of the others, heard long ago, the last may end in a pause.
-            if at == now and not shut:
+            if told.at == now and not shut:
                 self._send_all(now)
         self._waits = False
         if shut:
@@ -99,7 +122,7 @@ class LossyStream(Stream):
         if self._waits or self._recovery.missing:
             at = self._recovery.deadline if self._recovery.missing else NEVER
             if self._heard:
-                at = min(at, self._heard[0][0])
+                at = min(at, self._heard[0].at)
             if at < self._wakes_at:
                 self._wakes_at = at
                 self._world.at(at, lambda: self._wake(at))
@@ -238,20 +261,48 @@ class LossyStream(Stream):
             return
         together = self._together() if self.fine else MSS
         spread = int(max(end - start - together, 0) * self._ns_per_byte)
-        acked_at = self._back.ack_delay(arrival)
-        if self._heard:  # acknowledgements do not overtake each other
-            acked_at = max(acked_at, self._heard[-1][0])
         before = arrived.next
         advanced = arrived.add_range(start, end)
         self._receiver.received(arrived.next - before, arrival)
         self._quick -= 1
         offered = arrived.next + self._receiver.offer
-        self._heard.append((acked_at, piece, spread, offered, arrived.next))
-        if len(self._heard) == 1:
-            self._look_ahead()
+        told = Acknowledgement(arrival, piece, spread, offered, arrived.next)
+        if self._leaving or self._meets_data():
+            self._leaving += 1
+            self._world.at(arrival, lambda: self._enter_way_back(told))
+        else:
+            self._hear(told)
         self._last = max(arrival, self._last)
         if advanced:
             self._deliver_whole(before, self._last)
+
+    def _meets_data(self) -> bool:
+        """Whether the other end is sending as well, so that acknowledgements queue behind its data,
+        as the queue is when they enter it."""
+        other = self.answers
+        return self.fine and other is not None and other.sends
+
+    def _enter_way_back(self, told: Acknowledgement) -> None:
+        """An acknowledgement leaves while the other end sends: it takes its place on the line,
+        unless it rides on a segment of data, as about every second one does."""
+        self._leaving -= 1
+        if self.cut:
+            return
+        if self._path.down:
+            self._recovery.vanish(told.piece)
+            self._look_ahead()
+            return
+        self._rides = not self._rides
+        self._hear(told, 0 if self._rides else ACKNOWLEDGEMENT_BYTES)
+
+    def _hear(self, told: Acknowledgement, size: int = 0) -> None:
+        """Let the sender hear of it once it has come back."""
+        told.at = self._back.ack_delay(told.leaves, size)
+        if self._heard:  # acknowledgements do not overtake each other
+            told.at = max(told.at, self._heard[-1].at)
+        self._heard.append(told)
+        if len(self._heard) == 1:
+            self._look_ahead()
 
     def _is_quick(self) -> bool:
         """Whether every packet is acknowledged at once: while the offered window grows, before
@@ -276,20 +327,16 @@ class LossyStream(Stream):
         """The link goes down. What is on its way arrives; its acknowledgements do not leave."""
         if not self.fine:
             return
-        for at, piece, *_ in self._heard:
-            leaves = at - self._back.mean_delay
-            if leaves > self._world.now:
-                self._world.at(leaves, lambda piece=piece: self._lose_acknowledgement(piece))  # type: ignore[misc]
+        for told in self._heard:
+            if told.leaves > self._world.now:
+                self._world.at(told.leaves, lambda told=told: self._lose_acknowledgement(told))  # type: ignore[misc]
 
-    def _lose_acknowledgement(self, piece: Segments) -> None:
-        if not self._path.down or self.cut:
+    def _lose_acknowledgement(self, told: Acknowledgement) -> None:
+        if not self._path.down or self.cut or told not in self._heard:
             return
-        for entry in self._heard:
-            if entry[1] is piece:
-                self._heard.remove(entry)
-                self._recovery.vanish(piece)
-                self._look_ahead()
-                return
+        self._heard.remove(told)
+        self._recovery.vanish(told.piece)
+        self._look_ahead()
 
     def recover(self, outage_ns: int) -> None:
         """See Stream. What a fine path loses in an outage its sender finds out by its timers."""

@@ -94,10 +94,14 @@ class Path:
             timeout *= 2
         return late
 
-    def ack_delay(self, now: int) -> int:
-        """When an acknowledgement arrives that leaves at `now`."""
+    def ack_delay(self, now: int, size: int = 0) -> int:
+        """When an acknowledgement arrives that leaves at `now`. Its `size` bytes keep lines busy:
+        give them at the time itself, not ahead of it."""
         for way in self.ways:
+            leaves, rate = now, way.model.rate
             now += way.delay_ns(now)
+            if size and rate is not None:
+                rate.depart(leaves, size)
         return now
 
 
@@ -141,6 +145,11 @@ class Stream:
         self._opens = self._world.now + delay
         self._waits = True
         self._world.at(self._opens, self._pump)
+
+    @property
+    def sends(self) -> bool:
+        """Whether bytes wait here, or are on their way."""
+        return bool(self._backlog) or self.window.in_flight > 0
 
     def handle_acknowledgements(self) -> None:
         """Handle those that have arrived: without a message to send nothing waits for them."""
