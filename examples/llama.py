@@ -3,7 +3,7 @@
     pip install transformers
     edgetrain plan examples/llama.toml
     edgetrain run examples/llama.toml
-    edgetrain run examples/llama.toml servers.placement="sequence=2 ulysses=2 tensor=2"
+    edgetrain run examples/llama.toml servers.placement="sequence=2 tensor=2"
 
 transformers gives the layers; what is said here is how to run them in order where some are absent
 (set to None: another rank of a pipeline has them), and from which position on.

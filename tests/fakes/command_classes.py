@@ -104,7 +104,7 @@ NIGHTLY = {
     "edgetrain run examples/gpu-group.toml": "run folder",
     "edgetrain run examples/private.toml": "epsilon",
     "edgetrain run examples/llama.toml": "run folder",
-    'edgetrain run examples/llama.toml servers.placement="sequence=2 ulysses=2 tensor=2"': "",
+    'edgetrain run examples/llama.toml servers.placement="sequence=2 tensor=2"': "run folder",
     "edgetrain plan examples/llama.toml": "",
     "edgetrain report --figures figures --format pdf,svg": "figures",
     "edgetrain report runs/first --figures figures --format pdf": "figures",
