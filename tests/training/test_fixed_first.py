@@ -126,7 +126,8 @@ def test_who_comes_late_or_after_a_restart_of_the_hub_gets_the_first_ones(tmp_pa
     def connect():
         return Link(wires.connect(), time.monotonic)
 
-    hub = children.HubThread(wires, "dga", 3, journal=Journal(tmp_path), policy={"quorum": 1})
+    journal = Journal(tmp_path)
+    hub = children.HubThread(wires, "dga", 3, journal=journal, policy={"quorum": 1})
     with hub.serving():
         one, two, three = joined_in_order(connect, [1, 2, 3])
         children.in_threads(*[lambda each=each: each.train(2) for each in (one, two, three)])
@@ -136,7 +137,7 @@ def test_who_comes_late_or_after_a_restart_of_the_hub_gets_the_first_ones(tmp_pa
         hub.stop()
         for each in (one, two):
             each.member.vanish()
-    hub._journal.close()
+    journal.close()
     wires, journal = Loopback(), Journal(tmp_path)
     for _ in range(9):
         wires.connect()  # so that the newcomer is none of those whom the journal knows
