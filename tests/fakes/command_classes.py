@@ -88,6 +88,7 @@ NIGHTLY = {
     " batch=2": "run folder",
     "edgetrain run job.toml": "run folder",
     "edgetrain run job.toml strategy=dga codec=int8": "run folder",
+    "edgetrain run job.toml codec=auto": "run folder",
     "edgetrain run job.toml network=wan-500ms strategy=dga delay=20": "run folder",
     "edgetrain run job.toml optimizer=adam lr=0.001 data.partition=iid": "run folder",
     "edgetrain run job.toml \"optimizer={ name = 'sgd', lr = 0.1, nesterov = true, momentum = 0.9 }"
@@ -133,6 +134,8 @@ NIGHTLY = {
     "edgetrain calibrate job.toml --strategies sync-sgd,dga --networks wan-200ms,4g-good": "step",
     "edgetrain calibrate examples/outages.toml --strategies dga,fedavg,sync-sgd": "step",
     "edgetrain calibrate --grid --rtt-ms 50,500 --rate-mbit 1,100 --strategies fedavg": "step",
+    "edgetrain calibrate --grid --rtt-ms 200 --rate-mbit 100 --kilobytes 400 --jitter-percent 0"
+    " --strategies dga": "step",
     "edgetrain networks check wan-200ms": "wan-200ms",
     "edgetrain networks check wan-200ms 4g-bad": "4g-bad",
     "edgetrain networks check wan-200ms 4g-bad --backend packet": "4g-bad",
@@ -228,6 +231,7 @@ ELSEWHERE = {
     "edgetrain networks lab --hosts 2 --network wan-200ms --shell 1": "a terminal",
     "edgetrain bench codecs --only index --elements 1000000 --gradients char.npz": _BENCHMARK,
     "edgetrain calibrate --grid --part 1/4 --at-once 6": _HOURS,
+    "edgetrain calibrate --grid --resume runs/20260131-142501-calibrate": "a grid that was begun",
     "edgetrain calibrate --grid --rtt-ms 100,500 --rate-mbit 1,10,100 --jitter-percent 0": _HOURS,
     "edgetrain calibrate members=2 codec=fp16 delay=0 pace_s=0.02 steps=100 --strategies"
     " fedavg,sync-sgd --networks slow.toml,slow-jitter.toml": "profiles of the reader's",
