@@ -46,6 +46,7 @@ examples:
   edgetrain calibrate job.toml --strategies sync-sgd,dga --networks wan-200ms,4g-good
   edgetrain calibrate --grid --rtt-ms 50,500 --rate-mbit 1,100 --strategies fedavg
   edgetrain calibrate --grid --part 1/4 --at-once 6      a quarter of the grid, evenly chosen
+  edgetrain calibrate --grid --resume runs/20260131-142501-calibrate
 
 Runs every job twice, emulated (real processes, real TCP) and simulated (virtual time), and prints
 how far the simulation is from the emulated run: seconds per step, waiting (in parts of a step),
