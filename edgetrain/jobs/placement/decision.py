@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.placement.formulas import Kept, bubble, edge_bytes
@@ -199,7 +200,7 @@ def check(placement: Placement, model: Model, servers: Servers, work: Work) -> N
     if placement.ranks > servers.ranks:
         raise ConfigError(
             f"placement: {placement} is {placement.ranks} ranks, the servers have {servers.ranks}",
-            "fewer ranks, or more servers",
+            f"{_shorter(placement, model, servers, work)}, or more servers",
         )
     if placement.all_stages > layers:
         raise ConfigError(
@@ -247,6 +248,29 @@ def check(placement: Placement, model: Model, servers: Servers, work: Work) -> N
             f"placement: a stage of {width} ranks, and no server has more than {most}",
             "fewer data, sequence or tensor ranks, or a longer pipeline",
         )
+
+
+def _shorter(placement: Placement, model: Model, servers: Servers, work: Work) -> str:
+    """The axis, in words, that has to be shorter and how long it may be, for the most ranks that
+    work."""
+    found = []
+    for order, axis in enumerate(("tensor", "sequence", "pipeline", "data")):
+        for size in range(getattr(placement, axis) - 1, 0, -1):
+            change: dict[str, Any] = {axis: size}
+            nearest = replace(placement, **change)
+            if nearest.ranks <= servers.ranks and _works(nearest, model, servers, work):
+                found.append((nearest.ranks, order, f"{axis}={size}"))
+                break
+    return max(found)[2] if found else "fewer ranks"
+
+
+def _works(placement: Placement, model: Model, servers: Servers, work: Work) -> bool:
+    try:
+        placement.check()
+        check(placement, model, servers, work)
+    except ConfigError:
+        return False
+    return True
 
 
 def _check_sequence(placement: Placement, model: Model) -> None:

@@ -85,7 +85,9 @@ def test_words_that_do_not_fit_are_refused_with_what_does():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("data=8", "8 ranks, the servers have 4"),
+        ("data=8", "8 ranks, the servers have 4 (data=4, or more servers)"),
+        ("data=4 tensor=2", "is 8 ranks, the servers have 4 (data=2, or more servers)"),
+        ("tensor=2 sequence=8", "is 16 ranks, the servers have 4 (sequence=2, or more servers)"),
         ("data=3", "data=3 does not divide the job's 4 members, whose batches its ranks share "
                    "(data=2)"),
         ("pipeline=4 schedule=interleaved microbatches=4", "8 stages of a model with 4 layers"),
