@@ -58,8 +58,10 @@ def answer(*words):
 
 
 def simulated(folder):
-    """Of so many members that a line stands for several steps; and of a few, one cut off."""
-    job = tiny(folder / "many", fleet={"members": 128})
+    """Of so many members that a line stands for several steps, with a codec that is chosen; and of
+    a few, one cut off."""
+    strategy = {"name": "fedavg", "every": 2, "codec": "auto"}
+    job = tiny(folder / "many", fleet={"members": 128}, strategy=strategy)
     answer("run", job, "--simulate", "--runs", str(folder / "runs"))
     few = tiny(
         folder / "few",
