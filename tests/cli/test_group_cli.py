@@ -74,7 +74,11 @@ CHARS = ["task=edgetrain.tasks:char_lm", "data.limit_bytes=20000", "members=4", 
 DIGITS = ["task=edgetrain.tasks:digits", "members=4", "batch=4"]
 EXPERTS = [*CHARS, "data.experts=6"]
 BAD = [
-    (CHARS, "servers.placement=data=4 cluster=cluster.toml", "4 ranks, the servers have 2 (data=2, or more servers)"),
+    (
+        CHARS,
+        "servers.placement=data=4 cluster=cluster.toml",
+        "4 ranks, the servers have 2 (data=2, or more servers)",
+    ),
     (CHARS, "servers.placement=tensor=3", "does not divide the model's 4 heads (tensor=2)"),
     (CHARS, "servers.placement=data=3", "does not divide the job's 4 members"),
     (CHARS, "servers.placement=microbatches=3", "of a rank's 16 samples (microbatches=2)"),
