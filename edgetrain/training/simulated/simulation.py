@@ -221,9 +221,13 @@ class Simulation:
                 log.flush()
             watch()
             looked = clock()
-            if all(process.over for process in self._processes()):
+            if all(process.over for process in self._processes()) or self._never_starts():
                 break
         watch()
+
+    def _never_starts(self) -> bool:
+        """Whether a member failed before training began: the others wait for it for ever."""
+        return self.began is None and any(member.process.error for member in self.members)
 
     def _processes(self) -> list[Process]:
         return [self.hub.process, *(member.process for member in self.members)]
@@ -240,7 +244,7 @@ class Simulation:
             # Not what a real member could meet: a mistake in the task, or in edgetrain.
             if member.error and not isinstance(member.error, EdgetrainError):
                 raise member.error
-        if len(failed) == len(members):
+        if len(failed) == len(members) or self._never_starts():
             raise EdgetrainError(f"member {failed[0].name}: {_first_line(failed[0])}")
         # A member that the hub gave up, and that finds it gone, waits ten minutes and then fails.
         late = self.hub.given_up if hub.over else set()

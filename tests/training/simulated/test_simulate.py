@@ -167,6 +167,23 @@ def test_a_task_that_fails_is_not_called_a_lost_member(tmp_path):
         simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
 
 
+def test_nobody_waits_for_a_member_that_is_refused_before_training(tmp_path):
+    job = write_tiny(tmp_path, fleet={"members": 3, "pace_s": 0.01})
+    text = (tmp_path / "tiny.py").read_text()
+    unequal = text.replace(
+        "        return torch.nn.Linear(3, self.width)",
+        "        model = torch.nn.Linear(3, self.width)\n"
+        "        Tiny.made = getattr(Tiny, 'made', 0) + 1\n"
+        "        model.register_buffer('offset', torch.tensor(float(Tiny.made)))\n"
+        "        return model",
+    )
+    (tmp_path / "unequal.py").write_text(unequal)
+    table = (tmp_path / job).read_text().replace("tiny:Tiny", "unequal:Tiny")
+    (tmp_path / job).write_text(table)
+    with pytest.raises(EdgetrainError, match="has other values than the first member's"):
+        simulated(tmp_path, path=tmp_path / job, beside=tmp_path, batched=False)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
