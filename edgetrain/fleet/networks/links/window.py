@@ -290,6 +290,13 @@ class WholeWindow(Window):
             self.size = float((int(self.size) // MSS + used // MSS) // 2 * MSS)
         self._used, self._used_at = 0, now
 
+    def acked(self, count: int, now: int, rtt: int, spread: int = 0) -> None:
+        """See Window. An acknowledgement that may grow the window puts off its shrinking, as
+        tcp_cong_avoid sets snd_cwnd_stamp."""
+        super().acked(count, now, rtt, spread)
+        if self._acked > self._recover and not self.held:
+            self._used_at = now
+
     def _share_of_size(self) -> float:
         segments = int(self.size) // MSS
         return float(((segments >> 1) + (segments >> 2)) * MSS)

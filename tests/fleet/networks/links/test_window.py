@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.fleet.networks.links.window import ALGORITHMS, MSS, WholeWindow, Window
+from edgetrain.fleet.networks.links.window import ALGORITHMS, MSS, TICK, WholeWindow, Window
 
 RTT = 100_000_000
 
@@ -226,19 +226,28 @@ def test_a_window_that_is_not_used_for_a_timeout_comes_halfway_down() -> None:
     """tcp_cwnd_application_limited, RFC 2861: to the middle between it and what was used."""
     window, rtt = WholeWindow("cubic", 100_000_000, 4 << 20), 100_000_000
     window.size = window.threshold = 60.0 * MSS
-    now = 10**9
-    for turn in range(8):
-        before = window.size
+    window.sent(20 * MSS, 10**9)
+    window.validate(10**9)
+    assert window.size == 40 * MSS
+    window.acked(10 * MSS, 10**9 + rtt, rtt)
+    later = 10**9 + rtt + window.timeout + TICK
+    window.sent(10 * MSS, later)
+    window.validate(later)
+    assert window.size == 30 * MSS
+
+
+def test_an_acknowledgement_puts_off_that_a_window_comes_down() -> None:
+    """Also one that finds it used in part only (tcp_cong_avoid sets snd_cwnd_stamp)."""
+    window, rtt = WholeWindow("cubic", 100_000_000, 4 << 20), 100_000_000
+    window.size = window.threshold = 60.0 * MSS
+    window.sent(20 * MSS, 0)
+    for turn in range(1, 40):
+        now = turn * rtt
+        window.acked(20 * MSS, now, rtt)
         window.sent(20 * MSS, now)
         window.validate(now)
-        window.acked(20 * MSS, now + rtt, rtt)
-        assert window.size == (before if turn else 40 * MSS)
-        now += 120_000_000
-        if now - 10**9 > window.timeout:
-            break
-    window.sent(20 * MSS, now)
-    window.validate(now)
-    assert window.size == 30 * MSS
+    assert now > 3 * window.timeout
+    assert window.size == 60 * MSS
 
 
 def test_a_window_that_is_used_stays() -> None:
