@@ -91,6 +91,7 @@ class Auto(BaseCodec):
         self.floor = floor
         self.lowest = lowest_rung(floor)
         self.rung = self.lowest if rung is None else min(rung, self.lowest)
+        self.nearly_all = self.chosen.nearly_all
         self.name = "auto" if floor == FLOOR else f"auto({floor!r})"
 
     def at(self, rung: int) -> Auto:

@@ -49,6 +49,11 @@ class Codec(Protocol):
         """True if a payload is the part's own float32 numbers, usable where they lie."""
 
     @property
+    def nearly_all(self) -> bool:
+        """True if every element is sent, to within 0.4 % of the largest one near it: at the end of
+        a run, what that leaves out is not worth a round of its own."""
+
+    @property
     def few_elements(self) -> bool:
         """True if a payload carries only some elements of the vector; the others decode to zero.
 
@@ -130,6 +135,7 @@ class BaseCodec:
     part_elements: int = DENSE_PART_ELEMENTS
     lossless: bool = False
     verbatim: bool = False
+    nearly_all: bool = False
     few_elements: bool = False
     sums_only: bool = False
     two_trips: bool = False

@@ -27,6 +27,7 @@ class Blockwise(FixedSize):
         self.name = name
         self.code = code
         self.stochastic = code.stochastic
+        self.nearly_all = name == "int8"
         self.part_elements = 2**21 if code.width == 8 else 2**22
 
     def write(self, r: Vector, g: Vector | None, seed: int, out: Bytes) -> None:

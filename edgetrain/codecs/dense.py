@@ -23,6 +23,7 @@ class Dense(Ranged):
     name = "fp32"
     lossless = True
     verbatim = True
+    nearly_all = True
 
     def encode_part(self, part: Vector) -> Buffer:
         check_vector(part)
@@ -56,6 +57,7 @@ class Half(FixedSize):
     """
 
     name = "fp16"
+    nearly_all = True
     _brain = False
 
     def write(self, r: Vector, g: Vector | None, seed: int, out: Bytes) -> None:

@@ -172,6 +172,7 @@ class BoundRules(BaseCodec):
         self.pieces = pieces
         self.part_elements = sum(piece.elements for piece in pieces)
         self.lossless = all(piece.codec.lossless for piece in pieces)
+        self.nearly_all = all(piece.codec.nearly_all for piece in pieces)
         self.few_elements = any(piece.codec.few_elements for piece in pieces)
 
     def encode(self, vector: Vector) -> list[Buffer]:

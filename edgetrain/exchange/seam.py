@@ -239,6 +239,11 @@ class Exchange(Protocol):
         vector of the caller's; None: they will read all of it.
         """
 
+    @property
+    def sent_nearly_all(self) -> bool:
+        """Whether the last contribution left out too little for a round of its own. The same of
+        all members whose contributions to a round followed the same replies."""
+
     def wait(self, round: int) -> RoundReply | CatchUp:
         """The reply of this round, the oldest that was not given out; waits until it is here.
 

@@ -46,7 +46,7 @@ class Displacement:
     remember it. Where that leads away from the fleet, as on unequal data, it waits beside `params`
     instead, own_r is again all of it, and each contribution has it added (`Unsent`;
     docs/decisions/012 says why). It is given up after the last round, when the parameters become
-    the base.
+    the base; where it is little, as of dense codecs, there is no round for it alone.
 
     With a `drift` not own_r itself stands for a round in flight, but what that foretells the reply
     to be (`Drift`). Contributions, replies and base are not concerned: whatever stands for a round
@@ -126,11 +126,15 @@ class Displacement:
             quiet = min(quiet, oldest.step + self.delay - self._steps - 1)
         return max(quiet, 0)
 
-    def finish(self) -> Vector | None:
-        """Training is over: the unsent local progress, if any; from now on every round is due."""
+    def finish(self, rest: bool = True) -> Vector | None:
+        """See MemberHalf: the unsent local progress, if any."""
         self.delay = 0
         self._finished = True
-        return self._submit() if self._local_steps or self._partial else None
+        if self._local_steps or (rest and self._partial):
+            return self._submit()
+        if self._partial and not self.expected.flights:  # otherwise the last reply does it
+            self.params[:] = self.base
+        return None
 
     def sent(self, vector: Vector) -> None:
         """Only `vector` of the last contribution reaches the others; it is kept, not copied, where

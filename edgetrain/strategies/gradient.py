@@ -76,7 +76,7 @@ class Gradient:
         """Every step is looked at."""
         return 0
 
-    def finish(self) -> Vector | None:
+    def finish(self, rest: bool = True) -> Vector | None:
         """Nothing is left to send at the end either."""
         self.checksum = checksum(self.params)
         return None

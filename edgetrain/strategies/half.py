@@ -61,8 +61,11 @@ class MemberHalf(Protocol):
     def quiet_steps(self) -> int:
         """How many steps from now on neither submit nor wait."""
 
-    def finish(self) -> Vector | None:
-        """After the last step: what was not submitted yet. From now on every round is due."""
+    def finish(self, rest: bool = True) -> Vector | None:
+        """After the last step: what was not submitted yet. From now on every round is due.
+
+        Without `rest`, what lossy contributions have left out is no reason for one more: it is
+        given up, unless there are steps to submit as well."""
 
     def sent(self, vector: Vector) -> None:
         """Of the contribution that was just submitted, this is what others will read."""

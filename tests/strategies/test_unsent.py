@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain.errors import BadMessage
+from edgetrain.exchange.member.outbox import Outbox
 from edgetrain.strategies.displacement import Displacement
 from edgetrain.strategies.unsent import EVIDENCE, SAMPLE, Unsent
 from edgetrain.vectors.vector import TILE
@@ -51,6 +52,43 @@ def test_wherever_it_waits_it_is_sent_later_and_once(
     for member in fleet.members:
         assert member.params.tobytes() == first.params.tobytes()
         assert member.checksums == first.checksums
+        np.testing.assert_allclose(member.sent + member.unsent, member.walked, rtol=1e-3, atol=1e-3)
+
+
+@settings(max_examples=40)
+@given(
+    name=st.sampled_from(["local-sgd", "dga", "dga(drift)"]),
+    codec=st.sampled_from(["fp16", "int8", "int4", "topk(0.3) | q2", "auto", "auto(0.3)"]),
+    members=st.integers(1, 3), every=st.integers(1, 5), delay=st.integers(0, 12),
+    steps=st.integers(1, 30), rung=st.integers(0, 3), rng=st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_there_is_a_round_for_the_rest_alone_only_where_it_is_more_than_a_little(
+    name, codec, members, every, delay, steps, rung, rng
+):
+    """What is given up at the end is what the last message left out. `auto` is on any rung, and
+    comes to another one after its last message."""
+    fleet = Fleet(
+        name, members, every, delay, steps, rng=rng, elements=20, codec=codec, reply_codec="fp32"
+    )
+    add, last = Outbox.add, {}
+
+    def on_a_rung(outbox, head, vector, rest_later):
+        outbox.follow(rung)
+        read = add(outbox, head, vector, rest_later)
+        last[outbox._name] = outbox.codec
+        outbox.follow(3 - rung)
+        return read
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Outbox, "add", on_a_rung)
+        fleet.run()
+    first = fleet.members[0]
+    one_more = not (steps % every or next(iter(last.values())).nearly_all)
+    assert len(first.submitted) == -(-steps // every) + one_more
+    assert first.params.tobytes() == first.half.base.tobytes()
+    for member in fleet.members:
+        assert (member.state, member.checksums) == ("done", first.checksums)
+        assert member.params.tobytes() == first.params.tobytes()
         np.testing.assert_allclose(member.sent + member.unsent, member.walked, rtol=1e-3, atol=1e-3)
 
 

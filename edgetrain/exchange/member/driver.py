@@ -309,11 +309,16 @@ class Driver:
         if not self.is_drained:
             self.is_drained = True
             self.flat.pull_params()
-            self._exchange(self.half.finish)
+            self._exchange(self._rest)
+            if self.half.moves_params:  # what is given up leaves the model without a reply, too
+                self.flat.push_params()
 
     def submit_rest(self) -> None:
         """Submit what is left, without waiting for its reply. Nothing but `leave` may follow."""
-        self._submit(self.half.finish())
+        self._submit(self._rest())
+
+    def _rest(self) -> Vector | None:
+        return self.half.finish(rest=not self.exchange.sent_nearly_all)
 
     def leave(self, reason: str) -> None:
         """Leave the fleet at once. Works twice."""

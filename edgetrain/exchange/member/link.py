@@ -203,6 +203,11 @@ class Link:
             self._send_kept(round)
         return read
 
+    @property
+    def sent_nearly_all(self) -> bool:
+        """See Exchange."""
+        return self.outbox.sent_nearly_all
+
     def _send_kept(self, round: int) -> None:
         self._sent_bytes[round] = 0
         for message in self.outbox.messages(round):

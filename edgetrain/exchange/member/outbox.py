@@ -56,6 +56,8 @@ class Outbox:
     ) -> None:
         """`members` is how many members the job starts with."""
         self.codec = codec
+        self.sent_nearly_all = codec.nearly_all
+        """Whether what the last contribution left out is too little for a round of its own."""
         self._name = name
         self._elements, self._members, self._memory = elements, members, memory
         self._masker = masker
@@ -126,6 +128,7 @@ class Outbox:
         of the difference; None: they read all of it.
         """
         payloads, read = self._encoded(vector, rest_later)
+        self.sent_nearly_all = self.codec.nearly_all
         self._keep(head, payloads)
         return read
 

@@ -89,6 +89,7 @@ class Alone:
         self.memory = VectorPool(ELEMENTS)
         self.session = 1
         self.submitted, self.replies = [], list(replies)
+        self.sent_nearly_all = True
         self.ended = []
 
     def join(self, request, params, checksum, past=None):
@@ -154,6 +155,33 @@ def test_any_exchange_will_do():
         other.backward()
         other.step()
     np.testing.assert_allclose(driver.flat.params, plain.params, atol=1e-6)
+
+
+def test_what_is_given_up_at_the_end_leaves_the_model_as_well():
+    """A dense codec: there is no last round, whose reply would bring the base to the model."""
+
+    class Rounding(Alone):
+        def submit(self, round, contribution, **other):
+            super().submit(round, contribution.round(1), **other)
+            return contribution.round(1)
+
+    class Copy(FlatVectors):
+        is_storage = False
+        model = None
+
+        def push_params(self):
+            self.model = self.params.copy()
+
+    exchange, flat = Rounding(), Copy(np.zeros(ELEMENTS, np.float32))
+    optimizer = Descent(1, flat)
+    driver = Driver.join(exchange, flat, optimizer, Request("x"), time.monotonic)
+    for _ in range(3):
+        optimizer.backward()
+        driver.step()
+    assert flat.model.tobytes() != driver.half.base.tobytes(), "the rest is in the parameters"
+    driver.drain()
+    assert len(exchange.submitted) == 3
+    assert flat.model.tobytes() == flat.params.tobytes() == driver.half.base.tobytes()
 
 
 def test_a_base_that_arrived_damaged_is_noticed():
