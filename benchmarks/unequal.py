@@ -7,15 +7,16 @@
     python benchmarks/unequal.py --drawn 200 --keep drawn.jsonl   # 200 jobs drawn at random
 
 Digits, 8 members, simulated (real gradients, virtual seconds): FedAvg with K = 5, DGA and
-dga(drift) with D = what hides the round trip, K = 5 and K = D; with --best `dga` with K = 5 and
-`dga(drift)` with K = D only. Final accuracy after equal steps: mean over seeds, and the range.
-`time` is how many times sooner than FedAvg a run reaches --target, median over seeds (-: not in
-half of them, or FedAvg not). 500 ms at 50 ms a step and 200 at 20 are both D = 12, and differ in
-time only. The rate that is best for FedAvg is searched at the first place. With --keep FILE each
-run is kept, and a second start goes on where the first was ended.
+dga(drift) with D = what hides the round trip, K = 5 and K = D, other lengths with --lengths; with
+--best `dga` with K = 5 and `dga(drift)` with K = D only. Final accuracy after equal steps: mean
+over seeds, and the range. `time` is how many times sooner than FedAvg a run reaches --target,
+median over seeds (-: not in half of them, or FedAvg not). 500 ms at 50 ms a step and 200 at 20 are
+both D = 12, and differ in time only. The rate that is best for FedAvg is searched at the first
+place. With --keep FILE each run is kept, and a second start goes on where the first was ended.
 
 With --task char-lm: a Transformer of one layer of width 32 and 32 bytes of context on 200 kB of
 text, 4 members with batches of 8, against sync-sgd at its best rate of the grid; final loss.
+With --own-rates the others run at each rate of the grid; --strategies may name fedavg as well.
 
 With --drawn: jobs of 2 to 1,000 members over networks of the catalogue (but LoRa), boards, batches
 and partitions are run twice, with FedAvg and with DGA and an automatic delay, whose rounds are as
@@ -162,7 +163,7 @@ def report(label: str, runs: list[Run], reference: list[Run], figure: str) -> No
     digits = 1 if figure == "final" else 3
     least, most = (f"{found:.{digits}f}" for found in (min(finals), max(finals)))
     print(
-        f"  {label:24} {mean:6.{digits + 1}f} ({least} to {most}) {more:+6.{digits + 1}f}"
+        f"  {label:32} {mean:6.{digits + 1}f} ({least} to {most}) {more:+6.{digits + 1}f}"
         f"  {runs[0].seconds:6.1f} s {runs[0].steady_ms:6.1f} ms  time {sooner}",
         flush=True,
     )
@@ -192,6 +193,12 @@ def job_of(args: argparse.Namespace, partition: str) -> list[str]:
     return [*size, *rest, data]
 
 
+def lengths_of(spelled: str, delay: int) -> list[int]:
+    """The lengths of rounds that `--lengths` names, in steps."""
+    named = {"D": delay, "D/2": math.ceil(delay / 2)}
+    return [named[name] if name in named else int(name) for name in spelled.split(",")]
+
+
 def compare(
     args: argparse.Namespace, runs: Runs, optimizer: str, partition: str, place: tuple[int, int],
     grid: list[str],
@@ -217,13 +224,21 @@ def compare(
     )
     report(name, reference, reference, figure)
     for strategy in args.strategies.split(","):
-        lengths = dict.fromkeys((5, delay))
+        lengths = dict.fromkeys(lengths_of(args.lengths, delay))
         if args.best:
             lengths = {delay if "drift" in strategy else 5: None}
         for every in lengths:
-            words = [f"strategy={strategy}", f"every={every}", f"delay={delay}"]
-            one = runs.several([*common, spelled, *words])
-            report(f"{strategy} K={every} D={delay}", one, reference, figure)
+            words = [f"strategy={strategy}", f"every={every}"]
+            label = f"{strategy} K={every}"
+            if "dga" in strategy:
+                words, label = [*words, f"delay={delay}"], f"{label} D={delay}"
+            if args.codec:
+                words.append(f"codec={args.codec}")
+            for rate in grid if args.own_rates else [best]:
+                rated = f"optimizer={OPTIMIZERS[optimizer] % rate}"
+                one = runs.several([*common, rated, *words])
+                at = f" lr {rate}" if args.own_rates else ""
+                report(label + at, one, reference, figure)
             if args.equal_time:
                 longer = round(args.steps * reference[0].seconds / one[0].seconds)
                 again = runs.several([*common, spelled, *words, f"steps={longer}"])
@@ -308,9 +323,12 @@ def main() -> int:
     parser.add_argument("--rates", default="", help="instead of the grid")
     parser.add_argument("--places", default="200@50,500@50", help="round trip @ step, in ms")
     parser.add_argument("--strategies", default="dga,dga(drift)")
+    parser.add_argument("--lengths", default="5,D", help="of rounds, in steps: numbers, D, D/2")
     parser.add_argument("--steps", type=int, default=280)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--target", type=float, default=95.0, help="percent")
+    parser.add_argument("--own-rates", action="store_true", help="each at every rate of the grid")
+    parser.add_argument("--codec", default="", help="of all but the reference")
     parser.add_argument("--best", action="store_true", help="each with its best rounds only")
     parser.add_argument("--equal-time", action="store_true", help="and in FedAvg's time")
     parser.add_argument("--drawn", type=int, default=0, help="draw this many jobs instead")

@@ -58,8 +58,7 @@ def _terms(found: Resolved, any_job: bool) -> Terms:
         found.strategy, found.every, found.delay, "" if any_job else job.digest(),
         0 if any_job else job.train.steps,
     )  # fmt: skip
-    one = found.strategy.wants_one_in_flight and not job.strategy.every
-    return replace(terms, one_in_flight=one)
+    return replace(terms, one_in_flight=found.one_in_flight)
 
 
 LARGEST_PART_BYTES = 1 << 30

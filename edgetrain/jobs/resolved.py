@@ -21,6 +21,11 @@ SHORTEST = 16
 So one round, and a delay of one, fit into the share of a run that `exchange.hub.delay` allows."""
 
 
+_BY_GRADIENT = ("sgd",)
+"""Optimizers with which rounds as long as the delay were measured to be better than short ones:
+their steps are as long as gradients are. With AdamW they are worse (docs/decisions/023)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
     """A job, and the objects that its [strategy] table names. `rules.resolve` makes it."""
@@ -38,6 +43,13 @@ class Resolved:
     merge: RuleRow
     mask_terms: MaskTerms | None
     """How contributions are masked; None: they are not."""
+
+    @property
+    def one_in_flight(self) -> bool:
+        """Whether rounds become as long as a measured delay. The job's `every` is kept, and the
+        default with optimizers whose steps do not follow the size of gradients."""
+        by_gradient = str(self.job.train.optimizer.get("name", "")).lower() in _BY_GRADIENT
+        return self.strategy.wants_one_in_flight and by_gradient and not self.job.strategy.every
 
     @property
     def rounds(self) -> int:

@@ -51,6 +51,25 @@ def test_nobody_waits_longer_than_the_first_round_trips(tmp_path, words):
     assert sum(waits) / 4 < 4 * 0.2
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "grows"),
+    [
+        ("{ name = 'SGD', lr = 0.05, momentum = 0.9 }", True),
+        ("{ name = 'adamw', lr = 0.01 }", False),
+        ("{ name = 'lamb', lr = 0.01 }", False),
+    ],
+)
+def test_rounds_get_as_long_as_the_delay_with_sgd_only(tmp_path, optimizer, grows):
+    """With AdamW and a delay of 12 steps, rounds as long ended 9 to 16 points lower than of 5."""
+    _, folder = simulated(
+        tmp_path, "members=2", "batch=2", "steps=200", "network=rtt-500ms", "pace_s=0.05",
+        "correction=drift", f"optimizer={optimizer}", "codec=topk(0.01) | q2",
+    )  # fmt: skip
+    last = list(read_metrics(folder, "round"))[-1]
+    assert last["delay"] >= 10
+    assert last["every"] == (last["delay"] if grows else 5)
+
+
 def test_a_run_of_few_steps_is_never_further_from_its_fleet_than_an_eighth_of_them(tmp_path):
     """With rounds of five steps the delay and a round were a quarter of it."""
     summary, folder = simulated(
