@@ -190,8 +190,7 @@ class Link:
     ) -> Vector | None:
         """Encode, or mask, and send a contribution: see Exchange."""
         session, self._submitted = self._session, round
-        session.next_round = round + 1
-        session.applied, session.checksum = applied, checksum
+        session.next_round, session.applied, session.checksum = round + 1, applied, checksum
         head = Contribute(round, 0, 1, weight, applied, checksum, wanted_delay, b"", step_s)
         if self.outbox.is_masked:
             self.outbox.add_unmasked(head, contribution)
@@ -230,8 +229,7 @@ class Link:
                 return found
             self._act(self._next())
         reply = self.inbox.pop_reply(round)
-        if self.inbox.rung is not None:
-            self.outbox.follow(self.inbox.rung)
+        self.outbox.follow(self.inbox.rung)
         self._session.applied, self._session.checksum = round + 1, reply.checksum
         sent = self._sent_bytes.pop(round, 0)
         self._sent_bytes = {r: sent for r, sent in self._sent_bytes.items() if r > round}

@@ -111,8 +111,11 @@ class Outbox:
         self._feedback = codecs.memory(self.codec, self._elements, self._members)
         self._feedback.restore(unsent)
 
-    def follow(self, rung: int) -> None:
-        """The hub's reply was on this rung of `auto`: encode contributions on it from now on."""
+    def follow(self, rung: int | None) -> None:
+        """The hub's reply was on this rung of `auto`: encode contributions on it from now on. None:
+        replies have no rungs."""
+        if rung is None:
+            return
         if isinstance(self.codec, codecs.Auto):
             self.codec = self.codec.at(rung)
         if isinstance(self._feedback, codecs.OnRungs):
