@@ -190,7 +190,7 @@ def job_of(args: argparse.Namespace, partition: str) -> list[str]:
         size, data = ["members=8", "batch=16"], partition_of(partition)
     every = max(7, args.steps // 40)
     rest = [f"steps={args.steps}", f"evaluate_every={every}", "device=raspberry-pi-4b"]
-    return [*size, *rest, data]
+    return [*size, *rest, data, *args.also]
 
 
 def lengths_of(spelled: str, delay: int) -> list[int]:
@@ -329,6 +329,7 @@ def main() -> int:
     parser.add_argument("--target", type=float, default=95.0, help="percent")
     parser.add_argument("--own-rates", action="store_true", help="each at every rate of the grid")
     parser.add_argument("--codec", default="", help="of all but the reference")
+    parser.add_argument("--also", nargs="*", default=[], help="keys of all jobs, as batch=32")
     parser.add_argument("--best", action="store_true", help="each with its best rounds only")
     parser.add_argument("--equal-time", action="store_true", help="and in FedAvg's time")
     parser.add_argument("--drawn", type=int, default=0, help="draw this many jobs instead")

@@ -102,6 +102,8 @@ NIGHTLY = {
     "edgetrain run strategy=fedavg secure=true": "run folder",
     'edgetrain run strategy=dga codec="topk(0.01) | q2"': "run folder",
     "edgetrain run examples/shared-uplink.toml": "run folder",
+    "edgetrain run examples/slow-links.toml": "run folder",
+    "edgetrain run --simulate examples/slow-links.toml": r"dga .* int[48]",
     "edgetrain run examples/gpu-group.toml": "run folder",
     "edgetrain run examples/private.toml": "epsilon",
     "edgetrain run examples/llama.toml": "run folder",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,8 @@ from edgetrain.runs.folder import create, read_metrics
 from edgetrain.runs.reports.comparison import compare
 from edgetrain.runs.reports.comparison_table import text
 from edgetrain.training.simulated import simulation
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "slow-links.toml"
 
 
 def network(folder, rate_mbit):
@@ -42,6 +45,18 @@ def test_a_fast_link_gets_dense_messages_and_waits_for_none(tmp_path, batched):
     assert "both ways take" in told[-1]
     assert "fp16" in text(compare([summary]), width=200)
     assert summary["seconds"] < 1.15 * 120 * 0.05
+
+
+def test_the_example_is_as_dense_as_its_slow_member_allows(tmp_path):
+    folder = create(tmp_path, "run")
+    summary = simulation.run(plan(reading.load(EXAMPLE, ["steps=200"])), folder, batched=True)
+    codecs = {line["codec"] for line in read_metrics(folder, "round")}
+    assert {"topk(0.01) | q2", "int4"} <= codecs
+    assert "fp16" not in codecs, "the member on 3G would be waited for"
+    assert summary["codec"] in ("int8", "int4")
+    assert summary["seconds"] < 1.15 * 200 * 0.03
+    told = [e["reason"] for e in read_metrics(folder, "event") if e["event"] == "codec"]
+    assert "on the slowest link (m3)" in told[-1]
 
 
 @pytest.mark.parametrize("words", [(), ("strategy=fedavg",), ("delay=8",)])
