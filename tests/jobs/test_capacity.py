@@ -30,6 +30,7 @@ from edgetrain.jobs.capacity.flows import Ports, StepTimesOfMany, Streams
 from edgetrain.jobs.capacity.question import Options, question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
+from edgetrain.runs.reports import capacity_table
 
 BOARD = devices.load("raspberry-pi-4b")
 CALM = dataclasses.replace(
@@ -237,10 +238,20 @@ def test_an_automatic_delay_hides_the_round_trip():
 def test_rounds_that_would_get_longer_are_said_to_be_left_out():
     """With an automatic delay that a run cannot bear, the hub lets K grow; capacity does not."""
     short = question(8, bare(4000), delay=None, rounds=12)
-    assert "members would make rounds longer than 5 steps" in answer(short).bottleneck
-    assert "every=10" in answer(short).bottleneck
+    assert "members would make rounds longer than 5 steps" in answer(short).left_out
+    assert "every=10" in answer(short).left_out
     for asked in (question(8, bare(4000), delay=0, rounds=12), question(8, bare(50), delay=None)):
-        assert "rounds longer" not in answer(asked).bottleneck
+        assert answer(asked).left_out == ""
+
+
+def test_what_figures_leave_out_is_a_line_below_the_table_that_fits_a_terminal():
+    said = "members would make rounds longer than 5 steps, which is left out (try every=10)"
+    rows = [{"members": 10, "left_out": ""}, {"members": 1000, "left_out": said}]
+    lines = capacity_table.left_out(rows)
+    assert " ".join(line.strip() for line in lines) == f"left out: {said}, with 1,000 members"
+    assert max(map(len, lines)) <= 80
+    assert "with" not in " ".join(capacity_table.left_out(rows[1:]))
+    assert capacity_table.left_out(rows[:1]) == []
 
 
 def test_synchronous_sgd_waits_at_each_step():

@@ -162,6 +162,8 @@ class Answer:
     late: int
     """Contributions that a deadline closed a round without."""
     bottleneck: str
+    left_out: str
+    """In words: what members would do that these figures leave out; empty: nothing."""
 
     @property
     def efficiency(self) -> float:
@@ -498,9 +500,9 @@ class _Run:
             busy=busy,
             late=self.late,
             bottleneck="",
+            left_out=self._not_modelled(),
         )
-        bottleneck = self._bottleneck(found) + self._not_modelled()
-        return dataclasses.replace(found, bottleneck=bottleneck)
+        return dataclasses.replace(found, bottleneck=self._bottleneck(found))
 
     def _not_modelled(self) -> str:
         """In words: what members would do that the figures leave out."""
@@ -508,8 +510,8 @@ class _Run:
         if self.question.exchange.delay is not None or self.wanted <= self.agreed.most:
             return ""
         return (
-            f"; members would make rounds longer than {every} steps, which these figures leave out "
-            f"(every={2 * every})"
+            f"members would make rounds longer than {every} steps, which these figures leave out "
+            f"(try every={2 * every})"
         )
 
     def _busy(self, seconds: float) -> dict[str, float]:
@@ -542,7 +544,7 @@ class _Run:
         # A long delay puts the waiting off to the end of the run; one round trip is no sign of it.
         waits = max(found.steady_wait_share, found.wait_share - 2 * self.trips[0] / found.seconds)
         if waits < 0.02:
-            return f"computing: members wait {100 * waits:.1f} % of the time"
+            return f"computing: under way members wait {100 * waits:.1f} % of the time"
         name, busy = max(found.busy.items(), key=lambda item: item[1])
         if busy > 0.6:
             return f"{name}: {100 * busy:.0f} % busy"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from edgetrain.runs.reports.columns import Column, as_text, column
@@ -15,11 +16,14 @@ from edgetrain.runs.reports.units import duration, share, size, times
 
 Row = Mapping[str, Any]
 
+WIDTH = 80
+"""Characters of a line of prose, at most."""
+
 
 def text(heading: str, row: Row, table: Sequence[Row], picture: Path | None = None) -> str:
     """The fleet in `row`, and below it the same fleet in other sizes."""
     lines = [
-        heading,
+        *wrap(heading, WIDTH),
         "",
         f"time per step   {duration(row['seconds_per_step'])} (rounds: median "
         f"{duration(row['seconds_per_step_median'])}, 95 % below "
@@ -38,6 +42,7 @@ def text(heading: str, row: Row, table: Sequence[Row], picture: Path | None = No
         f"bottleneck      {row['bottleneck']}",
         "",
         *as_text(columns_of(table)),
+        *left_out(table),
     ]
     return "\n".join(lines if picture is None else [*lines, "", f"picture: {picture}"])
 
@@ -52,6 +57,19 @@ def columns_of(table: Sequence[Row]) -> list[Column]:
         column("hub sends", (size(row["hub_sent_bytes_per_s"]) for row in table), below="a second"),
         column("  bottleneck", _aligned_left(f"  {row['bottleneck']}" for row in table)),
     ]
+
+
+def left_out(table: Sequence[Row]) -> list[str]:
+    """A line for each thing that figures of fleets in the table leave out, with those fleets."""
+    sizes: dict[str, list[str]] = {}
+    for row in table:
+        if row.get("left_out"):
+            sizes.setdefault(row["left_out"], []).append(f"{row['members']:,}")
+    found = []
+    for said, members in sizes.items():
+        where = "" if len(members) == len(table) else f", with {' and '.join(members)} members"
+        found += wrap(f"left out: {said}{where}", WIDTH, subsequent_indent="  ")
+    return found
 
 
 def _busiest(row: Row, most: int = 3) -> str:
