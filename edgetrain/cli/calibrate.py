@@ -6,7 +6,7 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,9 @@ from edgetrain.jobs.link_grid import Axes, Point, axes_of, part_of, points
 from edgetrain.runs.reports import units
 
 if TYPE_CHECKING:
+    from edgetrain.jobs.plan import Plan
     from edgetrain.runs.reports.calibration import Pair
+    from edgetrain.training.finished import Finished
 
 _BASIS = ("members=8", "pace_s=0.05", "steps=240", "optimizer={ name = 'sgd', lr = 0.2 }")
 
@@ -117,18 +119,32 @@ def run(arguments: argparse.Namespace) -> int:
     common.simulator()
     from edgetrain.jobs.plan import plan
     from edgetrain.runs.folder import create
-    from edgetrain.training import both_ways, emulated
+    from edgetrain.training import emulated
     from edgetrain.training.finished import Finished, digest_of
 
     emulated.warm_up()
     planned = {name: plan(job, beside) for name, job in jobs.items()}
-    draws, resumed = arguments.draws, arguments.resume is not None
+    resumed = arguments.resume is not None
     folder = _resumed(arguments.resume) if resumed else create(arguments.runs, "calibrate")
     planned |= {name: plan(job) for name, job in _grid_jobs(grid, folder).items()}
-    digests = {name: digest_of(name, each, draws) for name, each in planned.items()}
-    finished = Finished(folder, digests, resumed=resumed)
-    if resumed:
-        common.warn(f"{len(finished)} of {len(planned)} jobs are finished in {folder}")
+    digests = {name: digest_of(name, each, arguments.draws) for name, each in planned.items()}
+    with Finished(folder, digests, resumed=resumed) as finished:
+        if resumed:
+            common.warn(f"{len(finished)} of {len(planned)} jobs are finished in {folder}")
+        return _run(arguments, planned, grid, folder, finished)
+
+
+def _run(
+    arguments: argparse.Namespace,
+    planned: Mapping[str, Plan],
+    grid: Sequence[Point],
+    folder: Path,
+    finished: Finished,
+) -> int:
+    """Run what is not finished, and report; the exit status."""
+    from edgetrain.training import both_ways
+
+    draws = arguments.draws
     pairs: list[Pair] = []
     told = _Progress(len(planned) - len(finished), time.monotonic)
     try:

@@ -6,12 +6,15 @@ cut left of the last line is not read.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from edgetrain import __version__
 from edgetrain.errors import ConfigError
@@ -45,7 +48,8 @@ class Finished:
         resumed: bool = False,
     ) -> None:
         """`digests` of the jobs, see `digest_of`. Reads the folder if it is `resumed`; ConfigError
-        if no calibration has written it. None: nothing is read or written."""
+        if no calibration has written it, or if one is writing it. None: nothing is read or written.
+        """
         self.resumed = resumed
         self._path = None if folder is None else folder / FILE
         self._digests = dict(digests or {})
@@ -54,6 +58,27 @@ class Finished:
         if self._path is not None and resumed:
             self._read(self._path)
         self._append("")
+        self._release: Callable[[], object] = lambda: None
+        if self._path is not None:
+            self._lock(self._path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+    def _lock(self, path: Path) -> None:
+        """Keep others out, who would write into the same runs, until the end of `with`."""
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._release = weakref.finalize(self, os.close, file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"another calibration is at work in {path.parent}",
+                "wait until it has ended, or leave out --resume",
+            ) from None
 
     def __len__(self) -> int:
         """Pairs."""

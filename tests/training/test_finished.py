@@ -56,16 +56,16 @@ def runs(monkeypatch):
 
 def calibrate(folder, at_once, *, resumed=False, digests=DIGESTS):
     """As the command does; the pairs, in order."""
-    kept = Finished(folder, digests, resumed=resumed)
-    if at_once == 1:
-        return [
-            both_ways.run(name, each, folder, 1, lambda how: None, lambda: 0.0, kept)
-            for name, each in PLANNED.items()
-        ]
-    told = both_ways.run_side_by_side(
-        PLANNED, folder, 1, at_once, lambda name, how: None, lambda: 0.0, kept
-    )
-    return list(told)
+    with Finished(folder, digests, resumed=resumed) as kept:
+        if at_once == 1:
+            return [
+                both_ways.run(name, each, folder, 1, lambda how: None, lambda: 0.0, kept)
+                for name, each in PLANNED.items()
+            ]
+        told = both_ways.run_side_by_side(
+            PLANNED, folder, 1, at_once, lambda name, how: None, lambda: 0.0, kept
+        )
+        return list(told)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
@@ -122,6 +122,14 @@ def test_other_settings_other_versions_and_failures_are_run_again(tmp_path, runs
 def test_a_folder_of_something_else_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no finished\.jsonl in it.*leave out --resume"):
         Finished(tmp_path, DIGESTS, resumed=True)
+
+
+def test_one_calibration_at_a_time_writes_a_folder(tmp_path):
+    said = r"another calibration is at work in .*leave out --resume"
+    with Finished(tmp_path, DIGESTS), pytest.raises(ConfigError, match=said):
+        Finished(tmp_path, DIGESTS, resumed=True)
+    with Finished(tmp_path, DIGESTS, resumed=True):
+        pass
 
 
 def test_the_digest_is_of_what_is_run_and_not_of_where_its_files_lie(tmp_path):
