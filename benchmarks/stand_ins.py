@@ -2,6 +2,7 @@
 
     python benchmarks/stand_ins.py                       # all three groups, some minutes
     python benchmarks/stand_ins.py --groups momentum
+    python benchmarks/stand_ins.py --groups text
 
 Members are the rows of one matrix and exchange by taking its mean, without protocol and time;
 tasks, models and batches are the package's own. A row is one rule: digits, 8 members, 280 steps,
@@ -19,6 +20,12 @@ outer L M     the hub's learning rate L and momentum M; stand-ins foretell them 
               eager updates)
 velocity V    when a reply comes, V (reply - own) / (lr K) is taken from the optimizer's momentum;
               decayed: V = m^D (1 - m^K), what that still holds of a round that was K steps of drift
+leave R       a share R of what a member was away from the mean stays in its parameters when a reply
+              comes, and so on of what stayed: stayed <- R (stayed + own - reply). The mean of all
+              members is what it was; each is pulled back less at once
+
+The group `text` is char-lm, a Transformer of one layer of width 32: 4 members with batches of 8,
+equal data, --steps steps, final loss.
 """
 
 from __future__ import annotations
@@ -37,7 +44,8 @@ from torch import Tensor
 
 from edgetrain.tasks import Task, load_task
 
-MEMBERS, BATCH, STEPS = 8, 16, 280
+STEPS = {"digits": 280, "char_lm": 200}
+TEXT = {"context": 32, "limit_bytes": 200_000, "width": 32, "heads": 4, "layers": 1}
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,10 @@ class Rule:
     forget: float = 0.8
     outer: tuple[float, float] = (1.0, 0.0)
     velocity: float = 0.0
+    leave: float = 0.0
+    task: str = "digits"
+    steps: int = 0
+    """0: those of the task."""
 
 
 class Fleet:
@@ -64,20 +76,26 @@ class Fleet:
 
     def __init__(self, rule: Rule, partition: str, seed: int) -> None:
         self.rule = rule
+        self.members, self.batch = (8, 16) if rule.task == "digits" else (4, 8)
+        self.steps = rule.steps or STEPS[rule.task]
+        more = {} if rule.task == "digits" else TEXT
         self.task: Task = load_task(
-            "edgetrain.tasks:digits", {"partition": partition}, defaults={"seed": seed}
-        )
+            f"edgetrain.tasks:{rule.task}", {"partition": partition, **more},
+            defaults={"seed": seed},
+        )  # fmt: skip
         torch.manual_seed(seed)
         self.model = self.task.model()
         parameters = list(self.model.parameters())
         self.sizes = [p.numel() for p in parameters]
         self.base = torch.cat([p.detach().reshape(-1) for p in parameters])
-        self.params = self.base.repeat(MEMBERS, 1)
+        self.params = self.base.repeat(self.members, 1)
         groups = self.sizes if rule.per_tensor else [sum(self.sizes)]
         self.group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups))
         self.flights: deque[tuple[int, Tensor, Tensor | None]] = deque()
-        self.gap, self.theta, self.within = (torch.zeros_like(self.params) for _ in range(3))
-        self.products = torch.zeros(2, MEMBERS, len(groups))
+        self.gap, self.theta, self.within, self.stayed = (
+            torch.zeros_like(self.params) for _ in range(4)
+        )
+        self.products = torch.zeros(2, self.members, len(groups))
         self.moments = torch.zeros(2, *self.params.shape)
         self.outer = torch.zeros_like(self.base)
         self.replies = 0
@@ -91,20 +109,20 @@ class Fleet:
             parts = zip(names, torch.split(flat, self.sizes), shapes, strict=True)
             named = {name: part.reshape(shape) for name, part, shape in parts}
             found = torch.func.functional_call(self.model, named, (inputs,))
-            return torch.nn.functional.cross_entropy(found, labels)
+            return torch.nn.functional.cross_entropy(found.flatten(0, -2), labels.flatten())
 
         made: Callable[..., Tensor] = torch.func.vmap(torch.func.grad(loss))
         return made
 
     def run(self, seed: int) -> float:
-        """All steps; the accuracy of the base in percent."""
-        rule = self.rule
-        sources = [self.task.batches(m, MEMBERS, BATCH, seed) for m in range(MEMBERS)]
-        for step in range(1, STEPS + 1):
+        """All steps; the accuracy of the base in percent, or its loss."""
+        rule, every_member = self.rule, range(self.members)
+        sources = [self.task.batches(m, self.members, self.batch, seed) for m in every_member]
+        for step in range(1, self.steps + 1):
             batches = [next(source) for source in sources]
             inputs, labels = (torch.stack([batch[i] for batch in batches]) for i in (0, 1))
             self._step(self.gradients(self.params, inputs, labels), step)
-            if step % rule.every == 0 or step == STEPS:
+            if step % rule.every == 0 or step == self.steps:
                 own = self.params - self._expected() - self.within
                 foretold = self.gap.clone() if self.replies else None
                 self.flights.append((step, own, foretold))
@@ -118,7 +136,8 @@ class Fleet:
             parts = torch.split(self.base, self.sizes)
             for parameter, part in zip(self.model.parameters(), parts, strict=True):
                 parameter.copy_(part.reshape(parameter.shape))
-        return 100 * float(self.task.evaluate(self.model)["accuracy"])
+        found = self.task.evaluate(self.model)
+        return 100 * float(found["accuracy"]) if rule.task == "digits" else float(found["loss"])
 
     def _step(self, gradient: Tensor, step: int) -> None:
         rule, (first, second) = self.rule, self.moments
@@ -142,7 +161,7 @@ class Fleet:
             learn = 1 - taken
         keep = 1 - taken if rule.keep is None else rule.keep
         learn = learn if rule.learn is None else rule.learn
-        found, moving = self.base.expand_as(self.params).clone(), self.outer
+        found, moving = self.base + self.stayed, self.outer
         for _, own, _ in self.flights:
             stand_in = (1 - self.theta * (1 - keep)) * own + learn * self.theta * self.gap
             moving = rule.outer[1] * moving + stand_in
@@ -166,10 +185,11 @@ class Fleet:
         self.gap += max(1 / (self.rounds + 1), 1 / self.replies) * (missed - self.gap)
         if rule.velocity:
             self.moments[0] -= rule.velocity * missed / (rule.lr * rule.every)
+        self.stayed = rule.leave * (self.stayed - missed)
         self.params = self._expected() + self.within + local
 
     def _summed(self, products: Tensor) -> Tensor:
-        found = torch.zeros(MEMBERS, self.products.shape[2])
+        found = torch.zeros(self.members, self.products.shape[2])
         return found.index_add_(1, self.group, products)
 
 
@@ -213,6 +233,18 @@ def rows(group: str) -> dict[str, Rule]:
                 for name, more in _momentum_rules(k).items()
             },
         }
+    table: dict[str, Rule] = {}
+    if group == "text":
+        for name, own in (
+            ("momentum", Rule(6, 6, 0.1, 0.9, corrects=False, task="char_lm")),
+            ("adamw", Rule(6, 6, 0.01, is_adamw=True, corrects=False, task="char_lm")),
+        ):
+            table |= {f"{name}, fedavg K={k}": replace(own, every=k, delay=0) for k in (5, 17)}
+            table |= {f"{name}, own K=D={k}": replace(own, every=k, delay=k) for k in (2, 3, 6)}
+            table[f"{name}, drift K=D=6"] = replace(own, corrects=True)
+            shares = (0.5, 0.7, 0.9)
+            table |= {f"{name}, own, leave {s}, K=D=6": replace(own, leave=s) for s in shares}
+        return table
     best = Rule(5, 6, 0.02, is_adamw=True)
     table = {f"fedavg K=5, lr {r}": replace(best, delay=0, lr=r) for r in (0.01, 0.02, 0.05)}
     for k in (6, 12):
@@ -232,17 +264,22 @@ def main() -> int:
     parser.add_argument("--groups", default="sgd,momentum,adamw")
     parser.add_argument("--partitions", default="0.3,0.1", help="of Dirichlet distributions")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=0, help="instead of 280, of text 200")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for group in args.groups.split(","):
-        partitions = [f"dirichlet({name})" for name in args.partitions.split(",")]
+        names = "iid" if group == "text" else args.partitions
+        partitions = [n if n == "iid" else f"dirichlet({n})" for n in names.split(",")]
+        digits = 3 if group == "text" else 1
         print(f"| {group} | {' | '.join(partitions)} |\n|---|{'---|' * len(partitions)}")
         for label, rule in rows(group).items():
             cells = []
+            rule = replace(rule, steps=args.steps)
             for partition in partitions:
                 found = [Fleet(rule, partition, seed).run(seed) for seed in range(args.seeds)]
                 mean = statistics.fmean(found)
-                cells.append(f"{mean:.1f} ({min(found):.1f} to {max(found):.1f})")
+                least, most = (f"{x:.{digits}f}" for x in (min(found), max(found)))
+                cells.append(f"{mean:.{digits}f} ({least} to {most})")
             print(f"| {label} | {' | '.join(cells)} |", flush=True)
     return 0
 
