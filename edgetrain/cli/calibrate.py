@@ -177,16 +177,18 @@ def _report(
     folder is whole."""
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports import calibration
-    from edgetrain.runs.reports.plot import calibration_figure
+    from edgetrain.runs.reports.plot import calibration_figure, grid_figure
 
-    points = zip(grid, pairs, strict=False)  # fewer pairs after Ctrl-C
+    points = list(zip(grid, pairs, strict=False))  # fewer pairs after Ctrl-C
     groups = calibration.groups_of(((*p.values, p.group), pair) for p, pair in points)
     if not arguments.json:
         common.say(calibration.text(pairs))
         if groups:
             common.say(calibration.summed_up(groups))
             common.say(calibration.worst(pairs))
-    picture = common.picture(partial(calibration_figure, pairs, folder / "calibration.png"))
+    file = folder / "calibration.png"
+    drawn = partial(grid_figure, [(p.place, pair) for p, pair in points], file)
+    picture = common.picture(drawn if points else partial(calibration_figure, pairs, file))
     answer = calibration.as_json(pairs, picture)
     answer |= calibration.groups_as_json(groups) if groups else {}
     if arguments.json:

@@ -74,6 +74,13 @@ class Point:
         return f"{self.kilobytes:g} kB, {self.rtt_ms:g} ms"
 
     @property
+    def place(self) -> tuple[str, str, str]:
+        """Where it stands in a table of tables: which table, row and column."""
+        jitter = f", jitter {self.jitter_percent:g} %" if self.jitter_percent else ""
+        row = f"{self.rate_mbit:g} Mbit/s, {self.kilobytes:g} kB"
+        return f"{self.strategy}{jitter}", row, f"{self.rtt_ms:g}"
+
+    @property
     def values(self) -> tuple[str, ...]:
         """Its strategy, and its value on each axis, as names of groups."""
         return (
