@@ -123,6 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.training.finished import Finished, digest_of
 
     emulated.warm_up()
+    jobs = {name: common.with_host_pace(arguments, job, beside) for name, job in jobs.items()}
     planned = {name: plan(job, beside) for name, job in jobs.items()}
     resumed = arguments.resume is not None
     folder = _resumed(arguments.resume) if resumed else create(arguments.runs, "calibrate")

@@ -142,6 +142,7 @@ def test_a_run_that_is_refused_leaves_no_folder(words, tmp_path, monkeypatch, ca
         ["sweep", "--members", "1,2"],
         ["compare", "--simulate"],
         ["chaos", "--schedules", "1"],
+        ["calibrate", "--strategies", "sync-sgd,dga"],
     ],
     ids=" ".join,
 )
