@@ -6,22 +6,32 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 
 import children
 import pytest
 import torch
+import unseeded_task
 from torch import nn
 
+from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.direct import Direct
 from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.keys.gate import Gate
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.checkpoint import Keep, Sparing
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
+from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.jobs.plan import plan
+from edgetrain.jobs.reading import load
 from edgetrain.training.keeping import keeping_of
 from edgetrain.training.member import Member, bind
+from edgetrain.training.simulated import simulation
 
 
 def model_with_frozen_layer(value):
@@ -71,23 +81,38 @@ class Life:
         return all_bits(self.model)
 
 
-def direct():
+def direct(folder):
     return None, Direct(2, "dga", 1, 1).connect
 
 
-def loopback():
+def loopback(folder):
     wires = Loopback()
     return wires, lambda: Link(wires.connect(), time.monotonic)
 
 
-def sockets():
+def sockets(folder):
     hub = HubSocket("tcp://127.0.0.1:0")
     return hub, lambda: Link(MemberSocket(hub.address), time.monotonic)
 
 
-@pytest.mark.parametrize("way", [direct, loopback, sockets])
-def test_members_whose_frozen_layers_differ_train_to_one_model(way):
-    transport, connect = way()
+def encrypted(folder):
+    ring = Keyring(folder / "keys")
+    ring.init(new_pair)
+    pairs = [new_pair() for _ in range(2)]
+    for number, pair in enumerate(pairs):
+        ring.allow(pair.public, f"pi-{number}")
+    hub = HubSocket("tcp://127.0.0.1:0", gate=Gate(ring))
+
+    def connect():
+        credentials = Credentials(pairs.pop(), ring.pair().public)
+        return Link(MemberSocket(hub.address, credentials=credentials), time.monotonic)
+
+    return hub, connect
+
+
+@pytest.mark.parametrize("way", [direct, loopback, sockets, encrypted])
+def test_members_whose_frozen_layers_differ_train_to_one_model(way, tmp_path):
+    transport, connect = way(tmp_path)
 
     def life(index):
         return Life(connect(), index, f"m{index}").train(4).close()
@@ -178,3 +203,27 @@ def test_a_member_that_was_killed_has_them_again_whatever_it_was_made_with(tmp_p
     journal.close()
     both = len(fixed_bits(model_with_frozen_layer(1)))
     assert one[:both] == two[:both]
+
+
+MASKED = ("strategy=local-sgd", "secure=true")
+PRIVATE = ("strategy=dga", "delay=2", "privacy=member", "noise=0.1")
+
+
+@pytest.mark.parametrize("more", [MASKED, PRIVATE, (*MASKED, "privacy=member", "noise=0.1")])
+def test_masks_and_privacy_leave_them_as_the_first_member_gave_them(tmp_path, more):
+    """They are in no contribution: nothing is clipped, no noise is added, no mask is needed."""
+    job = load(None, ["task=unseeded_task:unseeded", "members=3", "steps=8", "every=2", "batch=4",
+                      "network=rtt-20ms", "fixed=first", "pace_s=0.01", *more])  # fmt: skip
+    before = len(unseeded_task.MADE)
+    summary = simulation.run(plan(job), tmp_path)
+    assert (summary["status"], summary["members_lost"]) == ("finished", [])
+    made = [each for each in unseeded_task.MADE[before:] if not each.number.is_meta]
+    counted = Counter(unseeded_task.number_of(each) for each in made)
+    assert counted.most_common(1)[0][1] >= 3, "three members hold the first one's"
+
+
+def test_members_that_differ_and_should_not_are_refused_and_the_simulation_ends(tmp_path):
+    job = load(None, ["task=unseeded_task:unseeded", "members=3", "steps=8", "batch=4",
+                      "network=rtt-20ms", "fixed=equal", "pace_s=0.01"])  # fmt: skip
+    with pytest.raises(EdgetrainError, match="other values than the first member's"):
+        simulation.run(plan(job), tmp_path)
