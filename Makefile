@@ -10,8 +10,6 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Tests mostly wait for links and deadlines: on two cores one worker more than cores is sooner done.
-WORKERS ?= 3
 
 .PHONY: demo test test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands check drawn install-lab install-dev
 
@@ -19,7 +17,7 @@ demo: install-lab
 	$(BIN)/edgetrain compare
 
 test: install-dev
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile
 
 test-boot: install-dev
 	$(BIN)/pytest -m boot tests/fleet/cards
@@ -40,7 +38,7 @@ check: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(TESTS)
+	$(BIN)/pytest -n 2 --dist loadfile $(TESTS)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
