@@ -21,6 +21,15 @@ from edgetrain.vectors.blocks import touched_blocks
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import TILE, Vector, combine, tile_sum, tiles
 
+_TOO_FAST = "training diverged on this member: lower the learning rate, or clip gradients"
+
+EXPLODED = 100.0
+"""A round that leads so many times as far as any round before it, and as the base is long, is no
+training. Its mean with the others' rounds would be the end of theirs."""
+
+SAMPLED = 4096
+"""Elements of a vector, about, from which its length is taken."""
+
 
 class Displacement:
     """Every `every` steps submit what the optimizer did; `delay` steps later take the mean instead.
@@ -91,6 +100,8 @@ class Displacement:
         """What foretells replies; None: nothing does."""
         self.unsent = Unsent(params.size)
         """Where what a lossy codec has not sent waits."""
+        self._longest = 0.0
+        """Length of the longest round so far, of its sampled elements."""
         self._steps = 0
         self._local_steps = 0
         self._partial = self._finished = False
@@ -327,6 +338,16 @@ class Displacement:
         self.expected.flights.extend(Flight(r, self._steps, None) for r in range(self.round, round))
         self.round = max(self.round, round)
 
+    def _growth(self, own: Vector) -> float:
+        """How many times as long `own` is as any before it and the base; 0: it is the first."""
+        sampled = slice(None, None, max(1, own.size // SAMPLED))
+        length, base = (
+            float(np.linalg.norm(v[sampled].astype(np.float64))) for v in (own, self.base)
+        )
+        growth = length / max(self._longest, base) if self._longest else 0.0
+        self._longest = max(self._longest, length)
+        return growth
+
     def _submit(self) -> Vector:
         own = self._memory.borrow_vector()
         at_once = self.delay == 0 and not self.expected.flights
@@ -334,9 +355,12 @@ class Displacement:
         whole = own if beside is None or at_once else self._memory.borrow_vector()
         finite, touched = self.expected.subtract(own, settle=not at_once)
         if not finite:
+            raise Diverged(f"parameters are not finite after step {self._steps}", _TOO_FAST)
+        if (ratio := self._growth(own)) > EXPLODED:
             raise Diverged(
-                f"parameters are not finite after step {self._steps}",
-                "training diverged on this member: lower the learning rate, or clip gradients",
+                f"the round that ended with step {self._steps} led {ratio:.3g} times as far as any "
+                "before it",
+                _TOO_FAST,
             )
         if beside is not None:
             for here in tiles(own.size):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError, Diverged
 from edgetrain.exchange.hub.terms import Policy
-from edgetrain.strategies.displacement import Displacement
+from edgetrain.strategies.displacement import EXPLODED, SAMPLED, Displacement
 from edgetrain.strategies.gradient import Gradient
 from edgetrain.vectors.vector import TILE, checksum
 
@@ -376,6 +376,21 @@ def test_numbers_that_are_not_finite_stop_the_member_that_has_them(bad):
     gradient = np.full(5, bad, np.float32)
     with pytest.raises(Diverged, match="gradient of step 0"):
         Gradient(np.zeros(5, np.float32), gradient).before_step()
+
+
+@pytest.mark.parametrize("elements", [5, 3 * SAMPLED])
+def test_a_member_that_explodes_stops_before_it_sends_what_it_did(elements):
+    """It would be in the mean of all. One member of a thousand did that to a fleet."""
+    params = np.zeros(elements, np.float32)
+    half = Displacement(params)
+    for round, step in enumerate((1.0, 0.01, EXPLODED)):  # nothing was before the first
+        params += np.float32(step)
+        assert half.after_step() is not None
+        half.apply([np.full(elements, step, np.float32)])
+        assert half.applied == round + 1
+    params += np.float32(2 * EXPLODED**2)
+    with pytest.raises(Diverged, match="with step 4 led 198 times as far as any before it"):
+        half.after_step()
 
 
 @pytest.mark.parametrize(("every", "delay"), [(0, 0), (-1, 0), (1, -1)])
