@@ -39,7 +39,7 @@ def main() -> None:
                 words = [
                     f"network=rtt-{rtt:g}ms",
                     f"members={args.members}",
-                    "batch=2",
+                    "batch=8",
                     f"steps={args.steps}",
                     f"pace_s={args.pace}",
                     f"evaluate_every={args.steps}",

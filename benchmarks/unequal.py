@@ -23,7 +23,8 @@ and partitions are run twice, with FedAvg and with DGA and an automatic delay, w
 long as the job's defaults make them. Large fleets take fewer steps: 40, 60, 100 or 200, as far as
 all members together take at most MOST_STEPS, but at least 40. It fails if DGA diverges where FedAvg
 trains (its loss is above 10, or its accuracy below half of FedAvg's, which is above 50 %), or if
-K + D is ever more than an eighth of the steps (or two). --keep FILE keeps each job's line.
+K + D is ever more than the share of the steps that it may have: an eighth on equal data
+with batches of 8 or more, a sixteenth elsewhere, or two rounds. --keep FILE keeps each job's line.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from edgetrain.errors import EdgetrainError
 from edgetrain.fleet import catalog
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
+from edgetrain.jobs.resolved import look_up
 from edgetrain.runs.folder import create, read_metrics
 from edgetrain.training.simulated import simulation
 
@@ -268,7 +270,8 @@ def drawn_line(number: int, words: list[str], args: argparse.Namespace) -> dict[
         dga = simulate([*words, f"strategy={args.strategies.split(',')[0]}"], args.target)
     except EdgetrainError as error:
         return {"number": number, "words": words, "broken": True, "text": str(error)}
-    bound = max(2, int(words[2].partition("=")[2]) // 8)
+    found = look_up(reading.load(None, [*words, "strategy=dga"]))
+    bound = max(2 * found.every, found.job.train.steps // found.share)
     diverged = fedavg.final > 50 and not (dga.loss < 10 and dga.final > 0.5 * fedavg.final)
     text = (
         f"fedavg {fedavg.final:.1f} % in {fedavg.seconds:.0f} s, dga {dga.final:.1f} % (loss "

@@ -58,7 +58,7 @@ def _terms(found: Resolved, any_job: bool) -> Terms:
         found.strategy, found.every, found.delay, "" if any_job else job.digest(),
         0 if any_job else job.train.steps,
     )  # fmt: skip
-    return replace(terms, one_in_flight=found.one_in_flight)
+    return replace(terms, one_in_flight=found.one_in_flight, share=found.share)
 
 
 LARGEST_PART_BYTES = 1 << 30

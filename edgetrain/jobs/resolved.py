@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from edgetrain import codecs, strategies
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.delay import APART_SHARE, SHARE
 from edgetrain.exchange.hub.journal import Fsync, Settings
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 from edgetrain.jobs.job import Job, StrategyTable
@@ -24,6 +25,10 @@ So one round, and a delay of one, fit into the share of a run that `exchange.hub
 _BY_GRADIENT = ("sgd",)
 """Optimizers with which rounds as long as the delay were measured to be better than short ones:
 their steps are as long as gradients are. With AdamW they are worse (docs/decisions/023)."""
+
+_SAMPLES = 8
+"""In a step. With fewer, members with equal data ended up to 12 points below FedAvg where a round
+and the delay were an eighth of the run; with so many, 4 at most (docs/decisions/004)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,21 @@ class Resolved:
         default with optimizers whose steps do not follow the size of gradients."""
         by_gradient = str(self.job.train.optimizer.get("name", "")).lower() in _BY_GRADIENT
         return self.strategy.wants_one_in_flight and by_gradient and not self.job.strategy.every
+
+    @property
+    def keeps_together(self) -> bool:
+        """Whether members' steps lead the same way: their samples are known to be drawn from the
+        same, and enough of them are in a step. A task of one's own may read any files, unless its
+        `partition` says so."""
+        own_files = not self.job.task.startswith("edgetrain.tasks:")
+        partition = self.job.data.get("partition", None if own_files else "iid")
+        is_equal = partition == "iid" or str(partition).startswith("shared(")
+        return is_equal and self.job.train.batch * self.job.train.accumulate >= _SAMPLES
+
+    @property
+    def share(self) -> int:
+        """An automatic delay and a round together are at most one in so many of the steps."""
+        return SHARE if self.keeps_together else APART_SHARE
 
     @property
     def rounds(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.delay import APART_SHARE, SHARE
+from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import look_up, mask_terms_of
@@ -117,3 +119,24 @@ def test_a_job_may_say_which_figure_counts_as_trained():
     assert plan(load(None, ["target=0.9"])).target == 0.9
     with pytest.raises(ConfigError, match=r"train.target = 97 \(accuracy is a share of 1: 0.97"):
         plan(load(None, ["target=97"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "together"),
+    [
+        ([], True),
+        (["data.partition=iid"], True),
+        (["data.partition=shared(64)"], True),
+        (["data.partition=dirichlet(3)"], False),
+        (["task=mine.py:task"], False),
+        (["task=mine.py:task", "data.partition=iid"], True),
+        (["batch=4"], False),
+        (["batch=4", "train.accumulate=2"], True),
+    ],
+)
+def test_a_delay_has_half_the_share_of_a_run_where_members_are_led_apart(overrides, together):
+    found = look_up(load(None, overrides))
+    assert found.share == (SHARE if together else APART_SHARE)
+    assert hub_of(found).terms.share == found.share
+    agreed = hub_of(look_up(load(None, [*overrides, "strategy=dga", "delay=auto", "steps=400"])))
+    assert agreed.rounds.delay.most == 400 // found.share - 5

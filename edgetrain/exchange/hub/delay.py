@@ -13,9 +13,10 @@ With an automatic delay, `agree` at turns 1, 3, 6, 12, … (rounds merged) decid
     anything else                         as long           as before, but not over twice D
 
 What a run can bear: K + D, the steps that a member may be away from what the others do, is at most
-one in SHARE of its steps. Rounds grow up to half of that. Where rounds begin faster than they
-close, the hub or a link is the bottleneck: a longer delay would lengthen its queue, and hide
-nothing.
+one in SHARE of its steps; one in APART_SHARE where members are led apart, by unequal data or small
+batches (docs/decisions/004 has what that costs). Rounds grow up to half of that. Where rounds begin
+faster than they close, the hub or a link is the bottleneck: a longer delay would lengthen its
+queue, and hide nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ MAX_IN_FLIGHT = 128
 
 SHARE = 8
 """An automatic delay and a round together are at most one in so many of a run's steps."""
+
+APART_SHARE = 16
+"""The same, where members are led apart by their data, or by the noise of small batches."""
 
 GREW = 1.1
 """A delay that was enough is so no more, and rounds take longer than their steps, from this factor
@@ -73,12 +77,18 @@ def is_turn(round: int) -> bool:
 class AgreedDelay:
     """The delay of one job, in local steps, of which a round has `every`. None: measured.
 
-    `steps` is what each member takes in the whole run; 0: not known. `one_in_flight`: rounds are
-    never shorter than a measured delay.
+    `steps` is what each member takes in the whole run; 0: not known. `one_in_flight`: rounds get as
+    long as a measured delay, where the run can bear two of these. `share`: one in so many of the
+    steps is what it can bear.
     """
 
     def __init__(
-        self, every: int, delay: int | None, steps: int = 0, one_in_flight: bool = False
+        self,
+        every: int,
+        delay: int | None,
+        steps: int = 0,
+        one_in_flight: bool = False,
+        share: int = SHARE,
     ) -> None:
         self.every = every
         """Steps in a round, in force now."""
@@ -91,7 +101,7 @@ class AgreedDelay:
         self._is_measured = delay is None
         self._is_bounded = steps > 0
         self._one_in_flight = one_in_flight
-        self._together = max(2 * every, steps // SHARE) if steps else (MAX_IN_FLIGHT + 1) * every
+        self._together = max(2 * every, steps // share) if steps else (MAX_IN_FLIGHT + 1) * every
         """The most steps that a round and an automatic delay may have together."""
         self._longest = self.first // every if delay is None else 0
         """The most rounds in flight so far: members still act on it for a while."""
@@ -171,7 +181,11 @@ class AgreedDelay:
         if one_in_flight:
             if self.delay == self.every and self.every <= 2 * taken <= 2 * GREW * self.every + 2:
                 taken = self.every  # members that read replies at a round's end see it as the trip
-            self._lengthen(taken)
+            one_in_flight = 2 * taken <= self._together
+            if one_in_flight:
+                self._lengthen(taken)
+            else:  # hiding replies comes first
+                self.every = max(self._shortest, min(self.every, self._together - taken))
         grew = self._is_enough and taken > GREW * self.delay and lasts > GREW * self.every
         if grew:
             self._lengthen(GREW * lasts)

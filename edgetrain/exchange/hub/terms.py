@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.delay import SHARE
 from edgetrain.exchange.messages import MAX_ELEMENTS
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Terms:
     """Steps of each member, which bound an automatic delay; 0: not known."""
     one_in_flight: bool = False
     """Whether rounds get as long as an automatic delay, so that one is in flight at a time."""
+    share: int = SHARE
+    """An automatic delay and a round together are at most one in so many of the steps."""
 
     @classmethod
     def of_strategy(

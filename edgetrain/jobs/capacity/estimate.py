@@ -18,7 +18,7 @@ import numpy as np
 
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import AgreedDelay, is_turn
+from edgetrain.exchange.hub.delay import SHARE, AgreedDelay, is_turn
 from edgetrain.exchange.messages import Contribute, Message, Reply, pack
 from edgetrain.fleet.devices import Device
 from edgetrain.fleet.networks import Profile
@@ -61,6 +61,8 @@ class ExchangeSizes:
     reply_codec: Codec
     ratio: float = 0.0
     reply_ratio: float = 0.0
+    share: int = SHARE
+    """An automatic delay and a round together are at most one in so many of the steps."""
 
 
 @dataclass(frozen=True)
@@ -361,7 +363,8 @@ class _Run:
         self.computed = np.zeros(members)
         self.waited = np.zeros(members)
         self.wanted = max(1, math.ceil(MARGIN * farthest_s / float(np.max(self.steps.seconds))))
-        self.agreed = AgreedDelay(exchange.every, exchange.delay, question.rounds * exchange.every)
+        steps = question.rounds * exchange.every
+        self.agreed = AgreedDelay(exchange.every, exchange.delay, steps, share=exchange.share)
         self.delay = self.agreed.delay
         self.late = 0
         self.trips: list[float] = []

@@ -73,6 +73,7 @@ def question_of(job: Job, options: Options = Options(), beside: Path | None = No
         reply_codec=found.reply_codec,
         ratio=options.ratio,
         reply_ratio=options.reply_ratio or options.ratio,
+        share=found.share,
     )
     if isinstance(found.codec, Auto):
         exchange = on_rung(exchange, found.codec, kinds, members, options)
@@ -109,7 +110,8 @@ def on_rung(
     from edgetrain.exchange.hub.delay import AgreedDelay
     from edgetrain.exchange.hub.density import rung_for, spare_s
 
-    most_delay = AgreedDelay(exchange.every, exchange.delay, options.rounds * exchange.every).most
+    steps = options.rounds * exchange.every
+    most_delay = AgreedDelay(exchange.every, exchange.delay, steps, share=exchange.share).most
     step_s = max(kind.step_s for kind in kinds)
     port_s = 8e-6 * members / options.hub_rate_mbit if options.hub_rate_mbit else 0.0
     rung = 0

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.exchange.hub.delay import MARGIN, SHARE, AgreedDelay, Wish
+from edgetrain.exchange.hub.delay import APART_SHARE, MARGIN, SHARE, AgreedDelay, Wish
 
 
 class Timed:
     """Members that step and wait, and a hub that takes `message_s` for each contribution."""
 
-    def __init__(self, every, steps, step_s, trips_s, message_s=0.0):
-        self.agreed = AgreedDelay(every, None, steps)
+    def __init__(self, every, steps, step_s, trips_s, message_s=0.0, share=SHARE):
+        self.agreed, self.share = AgreedDelay(every, None, steps, share=share), share
         self.steps, self.step_s, self.trips_s, self.message_s = steps, step_s, trips_s, message_s
         self.paces, self.told = [(self.agreed.every, self.agreed.delay)], []
         self.waited = []
@@ -59,7 +59,7 @@ class Timed:
 
     @property
     def bound(self):
-        return max(2 * self.paces[0][0], self.steps // SHARE)
+        return max(2 * self.paces[0][0], self.steps // self.share)
 
     @property
     def late_wait(self):
@@ -69,17 +69,18 @@ class Timed:
 
 
 STEP_S = st.floats(0.002, 0.5)
+SHARES = st.sampled_from([SHARE, APART_SHARE])
 TRIP_S = st.floats(0.0, 2.0)
 
 
 @given(
     every=st.integers(1, 9), steps=st.integers(1, 900), message_s=st.floats(0.0, 0.3),
-    members=st.lists(st.tuples(STEP_S, TRIP_S), min_size=1, max_size=6),
+    members=st.lists(st.tuples(STEP_S, TRIP_S), min_size=1, max_size=6), share=SHARES,
 )  # fmt: skip
 def test_a_round_and_the_delay_are_never_more_than_the_run_can_bear(
-    every, steps, message_s, members
+    every, steps, message_s, members, share
 ):
-    fleet = Timed(every, steps, *zip(*members, strict=True), message_s)
+    fleet = Timed(every, steps, *zip(*members, strict=True), message_s, share)
     for k, d in fleet.paces:
         assert k >= every
         assert d >= 0
@@ -133,16 +134,22 @@ def test_where_the_hub_is_the_bottleneck_rounds_get_longer(step_s, members, busy
 
 
 @given(
-    every=st.integers(1, 9), step_s=STEP_S, trip_s=st.floats(0.0, 2.0), steps=st.integers(1, 900)
+    every=st.integers(1, 9), step_s=STEP_S, trip_s=st.floats(0.0, 2.0), steps=st.integers(1, 900),
+    share=SHARES,
 )  # fmt: skip
-def test_one_round_in_flight_is_as_long_as_the_delay(every, step_s, trip_s, steps):
-    agreed = AgreedDelay(every, None, steps, one_in_flight=True)
+def test_one_round_in_flight_is_as_long_as_the_delay(every, step_s, trip_s, steps, share):
+    """Where the run can bear it; elsewhere the delay hides what it can, and rounds stay short."""
+    agreed = AgreedDelay(every, None, steps, one_in_flight=True, share=share)
     wanted = math.ceil(MARGIN * trip_s / step_s)
     for round in range(24):
         agreed.agree(round, [Wish("a", wanted, step_s, round, 9.0)], 9.0)
-    assert agreed.delay <= agreed.every
-    assert agreed.every + agreed.delay <= max(2 * every, steps // SHARE)
-    if wanted > 0 and 2 * wanted <= steps // SHARE:
+    bound = max(2 * every, steps // share)
+    assert agreed.every + agreed.delay <= bound
+    if 2 * wanted > bound:
+        assert agreed.delay == min(wanted, bound - agreed.every)
+        assert agreed.every == every or wanted > agreed.delay
+    elif wanted > 0:
+        assert agreed.delay <= agreed.every
         assert wanted <= agreed.delay or agreed.every == agreed.delay == every
         assert agreed.every == max(every, agreed.delay)
         assert agreed.delay <= max(every, wanted)

@@ -29,7 +29,7 @@ def network(folder, rate_mbit):
 
 def simulated(folder, *words, batched=True):
     inside = create(folder, "run")
-    fleet = ["members=2", "batch=4", "pace_s=0.05", "device=raspberry-pi-4b"]
+    fleet = ["members=2", "batch=8", "pace_s=0.05", "device=raspberry-pi-4b"]
     job = reading.load(None, [*fleet, "codec=auto", *words])
     return simulation.run(plan(job), inside, batched=batched), inside
 

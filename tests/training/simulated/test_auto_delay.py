@@ -22,7 +22,7 @@ def simulated(folder, *words):
 def test_a_fleet_that_is_too_large_for_its_hub_trains(tmp_path):
     """The README's thousand members, smaller: a reply takes six times as long as the whole run."""
     summary, folder = simulated(
-        tmp_path, "members=40", "batch=2", "steps=100", "network=4g-good", "message_s=0.05"
+        tmp_path, "members=40", "batch=8", "steps=100", "network=4g-good", "message_s=0.05"
     )
     assert summary["final"]["accuracy"] > 0.75
     assert summary["final"]["loss"] < 1.5
@@ -40,7 +40,7 @@ def test_a_fleet_that_is_too_large_for_its_hub_trains(tmp_path):
 @pytest.mark.parametrize("words", [(), ("correction=drift",)])
 def test_nobody_waits_longer_than_the_first_round_trips(tmp_path, words):
     _, folder = simulated(
-        tmp_path, "members=4", "batch=4", "steps=200", "network=wan-200ms", "pace_s=0.05", *words
+        tmp_path, "members=4", "batch=8", "steps=200", "network=wan-200ms", "pace_s=0.05", *words
     )
     first = next(iter(read_metrics(folder, "round")))
     assert first["delay"] == 5, "the round trip is known from joining: 200 ms are four steps"
@@ -62,7 +62,7 @@ def test_nobody_waits_longer_than_the_first_round_trips(tmp_path, words):
 def test_rounds_get_as_long_as_the_delay_with_sgd_only(tmp_path, optimizer, grows):
     """With AdamW and a delay of 12 steps, rounds as long ended 9 to 16 points lower than of 5."""
     _, folder = simulated(
-        tmp_path, "members=2", "batch=2", "steps=200", "network=rtt-500ms", "pace_s=0.05",
+        tmp_path, "members=2", "batch=8", "steps=240", "network=rtt-500ms", "pace_s=0.05",
         "correction=drift", f"optimizer={optimizer}", "codec=topk(0.01) | q2",
     )  # fmt: skip
     last = list(read_metrics(folder, "round"))[-1]
@@ -79,3 +79,14 @@ def test_a_run_of_few_steps_is_never_further_from_its_fleet_than_an_eighth_of_th
     assert max(line["every"] + line["delay"] for line in rounds) <= 40 // 8
     assert rounds[0]["every"] == 40 // 16
     assert summary["final"]["accuracy"] > 0.65
+
+
+def test_where_members_are_led_apart_a_round_and_the_delay_are_at_most_a_sixteenth(tmp_path):
+    """A job that was drawn at random. With an eighth it ended at 44 %, FedAvg at 93 %."""
+    summary, folder = simulated(
+        tmp_path, "members=7", "batch=2", "steps=200", "network=wan-100ms", "seed=727",
+        "device=raspberry-pi-5", "optimizer={ name = 'sgd', lr = 0.05, momentum = 0.9 }",
+        "data={ partition = 'dirichlet(1)' }",
+    )  # fmt: skip
+    assert max(line["every"] + line["delay"] for line in read_metrics(folder, "round")) == 200 // 16
+    assert summary["final"]["accuracy"] > 0.8
