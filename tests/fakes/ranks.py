@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.training import processes
@@ -57,14 +60,40 @@ class World:
 def _serve(rank: int, count: int, port: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     open_group(rank, count, port)
+    groups = _Groups()
+    dist.new_group = device_mesh.new_group = groups.take
     while True:
         function, arguments = pipe.recv()
+        groups.begin()
         try:
             pipe.send(("done", function(*arguments)))
         except EdgetrainError as error:
             pipe.send(("refused", str(error)))
         except BaseException:
             pipe.send(("failed", traceback.format_exc()))
+
+
+class _Groups:
+    """Groups of ranks, made once: each has a thread that looks for messages a hundred times a
+    second, and torch keeps what it has seen of a mesh for as long as the process lives. Half of the
+    processors' time went to those threads. Within one work all groups are different ones."""
+
+    def __init__(self) -> None:
+        self._make, self._made = dist.new_group, defaultdict[str, list[Any]](list)
+        self._taken = Counter[str]()
+
+    def begin(self) -> None:
+        """The next work: all groups are free."""
+        self._taken.clear()
+
+    def take(self, *arguments: Any, **more: Any) -> Any:
+        """`dist.new_group`, and like that called by all ranks in the same order."""
+        what = repr((arguments, sorted(more.items())))
+        made, index = self._made[what], self._taken[what]
+        self._taken[what] += 1
+        if index == len(made):
+            made.append(self._make(*arguments, **more))
+        return made[index]
 
 
 @contextmanager
