@@ -21,7 +21,10 @@ from edgetrain.vectors.blocks import touched_blocks
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import TILE, Vector, combine, tile_sum, tiles
 
-_TOO_FAST = "training diverged on this member: lower the learning rate, or clip gradients"
+_TOO_FAST = (
+    "training diverged on this member: lower the learning rate, clip gradients, or exchange sooner "
+    "(every, delay)"
+)
 
 EXPLODED = 100.0
 """A round that leads so many times as far as any round before it, and as the base is long, is no
