@@ -63,8 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_SINE = ("optimizer={ name = 'sgd', lr = 0.1 }", "name=mine")
-"""Keys with which the task that is written trains."""
+_SINE = ("optimizer={ name = 'sgd', lr = 0.1 }", "name=mine", "data.partition=iid")
+"""Keys with which the task that is written trains. It has a `partition`, which the delay depends
+on."""
 
 
 def _check_task(job: Path, task: Path) -> None:

@@ -29,7 +29,7 @@ examples:
   edgetrain run job.toml
   edgetrain run job.toml network=wan-500ms strategy=dga delay=20
   edgetrain run steps=100 members=4 device=raspberry-pi-4b
-  edgetrain run --simulate members=1000 device=raspberry-pi-4b network=4g-good
+  edgetrain run --simulate members=1000 "data.partition=shared(64)" network=4g-good
   edgetrain run job.toml servers.placement="data=2 pipeline=2 microbatches=4"
   edgetrain run --resume runs/20260131-142501-digits
 

@@ -83,7 +83,9 @@ NIGHTLY = {
     "edgetrain compare task=edgetrain.tasks:char_lm steps=300": "dga ",
     "edgetrain run --simulate members=1000 batch=2 steps=100 device=raspberry-pi-4b"
     " network=4g-good": "run folder",
-    "edgetrain run --simulate members=1000 device=raspberry-pi-4b network=4g-good": "run folder",
+    'edgetrain run --simulate members=1000 "data.partition=shared(64)" network=4g-good': (
+        "run folder"
+    ),
     "edgetrain run --simulate members=40 device=raspberry-pi-4b network=4g-good steps=60"
     " batch=2": "run folder",
     "edgetrain run job.toml": "run folder",
