@@ -85,7 +85,10 @@ def add_parser(subparsers: Any) -> None:
     listing = verbs.add_parser("list", help="this machine's public key, devices, open tokens, hubs")
     listing.set_defaults(run=_list)
     known = _add_known_hosts(verbs)
-    revoke = verbs.add_parser("revoke", help="let a device in no longer; a running hub drops it")
+    revoke = verbs.add_parser(
+        "revoke",
+        help="let a device in no longer, close its tokens (of a lost card); a running hub drops it",
+    )
     revoke.add_argument("who", metavar="NAME", help="its name, or its public key")
     revoke.set_defaults(run=_revoke)
     for each in (init, enroll, listing, known, revoke):
@@ -141,7 +144,7 @@ def _let_in(arguments: argparse.Namespace) -> int:
     from edgetrain.exchange.keys.pairs import public_key, short, spell
     from edgetrain.exchange.zeromq.curve import new_pair
 
-    ring = Keyring(keys_folder(arguments.keys))
+    ring, now = Keyring(keys_folder(arguments.keys)), time.time()
     if arguments.key:
         key = public_key(arguments.key)
         ring.allow(key, arguments.name)
@@ -150,12 +153,14 @@ def _let_in(arguments: argparse.Namespace) -> int:
         return 0
     if not 0 < arguments.minutes <= 60 * 24 * 30:
         raise ConfigError(f"--minutes {arguments.minutes:g}: allowed are more than 0 to 43200")
-    token = ring.issue_token(arguments.name, new_pair, time.time(), arguments.minutes)
+    older = any(name == arguments.name for name, _ in ring.open_tokens(now))
+    token = ring.issue_token(arguments.name, new_pair, now, arguments.minutes)
     _answer(
         arguments,
         {"name": arguments.name, "token": token, "minutes": arguments.minutes},
         f"{token}\n(lets one device in as {arguments.name}, once, within {arguments.minutes:g} "
-        "minutes, at a hub that runs here; keep it secret until then)",
+        "minutes, at a hub that runs here; keep it secret until then)"
+        + ("\n(the older token for this name is closed)" if older else ""),
     )
     return 0
 
@@ -298,10 +303,13 @@ def _revoke(arguments: argparse.Namespace) -> int:
     from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.keys.pairs import short, spell
 
-    ring = Keyring(keys_folder(arguments.keys))
-    key, name = ring.revoke(arguments.who)
-    said = f"{name} with key {short(key)}… may join no longer"
-    _answer(arguments, {"name": name, "key": spell(key)}, said)
+    revoked = Keyring(keys_folder(arguments.keys)).revoke(arguments.who)
+    lines = [f"{revoked.name} with key {short(key)}… may join no longer" for key in revoked.keys]
+    if revoked.tokens:
+        lines.append(f"the open enrolment token for {revoked.name} is closed")
+    found = {"name": revoked.name, "tokens": revoked.tokens}
+    key = spell(revoked.keys[0]) if revoked.keys else None
+    _answer(arguments, found | {"key": key}, "\n".join(lines))
     return 0
 
 

@@ -67,8 +67,23 @@ def test_the_list_by_hand(tmp_path, capsys):
     secret = spell(read_token(token)[1])
     assert token not in text
     assert secret not in text
-    assert answer(capsys, "revoke", "pi-3", *at)["key"] == key
+    assert answer(capsys, "revoke", "pi-3", *at) == {"name": "pi-3", "key": key, "tokens": 0}
     assert answer(capsys, "list", *at)["members"] == {}
+
+
+def test_a_token_is_replaced_and_closed_by_name(tmp_path, capsys):
+    at = ("--keys", str(tmp_path))
+    answer(capsys, "init", *at)
+    assert main(["keys", "enroll", "pi-4", *at]) == 0
+    assert "older token" not in capsys.readouterr().out
+    assert main(["keys", "enroll", "pi-4", *at]) == 0
+    assert "(the older token for this name is closed)" in capsys.readouterr().out
+    assert len(answer(capsys, "list", *at)["tokens"]) == 1
+    assert answer(capsys, "revoke", "pi-4", *at) == {"name": "pi-4", "key": None, "tokens": 1}
+    assert answer(capsys, "list", *at)["tokens"] == []
+    answer(capsys, "enroll", "pi-4", *at)
+    assert main(["keys", "revoke", "pi-4", *at]) == 0
+    assert capsys.readouterr().out == "the open enrolment token for pi-4 is closed\n"
 
 
 def test_known_hosts_have_every_name_of_a_device(tmp_path, capsys):

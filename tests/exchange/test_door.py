@@ -435,6 +435,29 @@ def test_a_device_enrols_with_a_token_once_and_then_joins(place):
     assert not any(word in line for word in secrets for line in place.told)
 
 
+def test_revoking_a_name_ends_its_key_its_tokens_and_its_connection(place):
+    """Another board holds an older token for the same name, and is connected already."""
+    _, older = read_token(place.ring.issue_token("pi-0", new_pair, time.time()))
+    waiting = place.join(pair_of(older))
+    place.pause()
+    hub, newer = read_token(place.ring.issue_token("pi-0", new_pair, time.time()))
+    device = new_pair()
+    end = place.join(pair_of(newer), hub)
+    end.send([ENROL, device.public])
+    assert enrolled(wait_for(place.hub, end)) == "pi-0"
+    place.pause()
+    member = place.join(device)
+    member.send([b"J"])
+    heard(place.hub, 1)
+    place.ring.revoke("pi-0")
+    place.until_told(f"key {spell(device.public)[:8]}… has been revoked")
+    place.fails(member, Refused, "does not let this machine's key in")
+    waiting.send([ENROL, new_pair().public])
+    with pytest.raises(Refused, match="was revoked, or replaced by a newer one"):
+        enrolled(wait_for(place.hub, waiting))
+    assert place.ring.members() == {}
+
+
 def test_a_token_lets_nobody_say_anything_but_enrol(place):
     hub, secret = read_token(place.ring.issue_token("pi-7", new_pair, time.time()))
     end = place.join(pair_of(secret), hub)

@@ -5,7 +5,7 @@ Files and decisions; the sockets of exchange/zeromq/ do the cryptography. A fold
     key         this machine's pair: the public key, then the secret one   (mode 0600)
     members     devices that may join a hub here: a public key and a name a line; read again when
                 it changes
-    tokens      open and used enrolment tokens, as public keys             (mode 0600)
+    tokens      enrolment tokens and their states, as public keys          (mode 0600)
     hubs        hubs that this machine knows: an address and a public key a line
     hosts       SSH host keys of devices that may join: a name, a kind and a public key a line
 
@@ -20,8 +20,13 @@ and sends its own public key. In the file `tokens` it has a state:
     open     redeem                  used      the device's key is on the list
     used     redeem, the same key    used      none: the device has not heard the first answer
     used     redeem, another key     used      refused
+    any      its name is revoked     closed    the name's key is off the list
+    any      issue, the same name    closed    a name has one token that counts: the newest
+    closed   redeem                  closed    refused
     any      its time is over        the same  cannot be redeemed
     any      issue, time is over     (none)    its line is removed
+
+So a name is all that its owner needs to know to lock a device out, or a card that was lost.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgetrain.errors import ConfigError, did_you_mean
@@ -138,21 +143,30 @@ class Keyring:
                 )
             self._write_members(known | {key: name})
 
-    def revoke(self, who: str) -> tuple[Public, str]:
-        """Take a device off the list, by its name or key; a running hub drops it at once.
+    def revoke(self, who: str) -> Revoked:
+        """Lock a device out, by its name or key: its key is taken off the list, so that a running
+        hub drops it at once, and the tokens for its name are closed. For a name without a key there
+        may be tokens alone: those of a card that was lost before its first boot.
 
-        Returns its key and name. Raises ConfigError if it is not on the list.
+        Raises ConfigError if there is neither a key nor an open token.
         """
         with self.locked():
             known = self.members()
-            found = [(k, n) for k, n in known.items() if who in (n, spell(k))]
-            if not found:
+            keys = tuple(k for k, n in known.items() if who in (n, spell(k)))
+            name = known[keys[0]] if keys else who
+            if keys:  # first, so that no damage to the other files keeps a key on the list
+                self._write_members({k: n for k, n in known.items() if k not in keys})
+            tokens = self._tokens()
+            opened = [t.name for t in tokens if t.state == "open"]
+            if not keys and name not in opened:
                 raise ConfigError(
-                    f"there is no device '{who}' on the list", did_you_mean(who, known.values())
+                    f"there is no device '{who}' on the list, and no open token for it",
+                    did_you_mean(who, {*known.values(), *opened}),
                 )
-            self._write_members({k: n for k, n in known.items() if k != found[0][0]})
-            self._write_hosts(self.hosts() | {found[0][1]: ""})
-        return found[0]
+            if tokens:
+                self._write_tokens(_closed(tokens, name))
+            self._write_hosts(self.hosts() | {name: ""})
+        return Revoked(name, keys, opened.count(name))
 
     def hosts(self) -> dict[str, str]:
         """The SSH host keys of devices that sent one when they enrolled, by name."""
@@ -179,8 +193,9 @@ class Keyring:
     ) -> str:
         """A one-time token that puts a device on the list as `name`. `now`: seconds since 1970.
 
-        It is a secret: until it expires, the first device that presents it gets the name. Raises
-        ConfigError if a device has the name, or this machine has no pair.
+        It is a secret: until it expires, the first device that presents it gets the name. Older
+        tokens for the name are closed. Raises ConfigError if a device has the name, or this machine
+        has no pair.
         """
         _check_name(name)
         own = self.pair()
@@ -191,7 +206,9 @@ class Keyring:
         made = make()
         with self.locked():
             kept = [t for t in self._tokens() if t.expires > now]
-            self._write_tokens([*kept, _Token(made.public, name, now + 60 * minutes, "open")])
+            self._write_tokens(
+                [*_closed(kept, name), _Token(made.public, name, now + 60 * minutes, "open")]
+            )
         packed = base64.urlsafe_b64encode(own.public + made.secret).decode().rstrip("=")
         return TOKEN + packed
 
@@ -215,9 +232,9 @@ class Keyring:
                 raise ConfigError(f"a device named '{found.name}' is on the list already")
             if found.state == "open":
                 self._write_hosts(self.hosts() | {found.name: host_key})
-            used = _Token(token, found.name, found.expires, "used")
-            self._write_tokens([used if t is found else t for t in tokens])
+            # The list first: if the power fails in between, the device may show the token again.
             self._write_members(known | {key: found.name})
+            self._write_tokens([replace(t, state="used") if t is found else t for t in tokens])
         return found.name
 
     def why_no_token(self, token: Public, now: float) -> str:
@@ -309,6 +326,18 @@ class Keyring:
 
 
 @dataclass(frozen=True)
+class Revoked:
+    """What `Keyring.revoke` has closed."""
+
+    name: str
+    keys: tuple[Public, ...]
+    """Taken off the list: one, or none if there were only tokens; several of one name can stand in
+    a list that was written by hand."""
+    tokens: int
+    """Tokens that were open."""
+
+
+@dataclass(frozen=True)
 class _Token:
     """One line of the file `tokens`."""
 
@@ -317,13 +346,20 @@ class _Token:
     expires: float
     """Seconds since 1970."""
     state: str
-    """"open" or "used"."""
+    """"open", "used" or "closed"."""
+
+
+def _closed(tokens: Sequence[_Token], name: str) -> list[_Token]:
+    """These tokens, those for `name` closed."""
+    return [replace(t, state="closed") if t.name == name else t for t in tokens]
 
 
 def _why_not(token: _Token | None, now: float, used_by: str | None = None) -> str:
     """Why a token cannot be redeemed, or "". `used_by`: the name of the device that shows it."""
     if token is None:
         return NO_SUCH_TOKEN
+    if token.state == "closed":
+        return f"the enrolment token for '{token.name}' was revoked, or replaced by a newer one"
     if token.state != "open" and token.name != used_by:
         return f"the enrolment token for '{token.name}' was used before"
     if token.expires <= now:
