@@ -1,38 +1,29 @@
 """The hub's journal: records in files that no crash can spoil.
 
 A folder of snapshots and segments, each named by the round it begins with: `…40.base` is the
-hub's state after 40 rounds, `…40.log` what happened since. A record is its lengths, its checksums,
-its header, its payload; what does not check is where the journal ends, and is cut off. What
-the records mean is `records`' business and the hub's.
+hub's state after 40 rounds, `…40.log` what happened since. What a record is in a file, says
+`record_file`; what is done with damage, `recovery`; what the records mean is `records`' business
+and the hub's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
-import re
 import shutil
-import struct
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from edgetrain.errors import BadMessage, ConfigError, EdgetrainError
+from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.descriptors import is_out_of_descriptors, reserve
-from edgetrain.exchange.files import replacing, sync_folder, write_all
+from edgetrain.exchange.files import replacing, sync_folder
 from edgetrain.exchange.hub import records
+from edgetrain.exchange.hub.record_file import read_records, write_record
 from edgetrain.exchange.hub.records import Record, Round, State
+from edgetrain.exchange.hub.recovery import files, recover, segment_of
 from edgetrain.vectors.vector import Buffer
-
-_PREFIX = struct.Struct("<4sIQI")
-_CHECK = struct.Struct("<I")
-_MAGIC = b"etj1"
-PREFIX_BYTES = _PREFIX.size + _CHECK.size
-MAX_HEADER_BYTES = 64 << 20
 
 SEGMENT_BYTES = 64 << 20
 SEGMENT_BASES = 8
@@ -91,11 +82,13 @@ class Settings:
 
 
 class Journal:
-    """The journal in `folder`, opened for appending; what a crash left half written is cut off.
+    """The journal in `folder`, opened for appending; what a crash left half written is cut off, and
+    what is damaged is moved aside.
 
     `state` is the newest snapshot that can be read (None: there is none), `records()` what follows
     it, `mended` says in sentences what was damaged. `say` is told later what a person should know.
-    Raises ConfigError when another process has it open, EdgetrainError when the disk says no.
+    Raises ConfigError when another process has it open, or another edgetrain wrote it, or none of
+    its snapshots can be read (nothing is changed then); EdgetrainError when the disk says no.
     One thread uses it.
     """
 
@@ -149,7 +142,7 @@ class Journal:
         """What follows `state`, in order. Payloads are valid as long as they are held."""
         if self.state is not None:
             for path in self._segments(self.state.round):
-                yield from _read(path)
+                yield from read_records(path)
 
     @property
     def tail(self) -> int | None:
@@ -169,7 +162,7 @@ class Journal:
         for path in self._segments(0):
             if _next_name(path, self._segments(0)) <= first:
                 continue
-            for record in _read(path):
+            for record in read_records(path):
                 if isinstance(record, Round) and record.round >= first:
                     if record.round != expected:
                         return
@@ -189,7 +182,7 @@ class Journal:
         header, payloads = records.encode(record)
         start = os.fstat(self._log).st_size
         try:
-            written = _write(self._disk, self._log, header, payloads)
+            written = write_record(self._log, header, payloads, self._disk.writev)
             if isinstance(record, Round):
                 self._rounds += 1
                 self._unsynced += 1
@@ -251,15 +244,15 @@ class Journal:
         """Bring a snapshot to the disk; returns a descriptor of the segment that follows it. That
         is made first: a snapshot in place, and records behind the segment before it, would be a
         gap. Raises OSError, and leaves everything as it was."""
-        name = self._path_of(state.round).with_suffix(".base")
-        segment, durable = self._path_of(state.round), self._settings.fsync.every > 0
+        name = segment_of(self.folder, state.round).with_suffix(".base")
+        segment, durable = segment_of(self.folder, state.round), self._settings.fsync.every > 0
         is_new, log = not segment.exists(), -1
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             log = os.open(segment, _APPEND, 0o600)
             header, payloads = records.encode(state)
             with replacing(name, name.with_suffix(".tmp"), 0o600, durable=durable) as file:
-                self.bytes_written += _write(self._disk, file, header, payloads)
+                self.bytes_written += write_record(file, header, payloads, self._disk.writev)
                 # The records that the snapshot replaces have to be durable before it is in place.
                 if self._log >= 0 and durable and not self._suspended:
                     os.fdatasync(self._log)
@@ -321,17 +314,10 @@ class Journal:
     _base_bytes = 0
 
     def _snapshots(self) -> list[Path]:
-        return self._files(".base")
+        return files(self.folder, ".base")
 
     def _segments(self, first: int) -> list[Path]:
-        return [path for path in self._files(".log") if int(path.stem) >= first]
-
-    def _files(self, suffix: str) -> list[Path]:
-        """The journal's own files with this suffix, in the order of their rounds. Raises
-        OSError."""
-        with reserve():
-            found = list(self.folder.iterdir())
-        return sorted(p for p in found if p.suffix == suffix and _NAME.fullmatch(p.name))
+        return [path for path in files(self.folder, ".log") if int(path.stem) >= first]
 
     def _no_room(self, error: OSError) -> None:
         reason = f"the journal {self.folder} cannot be written: {error.strerror}"
@@ -352,71 +338,18 @@ class Journal:
             sync_folder(self.folder)
 
     def _recover(self) -> None:
-        for partial in self._files(".tmp"):
-            partial.unlink()
-        for path in reversed(self._snapshots()):
-            first = next(_read(path, of_states=True), None)
-            if isinstance(first, State):
-                self.state = first
-                break
-            aside = _set_aside(path)
-            self.mended.append(f"the snapshot {path.name} cannot be read; it is kept as {aside}")
-        if self.state is None:
-            for path in self._segments(0):
-                self.mended.append(f"{path.name} follows no snapshot{_drop(path)}")
+        found = recover(self.folder)
+        self.mended = found.mended
+        if found.state is None:
             return
-        self._base_bytes = _bytes_of(self.state)
-        self._drop_before_a_gap(self.state.round)
-        self._cut_torn_tail(self.state.round)
-        newest = (self._segments(self.state.round) or [self._path_of(self.state.round)])[-1]
-        self._log = os.open(newest, _APPEND, 0o600)
+        self.state, self.first_round = found.state, found.first_round
+        self._base_bytes = _bytes_of(found.state)
+        self._log = os.open(found.newest, _APPEND, 0o600)
         self._bytes = os.fstat(self._log).st_size
-        self._rounds = sum(isinstance(record, Round) for record in _read(newest))
+        self._rounds = found.rounds
         self._sync_folder()
 
-    def _path_of(self, round: int) -> Path:
-        return self.folder / f"{round:020d}.log"
 
-    def _cut_torn_tail(self, first: int) -> None:
-        """Cut the segments from here on where they stop making sense."""
-        expected, torn = first, False
-        if not self._path_of(first).exists():
-            self.mended.append(
-                f"{self._path_of(first).name} is missing: what followed the snapshot after "
-                f"{first} rounds is lost"
-            )
-        for path in self._segments(first):
-            if torn or int(path.stem) != expected:
-                self.mended.append(f"{path.name} follows records that are lost{_drop(path)}")
-                continue
-            good = 0
-            for record, end in scan(path):
-                if isinstance(record, Round):
-                    if record.round != expected:
-                        break
-                    expected += 1
-                good = end
-            size = path.stat().st_size
-            if good < size:
-                torn = True
-                kept = _keep_behind(path, good)
-                os.truncate(path, good)
-                told = f"{path.name} ends in {size - good} bytes that are no record"
-                self.mended.append(told + kept)
-
-    def _drop_before_a_gap(self, newest: int) -> None:
-        """Older segments are for members that are behind: only while nothing is missing."""
-        self.first_round = newest
-        older = [path for path in reversed(self._segments(0)) if int(path.stem) < newest]
-        for path in older:
-            found = [r.round for r in _read(path) if isinstance(r, Round)]
-            begins = int(path.stem)
-            if found != list(range(begins, self.first_round)):
-                return
-            self.first_round = begins
-
-
-_NAME = re.compile(r"\d{20}\.(base|log|tmp)")
 _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -425,128 +358,7 @@ def _bytes_of(state: State) -> int:
     return 4 * state.elements + sum(memoryview(piece).nbytes for piece in state.fixed)
 
 
-def _keep_behind(path: Path, start: int) -> str:
-    """If whole records lie behind the bytes at `start`, which are none, this is damage and not
-    the end of a record that a crash cut short: keep a copy. Returns words that say so."""
-    count = _count_records(path, start)
-    if not count:
-        return ""
-    aside = _unused(path)
-    try:
-        with path.open("rb") as source, open(aside, "xb", opener=_private) as copy:
-            source.seek(start)
-            shutil.copyfileobj(source, copy, 1 << 20)
-            os.fsync(copy.fileno())
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise EdgetrainError(
-            f"{path} is damaged, and the {count} records behind the damage cannot be kept: "
-            f"{error.strerror}",
-            "make room, or copy the journal elsewhere first",
-        ) from None
-    return f"; the {count} records behind them are kept in {aside.name}"
-
-
-def _drop(path: Path) -> str:
-    """Take a segment out of the journal; it is kept under another name if it holds records.
-    Returns words that say so."""
-    count = _count_records(path, 0)
-    if not count:
-        path.unlink()
-        return ""
-    return f"; its {count} records are kept in {_set_aside(path)}"
-
-
-def _set_aside(path: Path) -> str:
-    """Rename a file, so that it is not read again; its new name."""
-    aside = _unused(path)
-    path.rename(aside)
-    return aside.name
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _unused(path: Path) -> Path:
-    """A name beside `path` for what is damaged."""
-    numbers = (path.with_name(f"{path.name}.damaged{n}") for n in ("", *range(2, 1000)))
-    return next(name for name in numbers if not name.exists())
-
-
-def _count_records(path: Path, start: int) -> int:
-    """Whole records anywhere behind `start`."""
-    count, size = 0, path.stat().st_size
-    if start >= size:
-        return 0
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-        at = content.find(_MAGIC, start)
-        while at >= 0:
-            file.seek(at)
-            found = _next_record(file, size - at)
-            count += found is not None
-            at = content.find(_MAGIC, at + (found[1] if found else 1))
-    return count
-
-
 def _next_name(path: Path, segments: list[Path]) -> float:
     """The round that the segment after this one begins with."""
     later = [int(other.stem) for other in segments if other.stem > path.stem]
     return min(later, default=float("inf"))
-
-
-def _write(disk: Disk, file: int, header: bytes, payloads: list[Buffer]) -> int:
-    """Write one record without copying its payloads; returns its length."""
-    views = [memoryview(payload).cast("B") for payload in payloads if memoryview(payload).nbytes]
-    check = zlib.crc32(header)
-    for view in views:
-        check = zlib.crc32(view, check)
-    size = sum(view.nbytes for view in views)
-    prefix = _PREFIX.pack(_MAGIC, len(header), size, check)
-    prefix += _CHECK.pack(zlib.crc32(prefix))
-    write_all(file, [prefix, header, *views], disk.writev)
-    return len(prefix) + len(header) + size
-
-
-def _read(path: Path, *, of_states: bool = False) -> Iterator[Record]:
-    """The whole records at the beginning of a file; of a snapshot, its State."""
-    for record, _ in scan(path):
-        if isinstance(record, State) == of_states:
-            yield record  # type: ignore[misc]
-
-
-def scan(path: Path) -> Iterator[tuple[Record | State, int]]:
-    """Each whole record of a file and where it ends; stops at the first that is not."""
-    try:
-        with reserve():
-            file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        size = os.fstat(file.fileno()).st_size
-        end = 0
-        while (found := _next_record(file, size - end)) is not None:
-            record, length = found
-            end += length
-            yield record, end
-
-
-def _next_record(file: BinaryIO, left: int) -> tuple[Record | State, int] | None:
-    prefix = file.read(PREFIX_BYTES)
-    if len(prefix) < PREFIX_BYTES:
-        return None
-    magic, header_bytes, payload_bytes, check = _PREFIX.unpack_from(prefix)
-    (own,) = _CHECK.unpack_from(prefix, _PREFIX.size)
-    length = PREFIX_BYTES + header_bytes + payload_bytes
-    if own != zlib.crc32(prefix[: _PREFIX.size]) or magic != _MAGIC or length > left:
-        return None
-    header, payload = file.read(header_bytes), file.read(payload_bytes)
-    if len(header) < header_bytes or len(payload) < payload_bytes:
-        return None
-    if check != zlib.crc32(payload, zlib.crc32(header)):
-        return None
-    try:
-        return records.decode(header, payload), length
-    except BadMessage:
-        return None

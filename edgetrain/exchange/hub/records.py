@@ -194,10 +194,10 @@ def decode(header: Buffer, payload: Buffer) -> Record | State:
     try:
         layout, kind, *fields = msgpack.unpackb(header, use_list=True)
         if layout not in range(1, LAYOUT + 1):
-            raise ValueError(f"layout {layout}, this version reads 1 to {LAYOUT}")
+            raise ValueError(f"records of layout {layout}, and this one reads 1 to {LAYOUT}")
         return _decode(kind, fields, memoryview(payload))
     except Exception as error:  # msgpack and NumPy raise many unrelated types on bad bytes
-        raise BadMessage(f"not a record: {error}") from None
+        raise BadMessage(f"{error}") from None
 
 
 def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State:
@@ -217,7 +217,7 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
     if kind == "A":
         return Restarted(*fields)
     if kind != "S":
-        raise ValueError(f"no kind {kind!r}")
+        raise ValueError(f"a record of kind {kind!r}, and this one knows none")
     agreed, model, layout, elements, epoch, round, delay, seats, away, checksums, told, *newer = (
         fields
     )

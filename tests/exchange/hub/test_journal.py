@@ -6,9 +6,12 @@ import errno
 import os
 import random
 import shutil
+import struct
 import tempfile
+import zlib
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +19,9 @@ from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.hub import journal as journal_module
+from edgetrain.exchange.hub import records
 from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
+from edgetrain.exchange.hub.record_file import scan
 from edgetrain.exchange.hub.records import Counted, Departed, Entered, Restarted, Round, Seat, State
 
 SEAT = Seat("m0", b"address", 7, 0, 1.0, 0, 3)
@@ -143,7 +148,7 @@ def test_anything_behind_the_records_is_cut_off(written, junk):
 
 
 def _ends(folder):
-    return [0, *(end for _, end in journal_module.scan(next(folder.glob("*.log"))))]
+    return [0, *(end for _, end in scan(next(folder.glob("*.log"))))]
 
 
 def test_writing_goes_on_behind_a_torn_tail(tmp_path):
@@ -373,7 +378,7 @@ def flip(path, at):
 def test_what_lies_behind_a_flipped_bit_is_kept_and_said(tmp_path):
     expected = journal_of_two_segments(tmp_path)
     newest = max(tmp_path.glob("*.log"))
-    ends = [end for _, end in journal_module.scan(newest)]
+    ends = [end for _, end in scan(newest)]
     whole = newest.read_bytes()
     flip(newest, ends[0] + 30)
     journal, found = read(tmp_path)
@@ -402,13 +407,131 @@ def test_segments_behind_damage_and_damaged_snapshots_are_kept(tmp_path):
 
 
 def test_two_damages_of_one_segment_are_both_kept(tmp_path):
+    fresh = tmp_path / "fresh"
+    journal_of_two_segments(fresh)
     for _ in range(2):
-        journal_of_two_segments(tmp_path)
-        flip(max(tmp_path.glob("*.log")), 30)
-        read(tmp_path)
-        for path in [*tmp_path.glob("*.log"), *tmp_path.glob("*.base")]:
+        shutil.copytree(fresh, tmp_path / "hurt", dirs_exist_ok=True)
+        flip(max((tmp_path / "hurt").glob("*.log")), 30)
+        read(tmp_path / "hurt")
+    assert len(list((tmp_path / "hurt").glob("*.damaged*"))) == 2
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def of_newer_layout(record):
+    """Its bytes as an edgetrain with other records, or another magic, would write them."""
+    header, payloads = records.encode(record)
+    header = msgpack.packb([records.LAYOUT + 1, *msgpack.unpackb(header)[1:], "new"])
+    return as_record(header, b"".join(payloads))
+
+
+def as_record(header, payload, magic=b"etj1"):
+    check = zlib.crc32(payload, zlib.crc32(header))
+    prefix = struct.pack("<4sIQI", magic, len(header), len(payload), check)
+    return prefix + struct.pack("<I", zlib.crc32(prefix)) + header + payload
+
+
+def make_newer(folder, where):
+    """Let a newer edgetrain have written a part of this journal."""
+    older, newest = sorted(folder.glob("*.log"))
+    snapshot = max(folder.glob("*.base"))
+    if where == "snapshot":
+        snapshot.write_bytes(of_newer_layout(state(5)))
+    elif where == "magic":
+        snapshot.write_bytes(as_record(b"another header", b"", b"etj2"))
+    elif where == "kind":
+        newest.write_bytes(newest.read_bytes() + as_record(msgpack.packb([1, "X", 5]), b""))
+    elif where == "newest record":
+        newest.write_bytes(newest.read_bytes() + of_newer_layout(merged(9)))
+    elif where == "older segment":
+        older.write_bytes(older.read_bytes() + of_newer_layout(merged(5)))
+    else:  # behind damage, that would be cut
+        content = newest.read_bytes() + of_newer_layout(merged(9))
+        newest.write_bytes(content)
+        flip(newest, 30)
+
+
+@pytest.mark.parametrize(
+    "where", ["snapshot", "magic", "kind", "newest record", "older segment", "behind damage"]
+)
+def test_a_journal_of_a_newer_edgetrain_is_refused_and_not_touched(tmp_path, where):
+    journal_of_two_segments(tmp_path)
+    make_newer(tmp_path, where)
+    (tmp_path / f"{9:020d}.tmp").write_bytes(b"a draft")
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match="was written by another edgetrain: ") as raised:
+        Journal(tmp_path)
+    assert "nothing was changed" in str(raised.value)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("left", ["no snapshot", "damaged snapshots", "only remains"])
+def test_training_does_not_begin_anew_where_no_snapshot_can_be_read(tmp_path, left):
+    journal_of_two_segments(tmp_path)
+    for path in tmp_path.glob("*.base"):
+        if left == "damaged snapshots":
+            flip(path, -1)
+        else:
             path.unlink()
-    assert len(list(tmp_path.glob("*.damaged*"))) == 2
+    if left == "only remains":  # as an edgetrain before this one left them
+        for path in tmp_path.glob("*.log"):
+            path.rename(path.with_name(f"{path.name}.damaged"))
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match="no snapshot in it can be read") as raised:
+        Journal(tmp_path)
+    assert "begin anew in another folder" in str(raised.value)
+    assert contents(tmp_path) == before
+
+
+def test_a_hub_that_was_killed_before_its_first_snapshot_begins(tmp_path):
+    (tmp_path / f"{0:020d}.log").write_bytes(b"")
+    assert read(tmp_path)[0].state is None
+
+
+@pytest.mark.parametrize("damage", [b"junk", b"\0" * 4096, b"etj1" + b"x" * 60])
+def test_bytes_that_are_no_record_are_kept_beside_what_is_cut(tmp_path, damage):
+    expected = journal_of_two_segments(tmp_path)
+    newest = max(tmp_path.glob("*.log"))
+    newest.write_bytes(newest.read_bytes() + damage)
+    journal, found = read(tmp_path)
+    assert found == [plain(record) for record in expected]
+    (aside,) = tmp_path.glob("*.damaged")
+    assert aside.read_bytes() == damage
+    assert journal.mended[0].endswith(f"they are kept in {aside.name}")
+
+
+def test_a_segment_without_a_whole_record_is_set_aside(tmp_path):
+    journal_of_two_segments(tmp_path)
+    older, newest = sorted(tmp_path.glob("*.log"))
+    flip(max(tmp_path.glob("*.base")), -1)
+    flip(older, 30)
+    newest.write_bytes(b"nothing of ours")
+    read(tmp_path)
+    assert newest.with_name(f"{newest.name}.damaged").read_bytes() == b"nothing of ours"
+
+
+def test_a_record_that_a_crash_cut_short_leaves_no_file(tmp_path):
+    journal_of_two_segments(tmp_path)
+    newest = max(tmp_path.glob("*.log"))
+    whole = newest.read_bytes()
+    for left in (1, 3, 10, 30):
+        newest.write_bytes(whole + whole[:left])
+        assert read(tmp_path)[0].mended == [
+            f"{newest.name} ends in {left} bytes that are no record"
+        ]
+        assert newest.read_bytes() == whole
+    assert not list(tmp_path.glob("*.damaged*"))
+
+
+@pytest.mark.parametrize("suffix", ["base", "log", "tmp"])
+def test_a_fifo_in_a_journal_is_refused_and_not_waited_for(tmp_path, suffix):
+    journal_of_two_segments(tmp_path)
+    fifo = tmp_path / f"{6:020d}.{suffix}"
+    os.mkfifo(fifo)
+    with pytest.raises(ConfigError, match="is not a file"):
+        Journal(tmp_path)
 
 
 def test_a_segment_that_was_lost_is_noticed(tmp_path):

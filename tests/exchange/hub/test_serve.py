@@ -7,8 +7,9 @@ import numpy as np
 
 from edgetrain import codecs
 from edgetrain.exchange.hub.effects import Note
-from edgetrain.exchange.hub.journal import Journal, scan
+from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.record_file import scan
 from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
