@@ -207,14 +207,23 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 
 def _firstrun(device: Personal) -> str:
-    """A script that runs once, as root, before the first proper boot of Raspberry Pi OS 12."""
+    """A script that runs once, as root, before the first proper boot of Raspberry Pi OS 12.
+
+    It ends by overwriting itself: the file holds the key of the wireless network, and removing its
+    name would leave that in free clusters. Bash reads a script while it runs it, so everything is
+    one group, which is read whole before its first command. cmdline.txt is changed before: if the
+    power fails between the two, the device boots as always, and first_boot.py overwrites the file.
+    """
+    script = f"{BOOT}/firstrun.sh"
     parts = [
+        "#!/bin/bash\nset +e\n{\n",
         *_script(device),
         *_country(device.network),
         f"ln -sf /etc/systemd/system/{UNIT} /etc/systemd/system/multi-user.target.wants/{UNIT}\n",
-        f"rm -f {BOOT}/firstrun.sh\n"
         f"sed -i 's| systemd\\.[^ ]*||g' {BOOT}/cmdline.txt\n"
-        "sync\nexit 0\n",
+        "sync\n"
+        f"shred --iterations=0 --zero --remove=unlink {script}\n"
+        "sync\nexit 0\n}\n",
     ]
     return "".join(parts)
 
@@ -225,7 +234,6 @@ def _script(device: Personal) -> list[str]:
     keys = "\n".join(device.ssh_keys)
     home = f"/home/{device.user}"
     return [
-        "#!/bin/bash\nset +e\n",
         f"echo {name} > /etc/hostname\n"
         f"sed -i 's/127\\.0\\.1\\.1.*/127.0.1.1\\t{device.name}/' /etc/hosts\n",
         # The image's own first user would ask for a name and a password on the screen.
@@ -308,6 +316,7 @@ early_cmd_timeout = 25
 def _preseed_setup(device: Personal) -> str:
     """The early command: before the network is up, in a system that is booting."""
     parts = [
+        "#!/bin/bash\nset +e\n",
         *_script(device),
         "systemctl daemon-reload\n"
         f"systemctl enable {UNIT}\n"

@@ -1,5 +1,6 @@
 #!/bin/bash
 set +e
+{
 echo pi-0 > /etc/hostname
 sed -i 's/127\.0\.1\.1.*/127.0.1.1\tpi-0/' /etc/hosts
 systemctl disable userconfig 2> /dev/null
@@ -64,7 +65,9 @@ EDGETRAIN
 rfkill unblock wifi
 [ -x /usr/bin/raspi-config ] && raspi-config nonint do_wifi_country DE
 ln -sf /etc/systemd/system/edgetrain-first-boot.service /etc/systemd/system/multi-user.target.wants/edgetrain-first-boot.service
-rm -f /boot/firmware/firstrun.sh
 sed -i 's| systemd\.[^ ]*||g' /boot/firmware/cmdline.txt
 sync
+shred --iterations=0 --zero --remove=unlink /boot/firmware/firstrun.sh
+sync
 exit 0
+}
