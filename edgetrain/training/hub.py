@@ -18,7 +18,7 @@ from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.addresses import Interface, Listening, listen_on, split_address
 from edgetrain.exchange.descriptors import RESERVED, raise_limit
 from edgetrain.exchange.hub.effects import Note
-from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.hub.journal import LOCK, Journal
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import ANY_JOB
@@ -89,12 +89,7 @@ def serve_job(
     and EdgetrainError if the journal cannot be written.
     """
     job = request.job
-    most = raise_limit()
-    if job.fleet.members > most - RESERVED:
-        warn(
-            f"{job.fleet.members} members need more connections than the {most} that `ulimit -n` "
-            "allows this process: raise the hard limit"
-        )
+    _check_connections(job.fleet.members, warn)
     listening = listen_on(*split_address(request.bind))
     gate = _gate(request, listening)
     found, journal = resolve(job), None
@@ -102,12 +97,16 @@ def serve_job(
     if not job.hub.most_mb:
         most_elements = free_memory() // (4 * LARGEST_SHARE)
         hub.policy = replace(hub.policy, most_elements=max(1, most_elements))
+    _check_resume(request)
     socket = HubSocket(listening.bind, message_limit(found.codec), gate)
-    folder, earlier_s = _run_folder(request)
-    if request.journal is not False:
-        where = folder / "journal" if request.journal is True else request.journal
-        journal = Journal(where, journal_settings(job), warn)
-        hub = _restored(hub, found, journal, request, clock, say)
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(socket.close)
+        folder, earlier_s = _run_folder(request)
+        if request.journal is not False:
+            journal = Journal(_journal_folder(request, folder), journal_settings(job), warn)
+            on_error.callback(journal.close)
+            hub = _restored(hub, found, journal, request, clock, say)
+        on_error.pop_all()
     _announce(listening.reachable, socket.port, gate, say)
     say(f"waiting for {job.fleet.members} members; run folder: {folder}")
     began: list[str] = []
@@ -131,6 +130,15 @@ def serve_job(
         stop.check()
     say(f"done: {hub.round} rounds")
     return hub.round
+
+
+def _check_connections(members: int, warn: Say) -> None:
+    most = raise_limit()
+    if members > most - RESERVED:
+        warn(
+            f"{members} members need more connections than the {most} that `ulimit -n` allows "
+            "this process: raise the hard limit"
+        )
 
 
 def _close(
@@ -184,6 +192,23 @@ def _run_folder(request: HubRequest) -> tuple[Path, float]:
     return folder, 0.0
 
 
+def _journal_folder(request: HubRequest, run: Path) -> Path:
+    return run / "journal" if isinstance(request.journal, bool) else request.journal
+
+
+def _check_resume(request: HubRequest) -> None:
+    """Raise ConfigError if the run folder to resume has no journal: training would begin anew in
+    it. A hub makes its journal before it listens, so that one is there where training has not
+    begun."""
+    run = request.resume
+    if run is not None and not (_journal_folder(request, run) / LOCK).exists():
+        raise ConfigError(
+            f"{run} cannot be resumed: there is no journal in {_journal_folder(request, run)} (the "
+            "folder is a member's, or its hub wrote none)",
+            f"begin anew, in a folder of its own: edgetrain hub {run / run_folders.JOB}",
+        )
+
+
 def _restored(
     hub: Hub,
     found: Resolved,
@@ -197,6 +222,13 @@ def _restored(
         say(f"journal: {line}")
     if journal.state is None:
         if request.resume is not None:
+            if next(iter(run_folders.read_metrics(request.resume, "round")), None) is not None:
+                raise ConfigError(
+                    f"{request.resume} cannot be resumed: rounds are recorded in it, and the "
+                    f"journal {journal.folder} is empty",
+                    "put back a copy of the journal, or begin anew, in a folder of its own: "
+                    f"edgetrain hub {request.resume / run_folders.JOB}",
+                )
             say("the journal is empty: training had not begun")
         return hub
     if request.resume is None:

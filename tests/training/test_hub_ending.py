@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.reading import load
 from edgetrain.runs import folder as run_folders
+from edgetrain.runs.metrics.lines import format_line
 from edgetrain.training import hub as hub_module
 from edgetrain.training.hub import HubRequest, serve_job
 from edgetrain.training.stopping import Stop
@@ -47,3 +50,44 @@ def test_the_run_folder_of_a_hub_is_for_its_owners_eyes(tmp_path, monkeypatch):
     assert {path.name for path in found} >= {"job.toml", "environment.json", "journal", "lock"}
     for path in found:
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def resumed(tmp_path, monkeypatch, journal=True):
+    monkeypatch.setattr(hub_module, "serve", lambda *args: None)
+    run = tmp_path / "run"
+    request = replace(request_in(tmp_path / "others"), resume=run, journal=journal)
+    return serve_job(request, Stop(), lambda line: None, lambda line: None)
+
+
+def tree(folder):
+    return {
+        path.relative_to(folder): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("kind", ["a member's", "lost", "another folder's", "emptied"])
+def test_a_folder_without_a_journal_is_not_resumed_and_not_touched(tmp_path, monkeypatch, kind):
+    run, journal = tmp_path / "run", True
+    run.mkdir()
+    run_folders.write_job(run, request_in(tmp_path).job.to_dict())
+    lines = [{"kind": "event", "t": 0.0, "member": "m0", "event": "joined"}]
+    if kind == "emptied":
+        lines.append({"kind": "round", "t": 1.0, "member": "hub", "round": 0})
+        (run / "journal").mkdir()
+        (run / "journal" / "lock").touch()
+    (run / "metrics.jsonl").write_bytes(b"".join(format_line(line) for line in lines))
+    if kind == "another folder's":
+        journal = tmp_path / "nowhere"
+    before = tree(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be resumed: ") as raised:
+        resumed(tmp_path, monkeypatch, journal)
+    assert f"begin anew, in a folder of its own: edgetrain hub {run}/job.toml" in str(raised.value)
+    assert tree(tmp_path) == before
+
+
+def test_a_hub_that_ended_before_training_begins_when_it_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub_module, "serve", lambda *args: None)
+    serve_job(request_in(tmp_path / "runs"), Stop(), lambda line: None, lambda line: None)
+    next((tmp_path / "runs").iterdir()).rename(tmp_path / "run")
+    assert resumed(tmp_path, monkeypatch) == 0

@@ -25,6 +25,9 @@ from edgetrain.exchange.hub.records import Record, Round, State
 from edgetrain.exchange.hub.recovery import files, recover, segment_of
 from edgetrain.vectors.vector import Buffer
 
+LOCK = "lock"
+"""A file that every journal has from the first; held by the hub that writes it."""
+
 SEGMENT_BYTES = 64 << 20
 SEGMENT_BASES = 8
 SEGMENT_ROUNDS = 1000
@@ -113,7 +116,7 @@ class Journal:
         """`tail`, also while the journal is not written."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(
                 f"cannot keep a journal in {folder}: {error.strerror}", "name another folder"
