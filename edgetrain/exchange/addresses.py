@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -19,6 +20,7 @@ import psutil
 from edgetrain.errors import ConfigError, HubUnreachable, NetworkError
 
 log = logging.getLogger("edgetrain")
+T = TypeVar("T")
 
 ANY = ("*", "0.0.0.0", "::")  # noqa: S104  # compared with, not bound to
 """What a user writes for all interfaces."""
@@ -135,6 +137,9 @@ def first_route(hubs: Sequence[str], timeout_s: float) -> tuple[str, str]:
 LONGEST_PAUSE_S = 5.0
 """Between two attempts to reach a hub that is not up yet."""
 
+INTERFACE_S = 8.0
+"""Seconds that a hub waits for its interface to come up, and for its name to be resolved."""
+
 
 def wait_for_route(
     hubs: Sequence[str],
@@ -147,10 +152,20 @@ def wait_for_route(
     """As `first_route`, for a hub that may not be up yet: try for `wait_s`, and `pause` (seconds)
     in between. `say` gets a line if it is not up at once. Errors that do not pass are raised at
     once, others after `wait_s`."""
+    return _repeat(lambda: first_route(hubs, timeout_s), wait_s, pause, clock, say)
+
+
+def _repeat(
+    attempt: Callable[[], T],
+    wait_s: float,
+    pause: Callable[[float], None],
+    clock: Callable[[], float],
+    say: Callable[[str], None],
+) -> T:
     until, pause_s = clock() + wait_s, 0.25
     while True:
         try:
-            return first_route(hubs, timeout_s)
+            return attempt()
         except NetworkError as error:
             if not error.passing or clock() + pause_s > until:
                 raise
@@ -223,6 +238,17 @@ def listen_on(host: str, port: int) -> Listening:
     address = chosen[0].address
     shown = f"[{address}]" if ":" in address else address
     return Listening(f"tcp://{shown}:{port}", chosen)
+
+
+def wait_to_listen(
+    host: str,
+    port: int,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    say: Callable[[str], None] = lambda line: None,
+) -> Listening:
+    """As `listen_on`, for an interface that may be about to come up: try for INTERFACE_S."""
+    return _repeat(lambda: listen_on(host, port), INTERFACE_S, pause, clock, say)
 
 
 def split_address(address: str) -> tuple[str, int]:

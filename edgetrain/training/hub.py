@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.exchange.addresses import Interface, Listening, listen_on, split_address
+from edgetrain.exchange.addresses import Interface, Listening, split_address, wait_to_listen
 from edgetrain.exchange.descriptors import RESERVED, raise_limit
 from edgetrain.exchange.hub.effects import Note
 from edgetrain.exchange.hub.journal import LOCK, Journal
@@ -90,7 +90,7 @@ def serve_job(
     """
     job = request.job
     _check_connections(job.fleet.members, warn)
-    listening = listen_on(*split_address(request.bind))
+    listening = wait_to_listen(*split_address(request.bind), say=say)
     gate = _gate(request, listening)
     found, journal = resolve(job), None
     hub = hub_of(found, any_job=request.any_job)

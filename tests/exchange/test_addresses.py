@@ -16,6 +16,7 @@ from edgetrain.exchange.addresses import (
     listen_on,
     resolve,
     route,
+    wait_to_listen,
 )
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 
@@ -150,6 +151,28 @@ def test_an_interface_that_is_down_is_said_to_be_down(machine, host, said):
     with pytest.raises(NetworkError, match=said) as caught:
         listen_on(host, 5555)
     assert caught.value.passing
+
+
+@pytest.mark.parametrize("host", ["eth1", "172.16.0.1"])
+def test_a_hub_waits_some_seconds_for_an_interface_that_is_down(machine, monkeypatch, host):
+    now, said = [0.0], []
+
+    def pause(seconds):
+        now[0] += seconds
+        if now[0] > comes_up_s:
+            up = Interface("eth1", "172.16.0.1", True)
+            monkeypatch.setattr(addresses, "interfaces", lambda: [LAN, up, LOOP])
+
+    comes_up_s = 3.0
+    found = wait_to_listen(host, 7, pause, lambda: now[0], said.append)
+    assert found.bind == "tcp://172.16.0.1:7"
+    (line,) = said
+    assert "is down; trying for 8 s" in line
+    monkeypatch.setattr(addresses, "interfaces", lambda: [LAN, DOWN, LOOP])
+    now[0], comes_up_s = 0.0, 1000.0
+    with pytest.raises(NetworkError, match="is down"):
+        wait_to_listen(host, 7, pause, lambda: now[0])
+    assert 3.0 < now[0] <= addresses.INTERFACE_S
 
 
 @pytest.mark.parametrize("host", ["far.lan", "8.8.8.8"])

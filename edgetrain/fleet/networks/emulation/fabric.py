@@ -11,6 +11,8 @@ import contextlib
 import os
 import signal
 import socket
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ GSO_BYTES = 32_000
 #: All hosts have the same MAC, without ARP: a frame can go to any host unchanged.
 MAC = bytes.fromhex("020000000001")
 INTERFACE = "eth0"
+_RUNNING_S, _PAUSE_S = 5.0, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +107,29 @@ def build(count: int, congestion: str, wire: Wire = _WIRE) -> list[Host]:
     for host, link in zip(hosts, links, strict=True):
         linux.setns(host.namespace, linux.CLONE_NEWNET)
         _configure(host, link, congestion)
-        link.close()
     linux.setns(core, linux.CLONE_NEWNET)
     os.close(core)
+    wait_until_running(links)
+    for link in links:
+        link.close()
     return hosts
+
+
+def wait_until_running(
+    links: Sequence[Netlink],
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Return when the kernel calls the interface of each host running.
+
+    It looks at links that came up once a second. Until then they carry packets, but programs that
+    ask for the state of the interface, such as a hub, are told that it is down.
+    """
+    until = clock() + _RUNNING_S
+    while not all(link.is_running(INTERFACE) for link in links):
+        if clock() > until:
+            raise NetworkError(f"the emulated links do not run after {_RUNNING_S:g} s")
+        pause(_PAUSE_S)
 
 
 def _configure(host: Host, link: Netlink, congestion: str) -> None:

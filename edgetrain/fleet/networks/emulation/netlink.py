@@ -6,6 +6,7 @@ another one. Layouts are from linux/rtnetlink.h, linux/if_link.h and linux/veth.
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import socket
@@ -22,7 +23,8 @@ _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
 _IFA_F_NOPREFIXROUTE = 0x200
 _RTA_DST, _RTA_OIF, _RTA_PREFSRC, _RTA_METRICS = 1, 4, 7, 8
 _RTAX_CC_ALGO = 16
-_IFF_UP, _IFF_NOARP = 0x1, 0x80
+_IFF_UP, _IFF_RUNNING, _IFF_NOARP = 0x1, 0x40, 0x80
+_SIOCGIFFLAGS = 0x8913
 _TABLE_MAIN, _PROTOCOL_STATIC, _SCOPE_LINK, _TYPE_UNICAST = 254, 4, 253, 1
 
 
@@ -89,6 +91,12 @@ class Netlink:
         flags = _IFF_UP | (0 if arp else _IFF_NOARP)
         payload = struct.pack("BxHiII", 0, 0, index, flags, _IFF_UP | _IFF_NOARP)
         self._request(_RTM_NEWLINK, 0, payload, f"bringing {name} up")
+
+    def is_running(self, name: str) -> bool:
+        """Whether the kernel calls an interface running, which may come a second after `up`."""
+        asked = struct.pack("16s24x", name.encode())
+        (flags,) = struct.unpack_from("H", fcntl.ioctl(self._socket, _SIOCGIFFLAGS, asked), 16)
+        return bool(flags & _IFF_RUNNING)
 
     def add_address(self, index: int, address: str, prefix: int) -> None:
         """Add an address, without the usual route to its network."""

@@ -17,7 +17,7 @@ from network_spaces import alive, all_gone, made_by, wait_for
 from edgetrain.cli.compare import DEMO
 from edgetrain.errors import ConfigError, NetworkError
 from edgetrain.fleet.networks import Direction, Fault, Profile, Site, emulate, load
-from edgetrain.fleet.networks.emulation import probe
+from edgetrain.fleet.networks.emulation import fabric, probe
 from edgetrain.fleet.networks.emulation.measure import Bench, line_mbit, one_way
 from edgetrain.fleet.networks.emulation.packet import member_frames
 from edgetrain.jobs import reading
@@ -188,6 +188,41 @@ def test_the_demonstrations_run_on_packets_where_namespaces_are_allowed() -> Non
     chosen = probe.choose(job.fleet.backend, [load(job.fleet.network)])
     assert chosen.backend == ("packet" if PACKETS else "stream")
     assert WHY_NOT in chosen.reason
+
+
+_STATES = """
+import os, psutil
+from edgetrain.fleet.networks.emulation import fabric, linux
+fabric.become_able()
+for _ in range(400):
+    hosts = fabric.build(2, "reno")
+    core = os.open("/proc/self/ns/net", os.O_RDONLY)
+    for host in hosts:
+        linux.setns(host.namespace, linux.CLONE_NEWNET)
+        print(psutil.net_if_stats()["eth0"].isup)
+    linux.setns(core, linux.CLONE_NEWNET)
+    for fd in (core, *(host.namespace for host in hosts)):
+        os.close(fd)
+"""
+
+
+@needs_packets
+def test_links_run_as_soon_as_there_are_hosts() -> None:
+    """One of 300 is called running up to a second after it came up."""
+    seen = subprocess.run([sys.executable, "-c", _STATES], capture_output=True, text=True)
+    assert seen.stdout.split() == ["True"] * 800, seen.stderr
+
+
+@needs_packets
+def test_links_that_never_run_are_said_not_to() -> None:
+    class Dead:
+        def is_running(self, name: str) -> bool:
+            return False
+
+    times = iter(range(100))
+    with pytest.raises(NetworkError, match="do not run after 5 s"):
+        fabric.wait_until_running([Dead()], lambda seconds: None, lambda: float(next(times)))
+    assert next(times) < 10
 
 
 @needs_packets
