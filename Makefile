@@ -1,6 +1,7 @@
 # The two commands that do everything on a fresh machine, and what CI runs.
 #   make demo    install into .venv, then DGA against synchronous SGD: a table and a picture
-#   make test    install into .venv with the test tools, then run all tests
+#   make test    install into .venv with the test tools, then run all tests, in an order that is drawn and
+#                named (the same again: make test SEED=12345)
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
@@ -16,8 +17,9 @@ BIN    := $(VENV)/bin
 demo: install-lab
 	$(BIN)/edgetrain compare
 
+test: SEED ?= $(shell od -An -N2 -tu2 /dev/urandom)
 test: install-dev
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --order $(strip $(SEED))
 
 test-boot: install-dev
 	$(BIN)/pytest -m boot tests/fleet/cards

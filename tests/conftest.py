@@ -1,13 +1,16 @@
-"""What all tests share: hypothesis' profile, and no keys but their own."""
+"""What all tests share: hypothesis' profile, no keys but their own, the order they run in, and a
+check that they leave `sys.path` and `sys.modules` as they found them."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from left_behind import Imports
 
 settings.register_profile(
     "edgetrain",
@@ -70,9 +73,62 @@ def pytest_configure(config):
         config.option.loadscopereorder = False
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--order",
+        type=int,
+        metavar="SEED",
+        help="draw the order of the files, and of the tests in each",
+    )
+
+
 def pytest_collection_modifyitems(config, items):
-    """With several workers, begin with the long files."""
-    if hasattr(config, "workerinput"):
-        tests = Path(__file__).parent
-        place = {tests / name: number for number, name in enumerate(LONG)}
+    """Draw the order if a seed is given. With several workers, begin with the long files: in drawn
+    orders, all of them are in the first half."""
+    tests = Path(__file__).parent
+    place = {tests / name: number for number, name in enumerate(LONG)}
+    seed = config.getoption("order")
+    if seed is not None:
+        draw = random.Random(seed)
+        draw.shuffle(items)
+        files = sorted({item.path for item in items})
+        place = {path: draw.random() / (1 + (path in place)) for path in files}
+        items.sort(key=lambda item: place[item.path])
+    elif hasattr(config, "workerinput"):
         items.sort(key=lambda item: place.get(item.path, len(LONG)))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.getoption("order") is not None:
+        terminalreporter.write_line(f"The order was drawn: --order {config.getoption('order')}")
+
+
+@pytest.fixture(autouse=True)
+def _imports_stay():
+    """Fail a test after which `sys.path` or `sys.modules` is another, which may decide over a later
+    test. `own_imports` puts both back."""
+    before = Imports()
+    yield
+    left = before.restore()
+    assert not left, f"the test leaves behind: {', '.join(left)} (see the fixture own_imports)"
+
+
+@pytest.fixture
+def own_imports():
+    """Forget at the end of the test what it imported from its own folders."""
+    before = Imports()
+    yield
+    before.restore()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """The same for what a file of tests does when it is imported."""
+    before = Imports()
+    report = yield
+    if isinstance(collector, pytest.Module) and report.passed:
+        left = before.restore({str(collector.path.parent)})
+        if left:
+            report.outcome = "failed"
+            report.longrepr = f"{collector.nodeid} leaves behind: {', '.join(left)}"
+    return report

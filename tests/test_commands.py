@@ -64,6 +64,9 @@ def lay(folder, line, typed):
             write_run(folder / name, DGA)
 
 
+pytestmark = pytest.mark.usefixtures("own_imports")
+
+
 def clean(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))

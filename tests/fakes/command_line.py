@@ -67,17 +67,21 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **more}
 
 
-def edgetrain(*words: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
-        [*EDGETRAIN, *words],
-        cwd=cwd,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+def edgetrain(*words: str, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. On a busy machine it may take ten times as long as usual."""
+    try:
+        return subprocess.run(
+            [*EDGETRAIN, *words],
+            cwd=cwd,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired as over:
+        said = b"".join(each for each in (over.stdout, over.stderr) if each).decode()
+        raise AssertionError(f"{words} is not done after {timeout:g} s:\n{said}") from None
 
 
 class Running:

@@ -122,7 +122,7 @@ def test_processes_train_to_the_base_that_is_simulated(tmp_path):
     assert len(bases) == 1, bases
 
 
-def test_nothing_is_lost_in_chaos(tmp_path, monkeypatch, capsys):
+def test_nothing_is_lost_in_chaos(tmp_path, own_imports, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     job = write_tiny(
         tmp_path,

@@ -257,9 +257,7 @@ class Half:
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "my_task", raising=False)
+def module(tmp_path, own_imports) -> Path:
     (tmp_path / "my_task.py").write_text(MODULE)
     (tmp_path / "broken_task.py").write_text("import nothing_like_this\n")
     (tmp_path / "torn_task.py").write_text("def (\n")

@@ -35,7 +35,7 @@ def test_toml_is_valid_and_the_profile_in_it_is_a_device():
     assert devices.parse("mine", mine, DOCS / "devices.md").dispatch_s == 140e-6
 
 
-def test_ones_own_task_trains(tmp_path, monkeypatch):
+def test_ones_own_task_trains(tmp_path, own_imports, monkeypatch):
     """The 30 lines are a task: loaded from beside a job, it reaches its target."""
     monkeypatch.syspath_prepend(tmp_path)
     own = next(code for _, code in CODE if "class Sine" in code)

@@ -192,7 +192,7 @@ def test_batch_statistics_stay_out_of_groups(monkeypatch):
     assert decision.chosen == ""
 
 
-def test_servers_come_from_the_cluster_file(tmp_path):
+def test_servers_come_from_the_cluster_file(tmp_path, own_imports):
     (tmp_path / "cluster.toml").write_text(
         "[between]\nrate_mbit = 8000\nrtt_ms = 2\n"
         '[[server]]\nname = "a"\nhost = "local"\nprofile = "gpu-server"\n'

@@ -78,6 +78,8 @@ exec sh -c "$command"
 """
 FAR = "127.0.0.2"
 
+pytestmark = pytest.mark.usefixtures("own_imports")
+
 
 @pytest.fixture
 def marks(tmp_path, monkeypatch):
