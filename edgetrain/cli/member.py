@@ -6,7 +6,7 @@ import argparse
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         metavar="tcp://HOST:PORT",
         help="as the hub says; several times for its other addresses: the first that answers is "
-        "used, and its key is the same at all of them",
+        "used, the others if it is away later; its key is the same at all of them",
     )
     parser.add_argument(
         "--hub-key",
@@ -209,7 +209,7 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
             train(
                 job,
                 place,
-                hub,
+                _from(arguments.hub, hub),
                 record.open_log,
                 credentials=credentials,
                 checkpoint=arguments.checkpoint,
@@ -229,6 +229,12 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
         record.close(lambda: _promise(job, place))
     common.say("done")
     return 0
+
+
+def _from(hubs: Sequence[str], first: str) -> list[str]:
+    """All addresses of the hub, in their order, from the one that answered."""
+    at = hubs.index(first)
+    return [*hubs[at:], *hubs[:at]]
 
 
 def _wait_s(arguments: argparse.Namespace, job: Job) -> float:

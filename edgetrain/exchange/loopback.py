@@ -66,7 +66,7 @@ class LoopbackMember:
         self._hub = hub
         self._name = name
         self._box = hub.open_box(name)
-        self.connections = 1
+        self.connections = self.addresses = 1
         """See Reconnecting."""
 
     def send(self, frames: Sequence[Buffer]) -> None:

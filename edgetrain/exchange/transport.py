@@ -91,6 +91,10 @@ class Reconnecting(Protocol):
         """Connections that have stood since this end was made, or since `reconnect`. With more than
         one, the connection before broke, and messages on it may be lost."""
 
+    @property
+    def addresses(self) -> int:
+        """The hub's addresses, which `reconnect` tries in turn."""
+
     def reconnect(self) -> None:
         """Drop the connection and what is queued on it, and make another.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,7 +63,7 @@ class Place:
 def train(
     job: Job,
     place: Place,
-    hub: str,
+    hub: str | Sequence[str],
     open_log: Callable[[str, float], MetricsLog],
     clock: Callable[[], float] = time.monotonic,
     credentials: Credentials | None = None,
@@ -76,9 +76,9 @@ def train(
     patience_s: float = PATIENCE_S,
     on_task: Callable[[Task], None] = lambda task: None,
 ) -> None:
-    """Train one member of a job to its end. `on_task` is called with its task, once that is loaded;
-    `open_log` once training begins, with the member's name and when training began, by
-    `time.monotonic`.
+    """Train one member of a job to its end, at the hub with this address, or these. `on_task` is
+    called with its task, once that is loaded; `open_log` once training begins, with the member's
+    name and when training began, by `time.monotonic`.
     Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
     needs to go on after it was killed. `source` is what noise is made of, where the job has
     privacy. `stop` ends it between two steps. With `keeps_model` the member that evaluates, m0,

@@ -38,6 +38,11 @@ class Place:
             )
         )  # fmt: skip
 
+    def kill(self, *processes):
+        for each in processes:
+            each.process.send_signal(signal.SIGKILL)
+        assert {each.finish() for each in processes} == {-signal.SIGKILL}
+
     def hub(self, *words):
         return self.stack.enter_context(
             running("hub", *(words or [self.job]), "--bind", self.address, cwd=self.folder)
@@ -54,9 +59,7 @@ def test_after_a_power_cut_of_everything_members_may_be_up_first(tmp_path):
         hub.until("members join")
         folder = hub_folder(tmp_path)
         wait_for_rounds(folder, 10)
-        for each in (hub, *members):
-            each.process.send_signal(signal.SIGKILL)
-        assert {each.finish() for each in (hub, *members)} == {-signal.SIGKILL}
+        place.kill(hub, *members)
         members = [place.member(index) for index in range(2)]
         for member in members:
             member.until("trying for 600 s")
@@ -65,6 +68,25 @@ def test_after_a_power_cut_of_everything_members_may_be_up_first(tmp_path):
         assert hub.finish() == 0, hub.said
     rounds, _, counted = journal_of(folder / "journal")
     assert rounds >= 10
+    assert len(counted) == len(set(counted))
+
+
+def test_a_hub_that_comes_back_at_another_of_its_addresses_is_found(tmp_path):
+    with contextlib.ExitStack() as stack:
+        place = Place(stack, tmp_path)
+        other = f"tcp://localhost:{free_port()}"
+        hub = place.hub()
+        hub.until("members join")
+        members = [place.member(index, "--hub", other) for index in range(2)]
+        folder = hub_folder(tmp_path)
+        wait_for_rounds(folder, 10)
+        place.kill(hub)
+        place.address = other
+        hub = place.hub("--resume", str(folder))
+        assert [member.finish() for member in members] == [0, 0], [m.said for m in members]
+        assert hub.finish() == 0, hub.said
+    assert "no answer; trying the hub at localhost" in members[0].said
+    _, _, counted = journal_of(folder / "journal")
     assert len(counted) == len(set(counted))
 
 

@@ -240,6 +240,29 @@ def test_traffic_is_counted_by_the_kernel(hub):
     member.close()
 
 
+def test_an_address_that_says_nothing_gives_way_to_the_next(hub):
+    """One that did say something is tried again first. Bytes over all of them are counted."""
+    first, second = HubSocket("tcp://127.0.0.1:0"), hub
+    member = MemberSocket([first.address, second.address])
+    member.send([b"J" * 100_000])
+    ((sender, _),) = heard(first, 1)
+    first.send(sender, [b"W"])
+    assert member.receive(PATIENCE_S)
+    assert member.traffic().sent_bytes > 100_000
+    member.reconnect()
+    member.send([b"R"])
+    assert heard(first, 1) == [(sender, [b"R"])], "from here, and under the same name"
+    first.close()
+    member.reconnect()
+    member.send([b"R" * 100_000])
+    assert [name for name, _ in heard(second, 1)] == [sender]
+    assert member.traffic().sent_bytes > 200_000
+    member.reconnect()
+    member.send([b"R"])
+    assert list(second.poll(0.3)) == [], "the turn of the first again"
+    member.close()
+
+
 def test_messages_over_the_limit_end_the_connection_before_they_are_read():
     hub = HubSocket("tcp://127.0.0.1:0", max_message_bytes=1000)
     member = MemberSocket(hub.address)

@@ -82,7 +82,7 @@ QUIET_BEATS = 4
 doubles with each attempt."""
 
 LONGEST_PAUSE_S = 60.0
-"""Between two attempts to reconnect."""
+"""Between two attempts to reconnect; all of a hub's addresses are tried in this time."""
 
 State = Literal["joining", "welcomed", "training", "returning"]
 
@@ -372,8 +372,11 @@ class Silence:
             self._received, self.heard, self._pauses = received, now, 0
         if self._reconnecting is None:
             return False
-        patience_s = QUIET_BEATS * (self._beat_s + self._reconnecting.traffic().round_trip_s)
-        patience_s = min(patience_s * 2**self._pauses, LONGEST_PAUSE_S)
+        trips_s = QUIET_BEATS * self._reconnecting.traffic().round_trip_s
+        patience_s = min(QUIET_BEATS * self._beat_s + trips_s, LONGEST_PAUSE_S)
+        if self._pauses:
+            longest_s = max(LONGEST_PAUSE_S / self._reconnecting.addresses, trips_s)
+            patience_s = min(patience_s * 2**self._pauses, longest_s)
         if now - max(self.heard, self._asked) <= patience_s:
             return False
         self._pauses += 1

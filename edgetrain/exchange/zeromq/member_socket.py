@@ -1,10 +1,17 @@
-"""A member's end of ZeroMQ: one DEALER, connected to one hub."""
+"""A member's end of ZeroMQ: one DEALER, connected to one hub.
+
+A hub may have several addresses: it moves to another network, or a board with two interfaces comes
+back with one. They are tried in turn. A DEALER that was connected to all of them at once would deal
+its messages out among them.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import zmq
@@ -22,31 +29,38 @@ from edgetrain.exchange.zeromq.sockets import OpenSockets
 from edgetrain.exchange.zeromq.tcp_counters import ConnectionTo
 from edgetrain.vectors.vector import Buffer
 
+log = logging.getLogger("edgetrain")
+
 
 class MemberSocket:
     """A member's end: a MemberTransport, and Reconnecting. Encrypted if it has credentials."""
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         max_message_bytes: int = -1,
         credentials: Credentials | None = None,
     ) -> None:
-        """Connect to "tcp://host:port" in the background. Raises NetworkError for anything else."""
-        self._host, self._port = split_address(address)
+        """Connect to "tcp://host:port", or the first of these, in the background. Raises
+        NetworkError for anything else."""
+        hubs = [address] if isinstance(address, str) else address
+        self._hubs = deque(split_address(each) for each in hubs)
+        """Host and port of the hub's addresses; the first is in use."""
         self._name = b"m" + os.urandom(16)
         if credentials is not None:
             self._name = owned(credentials.pair.public, os.urandom(16))
         self._max_message_bytes = max_message_bytes
         self._credentials = credentials
         self._handshake = MemberHandshake(encrypted=credentials is not None)
-        self._connection = ConnectionTo(self._port)
+        self._connection = ConnectionTo()
         self._sockets = OpenSockets(self)
         self._open()
 
     def _open(self) -> None:
         """Make the socket and connect it, under the same name as every socket before it: a hub that
         was restored knows where to say so."""
+        host, port = self._hubs[0]
+        self._was_heard = False
         self._handshake.socket_renewed()
         self._socket = self._sockets.open(zmq.DEALER)
         set_options(self._socket, self._max_message_bytes)
@@ -56,16 +70,26 @@ class MemberSocket:
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._credentials.pair.public)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._credentials.pair.secret)
         self._monitor = self._sockets.watch(self._socket, MEMBER_EVENTS)
-        shown = f"[{self._host}]" if ":" in self._host else self._host
-        self._socket.connect(f"tcp://{shown}:{self._port}")
+        self._connection.port = port
+        shown = f"[{host}]" if ":" in host else host
+        self._socket.connect(f"tcp://{shown}:{port}")
 
     @property
     def connections(self) -> int:
         """See Reconnecting. Known as soon as the first message of a new connection is."""
         return self._handshake.connections
 
-    def reconnect(self) -> None:
+    @property
+    def addresses(self) -> int:
         """See Reconnecting."""
+        return len(self._hubs)
+
+    def reconnect(self) -> None:
+        """See Reconnecting. An address from which nothing came since the last time gives way to the
+        next."""
+        if not self._was_heard and len(self._hubs) > 1:
+            self._hubs.rotate(-1)
+            log.info("no answer; trying the hub at %s, port %d", *self._hubs[0])
         self._renew()
         self._handshake.connections = 0
 
@@ -97,7 +121,7 @@ class MemberSocket:
         if not self._socket.poll(math.ceil(timeout_s * 1000)):
             self._read_monitor()
             return None
-        frames = receive_frames(self._socket)
+        frames, self._was_heard = receive_frames(self._socket), True
         self._read_monitor()
         return frames
 

@@ -27,13 +27,13 @@ NO_TRAFFIC = Traffic(0, 0, 0, 0.0)
 
 
 class ConnectionTo:
-    """This process's connection to a remote port, and the bytes of those before it.
+    """This process's connection to a remote `port`, and the bytes of those before it.
 
     There is one at a time, made and replaced by libzmq; this finds it again when it has changed.
     """
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self) -> None:
+        self.port = 0
         self._connection: socket.socket | None = None
         """A duplicate of libzmq's descriptor: it keeps the counters readable."""
         self._past = NO_TRAFFIC
@@ -45,7 +45,7 @@ class ConnectionTo:
             self.let_go()
         if self._connection is None:
             with contextlib.suppress(OSError):
-                self._connection = connection_to(self._port)
+                self._connection = connection_to(self.port)
         return self._connection is not None
 
     def traffic(self) -> Traffic:

@@ -39,6 +39,9 @@ def stream(
 class MemberWire:
     """A member's end of its connection: a MemberTransport in virtual time."""
 
+    addresses = 1
+    """See Reconnecting."""
+
     def __init__(self, network: SimulatedNetwork, member: int, name: bytes) -> None:
         self.member = member
         self._network = network

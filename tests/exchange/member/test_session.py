@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgetrain.errors import BadMessage, Diverged, HubUnreachable, Refused
 from edgetrain.exchange.member.session import Ask, Back, Session, Silence
@@ -200,6 +204,7 @@ class Wire:
 
     def __init__(self):
         self.connections, self.bytes, self.reconnected, self.now = 1, 0, 0, 0.0
+        self.addresses = 1
 
     def received_bytes(self):
         return self.bytes
@@ -243,6 +248,34 @@ def test_a_silent_hub_is_reconnected_with_growing_pauses_and_then_given_up():
     wire.now = 601
     with pytest.raises(HubUnreachable, match="silent for 601 s"):
         silence.check()
+
+
+@given(st.integers(2, 12), st.floats(0.05, 10.0))
+def test_all_addresses_of_a_silent_hub_are_tried_within_a_minute(addresses, beat_s):
+    wire = Wire()
+    wire.addresses = addresses
+    silence = Silence(wire, wire.clock, 30.0, 600.0)
+    silence.set_beat(beat_s)
+    at = []
+    while wire.now < 600:
+        if silence.reconnect_if_silent():
+            silence.note_question()
+            at.append(wire.now)
+        wire.now += 0.125
+    assert at[0] == pytest.approx(4 * (beat_s + 1), abs=0.25), "no sooner than with one address"
+    for first, last in zip(at, at[addresses:], strict=False):
+        assert last - first <= 60 + 0.25 * addresses
+
+
+def test_a_long_round_trip_is_waited_for_however_many_addresses_there_are():
+    wire = Wire()
+    wire.addresses = 30
+    silence, at = silence_over(wire), []
+    for wire.now in range(600):
+        if silence.reconnect_if_silent():
+            silence.note_question()
+            at.append(wire.now)
+    assert min(late - early for early, late in itertools.pairwise(at)) >= 4
 
 
 def test_the_first_connection_took_nothing_with_it():
