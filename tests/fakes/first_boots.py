@@ -1,10 +1,10 @@
 """Lets each format's own first boot run on flashed cards, on real FAT and ext4, and nothing else.
 
-One kernel of Debian's user-mode-linux for all cards, in a quarter of a minute: each card's root file system
-is mounted, gets this machine's /usr and what the scripts ask for, and has its boot partition at
-/boot/firmware. Then runs what the firmware's and the system's first boot would run: the program of
-`systemd.run=`, or the early command of rpi-preseed; cloud-init runs nothing of ours on the boot
-partition. Then edgetrain's first_boot.py. Package: user-mode-linux.
+One kernel of Debian's user-mode-linux for all cards: each card's root file system is mounted, gets
+this machine's /usr and what the scripts ask for, and has its boot partition at /boot/firmware.
+Then runs what the firmware's and the system's first boot would run: the program of `systemd.run=`,
+or the early command of rpi-preseed; cloud-init runs nothing of ours on the boot partition. Then
+edgetrain's first_boot.py. Package: user-mode-linux.
 
 As a program, inside: `first_boots.py CARDS`, a JSON file of how each card is set up.
 """
@@ -80,6 +80,10 @@ def run(cards: dict[Path, str], secrets: list[str], folder: Path) -> dict[str, d
 
 # What scripts ask of a system that runs, and the services that are not there.
 _STAND_INS = ("systemctl", "rfkill", "raspi-config")
+_FOLDERS = (
+    "boot/firmware", "dev", "proc", "home", "etc/ssh", "etc/sudoers.d", "stand-ins", "var/lib",
+    "etc/systemd/system/multi-user.target.wants", "opt", "tmp", "run",
+)  # fmt: skip
 _ACCOUNTS = {
     "passwd": "root:x:0:0::/root:/bin/sh\n",
     "group": "root:x:0:\nusers:x:100:\nsudo:x:27:\nvideo:x:44:\n",
@@ -128,8 +132,7 @@ def _own_script(boot: Path, first_boot: str) -> list[str]:
 
 def _furnish(root: Path) -> None:
     """What Raspberry Pi OS has, as far as the scripts see."""
-    for name in ("boot/firmware", "dev", "proc", "home", "etc/ssh", "etc/sudoers.d", "stand-ins",
-                 "etc/systemd/system/multi-user.target.wants", "var/lib", "opt", "tmp", "run"):  # fmt: skip
+    for name in _FOLDERS:
         (root / name).mkdir(parents=True, exist_ok=True)
     for name, text in _ACCOUNTS.items():
         (root / "etc" / name).write_text(text)

@@ -71,7 +71,8 @@ class FileMedium:
     """
 
     def __init__(self, path: str | Path, size: int | None = None, *, direct: bool = True) -> None:
-        """Open a device or a file. With `size` (bytes) make the file, or set its length.
+        """Open a device or a file. With `size` (bytes) make the file, or set its length; it grows
+        with what is written behind its end. Nobody but its owner may read it: a card has secrets.
 
         direct: whether to try O_DIRECT.
 
@@ -93,8 +94,12 @@ class FileMedium:
             os.close(self._fd)
             raise ConfigError(*_explain(self._name, OSError(errno.EROFS, "")))
         if size is not None:
-            os.ftruncate(self._fd, size)
-        self._size = os.lseek(self._fd, 0, os.SEEK_END)
+            try:
+                os.ftruncate(self._fd, size)
+                os.fchmod(self._fd, 0o600)
+            except OSError as error:
+                os.close(self._fd)
+                raise ConfigError(*_explain(self._name, error)) from None
 
     @property
     def name(self) -> str:
@@ -102,7 +107,7 @@ class FileMedium:
 
     @property
     def size(self) -> int:
-        return self._size
+        return os.lseek(self._fd, 0, os.SEEK_END)
 
     @property
     def direct(self) -> bool:
@@ -169,11 +174,11 @@ def _open(path: Path, direct: bool, *, create: bool) -> tuple[int, bool]:
             flags |= os.O_EXCL  # the kernel refuses if anything uses the device
     if direct:
         try:
-            return os.open(path, flags | os.O_DIRECT, 0o644), True
+            return os.open(path, flags | os.O_DIRECT, 0o600), True
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-    return os.open(path, flags, 0o644), False
+    return os.open(path, flags, 0o600), False
 
 
 def _read_only(device: int) -> bool:
