@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import getpass
 import json
 import os
@@ -12,12 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from edgetrain.cli import common
+from edgetrain.cli import common, sudo
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from edgetrain.exchange.keys.keyring import Keyring
     from edgetrain.fleet.cards.cluster import Cluster, DeviceEntry
     from edgetrain.fleet.cards.disks import Disk
     from edgetrain.fleet.cards.flashing import Image, Settings, Target
@@ -101,12 +103,15 @@ def archive_folder() -> Path:
 def _worker(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet.cards import archive, making
 
-    out = arguments.out or archive_folder() / f"{arguments.release}.tar"
+    sudo.use_callers_home()
+    out: Path = arguments.out or archive_folder() / f"{arguments.release}.tar"
     workers = archive.workers()
     workers.lock(arguments.release)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        with sudo.as_owner_of(out.parent):
+            out.parent.mkdir(parents=True, exist_ok=True)
         made = making.make(workers, arguments.release, out, arguments.wheel, common.warn)
+        sudo.give_to_owner_of(out.parent, out)
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     size = out.stat().st_size
@@ -126,6 +131,7 @@ def _worker(arguments: argparse.Namespace) -> int:
 def _flash(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet.cards import archive, cluster, flashing, looking
 
+    sudo.use_callers_home()
     found = cluster.load(arguments.cluster)
     job = _job(found)
     devices = found.chosen(tuple(arguments.devices))
@@ -148,12 +154,14 @@ def _flash(arguments: argparse.Namespace) -> int:
             archives.for_card(image.look, device)
     elif arguments.worker:
         archives.path("")
-    settings = _settings(arguments, found, job, devices)
+    settings = _settings(arguments, found, job)
+    tokens = _tokens(arguments, devices)
 
     def write(targets: Sequence[Target], told: Callable[[Progress], None]) -> Written:
-        ready = _with_tokens(arguments, settings, [t.device for t in targets])
+        drawn = tokens.draw([target.device.name for target in targets])
+        ready = dataclasses.replace(settings, tokens=drawn)
         finish = {t.device.name: _finisher(found, t.device, ready, archives) for t in targets}
-        return flashing.flash(image, targets, finish, told)
+        return flashing.flash(image, targets, finish, tokens.open, told)
 
     return _Session(arguments, image, devices, write).run()
 
@@ -200,9 +208,7 @@ def _job(found: Cluster) -> Job:
     return job
 
 
-def _settings(
-    arguments: argparse.Namespace, found: Cluster, job: Job, devices: Sequence[DeviceEntry]
-) -> Settings:
+def _settings(arguments: argparse.Namespace, found: Cluster, job: Job) -> Settings:
     """What all cards have; without tokens."""
     from edgetrain.fleet.cards import cluster, flashing
 
@@ -216,7 +222,7 @@ def _settings(
             lambda: getpass.getpass(f"passphrase of '{ssid}': "),
         )  # fmt: skip
     data = flashing.pack_data(found.job.data) if found.job.data else None
-    settings = flashing.Settings(
+    return flashing.Settings(
         tuple(cluster.ssh_keys(found.ssh)),
         found.job.file.read_bytes(),
         {},
@@ -225,8 +231,6 @@ def _settings(
         data,
         _bundle(found, job),
     )
-    _check_tokens(arguments, devices)
-    return settings
 
 
 def _bundle(found: Cluster, job: Job) -> tuple[str, bytes, str] | None:
@@ -254,7 +258,53 @@ def _bundle(found: Cluster, job: Job) -> tuple[str, bytes, str] | None:
     return named, content, digest_of(content)
 
 
-def _check_tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> None:
+class _Tokens(Protocol):
+    """Where the tokens of cards come from."""
+
+    def draw(self, names: Sequence[str]) -> dict[str, str]:
+        """A token for each of these devices."""
+
+    def open(self, name: str) -> None:
+        """Let a device's token be used: its card is written."""
+
+
+class _MadeElsewhere:
+    """Tokens that the hub's machine has opened already."""
+
+    def __init__(self, path: Path) -> None:
+        self._known = _token_file(path)
+
+    def draw(self, names: Sequence[str]) -> dict[str, str]:
+        return {name: self._known[name] for name in names}
+
+    def open(self, name: str) -> None:
+        pass
+
+
+class _MadeHere:
+    """Tokens of this machine's keys. A token can be used, and the key of the device's older card
+    is taken off the list, when the new card is written: a card that fails changes nothing."""
+
+    def __init__(self, ring: Keyring, minutes: float) -> None:
+        self._ring, self._minutes = ring, minutes
+        self._drawn: dict[str, bytes] = {}
+
+    def draw(self, names: Sequence[str]) -> dict[str, str]:
+        from edgetrain.exchange.zeromq.curve import new_pair
+
+        tokens = {}
+        for name in names:
+            tokens[name], self._drawn[name] = self._ring.draw_token(new_pair)
+        return tokens
+
+    def open(self, name: str) -> None:
+        with sudo.as_owner_of(self._ring.path):
+            if name in self._ring.members().values():
+                self._ring.revoke(name)
+            self._ring.open_token(name, self._drawn[name], time.time(), self._minutes)
+
+
+def _tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> _Tokens:
     """Raises ConfigError if a token cannot be had for each of these devices."""
     from edgetrain.exchange.keys.keyring import Keyring, keys_folder
 
@@ -263,7 +313,7 @@ def _check_tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry])
         known = _token_file(arguments.tokens)
         if lacking := [name for name in names if name not in known]:
             raise ConfigError(f"{arguments.tokens} has no token for {', '.join(lacking)}")
-        return
+        return _MadeElsewhere(arguments.tokens)
     ring = Keyring(keys_folder(arguments.keys))
     if not ring.exists:
         raise ConfigError(
@@ -271,32 +321,15 @@ def _check_tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry])
             "here: edgetrain keys init; or on the hub's machine: edgetrain keys enroll --cluster "
             f"{arguments.cluster} --out tokens.json, and give it with --tokens",
         )
+    ring.pair()
     listed = sorted(set(ring.members().values()) & set(names))
     if listed and not arguments.replace:
         raise ConfigError(
             f"{', '.join(listed)} may join the hub already, with the key of an older card",
-            "--replace takes that key off the list; or name the devices that are new",
+            "--replace takes that key off the list when the new card is written; or name the "
+            "devices that are new",
         )
-
-
-def _with_tokens(
-    arguments: argparse.Namespace, settings: Settings, devices: Sequence[DeviceEntry]
-) -> Settings:
-    """The settings with a token for each of these devices, made now."""
-    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
-    from edgetrain.exchange.zeromq.curve import new_pair
-
-    if arguments.tokens:
-        return dataclasses.replace(settings, tokens=_token_file(arguments.tokens))
-    ring = Keyring(keys_folder(arguments.keys))
-    tokens = {}
-    for device in devices:
-        if device.name in ring.members().values():
-            ring.revoke(device.name)
-        tokens[device.name] = ring.issue_token(
-            device.name, new_pair, time.time(), arguments.minutes
-        )
-    return dataclasses.replace(settings, tokens=tokens)
+    return _MadeHere(ring, arguments.minutes)
 
 
 def _token_file(path: Path) -> dict[str, str]:
@@ -334,9 +367,15 @@ class _Session:
 
     def run(self) -> int:
         """Write all cards; returns the exit status."""
+        from edgetrain.exchange.keys.keyring import keys_folder
+
         arguments = self._arguments
         name = self._image.look.describe() if self._image.look else "packed: looked into later"
         common.warn(f"image  {self._image.path.name} ({name})")
+        if not arguments.tokens:
+            common.warn(f"keys   {keys_folder(arguments.keys)}")
+        if not arguments.worker:
+            common.warn(f"worker {archive_folder()}")
         if not self._image.sha256:
             common.warn("warning: no SHA-256 is known for this image; image.sha256 checks it")
         while self._left:
@@ -367,6 +406,8 @@ class _Session:
             if card.skipped and card.ok:
                 said += f", {card.skipped / 1e6:.0f} MB were there"
             common.warn(f"{target.device.name}  {target.path}  {said}")
+            if self._arguments.image_out:
+                sudo.give_to_owner_of(self._arguments.image_out, Path(target.path))
             self._results.append(
                 {
                     "device": target.device.name,
@@ -386,9 +427,8 @@ class _Session:
 
         arguments = self._arguments
         if arguments.image_out:
-            if not arguments.dry_run:
-                arguments.image_out.mkdir(parents=True, exist_ok=True)
             folder = arguments.image_out
+            _make_folder(folder, dry_run=arguments.dry_run)
             size = self._image.size or 0
             return [Target(d, str(folder / f"{d.name}.img"), size) for d in self._left]
         disks = self._disks()
@@ -431,6 +471,24 @@ class _Session:
         if reason := disks.why_not(disk, need, larger=self._arguments.larger):
             raise ConfigError(f"{disk.path} {reason}")
         return disk
+
+
+def _make_folder(folder: Path, *, dry_run: bool) -> None:
+    """Make the folder of --image-out, which nobody else may read. Raises ConfigError if it cannot
+    be made or written."""
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{there} is a file")
+        if not os.access(there, os.W_OK):
+            raise PermissionError(errno.EACCES, f"{there} is not writable")
+        if not dry_run and not folder.is_dir():
+            with sudo.as_owner_of(folder):
+                folder.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to --image-out {folder}: {error.strerror}", "the name of a folder"
+        ) from None
 
 
 def _planned(target: Target) -> dict[str, Any]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import lzma
+import os
+import pwd
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 
 import pi_images
 import pytest
 
 from edgetrain.__main__ import main
-from edgetrain.cli import cards
+from edgetrain.cli import cards, sudo
+from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import Keyring, read_token
 from edgetrain.exchange.zeromq.curve import pair_of
 from edgetrain.fleet.cards import archive, bootfiles, disks, looking
@@ -84,6 +89,18 @@ def worker(folder: Path, release: str, python: str, torch: str = "2.9.1", needs=
 
 def flash(*words: str) -> int:
     return main(["devices", "flash", "cluster.toml", "--keys", "hub", *words])
+
+
+def fail_card(monkeypatch, name: str) -> None:
+    """Let a device's files not read back from its card."""
+    placed = bootfiles.BootFiles.check
+
+    def check(self: bootfiles.BootFiles, files: dict) -> None:
+        if name in str(self._image):
+            files = {**files, "gone": b"x"}
+        placed(self, files)
+
+    monkeypatch.setattr(bootfiles.BootFiles, "check", check)
 
 
 def boot_files(path: Path) -> bootfiles.BootFiles:
@@ -158,18 +175,119 @@ def test_a_device_that_is_on_the_list_wants_replace(folder, capsys):
     assert "pi-0 may join the hub already" in capsys.readouterr().err
     assert flash("--image-out", "cards", "--replace") == 0
     assert "pi-0" not in Keyring(folder / "hub").members().values()
+    assert [name for name, _ in Keyring(folder / "hub").open_tokens(0)] == ["pi-0", "pi-1"]
+
+
+def test_a_card_that_fails_keeps_its_device_on_the_list(folder, capsys, monkeypatch):
+    ring = Keyring(folder / "hub")
+    ring.allow(b"k" * 32, "pi-0")
+    ring.allow(b"l" * 32, "pi-1")
+    fail_card(monkeypatch, "pi-0")
+    assert flash("--image-out", "cards", "--replace") == 1
+    assert ring.members() == {b"k" * 32: "pi-0"}, "the card of pi-1 was written"
+    assert [name for name, _ in ring.open_tokens(0)] == ["pi-1"]
+
+
+def test_a_card_whose_token_cannot_be_opened_does_not_boot(folder, capsys, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise ConfigError("cannot write tokens: no space")
+
+    monkeypatch.setattr(Keyring, "open_token", refuse)
+    assert flash("pi-0", "--image-out", "cards") == 1
+    assert "cannot write tokens: no space" in capsys.readouterr().err
+    assert (folder / "cards/pi-0.img").read_bytes()[:512] == bytes(512)
+
+
+def test_files_in_place_of_cards_are_for_their_owner_alone(folder):
+    """They hold the token and the key of the wireless network."""
+    (folder / "old").mkdir(mode=0o755)
+    (folder / "old/pi-0.img").write_bytes(b"of an older version")
+    (folder / "old/pi-0.img").chmod(0o644)
+    for name in ("old", "new/cards"):
+        assert flash("pi-0", "--image-out", name) == 0
+        assert stat.S_IMODE((folder / name / "pi-0.img").stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / "new/cards").stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "old").stat().st_mode) == 0o755, "the user's own"
+
+
+def test_an_image_whose_size_only_decoding_tells_becomes_files(folder, image, capsys):
+    with gzip.open(folder / "os.img.gz", "wb", 1) as file:
+        file.write(image.read_bytes())
+    (folder / "cluster.toml").write_text(CLUSTER.replace('"os.img"', '"os.img.gz"'))
+    (folder / "cards").mkdir()
+    (folder / "cards/pi-0.img").write_bytes(b"x" * (image.stat().st_size + 4096))
+    assert flash("--image-out", "cards") == 0, capsys.readouterr().err
+    for name in ("pi-0", "pi-1"):
+        assert (folder / f"cards/{name}.img").stat().st_size == image.stat().st_size
+        assert boot_files(folder / f"cards/{name}.img").read("edgetrain/token")
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("id.pub", "id.pub is a file"),
+        ("id.pub/cards", "id.pub is a file"),
+        ("/proc/cards", "/proc/cards: "),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_one_line(folder, capsys, out, said):
+    for more in ((), ("--dry-run",))[: 1 if out.startswith("/proc") else 2]:
+        capsys.readouterr()
+        assert flash("--image-out", out, *more) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith(f"edgetrain: cannot write to --image-out {out}: ")
+        assert said in line
+
+
+def test_sudo_uses_the_home_of_its_caller_and_says_which_folders(folder, capsys, monkeypatch):
+    home = folder / "home/me"
+    (home / ".ssh").mkdir(parents=True)
+    (folder / "id.pub").rename(home / ".ssh/id.pub")
+    (folder / "hub").rename(folder / "made")
+    (home / ".config").mkdir()
+    (folder / "made").rename(home / ".config/edgetrain")
+    (folder / "cache").rename(home / ".cache")
+    (folder / "cluster.toml").write_text(CLUSTER.replace("id.pub", "~/.ssh/id.pub"))
+    monkeypatch.setenv("HOME", "/root")
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name)
+    me = pwd.struct_passwd(("me", "x", 1000, 1000, "", str(home), "/bin/sh"))
+    monkeypatch.setattr(sudo, "caller", lambda: me)
+    capsys.readouterr()
+    assert main(["devices", "flash", "cluster.toml", "--image-out", "cards", "--dry-run"]) == 0
+    said = capsys.readouterr().err
+    assert f"keys   {home}/.config/edgetrain\n" in said
+    assert f"worker {home}/.cache/edgetrain/workers\n" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as sudo gives it")
+def test_what_root_makes_in_a_users_folder_is_the_users():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.chown(folder, 65534, 65534)
+        with sudo.as_owner_of(folder / "new/keys"):
+            (folder / "new").mkdir()
+        (folder / "image").write_bytes(b"")
+        sudo.give_to_owner_of(folder / "new", folder / "image")
+        for path in (folder / "new", folder / "image"):
+            assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
+        assert (os.geteuid(), os.getegid()) == (0, 0)
+
+
+def test_who_called_sudo(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for name, called in (("nobody", "nobody"), ("root", None), ("no such user", None), ("", None)):
+        monkeypatch.setenv("SUDO_USER", name)
+        found = sudo.caller()
+        assert (found and found.pw_name) == called
+    monkeypatch.setenv("SUDO_USER", "nobody")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert sudo.caller() is None
 
 
 def test_a_card_that_fails_does_not_stop_the_others(folder, capsys, monkeypatch):
     (folder / "cards").mkdir()
-    placed = bootfiles.BootFiles.check
-
-    def check(self: bootfiles.BootFiles, files: dict) -> None:
-        if "pi-0" in str(self._image):
-            files = {**files, "gone": b"x"}
-        placed(self, files)
-
-    monkeypatch.setattr(bootfiles.BootFiles, "check", check)
+    fail_card(monkeypatch, "pi-0")
     assert flash("--image-out", "cards", "--json") == 1
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [c["ok"] for c in answer["cards"]] == [False, True]

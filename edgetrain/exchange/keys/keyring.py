@@ -198,19 +198,29 @@ class Keyring:
         has no pair.
         """
         _check_name(name)
-        own = self.pair()
+        token, public = self.draw_token(make)
+        self.open_token(name, public, now, minutes)
+        return token
+
+    def draw_token(self, make: MakePair) -> tuple[str, Public]:
+        """A token that nobody can use before `open_token`, and its public half. Nothing is written.
+        Raises ConfigError if this machine has no pair."""
+        own, made = self.pair(), make()
+        packed = base64.urlsafe_b64encode(own.public + made.secret).decode().rstrip("=")
+        return TOKEN + packed, made.public
+
+    def open_token(self, name: str, token: Public, now: float, minutes: float) -> None:
+        """From now on a token puts a device on the list as `name`; see `issue_token`."""
+        _check_name(name)
         if name in self.members().values():
             raise ConfigError(
                 f"a device named '{name}' is on the list already", f"edgetrain keys revoke {name}"
             )
-        made = make()
         with self.locked():
             kept = [t for t in self._tokens() if t.expires > now]
             self._write_tokens(
-                [*_closed(kept, name), _Token(made.public, name, now + 60 * minutes, "open")]
+                [*_closed(kept, name), _Token(token, name, now + 60 * minutes, "open")]
             )
-        packed = base64.urlsafe_b64encode(own.public + made.secret).decode().rstrip("=")
-        return TOKEN + packed
 
     def redeem_token(self, token: Public, key: Public, now: float, host_key: str = "") -> str:
         """Use a token up, and put the device's key on the list. Returns the device's name, also if

@@ -190,9 +190,11 @@ def flash(
     image: Image,
     targets: Sequence[Target],
     finish: Mapping[str, writing.Finish],
+    done: Callable[[str], None] = lambda _: None,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> Written:
-    """Write the cards of several devices at once. finish: by the device's name.
+    """Write the cards of several devices at once. finish: by the device's name; `done` is called
+    with it when the card boots.
 
     Raises ConfigError if a card cannot be opened, or if the image cannot be used.
     """
@@ -201,13 +203,14 @@ def flash(
     try:
         for target in targets:
             media.append(FileMedium(target.path, target.size))
-        of_medium = {id(m): finish[t.device.name] for m, t in zip(media, targets, strict=True)}
+        names = {id(m): t.device.name for m, t in zip(media, targets, strict=True)}
 
         def finish_card(card: Card, head: memoryview) -> None:
-            of_medium[id(card.medium)](card, head)
+            finish[names[id(card.medium)]](card, head)
 
         return writing.write(
             source, media, image.block_map, finish=finish_card, progress=progress,
+            done=lambda card: done(names[id(card.medium)]),
             probe_size=all(target.size is None for target in targets),
         )  # fmt: skip
     finally:

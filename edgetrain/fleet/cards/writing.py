@@ -124,14 +124,15 @@ def write(
     block_map: BlockMap | None = None,
     *,
     finish: Finish | None = None,
+    done: Callable[[Card], None] = lambda _: None,
     progress: Callable[[Progress], None] = lambda _: None,
     probe_size: bool = True,
 ) -> Written:
     """Write an image to cards. Each card's fate is in the result; media stay open.
 
     Without a block map zeros of the image become zeros on the card, too. `probe_size`: first check
-    that a card is as large as it says. Raises ConfigError if the image cannot be used; then no card
-    boots.
+    that a card is as large as it says. `done` is called for each card that boots, and gives it up
+    by an EdgetrainError. Raises ConfigError if the image cannot be used; then no card boots.
     """
     began = time.monotonic()
     chunks = iter(source.chunks())
@@ -162,7 +163,7 @@ def write(
         for card in _alive(cards):
             card.state = "finishing"
             told("finishing", 1.0)
-            _guarded(card, lambda c: _finish(c, head, finish))
+            _guarded(card, lambda c: _finish(c, head, finish, done))
     finally:
         for card in cards:
             if card.touched and not card.ok:
@@ -468,7 +469,9 @@ def _passed(card: Card, block: Block, good: Future[bool]) -> None:
     card.checked += block.length
 
 
-def _finish(card: Card, head: memoryview, finish: Finish | None) -> None:
+def _finish(
+    card: Card, head: memoryview, finish: Finish | None, done: Callable[[Card], None]
+) -> None:
     if finish:
         finish(card, head)
         card.medium.flush()
@@ -484,6 +487,7 @@ def _finish(card: Card, head: memoryview, finish: Finish | None) -> None:
     _check_probes(card)
     if not same(there, head):
         raise ConfigError("its first bytes read back as something else", "throw it away")
+    done(card)
     card.state = "done"
 
 
