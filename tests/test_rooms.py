@@ -8,9 +8,10 @@ from pathlib import Path
 import edgetrain
 
 PACKAGE = Path(edgetrain.__file__).parent
-GROUND = {"errors"}
+GROUND = {"errors", "files"}
 MAY = {
     "errors": set(),
+    "files": {"errors"},
     "vectors": GROUND,
     "fleet": GROUND,
     "runs": GROUND,

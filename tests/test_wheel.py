@@ -19,9 +19,9 @@ import pytest
 from command_line import TINY, running
 
 from edgetrain import __version__
+from edgetrain.files.toml import to_toml
 from edgetrain.fleet import catalog
 from edgetrain.jobs import bundles
-from edgetrain.runs.toml import to_toml
 
 ROOT = Path(__file__).parents[1]
 

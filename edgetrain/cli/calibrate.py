@@ -245,8 +245,8 @@ def _grid_points(arguments: argparse.Namespace) -> list[Point]:
 
 def _grid_jobs(grid: Sequence[Point], folder: Path) -> dict[str, Job]:
     """The jobs of these points by name. Their networks are written into `folder`."""
+    from edgetrain.files.toml import to_toml
     from edgetrain.jobs.reading import load
-    from edgetrain.runs.toml import to_toml
 
     networks = folder / "networks"
     found = {}

@@ -85,7 +85,7 @@ def _check_task(job: Path, task: Path) -> None:
 
 def commented(job: Job) -> str:
     """A job as TOML, with an explanation after each key."""
-    from edgetrain.runs.toml import to_toml
+    from edgetrain.files.toml import to_toml
 
     lines: list[str] = []
     tables: dict[str, list[str]] = {}

@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+from edgetrain.files.reading import read_bytes
 
 SUFFIX = ".bundle"
 MOST_BYTES = 16 << 20
@@ -90,19 +91,11 @@ def _found(source: Path) -> dict[str, Path]:
 
 
 def _read(path: Path) -> bytes:
-    """The content of a file, at most MOST_BYTES. ConfigError, also for what is not a regular file:
-    reading a pipe or a device may never end."""
+    """The content of a file, at most MOST_BYTES. ConfigError, also if there is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigError(f"{path} is not a regular file", "put the file itself there")
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
+        return read_bytes(path, MOST_BYTES)
+    except FileNotFoundError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    if len(content) > MOST_BYTES:
-        raise ConfigError(f"{path} is larger than {MOST_BYTES} bytes", _limits())
-    return content
 
 
 # -- reading --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.files.toml import parse_toml, read_toml
 from edgetrain.jobs.job import (
     AUTO,
     CheckpointTable,
@@ -27,7 +28,6 @@ from edgetrain.jobs.job import (
     Train,
     _sgd,
 )
-from edgetrain.runs.toml import parse_toml, read_toml
 
 LONGEST_SHOWN = 120
 """Characters of a value that an error shows."""

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError
+from edgetrain.files.toml import read_toml, to_toml
 from edgetrain.runs.environment import capture
 from edgetrain.runs.files import write_text
 from edgetrain.runs.metrics.lines import Record, read
-from edgetrain.runs.toml import read_toml, to_toml
 
 JOB, ENVIRONMENT, METRICS, SUMMARY = "job.toml", "environment.json", "metrics.jsonl", "summary.json"
 _ROOM_BYTES = 1 << 20

@@ -53,7 +53,7 @@ class Tiny:
 
 def write_tiny(folder: Path, **tables: Any) -> str:
     """Write tiny.py and a job that names it into `folder`; returns the job file's name."""
-    from edgetrain.runs.toml import to_toml
+    from edgetrain.files.toml import to_toml
 
     (folder / "tiny.py").write_text(TINY)
     (folder / "job.toml").write_text(to_toml({"task": "tiny:Tiny", **tables}))

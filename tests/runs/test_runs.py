@@ -22,6 +22,7 @@ from made_up_runs import DGA, SYNC, Story, extra, write_comparison, write_run
 
 import edgetrain
 from edgetrain.errors import ConfigError
+from edgetrain.files.toml import to_toml
 from edgetrain.runs import environment
 from edgetrain.runs.environment import Meter
 from edgetrain.runs.folder import (
@@ -37,7 +38,6 @@ from edgetrain.runs.folder import (
     write_summary,
 )
 from edgetrain.runs.summary import reached, summarise
-from edgetrain.runs.toml import to_toml
 
 NOW = time.struct_time((2026, 1, 31, 14, 25, 1, 5, 31, 0))
 

@@ -11,13 +11,13 @@ from command_line import edgetrain, write_tiny
 
 from edgetrain.cli.init import commented
 from edgetrain.errors import ConfigError
+from edgetrain.files.toml import to_toml
 from edgetrain.fleet.networks import Fault
 from edgetrain.fleet.networks.emulation import probe
 from edgetrain.jobs import reading
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.plan import Plan, plan
 from edgetrain.runs.folder import read_job, read_metrics, read_summary
-from edgetrain.runs.toml import to_toml
 
 PACKETS, WHY_NOT = probe.packets_possible()
 needs_packets = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.files.toml import read_toml
 from edgetrain.fleet import catalog
 from edgetrain.fleet.cards.looking import RELEASES, Look
 
@@ -112,7 +113,7 @@ def workers(folder: Path | None = None) -> Workers:
     folder = folder or catalog.folder("devices") / "workers"
     path = folder / "workers.toml"
     try:
-        table = catalog.read_toml(path)
+        table = read_toml(path)
         return Workers(
             folder,
             {name: (row["python"], row["machine"]) for name, row in table["release"].items()},

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
-from edgetrain.fleet import catalog
+from edgetrain.files.toml import read_toml
 from edgetrain.fleet.checks import number, text
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
@@ -172,7 +172,7 @@ def load(path: str | Path) -> Cluster:
     """
     path = Path(path)
     try:
-        table = catalog.read_toml(path)
+        table = read_toml(path)
     except FileNotFoundError:
         raise ConfigError(
             f"no cluster file '{path}'", "write one with `edgetrain devices init`"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any
 
+from edgetrain.files.toml import to_toml
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import Column, column
 from edgetrain.runs.reports.comparison import Comparison, compare
@@ -19,7 +20,6 @@ from edgetrain.runs.reports.message import message
 from edgetrain.runs.reports.page import charts
 from edgetrain.runs.reports.page.story import Story
 from edgetrain.runs.reports.page.svg import key, sign_key
-from edgetrain.runs.toml import to_toml
 
 _MOST_TIMELINES = 6
 """Runs with a timeline."""

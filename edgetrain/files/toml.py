@@ -11,26 +11,19 @@ from typing import Any
 import tomli_w
 
 from edgetrain.errors import ConfigError
+from edgetrain.files.reading import read_bytes
 
 MOST_BYTES = 1 << 20
-"""Of a file that is read. Nobody writes a larger one."""
+"""Of a file that is read, if nothing else is said. Nobody writes a larger one."""
 
 MOST_DEPTH = 32
 """Tables and lists in each other."""
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     """The tables of a TOML file. Raises FileNotFoundError; ConfigError for a file that cannot be
-    read, is too large or is not TOML."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    if len(content) > MOST_BYTES:
-        raise ConfigError(f"{path} is larger than {MOST_BYTES >> 20} MiB", "is it the right file?")
+    read, has more than `most` bytes or is not TOML."""
+    content = read_bytes(path, most)
     try:
         return parse_toml(content.decode())
     except UnicodeDecodeError as error:

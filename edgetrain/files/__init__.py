@@ -1,0 +1,1 @@
+"""Files that may be anything, read within limits; TOML, read and written."""
