@@ -1,29 +1,74 @@
-"""How warm a board is, and whether it slows itself down: read from files of the kernel.
+"""How warm a board is, and whether it slows itself down: read from files of the kernel, or asked of
+the firmware.
 
-`root` is the folder that contains /sys, so that tests can replace a board by a made-up tree.
+`root` is the folder that contains /sys and /dev, so that tests can replace a board by a made-up
+tree.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
-_THROTTLED = "sys/devices/platform/soc/soc:firmware/get_throttled"
-"""Of Raspberry Pi's firmware, hexadecimal; the low bits say what is the case now."""
+_THROTTLED = ("*firmware/get_throttled", "*/*firmware/get_throttled")
+"""Below sys/devices/platform, hexadecimal: of Raspberry Pi's firmware. Its node has the address of
+its bus in its name, which is not the same on all boards: soc/soc:firmware up to the 4."""
 
 _NOW = 0b1111
-"""Under-voltage, capped frequency, throttled, soft temperature limit."""
+"""Under-voltage, capped frequency, throttled, soft temperature limit. Higher bits say what has been
+since the start."""
+
+Ioctl = Callable[[int, int, bytearray], object]
+"""fcntl.ioctl, which writes the answer over the question."""
+
+
+class Mailbox:
+    """Raspberry Pi's firmware, asked through /dev/vcio as `vcgencmd get_throttled` does. Users of
+    the group `video` may."""
+
+    PROPERTY = 3 << 30 | struct.calcsize("P") << 16 | 100 << 8
+    """The device's one request, _IOWR(100, 0, char *)."""
+
+    GET_THROTTLED = 0x00030046
+    """The property's tag (raspberrypi-firmware.h); its value are the bits to forget: 0, none."""
+
+    _MESSAGE = struct.Struct("=7I")
+    """Bytes in all, code, tag, bytes of the value, code of the tag, value, and an end."""
+
+    _ANSWERED = 1 << 31
+    """Set in both codes of an answer."""
+
+    def __init__(self, device: Path, ioctl: Ioctl = fcntl.ioctl) -> None:
+        self._device, self._ioctl = device, ioctl
+
+    def throttled(self) -> int | None:
+        """The bits that the file get_throttled has elsewhere; None: there is no answer."""
+        message = bytearray(self._MESSAGE.pack(28, 0, self.GET_THROTTLED, 4, 0, 0, 0))
+        try:
+            file = os.open(self._device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                self._ioctl(file, self.PROPERTY, message)
+            finally:
+                os.close(file)
+        except OSError:
+            return None
+        _, code, tag, _, done, value, _ = self._MESSAGE.unpack(message)
+        whole = code == self._ANSWERED and done == self._ANSWERED | 4
+        return value if whole and tag == self.GET_THROTTLED else None
 
 
 class Health:
-    """A board's temperature and throttling. Which files it has is looked up once."""
+    """A board's temperature and throttling. What it has is looked up once."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(self, root: Path = Path("/"), ioctl: Ioctl = fcntl.ioctl) -> None:
         zones = sorted((root / "sys/class/thermal").glob("thermal_zone*/temp"))
         there = [zone for zone in zones if _number(zone) is not None]
         # A Jetson's PMIC always says 100 degrees.
         self._zones = [zone for zone in there if _is_processor(zone)] or there
-        throttled = root / _THROTTLED
-        self._throttled = throttled if _number(throttled, 16) is not None else None
+        self._flags = _flags_of(root, Mailbox(root / "dev/vcio", ioctl))
 
     @property
     def celsius(self) -> float | None:
@@ -34,8 +79,18 @@ class Health:
     @property
     def throttled(self) -> bool | None:
         """Whether heat or a weak supply slows the board down now; None: it does not say."""
-        flags = None if self._throttled is None else _number(self._throttled, 16)
+        flags = self._flags()
         return None if flags is None else bool(flags & _NOW)
+
+
+def _flags_of(root: Path, mailbox: Mailbox) -> Callable[[], int | None]:
+    """What reads the firmware's flags on this board."""
+    platform = root / "sys/devices/platform"
+    for pattern in _THROTTLED:
+        for file in sorted(platform.glob(pattern)):
+            if _number(file, 16) is not None:
+                return lambda: _number(file, 16)
+    return mailbox.throttled if mailbox.throttled() is not None else lambda: None
 
 
 def _is_processor(zone: Path) -> bool:
