@@ -218,15 +218,14 @@ def _enroll_here(arguments: argparse.Namespace) -> int:
 def _host_key(path: Path | None) -> str:
     """The public SSH host key in a file; "" if none is given."""
     from edgetrain.exchange.keys.host_keys import LONGEST, read_host_key
+    from edgetrain.files.reading import read_bytes
 
     if path is None:
         return ""
     try:
-        with path.open(encoding="utf-8") as file:
-            return read_host_key(file.read(LONGEST + 1), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigError(f"cannot read the host key in {path}: {reason}") from None
+        return read_host_key(read_bytes(path, LONGEST).decode("ascii", "replace"), str(path))
+    except FileNotFoundError as error:
+        raise ConfigError(f"cannot read the host key in {path}: {error.strerror}") from None
 
 
 def _known_hosts(arguments: argparse.Namespace) -> int:

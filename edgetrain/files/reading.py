@@ -41,6 +41,47 @@ def read_bytes(path: Path, most: int) -> bytes:
         return read_open(file, path, most)
 
 
+OTHERS_WRITE, OTHERS_READ = 0o022, 0o077
+"""Permissions that a file must not give to others than its owner."""
+
+
+def read_guarded(path: Path, most: int, forbidden: int = OTHERS_WRITE) -> str:
+    """The text of a file that says who may come in, or what may run, in a folder of such files.
+
+    As OpenSSH does with its keys: raises ConfigError if others than this user and root can change
+    the file or the folder (`check_guarded`), or the file gives others a permission in `forbidden`.
+    Raises as `read_bytes`, and ConfigError for what is not UTF-8.
+    """
+    with open_regular(path) as file:
+        owner = check_guarded(path.parent)
+        _check(path, os.fstat(file.fileno()), forbidden, owner)
+        content = read_open(file, path, most)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read {path}: it is not text") from None
+
+
+def check_guarded(folder: Path) -> int:
+    """Raise ConfigError if others than this user and root can change what is in a folder. Returns
+    its owner: what root does in a user's folder (`sudo`), it does for that user."""
+    found = folder.stat()
+    _check(folder, found, OTHERS_WRITE, found.st_uid if os.geteuid() == 0 else 0)
+    return found.st_uid
+
+
+def _check(path: Path, found: os.stat_result, forbidden: int, owner: int) -> None:
+    if found.st_mode & forbidden & OTHERS_WRITE:
+        raise ConfigError(f"{path} can be written by others than its owner", f"chmod go-w {path}")
+    if found.st_mode & forbidden:
+        raise ConfigError(f"{path} can be read by others", f"chmod 600 {path}")
+    if found.st_uid not in (0, os.geteuid(), owner):
+        raise ConfigError(
+            f"{path} belongs to another user (number {found.st_uid})",
+            "who owns it decides who may come in: chown it",
+        )
+
+
 def read_open(file: BinaryIO, path: Path, most: int) -> bytes:
     """The rest of an open file. Raises ConfigError as `read_bytes`."""
     try:

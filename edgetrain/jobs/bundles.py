@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import Keyring, keys_folder
-from edgetrain.files.reading import read_bytes
+from edgetrain.files.reading import read_bytes, read_guarded
 
 SUFFIX = ".bundle"
 MOST_BYTES = 16 << 20
@@ -185,16 +185,9 @@ class Allowed:
     def all(self) -> dict[Digest, str]:
         """Digest -> note. ConfigError for a damaged file, and for one that others can write."""
         try:
-            found = self.path.stat()
-            text = self.path.read_text(encoding="utf-8")
+            text = read_guarded(self.path, MOST_BYTES)
         except FileNotFoundError:
             return {}
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {self.path}: {error}") from None
-        if found.st_mode & 0o022 or found.st_uid not in (0, os.geteuid()):
-            raise ConfigError(
-                f"{self.path} can be written by others than its owner", f"chmod 600 {self.path}"
-            )
         lines = [line.split("#")[0].split(None, 1) for line in text.splitlines()]
         for number, line in enumerate(lines, 1):
             if line and not _DIGEST.match(line[0]):

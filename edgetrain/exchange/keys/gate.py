@@ -118,7 +118,7 @@ class Gate:
             found = (self._ring.path / "members").stat()
         except OSError:
             return ()
-        return found.st_mtime_ns, found.st_ino, found.st_size
+        return found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode
 
 
 def enrolled(frames: Sequence[bytes] | None) -> str:

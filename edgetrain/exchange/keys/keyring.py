@@ -1,6 +1,7 @@
 """Keys: a machine's own pair, the devices that its hub admits, one-time tokens for new ones.
 
-Files and decisions; the sockets of exchange/zeromq/ do the cryptography. A folder holds
+Files and decisions; the sockets of exchange/zeromq/ do the cryptography. A folder and a file in it
+that others can change are refused, as OpenSSH refuses them. A folder holds
 
     key         this machine's pair: the public key, then the secret one   (mode 0600)
     members     devices that may join a hub here: a public key and a name a line; read again when
@@ -54,9 +55,13 @@ from edgetrain.exchange.keys.pairs import (
     short,
     spell,
 )
+from edgetrain.files.reading import OTHERS_READ, check_guarded, read_guarded
 
 TOKEN = "edgetrain-"  # noqa: S105  a prefix
 """The beginning of a token; the hub's public key and the token's own secret key follow."""
+
+MOST_BYTES = 64 << 20
+"""Of each file: half a million devices."""
 
 TOKEN_MINUTES = 60
 """Time until a token expires."""
@@ -88,19 +93,15 @@ class Keyring:
         return (self.path / "key").exists()
 
     def pair(self) -> Pair:
-        """This machine's pair. Raises ConfigError if there is none, or others can read it."""
+        """This machine's pair. Raises ConfigError if there is none, or others can read it or change
+        what is in the folder."""
         path = self.path / "key"
         try:
-            mode = path.stat().st_mode
-            lines = path.read_text(encoding="utf-8").split()
+            lines = read_guarded(path, MOST_BYTES, OTHERS_READ).split()
         except FileNotFoundError:
             raise ConfigError(
                 f"this machine has no keys in {self.path}", "make them with `edgetrain keys init`"
             ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {path}: {_reason(error)}") from None
-        if mode & 0o077:
-            raise ConfigError(f"{path} can be read by others", f"chmod 600 {path}")
         words = dict(zip(lines[::2], lines[1::2], strict=False))
         if set(words) != {"public", "secret"}:
             raise ConfigError(f"{path} does not hold a key pair")
@@ -295,11 +296,9 @@ class Keyring:
     def _lines(self, name: str, words: int) -> list[tuple[str, ...]]:
         """The lines of a file, in words, without comments; [] if there is no such file."""
         try:
-            text = (self.path / name).read_text(encoding="utf-8")
+            text = read_guarded(self.path / name, MOST_BYTES)
         except FileNotFoundError:
             return []
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {self.path / name}: {_reason(error)}") from None
         lines = [line.split("#")[0].split() for line in text.splitlines()]
         for number, line in enumerate(lines, 1):
             if line and len(line) != words:
@@ -311,15 +310,24 @@ class Keyring:
     def locked(self) -> Iterator[None]:
         """Exclude other writers, in this process and others, for the length of a `with` block."""
         self._make_folder()
-        with (self.path / ".lock").open("a") as file:
+        path = self.path / ".lock"
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            file = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise ConfigError(f"cannot open {path}: {error.strerror}") from None
+        try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(file)
 
     def _make_folder(self) -> None:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"cannot create {self.path}: {_reason(error)}") from None
+            raise ConfigError(f"cannot create {self.path}: {error.strerror}") from None
+        check_guarded(self.path)
 
     def write(self, name: str, text: str, mode: int) -> None:
         """Replace a file in one step, by one that is at no moment readable beyond `mode`."""
@@ -330,7 +338,7 @@ class Keyring:
                 os.fchmod(file, mode)
                 write_all(file, [text.encode()])
         except OSError as error:
-            raise ConfigError(f"cannot write {self.path / name}: {_reason(error)}") from None
+            raise ConfigError(f"cannot write {self.path / name}: {error.strerror}") from None
         finally:
             draft.unlink(missing_ok=True)
 
@@ -384,10 +392,6 @@ def _check_name(name: str) -> None:
             "a name has letters, digits, '.', '_' and '-', at most 64, and begins with a letter or "
             "a digit",
         )
-
-
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is not text"
 
 
 def read_token(token: str) -> tuple[Public, bytes]:

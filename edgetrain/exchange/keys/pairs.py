@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
+from edgetrain.files.reading import read_bytes
 
 KEY_BYTES = 32
 """Of a public key, and of a secret one (Curve25519)."""
+
+MOST_BYTES = 1 << 16
+"""Of a file with a public key."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 """The names that devices may have."""
@@ -76,8 +80,8 @@ def public_key(text: str) -> Public:
     if len(decode_base64url(text)) == KEY_BYTES and not path.is_file():
         return read_key(text)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        lines = read_bytes(path, MOST_BYTES).decode().splitlines()
+    except (OSError, UnicodeDecodeError, ConfigError):
         raise ConfigError(
             f"'{text}' is neither a public key nor a file with one",
             "`edgetrain keys init` on the hub's machine prints it",

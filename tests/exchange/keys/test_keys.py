@@ -343,6 +343,130 @@ def test_no_token_without_a_pair_of_the_hubs_own(ring):
         ring.issue_token("pi-1", made_up, 0.0)
 
 
+# -- who else can change it ---------------------------------------------------------------------
+
+
+def use_of(ring, name):
+    """What a machine does with one of its files of keys."""
+    return {
+        "key": ring.pair,
+        "members": ring.members,
+        "tokens": lambda: ring.open_tokens(0.0),
+        "hubs": ring.hubs,
+        "hosts": ring.hosts,
+    }[name]
+
+
+def whole(ring):
+    """A folder with all files."""
+    ring.init(made_up)
+    ring.allow(made_up().public, "pi-1")
+    issued(ring, "pi-2")
+    ring.pin_hub("tcp://hub:1", made_up().public)
+    (ring.path / "hosts").write_text("")
+    return ring
+
+
+FILES = ("key", "members", "tokens", "hubs", "hosts")
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o606, 0o646])
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_others_can_write_is_not_used(ring, name, mode):
+    whole(ring)
+    (ring.path / name).chmod(mode)
+    with pytest.raises(ConfigError, match=rf"{name} can be written by others .*chmod go-w"):
+        use_of(ring, name)()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o733, 0o1777])
+def test_a_folder_that_others_can_write_is_neither_used_nor_written(ring, mode):
+    whole(ring)
+    ring.path.chmod(mode)
+    before = {path.name: path.read_bytes() for path in ring.path.iterdir()}
+    for name in FILES:
+        with pytest.raises(ConfigError, match="hub keys can be written by others"):
+            use_of(ring, name)()
+    for write in (
+        lambda: ring.init(made_up, replace=True),
+        lambda: ring.allow(made_up().public, "pi-9"),
+        lambda: ring.pin_hub("tcp://hub:2", made_up().public),
+    ):
+        with pytest.raises(ConfigError, match="hub keys can be written by others"):
+            write()
+    assert {path.name: path.read_bytes() for path in ring.path.iterdir()} == before
+
+
+@pytest.mark.parametrize("place", ["the folder", *FILES])
+def test_what_belongs_to_another_user_is_not_used(ring, place, monkeypatch):
+    whole(ring)
+    path = ring.path if place == "the folder" else ring.path / place
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    os.chown(path, 4321, -1)
+    name = "key" if place == "the folder" else place
+    if place != "the folder":  # root in a folder of its own
+        with pytest.raises(ConfigError, match="belongs to another user"):
+            use_of(ring, name)()
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        use_of(ring, name)()
+
+
+def test_root_uses_the_folder_of_its_caller(ring):
+    whole(ring)
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    for path in (ring.path, *ring.path.iterdir()):
+        os.chown(path, 4321, -1)
+    for name in FILES:
+        use_of(ring, name)()
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "/dev/zero", "a folder", "too large"])
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_not_a_file_is_refused_and_not_waited_for(ring, name, kind):
+    whole(ring)
+    path = ring.path / name
+    path.unlink()
+    if kind == "a FIFO":
+        os.mkfifo(path, 0o600)
+    elif kind == "/dev/zero":
+        path.symlink_to("/dev/zero")
+    elif kind == "a folder":
+        path.mkdir(mode=0o700)
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+        path.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"regular file|Is a directory|is larger than"):
+        use_of(ring, name)()
+
+
+def test_a_fifo_as_lock_or_as_the_key_of_a_hub_is_not_waited_for(ring, tmp_path):
+    ring.init(made_up)
+    os.mkfifo(ring.path / ".lock")
+    ring.allow(made_up().public, "pi-1")
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", "/dev/zero"):
+        with pytest.raises(ConfigError, match="neither a public key nor a file"):
+            public_key(str(path))
+
+
+def test_a_running_hub_lets_nobody_new_in_by_a_list_that_others_can_write(ring):
+    whole(ring)
+    now = [0.0]
+    gate = Gate(ring, clock=lambda: now[0])
+    (known,) = ring.members()
+    assert gate.admit(known)[0]
+    (ring.path / "members").chmod(0o666)
+    now[0] += 2 * LOOK_S
+    identity, why = gate.admit(known)
+    assert not identity
+    assert "can be written by others" in why
+    assert gate.knows(f"member {spell(known)}"), "those that are there stay"
+
+
 # -- the gate -------------------------------------------------------------------------------------
 
 
