@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,7 @@ def pytest_configure(config):
 
 
 def pytest_addoption(parser):
+    parser.addoption("--tries", type=int, default=1, help="run each test this often, and count")
     parser.addoption(
         "--order",
         type=int,
@@ -85,6 +87,7 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Draw the order if a seed is given. With several workers, begin with the long files: in drawn
     orders, all of them are in the first half."""
+    items[:] = [item for item in items for _ in range(config.getoption("tries"))]
     tests = Path(__file__).parent
     place = {tests / name: number for number, name in enumerate(LONG)}
     seed = config.getoption("order")
@@ -99,6 +102,15 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    """The seed of the order; with --tries, how often each test failed."""
+    tries = config.getoption("tries")
+    if tries > 1:
+        stats = terminalreporter.stats
+        tried = [each for kind in ("passed", "failed", "error") for each in stats.get(kind, ())]
+        bad = Counter(each.nodeid for each in tried if each.failed)
+        terminalreporter.section(f"failed before, and alone of {tries}")
+        for test in sorted({each.nodeid for each in tried}):
+            terminalreporter.write_line(f"{bad[test]} of {tries}  {test}")
     if config.getoption("order") is not None:
         terminalreporter.write_line(f"The order was drawn: --order {config.getoption('order')}")
 

@@ -19,7 +19,7 @@ from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.exchange.zeromq.tcp_counters import connection_to
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Loop:

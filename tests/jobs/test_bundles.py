@@ -35,7 +35,7 @@ COUNT = iter(range(10**6))
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(tmp_path, monkeypatch):
+def _own_folders(tmp_path, monkeypatch, own_imports):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()

@@ -160,7 +160,9 @@ class Tiny(Even):
 """
 
 
-def test_a_jobs_figures_are_with_the_mean_and_its_table_says_so(tmp_path, monkeypatch, capsys):
+def test_a_jobs_figures_are_with_the_mean_and_its_table_says_so(
+    tmp_path, own_imports, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     write_tiny(tmp_path)
     Path("skewed.py").write_text(SKEWED)
