@@ -6,13 +6,14 @@
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
 #   make test-arm-doctor  what `doctor` says in a worker archive for a Raspberry Pi, emulated
+#   make test-masks  300 drawn schedules of a masked job with too few members left (half an hour)
 #   make check   linters, types and tests, as CI does; TESTS="tests/cli" for some of them
 #   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour; goes on where it ended)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands check drawn install-lab install-dev
+.PHONY: demo test test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks check drawn install-lab install-dev
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -32,6 +33,9 @@ test-boot-qemu-arm64 test-boot-qemu-raspi3b: test-boot-qemu-%: install-dev
 
 test-commands: install-dev
 	$(BIN)/pytest -m nightly -p no:cacheprovider tests/test_commands.py
+
+test-masks: install-dev
+	$(BIN)/pytest -m masks -n 2 tests/exchange/masks/test_secure_chaos.py
 
 test-arm-doctor: install-dev
 	$(BIN)/pytest -m arm_doctor -rs --durations=1 tests/fleet/cards

@@ -66,9 +66,9 @@ class HubUnreachable(NetworkError):
         super().__init__(message, hint, passing=passing)
 
 
-PASSING_CODES = frozenset({"name", "full", "started", "unknown", "session", "again"})
+PASSING_CODES = frozenset({"name", "full", "started", "unknown", "session", "again", "few"})
 """Codes of refusals that may not be repeated later: a place gets free, another job begins, the hub
-notices that a member of this name is gone."""
+notices that a member of this name is gone, or is resumed."""
 
 
 class Refused(EdgetrainError):

@@ -24,8 +24,8 @@ The hub needs neither torch nor the task. It prints the address that members are
 SIGTERM and Ctrl-C end it behind a last snapshot (exit status 143, or 130): members wait for it, and
 --resume goes on. A second one ends it at once.
 
-exit status: 0 done; 2 it will not get better by itself; 75 try again later (the interface is down
-or has no address yet, a name cannot be resolved).
+exit status: 0 done; 1 no member has contributed anything; 2 it will not get better by itself; 75
+try again later (the interface is down or has no address yet, a name cannot be resolved).
 """
 
 
@@ -107,12 +107,12 @@ def run(arguments: argparse.Namespace) -> int:
 
         try:
             with Screen(heading) as screen:
-                serve_job(request, stop, screen.say, common.warn, follow=follow)
+                rounds = serve_job(request, stop, screen.say, common.warn, follow=follow)
         finally:
             for folder in folders:
                 if (table := closing_table(folder)) is not None:
                     common.say(table)
-        return 0
+        return 0 if rounds else 1
 
 
 def _job_of(arguments: argparse.Namespace) -> Job:

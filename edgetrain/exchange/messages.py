@@ -162,6 +162,7 @@ CODES = {
     "diverged": "the checksum of base differs: replicas are no longer equal",
     "masks": "a message about masks is wrong, or was not asked for",
     "ended": "the job is over",
+    "few": "too few members are left to unmask a round: the job ends, and may be resumed",
 }
 """Every reason for a refusal, with its meaning."""
 

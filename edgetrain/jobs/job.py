@@ -128,7 +128,7 @@ class HubTable:
     beat_s: float = _ranged(1.0, 0.05, 60.0, "the hub says something to everyone this often")
     outage_s: float = _ranged(600.0, 1.0, 10**7, "members wait so long for a hub that is away")
     most_mb: float = _ranged(0.0, 0.0, 1e9, "largest model it takes, as float32; 0: by free memory")
-    return_s: float = _ranged(60.0, 1.0, 10**7, "after a restart: wait so for those not back yet")
+    return_s: float = _ranged(60.0, 1.0, 10**7, "wait so for members not back yet, or too few")
     deserted_s: float = _ranged(3600.0, 1.0, 10**7, "wait so while no member is left, or back yet")
     fsync: str = _said("always", "when the journal reaches the disk: always, round-every N, never")
     when_full: str = _said("stop", "on a full disk: stop, or 'go on' without the journal")

@@ -41,6 +41,11 @@ from edgetrain.training.stopping import Stop
 LARGEST_SHARE = 4
 """The largest model that a hub takes has a quarter of the memory that was free when it started."""
 
+_UNTRAINED = (
+    "no member has contributed anything: nothing was trained. In a loop of your own, is "
+    "edgetrain.join called with the optimizer that steps?"
+)
+
 Say = Callable[[str], None]
 """Gets one line at a time, for people to read."""
 
@@ -84,9 +89,10 @@ def serve_job(
     """Listen, announce the addresses, serve until the job is over; returns the number of rounds.
 
     `follow` is called with the run folder once it is there. `stop` ends it: before training begins
-    at once, afterwards behind a last snapshot. `warn` gets what the journal complains about. Owns
-    and closes the socket, the journal and the recorder. Raises Stopped, ConfigError, NetworkError,
-    and EdgetrainError if the journal cannot be written.
+    at once, afterwards behind a last snapshot. `warn` gets what the journal complains about, and
+    that nothing was trained. Owns and closes the socket, the journal and the recorder. Raises
+    Stopped, ConfigError, NetworkError, and EdgetrainError if the journal cannot be written, or if
+    too few members are left to unmask anything.
     """
     job = request.job
     _check_connections(job.fleet.members, warn)
@@ -120,15 +126,16 @@ def serve_job(
         stop.defer()
         keys = None if gate is None else gate.allowed
         serve(hub, socket, clock, recorder, lambda: bool(stop.asked), journal, keys, earlier_s)
-        if not hub.finished and hub.started and journal is not None:
-            _save_last(hub, journal)
-            say(f"stopped after {hub.round} rounds; go on with: edgetrain hub --resume {folder}")
     finally:
+        if (stop.asked and not hub.finished) or hub.rounds.ended_short:
+            _save_last(hub, journal, folder, say)
         known = {"rounds": hub.round, "began": began[0] if began else None}
         _close(folder, known, recorder, socket, journal, warn)
     if not hub.finished:
         stop.check()
     say(f"done: {hub.round} rounds")
+    if not hub.round:
+        warn(_UNTRAINED)
     return hub.round
 
 
@@ -253,8 +260,11 @@ def _announce(reachable: tuple[Interface, ...], port: int, gate: Gate | None, sa
         say(f"encrypted; its public key is {spell(gate.pair.public)}")
 
 
-def _save_last(hub: Hub, journal: Journal) -> None:
-    """Write a last snapshot, so that a resumed hub merges nothing again. The journal holds every
-    round without it: an error is not reported."""
+def _save_last(hub: Hub, journal: Journal | None, folder: Path, say: Say) -> None:
+    """Write a last snapshot, so that a resumed hub merges nothing again, and say how to resume. The
+    journal holds every round without it: an error is not reported."""
+    if journal is None or not hub.started:
+        return
     with contextlib.suppress(EdgetrainError):
         journal.save(hub.state(), hub.needed)
+    say(f"stopped after {hub.round} rounds; go on with: edgetrain hub --resume {folder}")

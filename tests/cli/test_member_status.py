@@ -28,7 +28,7 @@ from edgetrain.runs import folder as run_folders
 from edgetrain.runs.folder import check_room, read_metrics
 
 NOBODY = "tcp://127.0.0.1:1"
-LATER = {"name", "full", "started", "unknown", "session", "again"}
+LATER = {"name", "full", "started", "unknown", "session", "again", "few"}
 
 
 @pytest.fixture

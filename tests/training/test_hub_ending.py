@@ -38,6 +38,7 @@ def test_what_fails_at_the_end_does_not_replace_what_ended_the_hub(tmp_path, mon
     else:
         assert serve_job(request_in(tmp_path), Stop(), said.append, warned.append) == 0
         assert said[-1] == "done: 0 rounds"
+        assert "no member has contributed anything" in warned.pop()
     assert len(warned) == 1
     assert "no summary: cannot write summary.json" in warned[0]
 

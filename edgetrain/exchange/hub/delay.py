@@ -25,6 +25,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgetrain.exchange.messages import MAX_COUNT
+
 MARGIN = 1.1
 """Members ask for a delay that is longer than their round trip by this factor."""
 
@@ -99,7 +101,7 @@ class AgreedDelay:
         """Steps in the rounds merged so far."""
         self._shortest = every
         self._is_measured = delay is None
-        self._is_bounded = steps > 0
+        self._steps = steps
         self._one_in_flight = one_in_flight
         self._together = max(2 * every, steps // share) if steps else (MAX_IN_FLIGHT + 1) * every
         """The most steps that a round and an automatic delay may have together."""
@@ -122,7 +124,7 @@ class AgreedDelay:
         """The delay that members are told as training begins. Before anything is measured together,
         an automatic one is the longest: each takes what it has measured while joining, up to this.
         Where the run's length is not known, a round."""
-        if self._is_measured and self._is_bounded and not self.merged_steps:
+        if self._is_measured and self._steps and not self.merged_steps:
             return max(self.every, self.most)
         return self.delay
 
@@ -237,6 +239,13 @@ class AgreedDelay:
     def steps_before(self, round: int, merged: int) -> int:
         """Steps of the run before this round, `merged` rounds being merged."""
         return max(0, self.merged_steps + (round - merged) * self.every)
+
+    def end_after(self, merged: int) -> int:
+        """The round after the run's last one, `merged` rounds being merged and the others as long
+        as rounds are now; MAX_COUNT: the length of the run is not known."""
+        if not self._steps:
+            return MAX_COUNT
+        return merged - (self.merged_steps - self._steps) // self.every
 
     @property
     def in_flight(self) -> int:

@@ -1,6 +1,12 @@
 """When the hub closes rounds whose contributions are masked: whom a round waits for, who is asked
 for shares, when a round is given up.
 
+While fewer members than the threshold are in, nothing can be unmasked. Nobody is asked for keys
+then, and at most one round is given up each `patience_s`: those that are in wait for the others to
+come back. If all others have left for good, rounds that nobody in is going to contribute to are
+given up at once. Otherwise a round is given up at once if the secrets of its block are lost: that
+is bounded by the block's end.
+
 Stands between the rounds, which know members and what has arrived, and the aggregator, which knows
 masks. Pure: no socket, no clock; imports no cryptography.
 """
@@ -11,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import BadMessage
+from edgetrain.exchange.hub.effects import Effect, refusal
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.open_rounds import OpenRounds, Seen, expected
 from edgetrain.exchange.masks.terms import MaskTerms
@@ -44,6 +51,12 @@ class MaskedRounds:
         self._open_rounds = open_rounds
         self._closing = closing
         self._patience_s = patience_s
+        self._short_since: float | None = None
+        """When the members became fewer than the threshold; None: they are enough, or none."""
+        self.ended_short = ""
+        """That too few members were left for too long, in words; "": they were not."""
+        self._given_up_at = float("-inf")
+        """When a round was given up last."""
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -126,7 +139,9 @@ class MaskedRounds:
         member may be ahead of its replies. Returns messages to members, and remarks for people."""
         masks, members = self.aggregator, self._members
         out: Outgoing = []
-        if masks.wants_block(oldest) and members and not any(m.returning for m in members):
+        self._count_members(now)
+        enough = members and self._short_since is None
+        if enough and masks.wants_block(oldest) and not any(m.returning for m in members):
             out += self._begin_block(oldest, in_flight, now)
         out += masks.advance_blocks(members.names, self._patience_s, now)
         for round in sorted({oldest, *(round for round, _ in self._open_rounds)}):
@@ -134,6 +149,22 @@ class MaskedRounds:
                 out += masks.close_round(round, now)
         remarks, masks.remarks = masks.remarks, []
         return out, remarks
+
+    def _count_members(self, now: float) -> None:
+        """Note since when the members are too few."""
+        if not 0 < len(self._members) < self.terms.threshold:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+
+    def end_if_short(self, now: float, patience_s: float) -> list[Effect]:
+        """End the job, and tell all members, if too few have been left for `patience_s`. Their
+        places stay as they are: a hub that is restored from the journal waits for them."""
+        if self._short_since is None or now - self._short_since < patience_s:
+            return []
+        here, least = len(self._members), self.terms.threshold
+        self.ended_short = f"{here} of at least {least} members are left"
+        return [refusal(member.sender, "few", self.ended_short) for member in self._members]
 
     def _begin_block(self, oldest: int, in_flight: int, now: float) -> Outgoing:
         """Ask all members for keys: for more rounds where more are in flight, so that the set-up is
@@ -143,16 +174,26 @@ class MaskedRounds:
         return self.aggregator.begin_block(there, oldest, rounds, now)
 
     def _is_due(self, round: int, now: float) -> bool:
-        """Whether to close a round: nobody is missing (of an empty one too), or the closing rule
-        says so and its sum may be unmasked."""
+        """Whether to close a round: its sum may be unmasked, and nobody is missing or the closing
+        rule says so; or it is to be given up, because nobody else can contribute to it."""
         if self.aggregator.contributors(round) is None or not self._members:
             return False
         missing = self.find_missing(round)
         entry = self._open_rounds.get(round)
-        if not missing or entry is None:
-            return not missing
-        enough = len(entry.contributions) >= self.terms.threshold
-        return enough and self._closing.due(Seen(entry, lambda: missing), now)
+        if entry is not None and len(entry.contributions) >= self.terms.threshold:
+            return not missing or self._closing.due(Seen(entry, lambda: missing), now)
+        if missing or not self._may_give_up(round, now):
+            return False
+        self._given_up_at = now
+        return True
+
+    def _may_give_up(self, round: int, now: float) -> bool:
+        """Whether a round may be given up: see the module's docstring."""
+        if self._short_since is None:
+            return True
+        if not self._members.away and all(m.next_round > round for m in self._members):
+            return True
+        return now - max(self._short_since, self._given_up_at) >= self._patience_s
 
     def unmask(self, round: int, now: float) -> Sum | None:
         """The sum of a closed round, or that it is given up; None: not enough shares yet."""

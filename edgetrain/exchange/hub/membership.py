@@ -89,8 +89,9 @@ class Membership:
 
     @property
     def finished(self) -> bool:
-        """Whether all members have left, or are gone and have not come back in time."""
-        return self._rounds.started and not self._deserted and not self._members
+        """Whether all members have left, or too few are left and have not come back in time."""
+        over = self._rounds.started and not self._deserted and not self._members
+        return over or bool(self._rounds.ended_short)
 
     @property
     def may_start(self) -> bool:
@@ -141,7 +142,9 @@ class Membership:
         if rounds.started:  # before that nobody has contributed to anything
             ahead = max((m.next_round for m in self._members), default=0)
         if rounds.started and rounds.masks is not None:
-            ahead = max(ahead, rounds.masks.next_first)
+            # Behind the run's last round nobody contributes: it would wait for that in vain.
+            end = rounds.delay.end_after(rounds.round)
+            ahead = max(ahead, min(rounds.masks.next_first, end))
         namesake = self._members.away.get(member.name) or member
         return max(rounds.round, ahead, namesake.next_round)
 

@@ -76,7 +76,7 @@ class HubStatistics:
 
 
 class Hub:
-    """One job's hub. Owns its parts, and through them the base and all contributions until merged.
+    """One job's hub. Owns its parts, and so the base and all contributions until merged.
 
     `merge` merges contributions, `codec` decodes them, `reply_codec` encodes replies. Codecs that
     depend on the shapes of tensors are bound to the model that the first member describes. With
@@ -148,7 +148,7 @@ class Hub:
 
     @property
     def finished(self) -> bool:
-        """Whether all members have left, or are gone and have not come back in time."""
+        """Whether all members have left, or too few are left and have not come back in time."""
         return self.membership.finished
 
     @property
@@ -260,13 +260,13 @@ class Hub:
         return self._expel(member, "session", "the replies it missed cannot be read any more", now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Time has passed: beats, members that stay away, deadlines. Call it a few times per
-        beat."""
+        """Time has passed: beats, missing members, deadlines. Call it a few times per beat."""
         effects, self._first = self._first, []
         for member, patience_s in self.membership.find_given_up(now):
             if member.is_in:  # one before it may have taken it along
                 effects += self._remove(member, "gone", f"unreachable for {patience_s:g} s", now)
         effects += self._close_rounds(now)
+        effects += self.rounds.end_if_short(now, self.policy.return_s)
         self.membership.check_desertion(now)
         return effects + self.membership.beats(now)
 

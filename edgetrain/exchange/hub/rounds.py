@@ -121,6 +121,11 @@ class Rounds:
         return self.merger.base
 
     @property
+    def ended_short(self) -> str:
+        """Why the job ended before its members were through; "": it did not."""
+        return "" if self.masks is None else self.masks.ended_short
+
+    @property
     def slack(self) -> int:
         """Rounds that a member may be ahead of the hub, or behind."""
         most = self.delay.slack
@@ -326,6 +331,10 @@ class Rounds:
         """Messages to members by name; a member that is away gets its own when it is back."""
         found = [(self._members.named(name), message) for name, message in outgoing]
         return [Send(member.sender, message) for member, message in found if member is not None]
+
+    def end_if_short(self, now: float, patience_s: float) -> list[Effect]:
+        """End a masked job that has had too few members for `patience_s`."""
+        return [] if self.masks is None else self.masks.end_if_short(now, patience_s)
 
     def messages_missed(self, name: str) -> list[Effect]:
         """What a member that is back may have missed, apart from replies."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from edgetrain.errors import BadMessage
+from edgetrain.errors import BadMessage, EdgetrainError
 from edgetrain.exchange.hub.effects import (
     Effect,
     Note,
@@ -65,7 +65,7 @@ def serve(
 
     What the hub says has to be in the `journal` is there before anyone is told. `earlier_s`:
     seconds of training before the hub was restored. Raises EdgetrainError when the journal's disk
-    is full and the job says to stop.
+    is full and the job says to stop, and when the job ends because too few members are left.
     """
     driver = _Driver(hub, transport, clock, observe, journal, earlier_s)
     pause = hub.policy.beat_s / 4
@@ -89,6 +89,8 @@ def serve(
         if clock() >= next_tick:
             next_tick = clock() + pause
             driver.carry_out(hub.tick(clock()))
+    if hub.rounds.ended_short:
+        raise EdgetrainError(hub.rounds.ended_short)
 
 
 class _Driver:

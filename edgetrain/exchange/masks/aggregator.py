@@ -8,10 +8,10 @@ Keys are made for a block of rounds at a time:
     advertise    Advertise, public keys           share       KeyList, to all that advertised
     share        Shares, encrypted for others     ready       Shares, to all that shared
     ready        -
-    failed       -
 
 A phase ends when all members that are there have answered, or, after a time, without those that
-have not. With fewer than the threshold the block fails, or is removed and begun again.
+have not. With fewer than the threshold the block is removed, and begun again by the caller once
+enough members are there: its rounds stay open.
 
 A round whose block is ready is added up until it is closed. Then the holders of shares are asked to
 unmask it, and it ends: with a vector, or given up because too few contributed or answered.
@@ -72,7 +72,7 @@ class HubBlock:
     """Of all members that were asked for keys."""
     since: float
     """When this phase began."""
-    phase: Literal["advertise", "share", "ready", "failed"] = "advertise"
+    phase: Literal["advertise", "share", "ready"] = "advertise"
     adverts: dict[str, bytes] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     """Members that have advertised keys, by place."""
@@ -168,7 +168,7 @@ class Aggregator:
         if not self._blocks:
             return True
         last = self._blocks[-1]
-        if last.phase in ("advertise", "share"):
+        if last.phase != "ready":
             return False
         return max(self._front, round) >= last.first + last.rounds // 4
 
@@ -211,7 +211,7 @@ class Aggregator:
         and enough have. Returns what to send."""
         out: Outgoing = []
         for block in list(self._blocks):
-            if block.phase not in ("advertise", "share"):
+            if block.phase == "ready":
                 continue
             asked, answered = block.waits_for()
             able = [name for name in asked if name not in block.lost]
@@ -223,24 +223,21 @@ class Aggregator:
             if not overdue and (missing or not enough):
                 continue
             if not enough:
-                self._fail(block, made, present)
+                self._remove_block(block, made)
             elif block.phase == "advertise":
                 out += self._pass_on_keys(block, now)
             else:
                 out += self._pass_on_shares(block)
         return out
 
-    def _fail(self, block: HubBlock, answered: int, present: Collection[str]) -> None:
-        """Too few members made keys, so none can have contributed to these rounds. If enough are
-        there, the rounds get another block; if not, they are given up."""
-        said = f"{answered} of at least {self.terms.threshold} members made keys for rounds "
-        said += f"{block.first} to {block.end - 1}"
-        if len(present) >= self.terms.threshold:
-            self._blocks.remove(block)
-            self.remarks.append(f"{said}: they are asked again")
-        else:
-            block.phase = "failed"
-            self.remarks.append(f"{said}, which are given up")
+    def _remove_block(self, block: HubBlock, answered: int) -> None:
+        """Too few members made keys, so none can have contributed to these rounds: they get another
+        block."""
+        self._blocks.remove(block)
+        self.remarks.append(
+            f"{answered} of at least {self.terms.threshold} members made keys for rounds "
+            f"{block.first} to {block.end - 1}: they are asked again"
+        )
 
     def _take_advert(self, name: str, message: Advertise) -> None:
         block = self._numbered(message.block)
@@ -305,9 +302,9 @@ class Aggregator:
     # -- rounds --------------------------------------------------------------------------------
 
     def contributors(self, round: int) -> frozenset[str] | None:
-        """Members that can contribute to a round; none if its block failed; None: not known yet."""
+        """Members that can contribute to a round; None: not known yet."""
         block = self._covering(round)
-        if block is None or block.phase in ("advertise", "share"):
+        if block is None or block.phase != "ready":
             return None
         return frozenset(block.holders) - block.lost
 

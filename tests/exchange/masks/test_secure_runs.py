@@ -104,6 +104,49 @@ def test_a_member_is_killed_and_the_model_is_the_plain_one_but_for_rounding(tmp_
     assert np.abs(base - initial).max() > 1000 * bound, "it has learnt something"
 
 
+@contextlib.contextmanager
+def one_too_few(folder, *overrides):
+    """Within: a hub that needs three members for a sum, and the two of four that are left."""
+    job = job_in(folder, name="dga", delay=4)
+    address = f"tcp://localhost:{free_port()}"
+    with contextlib.ExitStack() as stack:
+        words = ("hub", job, "train.steps=100000", *overrides, "--bind", address)
+        hub = stack.enter_context(running(*words, cwd=folder))
+        hub.until("members join")
+        words = ("member", job, "train.steps=100000", *overrides, "--hub", address, "--index")
+        members = [stack.enter_context(running(*words, str(i), cwd=folder)) for i in range(MEMBERS)]
+        (run,) = (folder / "runs").iterdir()
+        deadline = time.monotonic() + 90
+        while len(list(runs.read_metrics(run, "round"))) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        for member in members[2:]:
+            member.process.kill()
+        for _ in members[2:]:
+            hub.until("gone: unreachable")
+        yield hub, members[:2], run
+
+
+def test_a_hub_with_too_few_members_left_answers_sigterm(tmp_path):
+    with one_too_few(tmp_path, "deadline_s=0.2") as (hub, _, run):
+        hub.until("is given up")
+        hub.process.send_signal(signal.SIGTERM)
+        assert hub.finish() == 128 + signal.SIGTERM
+        assert "go on with: edgetrain hub --resume" in hub.said
+        given_up = [r for r in runs.read_metrics(run, "round") if not r["members"]]
+        assert len(given_up) < 100
+
+
+def test_a_job_with_too_few_members_left_ends_and_can_be_resumed(tmp_path):
+    with one_too_few(tmp_path, "hub.return_s=1") as (hub, members, _):
+        assert hub.finish() == 2
+        assert "2 of at least 3 members are left" in hub.said.splitlines()[-1]
+        assert "go on with: edgetrain hub --resume" in hub.said
+        for member in members:
+            assert member.finish() == 75, "a service starts it again: the hub may be resumed"
+            assert "2 of at least 3 members are left" in member.said
+
+
 def test_edgetrain_run_with_a_delay(tmp_path):
     job = job_in(tmp_path, name="dga", delay=6)
     done = edgetrain("run", job, "--json", cwd=tmp_path)
