@@ -97,6 +97,8 @@ class System:
     """A folder of the kernel's modules, of a kernel of this machine."""
     pause_s: int = 2
     """Between two lines on what the member is doing."""
+    firstrun: bool = False
+    """Whether firstrun.sh sets it up, as in Raspberry Pi OS 12, and not cloud-init."""
 
     @property
     def is_foreign(self) -> bool:
@@ -105,7 +107,11 @@ class System:
 
     def files(self) -> dict[str, str]:
         """What Raspberry Pi OS has and Debian has not."""
-        found = {**_FILES, **(_PI_FILES if self.is_foreign else {})}
+        found = {
+            **_FILES,
+            **(_PI_FILES if self.is_foreign else {}),
+            **(_FIRSTRUN_FILES if self.firstrun else {}),
+        }
         changes = {"@ROOT@": self.root, "@PAUSE@": str(self.pause_s)}
         for old, new in changes.items():
             found = {name: text.replace(old, new) for name, text in found.items()}
@@ -130,6 +136,14 @@ _PI_FILES = {
     "etc/rpi-issue": "Raspberry Pi reference 2025-11-24\n",
     # The same, for services.
     "etc/systemd/system.conf.d/slow.conf": "[Manager]\nDefaultTimeoutStartSec=1h\n",
+}
+
+
+_FIRSTRUN_FILES = {
+    "etc/rpi-issue": "Raspberry Pi reference 2024-11-19\n",
+    "etc/cloud/cloud-init.disabled": "\n",
+    # Its NetworkManager, whose files the card has, is not there.
+    "etc/systemd/network/20-cable.network": f"[Match]\nName=eth0\n[Network]\nAddress={GUEST}/24\n",
 }
 
 
@@ -172,10 +186,11 @@ class Built:
     """A folder of what firmware reads: kernel, initramfs."""
 
 
-def user_mode_linux() -> System:
+def user_mode_linux(*, firstrun: bool = False) -> System:
     """Debian 12 with the kernel of this machine's package."""
     (modules,) = UML.iterdir()
-    return System("os", "/dev/ubda2", modules=modules)
+    name = "firstrun" if firstrun else "os"
+    return System(name, "/dev/ubda2", modules=modules, firstrun=firstrun)
 
 
 def build(folder: Path, system: System | None = None) -> Built:
@@ -210,7 +225,8 @@ def build(folder: Path, system: System | None = None) -> Built:
     if system.is_foreign:
         pi_worker.make(worker)
     else:
-        _worker(worker, folder / "site")
+        release = "raspberry-pi-os-12" if system.firstrun else "debian-12"
+        _worker(worker, folder / "site", release)
     return Built(image, worker, tar, early)
 
 
@@ -277,7 +293,7 @@ def _image(root: Path, image: Path, system: System) -> None:
     shutil.rmtree(root)
 
 
-def _worker(out: Path, site: Path) -> None:
+def _worker(out: Path, site: Path, release: str) -> None:
     """A worker archive of the packages that run this test."""
     packages = {"edgetrain": "0.1.0"}
     for name in WORKER:
@@ -293,7 +309,7 @@ def _worker(out: Path, site: Path) -> None:
     shutil.copytree(
         CHECKOUT / "edgetrain", site / "edgetrain", ignore=shutil.ignore_patterns("__pycache__")
     )
-    archive.pack(site, archive.Manifest("debian-12", "3.11", "x86_64", packages), out)
+    archive.pack(site, archive.Manifest(release, "3.11", "x86_64", packages), out)
     shutil.rmtree(site)
 
 
@@ -350,6 +366,13 @@ class Guest:
                     fields = (folder / "stat").read_text().rpartition(")")[2].split()
                     ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
+
+    def end(self, seconds: float) -> None:
+        """Wait until it has switched itself off. AssertionError if it never does."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"on after {seconds} s:\n{self.said[-3000:]}") from None
 
     def until(self, text: str, seconds: float) -> None:
         """Wait until its console has this text. AssertionError if it never has."""

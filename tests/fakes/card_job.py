@@ -31,6 +31,12 @@ name = "pi-0"
 profile = "raspberry-pi-4b"
 address = "{boot_card.GUEST}/24"
 """
+WIFI = """
+[wifi]
+ssid = "lab"
+country = "DE"
+secret = "env:BOOT_PSK"
+"""
 
 
 def job(steps: int) -> str:
@@ -50,11 +56,11 @@ share = 1
 """
 
 
-def make_folder(folder: Path, image: Path, steps: int) -> None:
-    """A cluster of one device."""
+def make_folder(folder: Path, image: Path, steps: int, more: str = "") -> None:
+    """A cluster of one device; `more` is added to the cluster file."""
     (folder / "os.img").symlink_to(image)
     (folder / "id.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host\n")
-    (folder / "cluster.toml").write_text(CLUSTER)
+    (folder / "cluster.toml").write_text(more + CLUSTER)
     (folder / "job.toml").write_text(job(steps))
     (folder / "digits").mkdir()
     data = Path(sklearn.__file__).parent / "datasets/data/digits.csv.gz"
@@ -63,7 +69,7 @@ def make_folder(folder: Path, image: Path, steps: int) -> None:
 
 def edgetrain(folder: Path, *words: str) -> str:
     argv = [sys.executable, "-m", "edgetrain", *words]
-    env = {**os.environ, "PYTHONPATH": str(boot_card.CHECKOUT)}
+    env = {**os.environ, "PYTHONPATH": str(boot_card.CHECKOUT), "BOOT_PSK": PSK}
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -75,16 +81,24 @@ def flashed(folder: Path, worker: Path) -> tuple[Path, str, str]:
     edgetrain(folder, "devices", "flash", "cluster.toml", "--keys", "keys", "--image-out", ".",
               "--worker", str(worker))  # fmt: skip
     card = folder / "pi-0.img"
+    boot = boot_files(card)
+    token = boot.read("edgetrain/token").decode()
+    if (settings := boot.read("network-config")) is not None:
+        # There is no wireless network here; where its key would stand is blanked all the same.
+        boot.write({"network-config": settings + f"# psk {PSK}\n".encode()})
+    return card, words_of(card), token
+
+
+def boot_files(card: Path) -> bootfiles.BootFiles:
     with card.open("rb") as file:
         head = file.read(1 << 20)
-    boot = bootfiles.BootFiles(str(card), looking.look(str(card), head, card.stat().st_size).boot)
-    line = boot.read("cmdline.txt").decode().split()
-    token = boot.read("edgetrain/token").decode()
-    # There is no wireless network here; where its key would stand is blanked all the same.
-    settings = (boot.read("network-config") or b"") + f"# psk {PSK}\n".encode()
-    boot.write({"network-config": settings})
-    words = " ".join(w for w in line if w.startswith(("ds=", "cgroup_")))
-    return card, words, token
+    return bootfiles.BootFiles(str(card), looking.look(str(card), head, card.stat().st_size).boot)
+
+
+def words_of(card: Path) -> str:
+    """What the firmware hands to the kernel, as far as it is ours."""
+    line = boot_files(card).read("cmdline.txt").decode().split()
+    return " ".join(w for w in line if w.startswith(("ds=", "cgroup_", "systemd.")))
 
 
 class Hub:

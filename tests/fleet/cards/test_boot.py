@@ -115,6 +115,34 @@ def test_no_secret_is_left_on_the_boot_partition(trained):
     )
 
 
+def test_firstrun_leaves_no_secret_and_its_device_trains(tmp_path, space):
+    """As Raspberry Pi OS 12 does it: the kernel's command line starts firstrun.sh, systemd restarts
+    the device, and the second boot enrols."""
+    built = boot_card.build(tmp_path / "built", boot_card.user_mode_linux(firstrun=True))
+    card_job.make_folder(tmp_path, built.image, STEPS, card_job.WIFI)
+    card, words, token = card_job.flashed(tmp_path, built.worker)
+    psk = card_job.PSK.encode()
+    assert "systemd.run=/boot/firmware/firstrun.sh" in words
+    assert in_boot_partition(card, psk)
+    # This kernel begins anew with its old words; the firmware reads cmdline.txt again.
+    words = words.replace("run_success_action=reboot", "run_success_action=poweroff")
+    with boot_card.Guest(card, space, tmp_path / "first", words) as guest:
+        guest.end(600)
+    assert not in_boot_partition(card, psk), guest.said[-3000:]
+    assert in_boot_partition(card, token.encode()), "it has not enrolled yet"
+    assert card_job.boot_files(card).read("firstrun.sh") is None
+    words = card_job.words_of(card)
+    assert "systemd." not in words
+    with (
+        boot_card.Guest(card, space, tmp_path / "second", words) as guest,
+        card_job.Hub(tmp_path, space),
+    ):
+        guest.until("StatusText=training:_", 900)
+        guest.kill()
+    for secret in (psk, token.encode(), token[-43:].encode()):
+        assert not in_boot_partition(card, secret), secret[:12]
+
+
 def accepts(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """What a program of the device's operating system says."""
     return subprocess.run(["chroot", str(root), *words], capture_output=True, text=True, timeout=60)
