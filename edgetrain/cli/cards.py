@@ -152,10 +152,10 @@ def _flash(arguments: argparse.Namespace) -> int:
     if image.look:
         for device in devices:
             archives.for_card(image.look, device)
-    elif arguments.worker:
-        archives.path("")
+    candidates = archives.candidates(image.look)
     settings = _settings(arguments, found, job)
     tokens = _tokens(arguments, devices)
+    _check_task(found, job, settings, candidates)
 
     def write(targets: Sequence[Target], told: Callable[[Progress], None]) -> Written:
         drawn = tokens.draw([target.device.name for target in targets])
@@ -231,6 +231,34 @@ def _settings(arguments: argparse.Namespace, found: Cluster, job: Job) -> Settin
         data,
         _bundle(found, job),
     )
+
+
+def _check_task(found: Cluster, job: Job, settings: Settings, candidates: Sequence[Path]) -> None:
+    """Raises ConfigError if no worker and card that this cluster has could make the job's task."""
+    from edgetrain.fleet.cards.archive import read_manifest
+    from edgetrain.jobs import on_card
+
+    assert found.job
+    folder = job.data.get("folder")
+    if folder and not found.job.data:
+        raise ConfigError(
+            f"the job's data.folder is '{folder}', which no card has",
+            'job.data = "FOLDER" in the cluster file copies a folder to every card',
+        )
+    user = sudo.caller()
+    owner = None if user is None else (user.pw_uid, user.pw_gid)
+    refused: list[ConfigError] = []
+    for path in candidates:
+        card = on_card.Card(
+            settings.job, read_manifest(path).modules, found.job.data, settings.bundle
+        )
+        try:
+            if unknown := on_card.check(card, owner):
+                common.warn(f"warning: whether cards can train was not tried: {unknown}")
+            return
+        except ConfigError as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def _bundle(found: Cluster, job: Job) -> tuple[str, bytes, str] | None:

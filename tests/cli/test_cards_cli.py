@@ -22,6 +22,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import Keyring, read_token
 from edgetrain.exchange.zeromq.curve import pair_of
 from edgetrain.fleet.cards import archive, bootfiles, disks, looking
+from edgetrain.jobs import on_card
 
 WHY_NOT = pi_images.missing() or ", ".join(looking.missing_tools())
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"not installed: {WHY_NOT}")
@@ -64,6 +65,7 @@ def folder(tmp_path, image, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(disks, "listing", lambda: '{"blockdevices": []}')
     monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr(on_card, "check", lambda card, owner: "")  # seconds: torch is loaded
     (tmp_path / "os.img").symlink_to(image)
     (tmp_path / "lab.psk").write_text("correct horse\n")
     (tmp_path / "id.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host\n")
@@ -76,10 +78,41 @@ def folder(tmp_path, image, monkeypatch) -> Path:
     return tmp_path
 
 
-def worker(folder: Path, release: str, python: str, torch: str = "2.9.1", needs=()) -> Path:
+CHECK = on_card.check
+LOCKED = [
+    "edgetrain",
+    "torch",
+    "torchgen",
+    "functorch",
+    "numpy",
+    "zmq",
+    "msgpack",
+    "psutil",
+    "rich",
+    "safetensors",
+    "tomli_w",
+    "filelock",
+    "typing_extensions",
+    "sympy",
+    "mpmath",
+    "networkx",
+    "jinja2",
+    "markupsafe",
+    "fsspec",
+    "markdown_it",
+    "mdurl",
+    "pygments",
+]
+"""The modules of a worker archive."""
+
+
+def worker(
+    folder: Path, release: str, python: str, torch: str = "2.9.1", needs=(), modules=()
+) -> Path:
     site = folder / f"site-{release}-{python}-{torch}"
-    site.mkdir()
-    (site / "edgetrain.py").write_text("")
+    site.mkdir(exist_ok=True)
+    for name in modules or ("edgetrain",):
+        (site / f"{name}.py").write_text("")
     path = folder / "cache/edgetrain/workers" / f"{release}.tar"
     path.parent.mkdir(parents=True, exist_ok=True)
     packages = {"edgetrain": "0.1.0", "torch": torch}
@@ -430,6 +463,52 @@ def test_bad_words(folder, capsys, words, said):
     capsys.readouterr()
     assert flash(*words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_job_that_no_card_could_train_is_refused_before_anything_is_written(
+    folder, capsys, monkeypatch
+):
+    monkeypatch.setattr(on_card, "check", CHECK)
+    worker(folder, "raspberry-pi-os-13", "3.13", modules=LOCKED)
+    (folder / "cluster.toml").write_text(CLUSTER.replace('data = "digits"\n', ""))
+    capsys.readouterr()
+    assert flash("--image-out", "cards") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no card has what the job's task needs: " in line
+    assert "scikit-learn" in line
+    assert not (folder / "cards").exists()
+
+
+def test_a_folder_of_data_that_is_on_no_card_is_refused(folder, capsys):
+    (folder / "cluster.toml").write_text(CLUSTER.replace('data = "digits"\n', ""))
+    (folder / "job.toml").write_text(JOB + '[data]\nfolder = "digits"\n')
+    capsys.readouterr()
+    assert flash("--image-out", "cards") == 2
+    assert "data.folder is 'digits', which no card has" in capsys.readouterr().err
+
+
+def test_what_a_packed_image_may_get_is_tried_before_it_is_looked_into(
+    folder, image, capsys, monkeypatch
+):
+    (folder / "os.img.xz").write_bytes(lzma.compress(image.read_bytes(), preset=0))
+    (folder / "cluster.toml").write_text(CLUSTER.replace('"os.img"', '"os.img.xz"'))
+    worker(folder, "raspberry-pi-os-12", "3.11", modules=("torch", "other"))
+    asked = []
+
+    def check(card: on_card.Card, owner: object) -> str:
+        asked.append(card)
+        if "other" in card.modules:
+            raise ConfigError("no card has it")
+        return "nothing was tried"
+
+    monkeypatch.setattr(on_card, "check", check)
+    assert flash("--image-out", "cards", "--dry-run") == 0
+    assert "warning: whether cards can train was not tried: nothing" in capsys.readouterr().err
+    assert [card.data for card in asked] == [Path("digits")] * 2
+    for path in cards.archive_folder().iterdir():
+        path.unlink()
+    assert flash("--image-out", "cards", "--dry-run") == 2
+    assert "there is no worker archive in" in capsys.readouterr().err
 
 
 def listed(**more) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 QUICK = {
     "edgetrain init job.toml": "wrote job.toml",
-    "edgetrain init job.toml members=8": "wrote job.toml",
+    "edgetrain init job.toml members=8 task=edgetrain.tasks:char_lm": "wrote job.toml",
     "edgetrain init job.toml members=8 network=wan-200ms": "wrote job.toml",
     "edgetrain init job.toml --task mine.py": r"mine\.py",
     "edgetrain plan job.toml": "digits",

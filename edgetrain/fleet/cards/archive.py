@@ -25,7 +25,7 @@ from edgetrain.files.toml import read_toml
 from edgetrain.fleet import catalog
 from edgetrain.fleet.cards.looking import RELEASES, Look
 
-VERSION = 1
+VERSION = 2
 """Of the format."""
 MANIFEST, PAYLOAD = "manifest.json", "payload.tar.gz"
 _LEFT_OUT = ("__pycache__", "direct_url.json", "RECORD", "INSTALLER", "REQUESTED")
@@ -50,6 +50,8 @@ class Manifest:
     """Of the payload."""
     unpacked: int = 0
     """Bytes that it takes on the device."""
+    modules: tuple[str, ...] = ()
+    """What a program on the device can import from it, at the top level."""
     version: int = VERSION
 
 
@@ -138,7 +140,9 @@ def pack(folder: Path, manifest: Manifest, out: Path) -> Manifest:
         unpacked = _write_payload(folder, payload)
         with payload.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        whole = dataclasses.replace(manifest, sha256=digest, unpacked=unpacked)
+        whole = dataclasses.replace(
+            manifest, sha256=digest, unpacked=unpacked, modules=tuple(_modules(folder))
+        )
         draft = Path(scratch) / "worker.tar"
         text = json.dumps(dataclasses.asdict(whole), indent=1, sort_keys=True).encode() + b"\n"
         with tarfile.open(draft, "w", format=tarfile.USTAR_FORMAT) as tar:
@@ -190,6 +194,17 @@ def _entry(name: str, size: int) -> tarfile.TarInfo:
     return entry
 
 
+def _modules(folder: Path) -> Iterator[str]:
+    """Names of modules and packages in a folder, as an import statement has them."""
+    for path in sorted(folder.iterdir()):
+        name = path.name.partition(".")[0]
+        is_code = path.suffix in (".py", ".so") or (
+            path.is_dir() and "." not in path.name and any(path.rglob("*.py"))
+        )
+        if is_code and name.isidentifier():
+            yield name
+
+
 def installed(folder: Path) -> dict[str, str]:
     """Names and versions of the packages in a folder that pip filled."""
     found = {}
@@ -214,7 +229,8 @@ def read_manifest(path: Path) -> Manifest:
                 f"{path} is a worker archive of version {table.get('version')}, this is {VERSION}",
                 "make it anew with `edgetrain devices worker`",
             )
-        return Manifest(**{**table, "needs": tuple(table["needs"])})
+        lists = {name: tuple(table[name]) for name in ("needs", "modules")}
+        return Manifest(**{**table, **lists})
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except tarfile.TarError:

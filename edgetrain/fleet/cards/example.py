@@ -27,7 +27,8 @@ keys = ["~/.ssh/id_ed25519.pub"]
 
 [job]
 file = "job.toml"             # with fleet.members = {count} and fleet.device = "host"
-# data = "folder"             # copied to every device; the job's data.folder then points there
+# data = "folder"             # copied to every device; the job's data.folder then points there:
+#                             # digits needs one with digits.csv.gz, char_lm needs none
 # bundle = "my.bundle"        # the job's own code (`edgetrain bundle make`); allowed on the devices
 """
 

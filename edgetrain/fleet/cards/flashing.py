@@ -102,6 +102,19 @@ class Archives:
             )
         return path
 
+    def candidates(self, found: Look | None) -> list[Path]:
+        """The archives that a card may get: the one for the system of its image or, while that is
+        not known, all that are there. Raises ConfigError if there is none."""
+        if found or self._given:
+            return [self.path(found.release if found else "")]
+        there = sorted(self._folder.glob("*.tar"))
+        if not there:
+            raise ConfigError(
+                f"there is no worker archive in {self._folder}",
+                "edgetrain devices worker --for raspberry-pi-os-13",
+            )
+        return there
+
     def for_card(self, found: Look, device: DeviceEntry) -> Path:
         """The archive for a card. Raises ConfigError if it cannot run there."""
         path = self.path(found.release)

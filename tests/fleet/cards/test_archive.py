@@ -92,9 +92,9 @@ def test_a_damaged_archive_and_other_files(tmp_path):
         archive.read_manifest(path)
     with pytest.raises(ConfigError, match="cannot read"):
         archive.read_manifest(tmp_path / "none.tar")
-    newer = dataclasses.replace(MANIFEST, version=2)
+    newer = dataclasses.replace(MANIFEST, version=3)
     archive.pack(folder_at(tmp_path / "b", 1), newer, path)
-    with pytest.raises(ConfigError, match=r"version 2, this is 1 \(make it anew"):
+    with pytest.raises(ConfigError, match=r"version 3, this is 2 \(make it anew"):
         archive.read_manifest(path)
 
 
