@@ -46,7 +46,7 @@ import edgetrain
 from edgetrain import codecs
 from edgetrain.codecs import Codec
 from edgetrain.errors import EdgetrainError
-from edgetrain.exchange.hub.effects import Note, Observed, Reported
+from edgetrain.exchange.hub.effects import Evaluated, Note, Observed, Reported
 from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.protocol import Hub
@@ -64,6 +64,7 @@ from edgetrain.exchange.messages import (
     Base,
     Beat,
     Contribute,
+    Figure,
     Fixed,
     Join,
     Leave,
@@ -457,6 +458,9 @@ class Attack(Room):
         elif isinstance(effect, Reported):
             self.events["report"] += 1
             format_line({**self.statuses.keys_of(effect.member, effect.telemetry)})
+        elif isinstance(effect, Evaluated):
+            self.events["figure"] += 1
+            format_line({**asdict(effect.figure)})
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """See HubTransport; counts what each message leads to, and watches some."""
@@ -598,7 +602,7 @@ class Fitting:
         if draw < 0.06:
             return Beat()
         if draw < 0.08:
-            return self._telemetry()
+            return self._telemetry() if rng.random() < 0.8 else self._figure()
         if not hub.started and draw < 0.8:
             here, fixed = len(hub.membership.first_base), self._attack.kind.fixed_bytes
             if here and fixed:
@@ -652,6 +656,14 @@ class Fitting:
         values += [rng.randrange(1 << 32), rng.randrange(-274, 1001), rng.randrange(-1, 2)]
         values += [rng.randrange(-1, 1 << 40), rng.choice(("", "0.1 3.11 2.9"))]
         return Telemetry(*values)
+
+    def _figure(self) -> Figure:
+        """Any name, also that of a key of a line, and any value."""
+        rng = self._rng
+        return Figure(
+            rng.choice(("", "accuracy", "t", "kind")), rng.choice((0.0, -1e300, 1e300, 0.5)),
+            rng.random() < 0.5, rng.randrange(1 << 60), rng.randrange(1 << 45),
+        )  # fmt: skip
 
     def _contribution(self, peer: MemberRecord) -> Contribute:
         hub, rng = self._attack.hub, self._rng

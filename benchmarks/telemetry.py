@@ -34,7 +34,7 @@ from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Credentials, spell
 from edgetrain.exchange.member.telemetry import Sums, Telemeter
-from edgetrain.exchange.messages import Telemetry, pack
+from edgetrain.exchange.messages import Figure, Telemetry, pack
 from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
@@ -58,7 +58,7 @@ def costs() -> dict[str, Any]:
         member = MemberSocket(hub.address, credentials=Credentials(own, pair.public))
         sizes: list[int] = []
 
-        def say(message: Telemetry) -> None:
+        def say(message: Telemetry | Figure) -> None:
             frames = pack(message)
             sizes.append(sum(map(len, frames)))
             member.send(frames)

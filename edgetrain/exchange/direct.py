@@ -15,7 +15,7 @@ import numpy as np
 
 from edgetrain import strategies
 from edgetrain.errors import ConfigError, Diverged, Refused
-from edgetrain.exchange.messages import Telemetry
+from edgetrain.exchange.messages import Figure, Telemetry
 from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies.merging.rule import SliceRule
@@ -290,7 +290,7 @@ class DirectExchange:
     def poll(self) -> None:
         """See Exchange: replies are noted when they are made."""
 
-    def report(self, telemetry: Telemetry) -> None:
+    def report(self, telemetry: Telemetry | Figure) -> None:
         """See Exchange: nobody looks at this fleet."""
 
     def traffic(self) -> Traffic:

@@ -22,7 +22,7 @@ from edgetrain.errors import BadMessage
 if TYPE_CHECKING:
     from edgetrain.vectors.vector import Buffer
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Version; raised when hubs and members of different versions would misunderstand each other."""
 
 MAX_HEADER_BYTES = 4096
@@ -33,6 +33,7 @@ MAX_BLOCK_ROUNDS = 1 << 10
 
 MAX_COUNT = (1 << 63) - 1
 """Of rounds, and of blocks of rounds."""
+MOST_FIGURE = 1e300
 MAX_CHECKSUM = (1 << 64) - 1
 MOST_MS = 1 << 45
 """A thousand years."""
@@ -310,7 +311,7 @@ class Leave:
 @dataclass(frozen=True)
 class Telemetry:
     """member -> hub: how the member is doing. Numbers that people look at; nothing depends on them,
-    and none of them is a loss or a figure of the task.
+    and none of them is a loss or a figure of the task (see Figure).
 
     Times and bytes are sums since the member's process began to train. What is left of the time is
     computing.
@@ -342,6 +343,30 @@ class Telemetry:
     """-1: not known."""
     versions: str = _text(40, default="")
     """Of edgetrain, Python and torch, in the first of a process; then empty."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """member -> hub: this member evaluates, and how good the model is. For people; nothing depends
+    on the figure. In a job with privacy or masks `metric` is empty and the rest 0."""
+
+    kind: ClassVar[bytes] = b"G"
+    metric: str = _text(40, default="")
+    """The figure's name, as the task has it; "": it is not for others."""
+    value: float = _number(-MOST_FIGURE, MOST_FIGURE, default=0.0)
+    lower: bool = _flag(default=False)
+    """Whether lower values are better."""
+    step: int = _integer(0, MAX_COUNT, default=0)
+    """Local steps that the member had taken."""
+    t_ms: int = _integer(0, MOST_MS, default=0)
+    """Milliseconds since training began at the hub, when the model was this good."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """hub -> member: the member that evaluated is gone: evaluate in its place."""
+
+    kind: ClassVar[bytes] = b"D"
 
 
 @dataclass(frozen=True)
@@ -415,14 +440,14 @@ Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 
 Message = (
     Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
-    | Telemetry | Masking
+    | Telemetry | Figure | Evaluate | Masking
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Message]] = {
     cls.kind: cls
     for cls in (
         Join, Welcome, Refuse, Base, Fixed, Start, Resume, Contribute, Reply, Beat, Leave,
-        Telemetry, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
+        Telemetry, Figure, Evaluate, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
     )
 }  # fmt: skip
 

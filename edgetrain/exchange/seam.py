@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from edgetrain.exchange.masks.terms import MaskTerms
-from edgetrain.exchange.messages import Telemetry
+from edgetrain.exchange.messages import Figure, Telemetry
 from edgetrain.exchange.transport import Traffic
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Buffer, Vector
@@ -258,9 +258,9 @@ class Exchange(Protocol):
         """Take in what has arrived, without waiting, so that replies are timed when they come.
         Raises what `wait` does."""
 
-    def report(self, telemetry: Telemetry) -> None:
-        """Say how this member is doing, to whoever looks at the fleet. Waits for nothing; lost
-        where there is no connection."""
+    def report(self, telemetry: Telemetry | Figure) -> None:
+        """Say how this member, or the model, is doing, to whoever looks at the fleet.
+        Waits for nothing; lost where there is no connection."""
 
     def traffic(self) -> Traffic:
         """Bytes at the socket so far, headers and acknowledgements included."""

@@ -21,6 +21,8 @@ def summarise(folder: Path, extra: Mapping[str, Any] | None = None) -> dict[str,
     extra = dict(extra or {})
     summary = {"format": FORMAT, "began": None} | _from_job(folder, read_job(folder)) | extra
     tally = Tally().add_all(read_metrics(folder))
+    if tally.told_metric is not None and "metric" not in extra:
+        summary |= dict(zip(("metric", "better"), tally.told_metric, strict=True))
     summary.setdefault("members", len(tally.members))
     summary |= _pace(tally) | _speed(tally) | _quality(tally, summary) | _cost(tally)
     return summary | _ending(tally, extra.get("status")) | extra
@@ -91,6 +93,7 @@ def _quality(tally: Tally, summary: Mapping[str, Any]) -> dict[str, Any]:
         "target_seconds": first.get("t"),
         "target_steps": first.get("step"),
         "final": _final(evaluations),
+        "final_seconds": evaluations[-1]["t"] if evaluations else None,
     }
 
 

@@ -165,11 +165,11 @@ class _Emulated:
     def _verdict(self, hub: Child, members: list[Child]) -> str:
         began = self._began.value or time.monotonic()
         errors = [
-            (child.name, child.error.strip().splitlines()[0])
+            (child.name, child.error.strip().splitlines()[0], child.failed_at)
             for child in (hub, *members)
             if child.error
         ]
-        write_errors(self._folder, time.monotonic, began, errors)
+        write_errors(self._folder, began, errors)
         if hub.error:
             raise EdgetrainError(f"the hub failed: {hub.error}")
         failed = [member for member in members if member.exit_code != 0]

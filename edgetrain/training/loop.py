@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,6 +32,8 @@ class Steps:
     steps: int
     evaluate_every: int = 0
     """Steps between two evaluations; 0: this member evaluates nothing."""
+    stand_in_every: int = 0
+    """The same for a member that evaluates once another cannot any more."""
     record_every: int = 1
     """Steps that share a line of metrics."""
     most_bytes: int = 0
@@ -43,7 +45,7 @@ class Steps:
         """Those of the member `index` of a job: the first member evaluates."""
         steps = job.train.steps
         every = job.train.evaluate_every or max(1, steps // EVALUATIONS)
-        return cls(steps, every if index == 0 else 0, record_every)
+        return cls(steps, every if index == 0 else 0, every, record_every)
 
 
 class Progress(Protocol):
@@ -146,7 +148,13 @@ class Loop:
         self._energy = energy
         self._clock = clock
         self._steps = steps.steps
-        self._evaluate_every = steps.evaluate_every
+        self._evaluate_every, self._stand_in_every = steps.evaluate_every, steps.stand_in_every
+        self.is_to_evaluate: Callable[[], bool] = lambda: False
+        """Whether this member is to evaluate although that was another's part. Asked each step."""
+        self.observe_figures: Callable[[Mapping[str, float], float], None] = lambda figures, at: (
+            None
+        )
+        """Called with the figures of each evaluation, and when it began."""
         self._record_every = steps.record_every
         self._most_bytes = steps.most_bytes
         self._unrecorded = 0
@@ -158,6 +166,11 @@ class Loop:
         member.account_with(self._sums)
         if self._record_every == 1 and not steps.most_bytes:
             member.observe_exchanges(self._record_exchange)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether this member evaluates."""
+        return self._evaluate_every > 0
 
     def run(self) -> None:
         """All steps, the last replies, and a last evaluation.
@@ -172,10 +185,12 @@ class Loop:
         self._seconds.eval_s = ended - began if self._evaluate_every else 0.0
         self._all_seconds.add(self._seconds)
         half = self._member.half
-        many = self._local.takes_many and not self._evaluate_every
         step = self._step = min(self._member.begins_at, self._steps)
         while step < self._steps:
             step += 1
+            if not self._evaluate_every and self.is_to_evaluate():
+                self._evaluate_every = self._stand_in_every
+            many = self._local.takes_many and not self._evaluate_every
             began = self._clock()
             if self._evaluate_every and step > 1 and (step - 1) % self._evaluate_every == 0:
                 self._evaluate()  # while a paced device would still be computing
@@ -277,6 +292,7 @@ class Loop:
         with self._member.fleet_model():
             figures = self._local.evaluate()
         if figures:  # of a group only the leader has them
+            self.observe_figures(figures, began)
             self._log.evaluation(
                 step=self._member.steps,
                 round=self._member.half.round,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,11 @@ def _save(folder: Path, summary: dict[str, Any]) -> None:
             summary["status"] = "incomplete"
 
 
-def write_errors(
-    folder: Path, clock: Callable[[], float], began: float, errors: Iterable[tuple[str, str]]
-) -> None:
-    """Write an event for each (name of a process, error) to the metrics in `folder`."""
-    with MetricsLog(metrics_path(folder), "hub", clock, began) as log:
-        for name, error in errors:
+def write_errors(folder: Path, began: float, errors: Iterable[tuple[str, str, float]]) -> None:
+    """Write an event for each (name of a process, error, when it failed) to the metrics in
+    `folder`; `began`: when training began, by the same clock."""
+    for name, error, at in errors:
+        with MetricsLog(metrics_path(folder), "hub", partial(float, at), began) as log:
             log.event("error", error, about=name)
 
 

@@ -41,6 +41,8 @@ class Child:
     _pipe: Connection
     error: str = ""
     """Its first line says what happened; frames may follow."""
+    failed_at: float = 0.0
+    """When it failed, by `time.monotonic`."""
 
     @property
     def running(self) -> bool:
@@ -56,7 +58,7 @@ class Child:
     def _read(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while not self.error and self._pipe.poll():
-                self.error = str(self._pipe.recv())
+                self.failed_at, self.error = self._pipe.recv()
 
     def stop(self, grace_s: float = 3.0) -> None:
         """End it: SIGTERM, then SIGKILL after `grace_s`. Works twice."""
@@ -105,10 +107,11 @@ def _run(
     try:
         target(*arguments)
     except EdgetrainError as error:
-        pipe.send(str(error))
+        pipe.send((time.monotonic(), str(error)))
         raise SystemExit(2) from None
     except Exception as error:
-        pipe.send(in_words(error) if own_frames(error) else _with_frames(error))
+        told = in_words(error) if own_frames(error) else _with_frames(error)
+        pipe.send((time.monotonic(), told))
         raise SystemExit(1) from None
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edgetrain.exchange.hub.effects import Closed, Note, Observed, Reported
+from edgetrain.exchange.hub.effects import Closed, Evaluated, Note, Observed, Reported
 from edgetrain.exchange.limits import Refusals
 from edgetrain.exchange.messages import CODES
 from edgetrain.runs.environment import Meter, Usage
@@ -101,6 +101,9 @@ class HubRecorder:
         if isinstance(effect, Reported):
             self._status(effect)
             return
+        if isinstance(effect, Evaluated):
+            self._figure(effect)
+            return
         if effect.event == "refused":
             code, _, _ = effect.reason.partition(":")
             if code in CODES:
@@ -159,6 +162,19 @@ class HubRecorder:
             keys = self._statuses.keys_of(reported.member, reported.telemetry)
             name = self._name_of(reported.sender)
             self._log.status(about=reported.member, name=name, keys=keys)
+
+    def _figure(self, evaluated: Evaluated) -> None:
+        if self._log is not None:
+            told = evaluated.figure
+            self._log.figure(
+                about=evaluated.member,
+                metric=told.metric,
+                value=told.value,
+                better="lower" if told.lower else "higher",
+                step=told.step,
+                # A member's word, which must not date a figure into the future.
+                at=min(told.t_ms / 1000, self._log.elapsed_s),
+            )
 
     def close(self) -> None:
         """Write events that are still kept, and close the file; works twice."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.checkpoint import Keep
 from edgetrain.exchange.member.link import PATIENCE_S, Link
+from edgetrain.exchange.messages import MOST_FIGURE, Figure
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.fleet import devices
@@ -81,7 +82,7 @@ def train(
     name and when training began, by `time.monotonic`.
     Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
     needs to go on after it was killed. `source` is what noise is made of, where the job has
-    privacy. `stop` ends it between two steps. With `keeps_model` the member that evaluates, m0,
+    privacy. `stop` ends it between two steps. With `keeps_model` the member that evaluates
     writes the trained model beside its log, which says if a disk refuses. `metrics_bytes`: at most;
     0: any. `service` is told that it is in, and alive. A silent hub is tried for `patience_s`.
 
@@ -115,8 +116,10 @@ def train(
         local = work_of(job, task, model, flat, place.index, source, member.steps)
         with open_log(member.name, member.began) as log:
             steps = replace(Steps.of(job, place.index), most_bytes=metrics_bytes)
-            Loop(steps, local, member, log, pace, Meter(), energy, clock).run()
-            if keeps_model and place.index == 0:
+            loop = Loop(steps, local, member, log, pace, Meter(), energy, clock)
+            _share_figures(loop, link, member, task, job.privacy.unit)
+            loop.run()
+            if keeps_model and loop.evaluates:
                 _keep_model(member, model, log)
 
 
@@ -130,6 +133,28 @@ def _tell_welcome(service: Service, link: Link, members: int) -> None:
 
     service.describe, service.away = waiting, lambda: link.away_s
     service.ready()
+
+
+def _share_figures(loop: Loop, link: Link, member: Member, task: Task, unit: str) -> None:
+    """Let the hub know what the loop's evaluations find, unless privacy or masks hide that, and
+    have the loop evaluate if the hub asks for it."""
+    is_hidden = unit != "none" or link.outbox.is_masked
+    loop.is_to_evaluate = lambda: link.is_to_evaluate
+    loop.observe_figures = functools.partial(_tell_figure, member, task, is_hidden)
+
+
+def _tell_figure(
+    member: Member, task: Task, is_hidden: bool, figures: Mapping[str, float], at: float
+) -> None:
+    """Let the hub know with the next status that this member evaluates and, unless that is hidden,
+    how good the model is. NaN and infinity are not said."""
+    value = figures.get(task.metric)
+    figure = Figure()
+    if not is_hidden and isinstance(value, int | float) and abs(value) <= MOST_FIGURE:
+        metric = "".join(filter(str.isprintable, task.metric))[:40]
+        t_ms = max(0, round(1000 * (at - member.began)))
+        figure = Figure(metric, float(value), task.better == "lower", member.steps, t_ms)
+    member.telemeter.figure = figure
 
 
 def _keeping(

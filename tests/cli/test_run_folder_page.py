@@ -17,7 +17,7 @@ from edgetrain.__main__ import main
 from edgetrain.runs.folder import FORMAT, read_metrics, read_summary, runs_in
 from edgetrain.runs.metrics.log import EventName
 
-KINDS = ("step", "exchange", "eval", "round", "status", "event")
+KINDS = ("step", "exchange", "eval", "round", "status", "figure", "event")
 RARE = {
     "line": {"cut": "a line of more than 4096 bytes"},
     "status": {"celsius": "a sensor", "throttled": "a Raspberry Pi's firmware"},

@@ -59,7 +59,7 @@ def test_a_run_half_way(tmp_path: Path) -> None:
 
 def test_members_with_loops_of_their_own_may_go_on_behind_the_steps_of_the_job(tmp_path: Path):
     folder = write_run(tmp_path / "dga", replace(DGA, steps=50))
-    write_job(folder, {"train": {"steps": 20}})
+    write_job(folder, {"task": "t:t", "train": {"steps": 20}})
     state = watched(folder).state()
     assert (state.step, state.steps, state.left_s) == (50, None, None)
     assert "step 50, " in plain_line(state)
@@ -69,7 +69,7 @@ def test_the_pace_is_that_of_the_last_seconds(tmp_path: Path) -> None:
     """A slow first step (caches, a compiler) must not spoil the time left for minutes."""
     clock, watch = Clock(), Watch(tmp_path)
     zeros = {"wait_s": 0, "overhead_s": 0, "sent_bytes": 0, "received_bytes": 0, "cpu_s": 0}
-    write_job(tmp_path, {"train": {"steps": 1000}})
+    write_job(tmp_path, {"task": "t:t", "train": {"steps": 1000}})
     with MetricsLog(metrics_path(tmp_path), "m0", clock, 0.0) as log:
         for step in range(1, 301):
             clock.now += 30.0 if step == 1 else 0.1
@@ -176,7 +176,7 @@ def test_the_view_follows_a_growing_run_and_leaves_the_last_word(tmp_path: Path)
     clock, out, story = Clock(), io.StringIO(), replace(FEDAVG, steps=60, members=3, lost="m1")
     console = Console(file=out, width=100, height=30, force_terminal=True, color_system=None)
     folder = create_inside(tmp_path, "fedavg")
-    write_job(folder, {"train": {"steps": 60}})
+    write_job(folder, {"task": "t:t", "train": {"steps": 60}})
     with LiveView([folder], clock=clock, heading="digits", console=console) as view:
         for now in write_metrics(folder, story):
             clock.now = now
@@ -293,7 +293,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
 
 def test_plain_lines_come_at_most_every_two_seconds_and_events_at_once(tmp_path: Path) -> None:
     clock, out, story = Clock(), io.StringIO(), replace(DGA, steps=400, members=3, lost="m1")
-    write_job(tmp_path, {"train": {"steps": 400}})
+    write_job(tmp_path, {"task": "t:t", "train": {"steps": 400}})
     with LiveView([tmp_path], clock=clock, heading="digits", out=out) as view:
         for now in write_metrics(tmp_path, story):
             clock.now = now

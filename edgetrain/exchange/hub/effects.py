@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgetrain.exchange.hub.records import Record, Round, State
-from edgetrain.exchange.messages import Message, Refuse, Reply, Telemetry
+from edgetrain.exchange.messages import Figure, Message, Refuse, Reply, Telemetry
 
 Event = Literal["joined", "started", "late", "gone", "left", "refused", "back", "pace", "codec"]
 
@@ -64,7 +64,15 @@ class Reported:
     telemetry: Telemetry
 
 
-Observed = Note | Closed | Reported
+@dataclass(frozen=True)
+class Evaluated:
+    """A member says how good the model is."""
+
+    member: str
+    figure: Figure
+
+
+Observed = Note | Closed | Reported | Evaluated
 """What people want to know; nothing depends on it."""
 
 

@@ -114,6 +114,8 @@ class MemberRecord:
     unreachable_since: float | None = None
     reported: float = float("-inf")
     """Up to when its reports are accounted for: see `telemetry`."""
+    evaluates: bool = False
+    """Whether it has said that it evaluates the model."""
     fixed: str = ""
     """Digest of its fixed tensors' values, as it joined with them."""
 
@@ -178,6 +180,10 @@ class MemberRecord:
     def note_report(self, until: float) -> None:
         """A report of it is passed on, which accounts for its reports `until` then."""
         self.reported = until
+
+    def note_evaluates(self) -> None:
+        """It says that it evaluates."""
+        self.evaluates = True
 
     def mark_unreachable(self, now: float) -> None:
         """Its connection is lost since `now`."""

@@ -18,6 +18,7 @@ from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.hub.admission import Admission, Model, WhyNot
 from edgetrain.exchange.hub.base_transfer import FirstBase, FixedValues, base_messages
 from edgetrain.exchange.hub.effects import Effect, Event, Note, Replay, Send, Write, refusal
+from edgetrain.exchange.hub.evaluators import Evaluators
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.records import Departed, Entered, Record, State
 from edgetrain.exchange.hub.replay import replay
@@ -73,6 +74,7 @@ class Membership:
         self.fixed = FixedValues()
         self.unrequited = Unrequited()
         """Bases and replies that were sent over connections that have given nothing since."""
+        self.evaluators = Evaluators(members)
         self._terms = terms
         self._members = members
         self._rounds = rounds
@@ -317,11 +319,12 @@ class Membership:
         member.depart(left=event == "left")
         effects: list[Effect] = [Note(event, member.name, reason)]
         self._members.remove(member, may_return=gone and started)
+        self.evaluators.note_gone(member, event, reason)
         # One that has not come back after a restart has had its time.
         self._deserted = gone and not member.returning and not self._members
         if not started:
             return effects + self._replace_uploader(member)
-        return [Write(Departed(member.name, final=not gone)), *effects]
+        return [Write(Departed(member.name, final=not gone)), *effects, *self.evaluators.ask()]
 
     def revoke_all_but(self, keys: Container[bytes]) -> list[Effect]:
         """Remove for good all members whose key is not one of these, in or away. They are told
@@ -371,7 +374,8 @@ class Membership:
         beats = {merged: Beat(self.epoch, merged, here) for merged in {m.merged for m in told}}
         # Equal beats follow each other, because each is packed once.
         told.sort(key=lambda member: member.merged)
-        return [Send(member.sender, beats[member.merged]) for member in told]
+        asked = self.evaluators.ask() if due else []
+        return [*asked, *(Send(member.sender, beats[member.merged]) for member in told)]
 
     def check_desertion(self, now: float) -> None:
         """A deserted job ends once its members have not come back for `Policy.deserted_s`."""

@@ -40,6 +40,7 @@ from edgetrain.exchange.messages import (
     Base,
     Beat,
     Contribute,
+    Figure,
     Fixed,
     Join,
     Leave,
@@ -216,7 +217,7 @@ class Hub:
             return [refusal(member.sender, "unknown", _ASTRAY)]
         member.mark_heard()
         match message:
-            case Beat() | Telemetry():
+            case Beat() | Telemetry() | Figure():
                 return observe_sign(member, message, self.policy.status_s, now)
             case Contribute():
                 return self._accept_contribution(member, message, now)

@@ -21,6 +21,8 @@ from edgetrain.exchange.messages import (
     Base,
     Beat,
     Contribute,
+    Evaluate,
+    Figure,
     Fixed,
     Leave,
     Masking,
@@ -89,6 +91,8 @@ class Link:
         self._patience_s, self._outage_s = patience_s, outage_s
         self.interrupt: Callable[[], None] = lambda: None
         self.on_welcome: Callable[[int], None] = lambda members: None
+        self.is_to_evaluate = False
+        """Whether the hub has said that the member that evaluated is gone."""
         self._submitted = -1
         self._sent_bytes: dict[int, int] = {}
         self._catch_up: CatchUp | None = None
@@ -157,10 +161,7 @@ class Link:
         self.inbox = Inbox(reply_codec, elements, self.memory, self._clock)
         self._silence.set_beat(welcome.beat_s)
         self.on_welcome(welcome.members)
-        log.info(
-            "joined as %s; %s, every %d, %d members",
-            welcome.name, welcome.strategy, welcome.every, welcome.members,
-        )  # fmt: skip
+        log.info("joined as %s; %s, every %d", welcome.name, welcome.strategy, welcome.every)
 
     # -- contributions -------------------------------------------------------------------------
 
@@ -246,6 +247,7 @@ class Link:
 
     def _act(self, message: Message) -> None:
         """Do what a message means while training, or on the way back."""
+        self.is_to_evaluate |= isinstance(message, Evaluate)
         if isinstance(message, Beat):
             self.outbox.drop_merged(message.merged)
         match self._session.accept_in_training(message, self._silence.connections):
@@ -312,7 +314,7 @@ class Link:
 
     # -- leaving -------------------------------------------------------------------------------
 
-    def report(self, telemetry: Telemetry) -> None:
+    def report(self, telemetry: Telemetry | Figure) -> None:
         """See Exchange. A member that is coming back has other things to say."""
         if self._session.state == "training":
             self._send(telemetry)

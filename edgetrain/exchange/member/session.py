@@ -59,6 +59,7 @@ from edgetrain.exchange.messages import (
     PROTOCOL,
     Base,
     Beat,
+    Evaluate,
     Fixed,
     Join,
     Masking,
@@ -218,6 +219,8 @@ class Session:
                 return None
             case Beat() if self.state == "joining" or message.epoch == self.epoch:
                 return None
+            case Evaluate():
+                return None
             case Beat() | Refuse() if self.state == "welcomed":
                 self.state = "joining"
                 return Ask(self.epoch)
@@ -239,6 +242,8 @@ class Session:
                     message.epoch == self._asked_epoch or 0 < self._asked_on == connections
                 )
                 return None if asked or message.epoch == self.epoch else Ask(message.epoch)
+            case Evaluate():
+                return None
             case Refuse(code="unknown"):
                 return None if returning else Ask(self.epoch)
             case Refuse():

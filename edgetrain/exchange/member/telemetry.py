@@ -1,7 +1,8 @@
 """What a member says of itself every few seconds: where it is, where its time went, its machine.
 
-Numbers only, no loss and no figure of the task: what leaves a machine is the same with and without
-privacy. `Telemeter` decides when, and turns sums into a message.
+Of itself a member says numbers only, the same ones with and without privacy. The member that
+evaluates adds the newest figure, unless that is nobody else's business. `Telemeter` decides when,
+and turns sums into a message.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgetrain.exchange.messages import Telemetry
+from edgetrain.exchange.messages import Figure, Telemetry
 from edgetrain.exchange.transport import Traffic
 
 UNKNOWN_CELSIUS = -274
@@ -45,7 +46,7 @@ class Readings:
 class Telemeter:
     """Says every `period_s` seconds (0: never) how a member is doing.
 
-    `sums`, `traffic` and `read` are asked when it is time; `say` gets the message. Training began
+    `sums`, `traffic` and `read` are asked when it is time; `say` gets each message. Training began
     at `began` of the clock. `sums` and `read` may be replaced.
     """
 
@@ -56,12 +57,14 @@ class Telemeter:
         clock: Callable[[], float],
         sums: Callable[[], Sums],
         traffic: Callable[[], Traffic],
-        say: Callable[[Telemetry], None],
+        say: Callable[[Telemetry | Figure], None],
     ) -> None:
         self.sums = sums
         self.read: Callable[[], Readings] = Readings
         self.versions = ""
         """Said once, with the first message."""
+        self.figure: Figure | None = None
+        """Said once, behind the next message; a newer one replaces it."""
         self.began = began
         self._period_s, self._clock, self._traffic, self._say = period_s, clock, traffic, say
         self._next = -math.inf
@@ -79,6 +82,9 @@ class Telemeter:
         self._next = self._clock() + self._period_s
         self._say(self._message())
         self.versions = ""
+        if self.figure is not None:
+            self._say(self.figure)
+            self.figure = None
 
     def _message(self) -> Telemetry:
         sums, readings, traffic = self.sums(), self.read(), self._traffic()

@@ -87,6 +87,17 @@ def figures(evaluation: Record) -> dict[str, float | None]:
     return {key: value for key, value in evaluation.items() if key not in COMMON}
 
 
+def told_evaluation(figure: Record) -> Record | None:
+    """A "figure" record of a hub as the "eval" record that the member would have written; None if
+    it is damaged. The member chose the figure's name: it replaces none of the line's own keys."""
+    metric, value, at = figure.get("metric"), figure.get("value"), figure.get("at")
+    if not (isinstance(metric, str) and isinstance(value, int | float)):
+        return None
+    keys = {"kind": "eval", "t": at if isinstance(at, int | float) else figure["t"]}
+    keys |= {"member": str(figure.get("about")), "step": figure.get("step"), "round": 0}
+    return {metric: value, **keys}
+
+
 class Follower:
     """Reads a metrics.jsonl that is still being written: each `read()` returns what is new.
 

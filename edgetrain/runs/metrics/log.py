@@ -234,6 +234,14 @@ class MetricsLog:
         known = {key: value for key, value in keys.items() if value is not None}
         self._write("status", {"about": about, **({"name": name} if name else {}), **known})
 
+    def figure(
+        self, *, about: str, metric: str, value: float, better: str, step: int, at: float
+    ) -> None:
+        """Write how good the model was, as the member `about` told this writer, the hub. `better`:
+        "higher" or "lower" values. `at`: when it was this good, in seconds like a line's `t`."""
+        keys = {"about": about, "metric": metric, "value": number(value), "better": better}
+        self._write("figure", {**keys, "step": int(step), "at": seconds(at)})
+
     def event(self, event: EventName, reason: str = "", *, about: str | None = None) -> None:
         """Write a rare event: of this writer or, as the hub saw it, of the member `about`."""
         keys = {"event": event, "reason": reason}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
-from edgetrain.runs.metrics.lines import HUB, Record
+from edgetrain.runs.metrics.lines import HUB, Record, told_evaluation
 
 
 @dataclass
@@ -128,7 +128,12 @@ class Tally:
 
     members: dict[str, MemberTally] = field(default_factory=dict)
     hub: MemberTally = field(default_factory=MemberTally)
-    evaluations: list[Record] = field(default_factory=list)
+    own_evaluations: list[Record] = field(default_factory=list)
+    """Of members that write into this folder."""
+    told_evaluations: list[Record] = field(default_factory=list)
+    """As members told the hub."""
+    told_metric: tuple[str, str] | None = None
+    """The figure that members tell the hub, and "higher" or "lower": which values are better."""
     rounds: int = 0
     every: int = 0
     """Steps in a round, in force now; 0: not known."""
@@ -149,7 +154,9 @@ class Tally:
         if kind == "step":
             self._of(member).add_step(record)
         elif kind == "eval":
-            self.evaluations.append(record)
+            self.own_evaluations.append(record)
+        elif kind == "figure":
+            self._add_figure(record)
         elif kind == "exchange" and not self.rounds:  # a member's own folder
             self._take_pace(record)
         elif kind == "round":
@@ -165,6 +172,11 @@ class Tally:
         for record in records:
             self.add(record)
         return self
+
+    @property
+    def evaluations(self) -> list[Record]:
+        """The "eval" lines; in a hub's own folder, what members told it."""
+        return self.own_evaluations or self.told_evaluations
 
     def lost(self) -> list[str]:
         """Members that failed, or that the hub gave up and that did not come back."""
@@ -192,6 +204,12 @@ class Tally:
             member = self.members.get(name)
             if member is not None and member.standing == "late":
                 member.standing, member.reason = "joined", ""
+
+    def _add_figure(self, record: Record) -> None:
+        if (evaluation := told_evaluation(record)) is not None:
+            self.told_evaluations.append(evaluation)
+            better = "lower" if record.get("better") == "lower" else "higher"
+            self.told_metric = record["metric"], better
 
     def _take_pace(self, record: Record) -> None:
         self.every = int(_value(record, "every")) or self.every

@@ -50,8 +50,10 @@ class Row:
     every: int | None = None
     """Steps in a round, at the end."""
     delay: int | None = None
-    codec: str | None = None
     """Steps that a reply might take, at the end."""
+    codec: str | None = None
+    final_seconds: float | None = None
+    """When the model was as good as `final` says: a figure may be older than the run."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def compare(summaries: Sequence[Summary], labels: Sequence[str] | None = None) -
     return Comparison(
         metric=first["metric"],
         better=first["better"],
-        # A hub is told no figure: whether its members reached a target is not known.
+        # A hub may be told no figure: whether its members reached a target is not known then.
         target=first["target"] if any(summary["final"] for summary in summaries) else None,
         rows=tuple(_row(label, summary, first) for label, summary in labelled),
         notes=(
@@ -137,6 +139,7 @@ def _row(label: str, summary: Summary, first: Summary) -> Row:
         every=_count(summary.get("every")),
         delay=_count(summary.get("delay")),
         codec=summary.get("codec"),
+        final_seconds=summary.get("final_seconds"),
     )
 
 

@@ -61,7 +61,7 @@ def _entry(run: Path, began: str) -> Entry:
         task=str(known.get("task") or job.get("task") or units.ABSENT).rpartition(":")[2],
         strategy=str(known.get("strategy") or job.get("strategy", {}).get("name") or units.ABSENT),
         members=known.get("members", fleet.get("members")),
-        network=network if isinstance(network, str) else "several",
+        network="several" if isinstance(network, list) else str(network or units.ABSENT),
         status=status,
         metric=metric,
         final=(known.get("final") or {}).get(metric),

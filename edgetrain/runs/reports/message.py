@@ -41,11 +41,19 @@ def _of_one(compared: Comparison, row: Row) -> str:
         return f"{row.label}: {steps}, not evaluated{status}"
     said = f"{row.label}: {compared.metric} {units.figure(compared.metric, row.final)}"
     if compared.target is None:
-        return f"{said} after {units.duration(row.seconds)}{status}"
+        return f"{said} after {_time_of_figure(row)}{status}"
     goal = units.goal(compared.metric, compared.target)
     if row.target_seconds is not None:
         return f"{said}, {goal} after {units.duration(row.target_seconds)}{status}"
-    return f"{said} after {units.duration(row.seconds)}, {goal} not reached{status}"
+    return f"{said} after {_time_of_figure(row)}, {goal} not reached{status}"
+
+
+def _time_of_figure(row: Row) -> str:
+    """When the run's last figure was taken, and how long the run took where it went on."""
+    end = units.duration(row.seconds)
+    if row.final_seconds is None or row.seconds < TIE * row.final_seconds:
+        return end
+    return f"{units.duration(row.final_seconds)} of {end}"
 
 
 def _of_several(compared: Comparison) -> str:
@@ -89,7 +97,7 @@ def _ends(compared: Comparison) -> str:
     if all(row.final is None for row in rows):
         return f"{len(rows)} runs, not evaluated"
     shown = ", ".join(
-        f"{row.label} {units.figure(metric, row.final)} in {units.duration(row.seconds)}"
+        f"{row.label} {units.figure(metric, row.final)} in {_time_of_figure(row)}"
         for row in rows[:_MOST_NAMES]
     )
     more = f" and {len(rows) - _MOST_NAMES} more" if len(rows) > _MOST_NAMES else ""

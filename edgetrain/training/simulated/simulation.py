@@ -235,8 +235,12 @@ class Simulation:
     def verdict(self) -> str:
         """The status of the run, its errors written to the metrics. Raises what it failed with."""
         hub, *members = self._processes()
-        errors = [(each.name, _first_line(each)) for each in (hub, *members) if each.error]
-        write_errors(self._folder, self.world.clock, self._began, errors)
+        errors = [
+            (each.name, _first_line(each), each.failed_at / SECOND)
+            for each in (hub, *members)
+            if each.error
+        ]
+        write_errors(self._folder, self._began, errors)
         if hub.error:
             raise hub.error
         failed = [member for member in members if member.error]

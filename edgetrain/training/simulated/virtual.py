@@ -33,6 +33,8 @@ class Process:
     def __init__(self, world: World, name: str, code: Callable[[], None]) -> None:
         self.name = name
         self.error: BaseException | None = None
+        self.failed_at = 0
+        """Nanoseconds."""
         self.over = False
         self._world = world
         self._code = code
@@ -46,7 +48,7 @@ class Process:
         except GreenletExit:
             pass
         except BaseException as error:
-            self.error = error
+            self.error, self.failed_at = error, self._world.now
         finally:
             self.over = True
 

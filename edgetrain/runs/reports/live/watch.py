@@ -200,8 +200,8 @@ class Watch:
         return sum(member.step for member in present) / len(present) if present else 0.0
 
     def _steps(self) -> int | None:
-        """The job's; None if it has none, or if its members' own loops go on behind them."""
-        steps = self._job.get("train", {}).get("steps")
+        """The job's; None if its members may run any, or if their own loops go on behind them."""
+        steps = self._job.get("train", {}).get("steps") if "task" in self._job else None
         known = isinstance(steps, int) and steps > 0 and self._step() <= steps
         return steps if known else None
 

@@ -69,13 +69,13 @@ def document(stories: Sequence[Story]) -> str:
 
 def _about(stories: Sequence[Story]) -> str:
     first = stories[0].summary
-    parts = [
-        f"{first.get('task')}",
-        f"{first.get('members')} members",
-        f"device {_listed(first.get('device'))}",
-        f"network {_listed(first.get('network'))}",
-        f"{first.get('steps')} steps",
-    ]
+    known = {key: first.get(key) for key in ("task", "members", "device", "network", "steps")}
+    said = {key: _listed(value) for key, value in known.items() if value is not None}
+    words = {
+        "task": "{}", "members": "{} members", "device": "device {}", "network": "network {}",
+        "steps": "{} steps",
+    }  # fmt: skip
+    parts = [words[key].format(value) for key, value in said.items()]
     began = stories[0].environment.get("started")
     return ", ".join(parts) + (f"; began {began}" if began else "")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import ENVIRONMENT, read_job, read_metrics, read_summary, runs_in
-from edgetrain.runs.metrics.lines import Record
+from edgetrain.runs.metrics.lines import Record, told_evaluation
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.happenings import Happening, happenings
 from edgetrain.runs.summary import summarise
@@ -118,6 +118,8 @@ class Story:
     environment: Mapping[str, Any]
     members: dict[str, MemberStory] = field(default_factory=dict)
     evaluations: list[Record] = field(default_factory=list)
+    told: list[Record] = field(default_factory=list)
+    """Evaluations as a hub heard of them: counted where no member wrote its own."""
     rounds: list[Record] = field(default_factory=list)
     events: list[Record] = field(default_factory=list)
     happened: tuple[Happening, ...] = ()
@@ -155,6 +157,7 @@ def report_of(folders: Sequence[Path]) -> list[Story]:
         )
     stories = _joined([_read(run) for run in found])
     for story in stories:
+        story.evaluations = story.evaluations or sorted(story.told, key=lambda told: told["t"])
         for member in story.members.values():
             member.enrolled = story.enrolled.get(member.name, "")
     tasks = sorted({str(story.summary.get("task")) for story in stories})
@@ -222,6 +225,8 @@ def _add(story: Story, record: Record) -> None:
         )
     elif kind == "eval":
         story.evaluations.append(record)
+    elif kind == "figure" and (told := told_evaluation(record)) is not None:
+        story.told.append(told)
     elif kind == "round":
         story.rounds.append(record)
     elif kind == "status":
@@ -275,7 +280,7 @@ def _joined(stories: list[Story]) -> list[Story]:
     whole.summary = {
         **known,
         **{key: value for key, value in whole.summary.items() if value},
-        # A hub knows neither the figures of a task nor what the task counts as trained.
+        # A hub knows few of the figures, and not what the task counts as trained.
         **{key: best.get(key) for key in _OF_THE_TASK},
         **_speed_of(parts),
         **totals,
@@ -283,7 +288,15 @@ def _joined(stories: list[Story]) -> list[Story]:
     return [whole]
 
 
-_OF_THE_TASK = ("metric", "better", "target", "final", "target_seconds", "target_steps")
+_OF_THE_TASK = (
+    "metric",
+    "better",
+    "target",
+    "final",
+    "target_seconds",
+    "target_steps",
+    "final_seconds",
+)
 
 
 def _speed_of(parts: Sequence[Story]) -> dict[str, Any]:

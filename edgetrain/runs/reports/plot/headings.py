@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 def heading_of(summary: Mapping[str, Any], *more: str | None) -> str:
     """Task, `more`, members, device and network, as far as they are known."""
     task = str(summary["task"] or "").rpartition(":")[2]
-    members, device = summary["members"], summary["device"] or "host"
+    members, device = summary["members"], summary["device"]
     mixed = not isinstance(device, str) or ":" in device or "," in device
-    fleet = f"{members} members ({listed(device)})" if mixed else f"{members} x {device}"
-    network = listed(summary["network"] or "none")
+    if device is None:
+        fleet = f"{members} members"
+    else:
+        fleet = f"{members} members ({listed(device)})" if mixed else f"{members} x {device}"
+    network = listed(summary["network"]) if summary["network"] else None
     network = "no network emulated" if network == "none" else network
     return ", ".join(as_text(str(part)) for part in (task, *more, fleet, network) if part)
 
