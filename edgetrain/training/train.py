@@ -109,8 +109,7 @@ def train(
         release=release_of(job.privacy, source),
         stop=stop,
     ) as member:
-        service.status(lambda: f"training: {member.steps} of {job.train.steps} steps")
-        stop.alive = lambda: service.alive(member.steps)
+        _tell_training(service, stop, member, job.train.steps)
         begin_at(optimizer, member.begins_at)
         member.telemeter.read = readings_of(place.device, energy)
         local = work_of(job, task, model, flat, place.index, source, member.steps)
@@ -133,6 +132,14 @@ def _tell_welcome(service: Service, link: Link, members: int) -> None:
 
     service.describe, service.away = waiting, lambda: link.away_s
     service.ready()
+
+
+def _tell_training(service: Service, stop: Stop, member: Member, steps: int) -> None:
+    """Tell the service manager how many of the job's steps are over, by the count that the hub is
+    told: this member may have come late, or come back."""
+    telemeter = member.telemeter
+    service.status(lambda: f"training: {telemeter.sums().step} of {steps} steps")
+    stop.alive = lambda: service.alive(member.steps)
 
 
 def _share_figures(loop: Loop, link: Link, member: Member, task: Task, unit: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from command_line import hub, running, write_tiny
+from hub_runs import hub_folder, wait_for_rounds
 
 from edgetrain.fleet import catalog
 from edgetrain.fleet.cards import flashing
+from edgetrain.runs.folder import read_metrics
 from edgetrain.training.service import AWAY_S, SLOWEST, UNKNOWN_S, Service
 
 UNIT = catalog.folder("devices") / "systemd" / flashing.UNIT
@@ -96,6 +99,41 @@ def test_the_status_says_how_far_training_is(manager, tmp_path, monkeypatch):
         manager.until("STATUS", "training: 5 of 6 steps")
         manager.until("STATUS", "done")
         assert member.finish() == 0
+
+
+def test_a_member_that_comes_late_counts_the_steps_of_the_job_as_its_hub_does(
+    manager, tmp_path, monkeypatch
+):
+    notify = str(manager.path)
+    job = write_tiny(
+        tmp_path,
+        fleet={"members": 2, "pace_s": 0.02},
+        train={"steps": 100_000},
+        strategy={"name": "fedavg", "every": 2},
+        hub={"beat_s": 0.2, "status_s": 0.1},
+    )
+    with hub(job, cwd=tmp_path) as (_, address):
+        words = ("member", job, "--hub", address, "--index")
+        monkeypatch.delenv("NOTIFY_SOCKET")
+        with running(*words, "0", cwd=tmp_path), running(*words, "1", cwd=tmp_path) as second:
+            wait_for_rounds(hub_folder(tmp_path), 20)
+            second.process.send_signal(signal.SIGTERM)
+            assert second.finish() == 143
+            monkeypatch.setenv("NOTIFY_SOCKET", notify)
+            monkeypatch.setenv("WATCHDOG_USEC", "1000")  # a sign of life at each step
+            before = len(list(read_metrics(hub_folder(tmp_path))))
+            with running(*words, "1", cwd=tmp_path):
+                manager.until("STATUS", "training")
+                text = next(text for _, text in manager.told if text.startswith("training"))
+                first = int(text.split()[1])
+                assert first >= 40, "rounds of two steps each were over when it came"
+                at_hub: list[int] = []
+                while not any(step > first for step in at_hub):
+                    manager.read()
+                    lines = list(read_metrics(hub_folder(tmp_path)))[before:]
+                    of_it = [line for line in lines if line.get("about") == "m1"]
+                    at_hub = [line["step"] for line in of_it if line["kind"] == "status"]
+        assert at_hub[0] >= first
 
 
 def test_a_member_without_a_hub_is_never_ready_and_says_why(manager, tmp_path):
