@@ -86,7 +86,11 @@ def member(pipe: Connection, address: str, elements: int) -> None:
     baseline = bytes_after_torch()
     import torch
 
-    from edgetrain.training.member import join
+    from edgetrain.exchange.member.link import Link
+    from edgetrain.exchange.seam import Request
+    from edgetrain.exchange.zeromq.member_socket import MemberSocket
+    from edgetrain.tasks.flat import FlatModel
+    from edgetrain.training.member import Member
 
     class Nudge:
         """Not a torch.optim.Optimizer: the first of those imports torch._dynamo, some 75 MB that
@@ -104,7 +108,8 @@ def member(pipe: Connection, address: str, elements: int) -> None:
     model = torch.nn.ParameterList(
         torch.rand(stop - start) for start, stop in itertools.pairwise(cuts)
     )
-    joined = join(address, model, Nudge(model.parameters()))  # type: ignore[arg-type]
+    flat, nudge = FlatModel(model), Nudge(model.parameters())
+    joined = Member.join(Link(MemberSocket(address), time.monotonic), flat, nudge, Request(""))
 
     def report() -> dict[str, Any]:
         traffic = joined.traffic()

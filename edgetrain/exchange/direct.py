@@ -15,7 +15,7 @@ import numpy as np
 
 from edgetrain import strategies
 from edgetrain.errors import ConfigError, Diverged, Refused
-from edgetrain.exchange.messages import Figure, Telemetry
+from edgetrain.exchange.messages import NO_WEIGHT, Figure, Telemetry
 from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies.merging.rule import SliceRule
@@ -212,14 +212,16 @@ class Direct:
 
     def _close(self, round: int, given: list[_Given]) -> None:
         assert self._base is not None
-        merged: Vector = np.empty_like(self._base)
-        self._rule.merge(given, merged)
+        everyone, given = given, [each for each in given if each.weight > NO_WEIGHT]
+        merged: Vector = np.zeros_like(self._base)
+        if given:
+            self._rule.merge(given, merged)
         known = 0
         if self.row.hub_keeps_base:
             self._base += merged
             known = self._checksums[round + 1] = checksum(self._base)
         self._replies[round] = RoundReply(
-            round, len(given), self.delay, known, self._clock(), [merged]
+            round, len(everyone) if given else 0, self.delay, known, self._clock(), [merged]
         )
 
     def _drop_taken(self) -> None:

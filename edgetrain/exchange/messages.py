@@ -38,6 +38,10 @@ MAX_CHECKSUM = (1 << 64) - 1
 MOST_MS = 1 << 45
 """A thousand years."""
 
+NO_WEIGHT = 1e-9
+"""Weight of a contribution that adds nothing: a member that took no step, and is in step all the
+same."""
+
 Check = Callable[[Any], bool]
 
 
@@ -252,8 +256,8 @@ class Contribute:
     round: int = _integer(0, MAX_COUNT)
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
-    weight: float = _number(1e-9, 1e15)
-    """Reserved: the weight in Join counts."""
+    weight: float = _number(NO_WEIGHT, 1e15)
+    """NO_WEIGHT: it is not merged. Otherwise the weight in Join counts."""
     applied: int = _integer(0, MAX_COUNT)
     checksum: int = _integer(0, MAX_CHECKSUM)
     """Of the member's base after `applied` replies."""
@@ -273,7 +277,7 @@ class Reply:
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
     members: int = _integer(0, 1 << 20)
-    """Contributions merged; 0: no member could contribute to this round any more."""
+    """Contributions in the round; 0: it has none, or none with steps in it."""
     delay: int = _integer(0, 1 << 32)
     """The delay in force once this reply is applied."""
     checksum: int = _integer(0, MAX_CHECKSUM)

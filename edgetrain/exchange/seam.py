@@ -87,7 +87,7 @@ class RoundReply:
 
     round: int
     members: int
-    """Contributions merged."""
+    """Contributions in the round; 0: it has none, or none with steps in it."""
     delay: int
     """The delay in force once this reply is applied, in local steps."""
     checksum: int
@@ -231,8 +231,9 @@ class Exchange(Protocol):
 
         `contribution` belongs to the exchange from now on: the caller does not write it again, and
         its memory is free (`memory` lends it again) once nobody holds it. `weight`: samples behind
-        it. `applied`, `checksum`: the member's base. `wanted_delay`: local steps of `step_s`
-        seconds that would have hidden the last round trip, 0: not known.
+        it; NO_WEIGHT: none, and it is not merged. `applied`, `checksum`: the member's base.
+        `wanted_delay`: local steps of `step_s` seconds that would have hidden the last round trip,
+        0: not known.
 
         What a lossy codec leaves out goes with a later contribution (`rest_later`), and the result
         is None. Otherwise the rest is the caller's, and the result is what others will read: a

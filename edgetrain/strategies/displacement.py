@@ -27,11 +27,33 @@ _TOO_FAST = (
 )
 
 EXPLODED = 100.0
-"""A round that leads so many times as far as any round before it, and as the base is long, is no
-training. Its mean with the others' rounds would be the end of theirs."""
+"""A round that moves the parameters this many times farther than the norm of the base, and than any
+earlier round at the same learning rate, has diverged. Averaging it in would ruin every other
+member. Distances are divided by the round's learning rates: a round after a warm-up, or after a
+restart of the rate, is as much longer as its rate is higher."""
 
 SAMPLED = 4096
 """Elements of a vector, about, from which its length is taken."""
+
+
+class Growth:
+    """How much farther than others a round moves the parameters: see EXPLODED."""
+
+    def __init__(self) -> None:
+        self.rates = 0.0
+        """Sum of the learning rates of this round's steps."""
+        self._longest = 0.0
+        """Length of the longest round so far, of its sampled elements, over its rates."""
+
+    def judge(self, own: Vector, base: Vector) -> float:
+        """Length of `own` over that of the base, or of the longest before it at this round's rates
+        if that is less; 0: it is the first. The next round begins."""
+        sampled = slice(None, None, max(1, own.size // SAMPLED))
+        length, size = (float(np.linalg.norm(v[sampled].astype(np.float64))) for v in (own, base))
+        rates, self.rates = self.rates or 1.0, 0.0
+        growth = length / max(self._longest * rates, size) if self._longest else 0.0
+        self._longest = max(self._longest, length / rates)
+        return growth
 
 
 class Displacement:
@@ -103,8 +125,7 @@ class Displacement:
         """What foretells replies; None: nothing does."""
         self.unsent = Unsent(params.size)
         """Where what a lossy codec has not sent waits."""
-        self._longest = 0.0
-        """Length of the longest round so far, of its sampled elements."""
+        self._growth = Growth()
         self._steps = 0
         self._local_steps = 0
         self._partial = self._finished = False
@@ -125,6 +146,10 @@ class Displacement:
     def before_step(self) -> Vector | None:
         """Called between backward and the optimizer's step; displacements do not exist yet."""
         return None
+
+    def note_rate(self, rate: float) -> None:
+        """See MemberHalf."""
+        self._growth.rates += rate
 
     def after_step(self) -> Vector | None:
         """Called after each optimizer step; returns the contribution at the end of a round."""
@@ -341,16 +366,6 @@ class Displacement:
         self.expected.flights.extend(Flight(r, self._steps, None) for r in range(self.round, round))
         self.round = max(self.round, round)
 
-    def _growth(self, own: Vector) -> float:
-        """How many times as long `own` is as any before it and the base; 0: it is the first."""
-        sampled = slice(None, None, max(1, own.size // SAMPLED))
-        length, base = (
-            float(np.linalg.norm(v[sampled].astype(np.float64))) for v in (own, self.base)
-        )
-        growth = length / max(self._longest, base) if self._longest else 0.0
-        self._longest = max(self._longest, length)
-        return growth
-
     def _submit(self) -> Vector:
         own = self._memory.borrow_vector()
         at_once = self.delay == 0 and not self.expected.flights
@@ -359,7 +374,7 @@ class Displacement:
         finite, touched = self.expected.subtract(own, settle=not at_once)
         if not finite:
             raise Diverged(f"parameters are not finite after step {self._steps}", _TOO_FAST)
-        if (ratio := self._growth(own)) > EXPLODED:
+        if (ratio := self._growth.judge(own, self.base)) > EXPLODED:
             raise Diverged(
                 f"the round that ended with step {self._steps} led {ratio:.3g} times as far as any "
                 "before it",

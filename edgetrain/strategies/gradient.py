@@ -68,6 +68,9 @@ class Gradient:
         """One round a step is enough."""
         return None
 
+    def note_rate(self, rate: float) -> None:
+        """All members take the same steps."""
+
     def after_step(self) -> Vector | None:
         """Nothing is left to send once the optimizer has stepped."""
         return None

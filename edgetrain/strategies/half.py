@@ -55,6 +55,9 @@ class MemberHalf(Protocol):
     def before_step(self) -> Vector | None:
         """After backward, before the optimizer's step: a gradient contribution, or None."""
 
+    def note_rate(self, rate: float) -> None:
+        """The step just taken, which `after_step` comes next for, had this learning rate."""
+
     def after_step(self) -> Vector | None:
         """After the optimizer's step: a displacement at the end of a round, or None."""
 

@@ -35,13 +35,13 @@ class Room:
     def say(self, name, message, now=0.0):
         return self.hub.handle(name.encode(), message, now)
 
-    def contribute(self, name, round, vector, now=0.0):
+    def contribute(self, name, round, vector, now=0.0, weight=1.0):
         effects = []
         for part in range(PARTS):
             payload = memoryview(vector[PART * part : PART * (part + 1)].copy()).cast("B")
             checksum, applied = self.known[-1], len(self.known) - 1
             effects += self.say(
-                name, Contribute(round, part, PARTS, 1.0, applied, checksum, 0, payload), now
+                name, Contribute(round, part, PARTS, weight, applied, checksum, 0, payload), now
             )
         self.known += [e.message.checksum for e in effects if is_reply_to("a", e)]
         return effects

@@ -393,6 +393,33 @@ def test_a_member_that_explodes_stops_before_it_sends_what_it_did(elements):
         half.after_step()
 
 
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("scale", [0.0, 1.0], ids=["zero initialisation", "random initialisation"])
+@pytest.mark.parametrize("rates", [
+    [1e-8] * 8 + [0.1] * 8,
+    [0.0] * 3 + [1e-6, 1e-3, 1.0, 1.0],
+    [0.5, 1e-3, 1e-7, 1e-7, 0.5, 1e-3, 0.5],
+], ids=["warm-up", "from nothing", "restarts"])  # fmt: skip
+def test_a_round_that_is_as_much_longer_as_its_rate_is_higher_has_not_exploded(rates, scale, every):
+    rng = np.random.default_rng(0)
+    params = (scale * rng.standard_normal(50)).astype(np.float32)
+    half = Displacement(params, every)
+    for rate in rates:
+        for _ in range(every):
+            params -= np.float32(rate) * rng.standard_normal(50).astype(np.float32)
+            half.note_rate(rate)
+            own = half.after_step()
+        half.apply([own.copy()])
+    for _ in range(every):
+        params += np.float32(2 * EXPLODED**2 * max(rates))
+        half.note_rate(rates[-1])
+        if half.local_steps == every - 1:
+            with pytest.raises(Diverged, match="times as far as any"):
+                half.after_step()
+        else:
+            half.after_step()
+
+
 @pytest.mark.parametrize(("every", "delay"), [(0, 0), (-1, 0), (1, -1)])
 def test_bad_values_raise_where_they_enter(every, delay):
     with pytest.raises(ConfigError, match=r"allowed|at least"):

@@ -22,6 +22,7 @@ class Contribution:
 
     member: str
     weight: float
+    """NO_WEIGHT: it is not merged."""
     payloads: tuple[Buffer, ...]
     """One per part; none where contributions are masked."""
     wish: Wish | None = None

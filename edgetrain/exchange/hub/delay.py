@@ -22,6 +22,7 @@ queue, and hide nothing.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,6 +100,8 @@ class AgreedDelay:
         before there is something to do meanwhile."""
         self.merged_steps = 0
         """Steps in the rounds merged so far."""
+        self._lengths = [(0, every)]
+        """(replies after which members know it, steps in a round), of each change."""
         self._shortest = every
         self._is_measured = delay is None
         self._steps = steps
@@ -131,9 +134,23 @@ class AgreedDelay:
     def agree(self, round: int, wishes: Sequence[Wish], now: float) -> str:
         """This round closes now, with these contributions. Returns what people should know of a
         change, or ""."""
-        self.merged_steps += self.every
-        if not self._is_measured:
-            return ""
+        applied = statistics.median_low([wish.applied for wish in wishes]) if wishes else round
+        self.merged_steps += self.length_after(applied)
+        told = self._agree(round, wishes, now) if self._is_measured else ""
+        self._note_length(round)
+        return told
+
+    def length_after(self, applied: int) -> int:
+        """Steps in a round that a member ended after it had applied this many replies: a round that
+        is in flight when rounds get longer is still as long as before."""
+        return next((steps for since, steps in reversed(self._lengths) if since <= applied), 0)
+
+    def _note_length(self, round: int) -> None:
+        """This round is merged, and its reply says how long rounds are from then on."""
+        if self.every != self._lengths[-1][1]:
+            self._lengths.append((round + 1, self.every))
+
+    def _agree(self, round: int, wishes: Sequence[Wish], now: float) -> str:
         self._waits[round] = {wish.member: now - wish.arrived for wish in wishes}
         self._waits.pop(round - REMEMBERED, None)
         self._closed.append(now)
@@ -230,15 +247,14 @@ class AgreedDelay:
         """A journal says that these are in force; `every` 0: it is older than rounds that grow."""
         self.delay = delay
         self.every = every or self.every
+        self._lengths = [(0, self.every)]
 
-    def replay(self, delay: int, every: int = 0) -> None:
-        """A journal says that a round was merged, and that these are in force since."""
-        self.merged_steps += self.every
-        self.restore(delay, every)
-
-    def steps_before(self, round: int, merged: int) -> int:
-        """Steps of the run before this round, `merged` rounds being merged."""
-        return max(0, self.merged_steps + (round - merged) * self.every)
+    def replay(self, round: int, delay: int, every: int = 0) -> None:
+        """A journal says that this round was merged, and that these are in force since. It does not
+        say after how many replies members ended the round: all that were due by then."""
+        self.merged_steps += self.length_after(max(0, round - self.delay // self.every))
+        self.delay, self.every = delay, every or self.every
+        self._note_length(round)
 
     def end_after(self, merged: int) -> int:
         """The round after the run's last one, `merged` rounds being merged and the others as long

@@ -253,7 +253,7 @@ class Membership:
         pace, first = rounds.delay, member.first_round
         start = Start(
             rounds.round, first, pace.first, checksum, keep,
-            every=pace.every, steps=pace.steps_before(first, rounds.round),
+            every=pace.every, steps=rounds.steps_before(first),
             fixed=self.fixed.digest,
         )  # fmt: skip
         return [*effects, Send(member.sender, start)]
@@ -297,7 +297,7 @@ class Membership:
         start = Start(
             member.applied, begin, rounds.delay.delay, rounds.checksums.get(member.applied), keep,
             member.next_round, message.attempt, rounds.delay.every,
-            rounds.delay.steps_before(begin, rounds.round), fixed=self.fixed.digest,
+            rounds.steps_before(begin), fixed=self.fixed.digest,
         )  # fmt: skip
         effects.append(Send(sender, start))
         missed = rounds.messages_missed(member.name)

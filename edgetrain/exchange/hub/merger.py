@@ -24,6 +24,7 @@ from edgetrain.exchange.hub.contributions import (
     find_spoilt,
 )
 from edgetrain.exchange.hub.records import Round, State
+from edgetrain.exchange.messages import NO_WEIGHT
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule, StatefulRule
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.parts import parts_of
@@ -264,6 +265,7 @@ class Merger:
 
     def _merge(self, chosen: Sequence[Contribution]) -> tuple[Sequence[Contribution], Vector, Cuts]:
         """The contributions that count, the merged vector, and the cuts."""
+        chosen = [contribution for contribution in chosen if contribution.weight > NO_WEIGHT]
         early, self._early = self._early, _Early()
         merged = self._memory.borrow_vector() if early.vector is None else early.vector
         if not chosen:

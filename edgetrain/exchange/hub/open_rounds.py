@@ -38,6 +38,11 @@ class OpenRound:
         return [self.contributions[key] for key in sorted(self.contributions)]
 
     @property
+    def applied(self) -> int:
+        """Replies that members had applied as they contributed; the least of them."""
+        return min((c.wish.applied for c in self.in_order if c.wish is not None), default=0)
+
+    @property
     def members(self) -> tuple[str, ...]:
         """The names of the members that contributed, once for each contribution."""
         return tuple(name for name, _ in sorted(self.contributions))

@@ -34,7 +34,7 @@ from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.merger import Merger, RoundResult
 from edgetrain.exchange.hub.open_rounds import OpenRound, OpenRounds
 from edgetrain.exchange.hub.records import Round, State
-from edgetrain.exchange.messages import Contribute, Reply
+from edgetrain.exchange.messages import NO_WEIGHT, Contribute, Reply
 from edgetrain.strategies.closing import ClosingRule
 from edgetrain.vectors.vector import Vector
 
@@ -164,7 +164,13 @@ class Rounds:
         if record.before:
             self.checksums.add_known(record.round, record.before)
         self._advance(record.round, checksum)
-        self.delay.replay(record.delay, record.every)
+        self.delay.replay(record.round, record.delay, record.every)
+
+    def steps_before(self, round: int) -> int:
+        """Steps of the run before this round: those of open rounds, too."""
+        entries = (self.open_rounds.get(each) for each in range(self.round, round))
+        applied = (self.round if entry is None else entry.applied for entry in entries)
+        return self.delay.merged_steps + sum(map(self.delay.length_after, applied))
 
     def _advance(self, round: int, checksum: int) -> None:
         """This round is merged, and leads to a base with this checksum (0: not known)."""
@@ -279,7 +285,9 @@ class Rounds:
             payloads = ()
         sent = sum(memoryview(payload).nbytes for payload in payloads)
         wish = Wish(member.name, message.wanted_delay, message.step_s, message.applied, now, sent)
-        contribution = Contribution(member.name, member.weight, payloads, wish)
+        is_empty = message.weight == NO_WEIGHT and self.masks is None  # masked: in the sum already
+        weight = NO_WEIGHT if is_empty else member.weight
+        contribution = Contribution(member.name, weight, payloads, wish)
         round = max(meant_for, self.round)
         return remarks, self.open_rounds.add(round, member, meant_for, contribution, now)
 
@@ -359,12 +367,14 @@ class Rounds:
             self.masks.forget_round(round)
         entry.mark_merged()
         # A masked round that is given up has contributions of which none is counted.
-        counted, names = (entry.counted(), entry.members) if result.counted else ((), ())
+        is_given_up = due.end is not None and not result.counted
+        counted, names = ((), ()) if is_given_up else (entry.counted(), entry.members)
         reply, delay, every = tuple(result.payloads), self.delay.delay, self.delay.every
         kept, _ = self.delay.to_keep()
         record = Round(round, counted, delay, before, result.checksum, reply, result.inputs, kept)
         effects.append(Write(record))
-        effects += self._answer(round, result)
+        without = sum(c.weight == NO_WEIGHT for c in entry.in_order)
+        effects += self._answer(round, result, without)
         weight = sum(c.weight for c in result.counted)
         open_s = now - entry.opened
         cuts = result.cuts
@@ -404,12 +414,13 @@ class Rounds:
                 effects.append(Note("late", member.name, remark))
         return effects
 
-    def _answer(self, round: int, result: RoundResult) -> list[Effect]:
-        """The reply to a round, to all members that train. Equal messages follow each other,
-        because each is packed once."""
+    def _answer(self, round: int, result: RoundResult, without: int) -> list[Effect]:
+        """The reply to a round, to all members that train; `without`: contributions without weight.
+        Equal messages follow each other, because each is packed once."""
         told = [member for member in self._members if member.trains]
         settled = all(max(member.merged, member.first_round) > round for member in told)
-        count, parts, delay = len(result.counted), len(result.payloads), self.delay.delay
+        parts, delay = len(result.payloads), self.delay.delay
+        count = len(result.counted) + without if result.counted else 0
         every = self.delay.every
         replies = [
             Reply(round, part, parts, count, delay, result.checksum, settled, payload, every)

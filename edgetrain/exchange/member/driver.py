@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 from edgetrain import codecs, strategies
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.delay import MARGIN
+from edgetrain.exchange.messages import NO_WEIGHT
 from edgetrain.exchange.seam import CatchUp, Entry, Exchange, FixedTensors, Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies.half import MemberHalf
@@ -38,6 +39,13 @@ def momentum_of(optimizer: Stepper) -> float:
     if not groups:
         return 0.0
     return float(groups[0].get("momentum") or groups[0].get("betas", (0.0,))[0])
+
+
+def rate_of(optimizer: Stepper) -> float:
+    """The learning rate of an optimizer as it is now: the largest `lr` of its `param_groups`, where
+    torch's optimizers have one. 1: it has none."""
+    groups: list[dict[str, Any]] = getattr(optimizer, "param_groups", [])
+    return max((float(g["lr"]) for g in groups if g.get("lr") is not None), default=1.0)
 
 
 class Flat(Protocol):
@@ -179,8 +187,8 @@ class DelayMeter:
 
 
 class Driver:
-    """One member in training: `join`, then `step` in place of the optimizer's step, then `drain`
-    and `leave`.
+    """One member in training: `join`, then `step` in place of the optimizer's step (or `begin_step`
+    and `end_step` around it), then `drain` and `leave`.
 
     `steps` is the number of local steps taken. `wait_s` and `exchange_s` are the seconds that all
     steps so far waited for replies, and spent on handing over and applying. `is_mid_step` is True
@@ -229,6 +237,15 @@ class Driver:
             self._longest, self.half.delay = entry.delay, min(entry.delay, self.half.every)
         self._skipped = 0
         """Steps taken elsewhere since the last one that was taken here."""
+        self._computed_s = 0.0
+        """Seconds of this step so far, without exchanges."""
+        self._is_waiting = False
+        """Whether rounds have none of this member's steps, and weigh nothing."""
+        self.most_members = self.rounds_with_fewer = 0
+        """The most contributions in a reply, and how many replies since had fewer."""
+        self._members = 0
+        """Contributions in the newest reply."""
+        self._progress = entry.steps
         self._submitted: dict[int, tuple[float, float]] = {}
         self._step_began = clock()
 
@@ -253,41 +270,56 @@ class Driver:
     def begin(self) -> None:
         """Begin from the base that the exchange has put into the parameters."""
         self.half.start(self.entry.applied, self.entry.round)
+        self._progress = self.entry.steps
         self._compare(self.entry.checksum)
         self.restart_clock()
 
     @property
     def progress(self) -> int:
-        """Steps of the job that the fleet has behind it, as far as this member takes part."""
-        if self.strategy.has_local_steps:
-            rounds = self.half.round - self.entry.round
-            return self.entry.steps + rounds * self.half.every + self.half.local_steps
-        return self.steps
+        """Steps of the job that the fleet has behind it, as far as this member takes part: those
+        before it came, its own, and those of rounds that went on without it."""
+        return self._progress if self.strategy.has_local_steps else self.steps
 
     # -- training ------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Step the optimizer, and exchange what the strategy asks for; may wait for a reply."""
-        computed_s = self.clock() - self._step_began
+        self.begin_step()
+        self.optimizer.step()
+        self.end_step()
+
+    def begin_step(self, *, adds: bool = True) -> None:
+        """Before the optimizer's step, with the gradients there: exchange them, if the strategy
+        does. `adds` = False: this member has no gradient for the step, and the others' mean is not
+        to have its zeros in it. More than once in a step where several optimizers share it."""
+        self._computed_s += self.clock() - self._step_began
         half, flat = self.half, self.flat
         self.is_mid_step = True
-        if half.adjusts_gradient:
-            flat.pull_gradient()
-        self._exchange(half.before_step, apply_anyway=False)
-        if half.adjusts_gradient:
-            flat.push_gradient(zeros_are_none=half.moves_params or self.entry.is_exact)
-        began = self.clock()
-        self.optimizer.step()
+        if adds or not half.moves_params:
+            if half.adjusts_gradient:
+                flat.pull_gradient()
+            weight = NO_WEIGHT if not adds and self.entry.is_exact else self._weight
+            self._exchange(half.before_step, apply_anyway=False, weight=weight)
+            if half.adjusts_gradient:
+                flat.push_gradient(zeros_are_none=half.moves_params or self.entry.is_exact)
+        self.restart_clock()
+
+    def end_step(self) -> None:
+        """After the optimizer's step: exchange what a round's end asks for."""
+        half, flat = self.half, self.flat
         self.is_mid_step = False
         self.steps += 1
+        self._progress += 1
+        computed_s, self._computed_s = self._computed_s + self.clock() - self._step_began, 0.0
         if self._meter is not None:
             steps, self._skipped = 1 + self._skipped, 0
-            self._meter.add_step((computed_s + self.clock() - began) / steps)
+            self._meter.add_step(computed_s / steps)
         began = self.clock()
         self.exchange.poll()
         self.exchange_s += self.clock() - began
         if flat.is_storage or not half.quiet_steps():
             flat.pull_params()
+        half.note_rate(rate_of(self.optimizer))
         self._exchange(half.after_step)
         self.restart_clock()
 
@@ -298,10 +330,32 @@ class Driver:
     def skip(self, steps: int) -> None:
         """This many steps have been taken elsewhere (a simulation takes them for many members at
         once), between which the strategy has nothing to do: at most `half.quiet_steps()`."""
+        rate = rate_of(self.optimizer) if steps else 0.0
         for _ in range(steps):
+            self.half.note_rate(rate)
             self.half.after_step()
         self.steps += steps
+        self._progress += steps
         self._skipped += steps
+
+    def wait_for_fleet(self, step: Callable[[], None]) -> None:
+        """Take part in the fleet's rounds without adding to them, until no member adds to one.
+
+        Local steps that are in no contribution yet are contributed first. A displacement strategy's
+        half counts steps that are not taken; with a gradient strategy `step` is called to step the
+        optimizer with the mean of the others' gradients, and to leave no gradient.
+        """
+        half, self._members = self.half, 1
+        while self._members:
+            round = half.round
+            self._is_waiting = not half.local_steps
+            while half.round == round:
+                if half.moves_params:
+                    self._exchange(half.after_step)
+                else:
+                    self.begin_step(adds=False)
+                    step()
+                    self.is_mid_step = False
 
     def drain(self) -> None:
         """Submit what is left, and wait for every reply: the parameters then are the base. No step
@@ -315,7 +369,7 @@ class Driver:
 
     def submit_rest(self) -> None:
         """Submit what is left, without waiting for its reply. Nothing but `leave` may follow."""
-        self._submit(self._rest())
+        self._submit(self._rest(), self._weight)
 
     def _rest(self) -> Vector | None:
         return self.half.finish(rest=not self.exchange.sent_nearly_all)
@@ -335,21 +389,27 @@ class Driver:
     # -- exchanging ----------------------------------------------------------------------------
 
     def _exchange(
-        self, contribution_of: Callable[[], Vector | None], *, apply_anyway: bool = True
+        self,
+        contribution_of: Callable[[], Vector | None],
+        *,
+        apply_anyway: bool = True,
+        weight: float | None = None,
     ) -> None:
         """Submit the contribution, if there is one, and apply every reply that is due; without a
-        contribution only if `apply_anyway`."""
+        contribution only if `apply_anyway`. `weight`: samples behind it; None: the member's."""
         began, waited = self.clock(), self.wait_s
-        changed = self._submit(contribution_of())
+        if weight is None:
+            weight = NO_WEIGHT if self._is_waiting else self._weight
+        changed = self._submit(contribution_of(), weight)
         while (changed or apply_anyway) and (due := self.half.due()) is not None:
             self._apply(due)
-            self._submit(self.half.follow_up())
+            self._submit(self.half.follow_up(), weight)
             changed = True
         if changed and self.half.moves_params:
             self.flat.push_params()
         self.exchange_s += self.clock() - began - (self.wait_s - waited)
 
-    def _submit(self, contribution: Vector | None) -> bool:
+    def _submit(self, contribution: Vector | None, weight: float) -> bool:
         # A separate method, so that no local variable keeps the vector alive: once it has been
         # sent, its memory is used for the reply.
         if contribution is None:
@@ -364,10 +424,10 @@ class Driver:
         read = self.exchange.submit(
             round,
             contribution if self._release is None else self._released(contribution),
-            weight=self._weight,
+            weight=weight,
             applied=self.half.applied,
             checksum=self.half.checksum,
-            wanted_delay=0 if self._meter is None else self._meter.wanted,
+            wanted_delay=0 if self._meter is None or self._is_waiting else self._meter.wanted,
             step_s=1.0 if self._meter is None else self._meter.step_s,
             rest_later=self._release is not None or not self.half.keeps_rest,
         )
@@ -394,6 +454,10 @@ class Driver:
         submitted, submit_s = self._submitted.pop(round, (reply.arrived, 0.0))
         if self._meter is not None:
             self._meter.add_round_trip(reply.arrived - submitted + submit_s)
+        self._members = reply.members
+        is_most = reply.members >= self.most_members
+        self.rounds_with_fewer = 0 if is_most else self.rounds_with_fewer + 1
+        self.most_members = max(self.most_members, reply.members)
         ready = self.clock()
         self.half.apply(reply.pieces)
         if reply.checksum and reply.checksum != self.half.checksum:
@@ -417,6 +481,7 @@ class Driver:
         if found.base is not None:
             self.half.rebase(found.base, found.applied)
             self._compare(found.checksum)
+        self._progress += max(0, found.round - self.half.round) * self.half.every
         self.half.skip_to(found.round)
         self._submitted = {r: at for r, at in self._submitted.items() if r >= self.half.applied}
         self._take_delay(found.delay, found.every)

@@ -175,13 +175,22 @@ def test_nothing_changes_before_anything_is_measured():
 @given(st.integers(1, 9), st.one_of(st.none(), st.integers(0, 30)), st.integers(0, 40))
 def test_a_hub_that_was_restored_agrees_on_the_same(every, delay, rounds):
     """From a journal's records alone, and from a snapshot in the middle."""
-    wish = [Wish("a", 90, 0.1, 0, 0.0)]
     one, again = AgreedDelay(every, delay, 400), AgreedDelay(every, delay, 400)
     for round in range(rounds):
-        one.agree(round, wish, 1.0 * round)
+        applied = max(0, round - one.delay // one.every)
+        one.agree(round, [Wish("a", 90, 0.1, applied, 0.0)], 1.0 * round)
         kept, _ = one.to_keep()
-        again.replay(one.delay, kept)
+        again.replay(round, one.delay, kept)
     found = (again.every, again.delay, again.merged_steps)
     assert found == (one.every, one.delay, one.merged_steps)
-    assert one.steps_before(rounds, rounds) == one.merged_steps
-    assert one.steps_before(rounds + 2, rounds) == one.merged_steps + 2 * one.every
+
+
+def test_a_round_in_flight_when_rounds_get_longer_counts_as_long_as_it_was():
+    agreed, said = AgreedDelay(5, None, 400), [5]
+    for round in range(12):
+        before, applied = agreed.merged_steps, max(0, round - 3)
+        agreed.agree(round, [Wish("a", 200, 0.1, applied, 0.0)], 1.0 * round)
+        assert agreed.merged_steps - before == said[applied]
+        said.append(agreed.every)
+    assert agreed.every > 15
+    assert agreed.merged_steps < sum(said[1:])

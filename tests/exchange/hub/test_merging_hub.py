@@ -11,7 +11,7 @@ from merging_room import ELEMENTS, Room, closed, filled, is_reply_to
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.effects import Closed, Note, Send
-from edgetrain.exchange.messages import Refuse
+from edgetrain.exchange.messages import NO_WEIGHT, Refuse
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.reading import parse
@@ -36,6 +36,23 @@ def test_a_round_is_merged_by_the_rule_and_says_who_was_cut():
     ((name, share, reason),) = found.cuts
     assert (name, share) == ("d", 1.0)
     assert reason == "length 133, the limit is 16.6"
+    np.testing.assert_allclose(room.hub.base, filled(2.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "trimmed-mean(0.4)"])
+def test_a_contribution_without_weight_is_in_the_round_and_in_no_merge(rule):
+    """Of a member that took no step, and is in step with the others all the same."""
+    room = Room(merging.parse(rule), "abcd")
+    effects = room.contribute("d", 0, filled(0), weight=NO_WEIGHT)
+    for name, value in zip("abc", (1, 2, 3), strict=True):
+        assert closed(effects) == []
+        effects = room.contribute(name, 0, filled(value))
+    assert closed(effects)[0].members == ("a", "b", "c", "d")
+    assert {e.message.members for e in effects if is_reply_to("a", e)} == {4}
+    np.testing.assert_allclose(room.hub.base, filled(2.0), rtol=1e-6)
+    for name in "abcd":
+        effects = room.contribute(name, 1, filled(5), weight=NO_WEIGHT)
+    assert {e.message.members for e in effects if is_reply_to("a", e)} == {0}
     np.testing.assert_allclose(room.hub.base, filled(2.0), rtol=1e-6)
 
 
