@@ -1,9 +1,7 @@
 """edgetrain: train one PyTorch model on many small machines over slow links.
 
     member = edgetrain.join("tcp://hub.local:5555", model, optimizer)
-    ...
-    member.step()       # in place of optimizer.step()
-    ...
+    ...                 # a training loop: optimizer.step() exchanges
     member.close()
 
 Names are loaded on first use: importing this package loads neither torch nor zmq.
@@ -23,14 +21,15 @@ _HOMES = {
     "Member": "edgetrain.training.member",
     "Privacy": "edgetrain.jobs.job",
     "Sparing": "edgetrain.exchange.member.checkpoint",
-    "join": "edgetrain.training.member",
+    "join": "edgetrain.training.joining",
 }
 
 if TYPE_CHECKING:
     from edgetrain.errors import EdgetrainError
     from edgetrain.exchange.member.checkpoint import Keep, Sparing
     from edgetrain.jobs.job import Privacy
-    from edgetrain.training.member import Member, join
+    from edgetrain.training.joining import join
+    from edgetrain.training.member import Member
 
 
 def __getattr__(name: str) -> Any:

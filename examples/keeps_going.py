@@ -46,7 +46,7 @@ for _ in range(member.begins_at, STEPS):
     loss = torch.nn.functional.cross_entropy(model(x[chosen]), y[chosen])
     optimizer.zero_grad()
     loss.backward()
-    member.step()
+    optimizer.step()
     scheduler.step()
 
 member.close()  # and the checkpoint is gone

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop that trains with others: three changed lines, marked `# edgetrain`.
+"""A plain PyTorch loop that trains with others: the added lines are marked `# edgetrain`.
 
     edgetrain hub members=2 --any-job           # one terminal, or one machine
     python examples/your_own_loop.py 0          # another: the first half of the data
@@ -32,7 +32,7 @@ for _ in range(20):
         loss = torch.nn.functional.cross_entropy(model(x[chosen]), y[chosen])
         optimizer.zero_grad()
         loss.backward()
-        member.step()  # edgetrain: in place of optimizer.step()
+        optimizer.step()
 
 member.close()  # edgetrain: waits for the last replies; the model is the fleet's now
 with torch.no_grad():

@@ -23,12 +23,15 @@ gradient is a gradient of zeros.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from edgetrain.errors import ConfigError
 from edgetrain.tasks.fixed import digest_of_fixed, fixed_part_of, plain
@@ -49,6 +52,8 @@ class _Group:
     params: torch.Tensor
     gradient: torch.Tensor
     where: slice
+    tensors: list[torch.Tensor]
+    """Views of `params`, in order: parameters, and buffers."""
     members: list[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]]
     """(parameter, its view of `params`, its view of `gradient`)"""
 
@@ -76,12 +81,7 @@ class FlatModel:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ConfigError("the model has no parameters with requires_grad: nothing to train")
-        for name, parameter in named:
-            if parameter.dtype not in DTYPES:
-                raise ConfigError(
-                    f"parameter '{name}' is {parameter.dtype}",
-                    "trained parameters are float32, float16, bfloat16 or float64",
-                )
+        _check_tensors(named)
         measured = statistics_of(model) if statistics else []
         self._variances = [tensor for name, tensor in measured if name.endswith("running_var")]
         runs = _runs_of(named, measured)
@@ -179,6 +179,22 @@ class FlatModel:
                     "close the member, and join again with the model as it is now",
                 )
 
+    def release(self) -> None:
+        """Give every tensor memory of its own, as before it was bound. Nothing else may follow."""
+        for group in self._groups:
+            for tensor in group.tensors:
+                tensor.data = tensor.detach().clone()
+                if isinstance(tensor.grad, torch.Tensor):
+                    tensor.grad = tensor.grad.clone()
+        release_freed()
+
+    def state(self) -> dict[str, Any]:
+        """The model's `state_dict` as it is now, each tensor in memory of its own."""
+        return {
+            name: value.detach().clone() if isinstance(value, torch.Tensor) else value
+            for name, value in self._model.state_dict().items()
+        }
+
     def push_params(self) -> None:
         """Write `params` back into the model."""
         if not self.is_storage:
@@ -225,6 +241,20 @@ class FlatModel:
             if not is_none and here.size and not _any(here):
                 here[0] = SPECK
 
+    @contextmanager
+    def only(self, chosen: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+        """Within: parameters that are not `chosen` have no gradient. Afterwards they have what they
+        had."""
+        ids, kept = set(map(id, chosen)), []
+        for group in self._groups:
+            for parameter, _, _ in group.members:
+                if id(parameter) not in ids and parameter.grad is not None:
+                    kept.append((parameter, parameter.grad.clone()))
+                    parameter.grad = None
+        yield
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
     def push_gradient(self, zeros_are_none: bool = False) -> None:
         """Write `gradient` back, for the optimizer to step with. With `zeros_are_none` parameters
         whose gradient is all zeros get none; see the module."""
@@ -256,6 +286,57 @@ def with_parameters(model: torch.nn.Module, params: Vector) -> torch.nn.Module:
         flat = FlatModel(found, fixed="own", statistics=True)
     flat.params[:] = params
     flat.push_params()
+    return found
+
+
+def _check_tensors(named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """ConfigError for parameters that cannot be moved into a flat vector as they are."""
+    for name, tensor in named:
+        if isinstance(tensor, torch.nn.parameter.UninitializedParameter):
+            raise ConfigError(
+                f"parameter '{name}' has no shape yet: it is one of a lazy layer",
+                "run one batch through the model before joining",
+            )
+        if tensor.is_meta:
+            raise ConfigError(
+                f"parameter '{name}' is on the meta device: it has no values",
+                "model.to_empty(device='cpu'), and load or initialise its weights, before joining",
+            )
+        if tensor.dtype not in DTYPES:
+            raise ConfigError(
+                f"parameter '{name}' is {tensor.dtype}",
+                "trained parameters are float32, float16, bfloat16 or float64",
+            )
+        if any(n > 1 and not s for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+            _refuse_shared(name, name)
+    there = [(str(t.device), t.data_ptr(), name, t) for name, t in named if t.numel()]
+    there.sort(key=lambda each: each[:3])
+    for (device, _, name, tensor), (other_device, begin, other_name, other) in pairwise(there):
+        if device == other_device and begin < _end(tensor):
+            ours, theirs = _addresses(tensor), _addresses(other)
+            if np.intersect1d(ours, theirs).size:
+                _refuse_shared(name, other_name)
+
+
+def _refuse_shared(name: str, other: str) -> None:
+    raise ConfigError(
+        f"elements of '{name}' and '{other}' share memory (expand, or views of one tensor), and "
+        "would be trained apart",
+        "give each parameter memory of its own (.clone()), or use one parameter in both places",
+    )
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """The address behind the last element."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _addresses(tensor: torch.Tensor) -> NDArray[np.int64]:
+    """The address of each element."""
+    found = np.array([tensor.data_ptr()])
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        found = (found[:, None] + np.arange(size) * stride * tensor.element_size()).ravel()
     return found
 
 
@@ -307,7 +388,7 @@ def _bind(tensors: list[torch.Tensor], start: int) -> _Group:
             gradient_view.copy_(tensor.grad)
             tensor.grad = gradient_view
         members.append((tensor, view, gradient_view))
-    return _Group(flat, gradient, slice(start, start + total), members)
+    return _Group(flat, gradient, slice(start, start + total), tensors, members)
 
 
 def _any(values: Vector) -> bool:

@@ -1,7 +1,7 @@
-"""The library's way in: `join`, then `member.step()` in place of `optimizer.step()`.
+"""A member of a fleet in a process of PyTorch: its model and optimizer, a checkpoint, stopping.
 
 The exchange, and the strategy's half, are driven by `exchange/member/driver.py`, which knows no
-torch. Here is what a process of PyTorch adds: its model and optimizer, a checkpoint, stopping.
+torch. The way in for people's own training loops is in `joining`.
 """
 
 from __future__ import annotations
@@ -10,137 +10,34 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 
 from edgetrain.errors import ConfigError, EdgetrainError, HubUnreachable, Refused, Stopped
-from edgetrain.exchange.addresses import wait_for_route
-from edgetrain.exchange.keys.credentials import credentials as credentials_for
-from edgetrain.exchange.member.checkpoint import MEMBER, Keep, Saved, has_checkpoint
+from edgetrain.exchange.member.checkpoint import Saved
 from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, Stepper
-from edgetrain.exchange.member.link import OUTAGE_S, Link
 from edgetrain.exchange.member.telemetry import Sums, Telemeter
 from edgetrain.exchange.seam import Entry, Exchange, Request
 from edgetrain.exchange.transport import Traffic
-from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.job import Privacy
-from edgetrain.jobs.rules import BUFFERS, FIXED, refuse_checkpoint
-from edgetrain.runs.folder import check_room
+from edgetrain.jobs.rules import BUFFERS, FIXED
 from edgetrain.strategies import find
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.training.keeping import Keeping, keeping_of, past_of
+from edgetrain.training.hooks import each_of, parameters_of, plain_optimizers
+from edgetrain.training.keeping import Keeping, past_of
 from edgetrain.training.readings import readings_of, versions
 from edgetrain.training.recording import Recording
-from edgetrain.training.state import Stateful
 from edgetrain.training.stopping import GRACE_S, Stop
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.noise import Gaussian, Source, system
 from edgetrain.vectors.vector import checksum, flushes_tiny
 
 log = logging.getLogger("edgetrain")
-
-
-def join(
-    hub: str,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    name: str = "",
-    weight: float = 1.0,
-    job: str = "",
-    timeout_s: float = 30.0,
-    hub_key: str | None = None,
-    keys: str | Path | None = None,
-    insecure: bool = False,
-    secure: bool = False,
-    honest_hub: bool = False,
-    checkpoint: str | Path | Keep | None = None,
-    state: Mapping[str, Stateful] | None = None,
-    privacy: Privacy | None = None,
-    fixed: str = "equal",
-    buffers: str = "local",
-    runs: str | Path | None = None,
-) -> Member:
-    """Join the hub at "tcp://host:port" with a model and its optimizer; returns when it starts.
-
-    The hub decides strategy, every, delay and codec. The model's parameters become views of one
-    flat vector and, unless this member is the first, are overwritten with the fleet's. `weight` is
-    the number of samples this member holds (fedavg weighs by it); `timeout_s` is how long an
-    unreachable hub is tried: ten minutes if there is a checkpoint of this job.
-
-    On another machine the hub is joined encrypted, with this machine's `keys` (a folder; None: the
-    usual one) and the hub's public key: the one pinned when this machine was enrolled, or `hub_key`
-    (text, or a file). `insecure` does without. `secure`: join only a hub that sees only sums of
-    contributions, even if it lies about who dropped out (docs/secure-aggregation.md); `honest_hub`:
-    it does not lie. Without a checkpoint.
-
-    With a `checkpoint` (a folder, or an edgetrain.Keep: how often, too) what only this member knows
-    is written there now and then: the optimizer's state, what lossy contributions have left out,
-    the number of steps. A process that was killed and joins again with the same folder and `name`
-    is the same member, and goes on behind `member.steps`: that many batches have been used. `close`
-    empties the folder. `state` names what else of yours is to be in it, with `state_dict` and
-    `load_state_dict` (a scheduler, a GradScaler). It is taken within `step`, and put back before
-    `join` returns; then step a scheduler `while scheduler.last_epoch < member.begins_at`.
-
-    `privacy` (an edgetrain.Privacy with unit "member") clips and noises each contribution
-    before it leaves; without a checkpoint. Frozen parameters and buffers (but for statistics of
-    normalisation) are `fixed` "equal" on all members, the "first" member's, or each one's "own".
-    With `buffers` "mean" running statistics are averaged, too. In `runs` a run folder is written.
-
-    Raises HubUnreachable, NetworkError, Refused, ConfigError.
-    """
-    _check_arguments(weight, runs, checkpoint is not None, bool(state), privacy)
-    release = release_of(privacy) if privacy is not None else None
-    keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
-    patience_s = _reach_hub(hub, timeout_s, keep, name or MEMBER, job)
-    credentials = credentials_for(hub, hub_key, keys, insecure=insecure)
-    keeping = None if keep is None else keeping_of(keep, name, model, optimizer, others=state)
-    flat = bind(model, optimizer, fixed, buffers)
-    link = Link(MemberSocket(hub, credentials=credentials), time.monotonic, patience_s)
-    request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub)
-    member = Member.join(link, flat, optimizer, request, keeping=keeping, release=release)
-    return member if runs is None else _recorded(member, runs)
-
-
-def _recorded(member: Member, runs: str | Path) -> Member:
-    try:
-        member.record(runs)
-    except ConfigError as error:
-        member.abandon(f"failed: {error}")
-        raise
-    return member
-
-
-def _reach_hub(hub: str, timeout_s: float, keep: Keep | None, name: str, job: str) -> float:
-    """Return once the hub's address answers: how long to try a hub that says nothing. A member that
-    has trained before waits for one that is not up yet. Raises as `wait_for_route`."""
-    trained = keep is not None and has_checkpoint(keep.folder, name, job)
-    wait_for_route([hub], timeout_s, OUTAGE_S if trained else 0.0)
-    return max(timeout_s, OUTAGE_S) if trained else timeout_s
-
-
-def _check_arguments(
-    weight: float,
-    runs: str | Path | None,
-    keeps: bool,
-    has_state: bool,
-    privacy: Privacy | None,
-) -> None:
-    """ConfigError for a weight that cannot be, a folder that cannot be written, and what does not
-    go with a checkpoint, or not without one."""
-    _check_weight(weight)
-    if runs is not None:
-        check_room(runs)
-    if has_state and not keeps:
-        raise ConfigError("`state` is for a checkpoint", "name its folder: checkpoint=…")
-    if keeps:
-        refuse_checkpoint(privacy.unit if privacy is not None else "none")
 
 
 class Member:
@@ -172,6 +69,8 @@ class Member:
         self.recording: Recording | None = None
         """Writes a run folder, if one was asked for."""
         self._closed = False
+        self._no_step = ""
+        """Why no step may be taken now; "": it may."""
         began = driver.clock() if driver.entry.began is None else driver.entry.began
         exchange = driver.exchange
         self.telemeter = Telemeter(
@@ -261,13 +160,6 @@ class Member:
         return self._driver.steps
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's: so that a member can stand in its place in `scaler.step(member)` and
-        `scaler.unscale_(member)` of torch.amp.GradScaler."""
-        groups: list[dict[str, Any]] = getattr(self._driver.optimizer, "param_groups", [])
-        return groups
-
-    @property
     def wait_s(self) -> float:
         """Seconds that all steps so far waited for replies."""
         return self._driver.wait_s
@@ -303,17 +195,31 @@ class Member:
     def step(self) -> None:
         """Step the optimizer and exchange what the strategy asks for; may wait for a reply.
 
-        Call it where `optimizer.step()` stood, after `loss.backward()`. Gradients are left as they
-        are: zero them as before. Raises Stopped once that was asked for, when the member has gone.
+        Call it after `loss.backward()`. Gradients are left as they are: zero them as before. Raises
+        Stopped once that was asked for, when the member has gone.
         """
-        driver = self._driver
-        if driver.is_drained or self._closed:
+        self._check_open()
+        self._exchange(self._driver.begin_step)
+        self._driver.optimizer.step()
+        self._end_step()
+
+    def _check_open(self) -> None:
+        if self._driver.is_drained or self._closed:
             raise EdgetrainError("this member has been drained: no step may follow")
+        if self._no_step:
+            raise EdgetrainError(self._no_step)
+
+    def _exchange(self, exchange: Callable[[], None]) -> None:
         try:
-            driver.step()
+            exchange()
         except Stopped:
             self._end_as_asked()
             raise
+
+    def _end_step(self) -> None:
+        """What follows the optimizer's step."""
+        driver = self._driver
+        self._exchange(driver.end_step)
         if self._keeping is not None and not self.half.local_steps and self._keeping.keeper.due:
             self._keeping.save(driver, self._request)
             driver.restart_clock()
@@ -335,11 +241,7 @@ class Member:
 
         For the end of training; `close` does it too. No step may follow.
         """
-        try:
-            self._driver.drain()
-        except Stopped:
-            self._end_as_asked()
-            raise
+        self._exchange(self._driver.drain)
 
     def close(self) -> None:
         """Drain, then leave. Works twice."""
@@ -404,6 +306,8 @@ class Member:
         dtype: looking changes nothing in training. With synchronous SGD the two are the same.
         """
         began = self._driver.clock()
+        self._no_step = "a step within fleet_model(): it would be lost when the member's own \
+parameters are put back"
         try:
             if self.half.base is self.flat.params:
                 yield
@@ -411,6 +315,7 @@ class Member:
             with self.flat.holding(self.half.base):
                 yield
         finally:
+            self._no_step = ""
             self.eval_s += self._driver.clock() - began
 
     def traffic(self) -> Traffic:
@@ -458,13 +363,6 @@ def _enter(
     return exchange.join(request, flat.params, checksum(flat.params)), None
 
 
-def _check_weight(weight: float) -> None:
-    if not isinstance(weight, Real) or not 1e-9 <= weight <= 1e15:
-        raise ConfigError(
-            f"weight = {weight!r}", "allowed are 1e-9 to 1e15: how many samples this member holds"
-        )
-
-
 def _check_processor() -> None:
     if flushes_tiny():
         raise ConfigError(
@@ -475,7 +373,7 @@ def _check_processor() -> None:
 
 
 def _check_step(optimizer: Stepper) -> None:
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if any(isinstance(each, torch.optim.LBFGS) for each in each_of(optimizer)):
         raise ConfigError(
             "LBFGS computes the loss again within its step, which a member cannot",
             "use adam or sgd",
@@ -483,7 +381,7 @@ def _check_step(optimizer: Stepper) -> None:
 
 
 def _check_optimizer(optimizer: Stepper, entry: Entry) -> None:
-    wants_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    wants_sparse = any(isinstance(each, torch.optim.SparseAdam) for each in each_of(optimizer))
     if wants_sparse and not find(entry.strategy).moves_params:
         raise ConfigError(
             f"{entry.strategy} exchanges gradients as dense vectors, and SparseAdam takes none",
@@ -507,12 +405,13 @@ def _check_masks(keeping: Keeping | None, masked: bool) -> None:
         )
 
 
-def release_of(table: Privacy, source: Source = system) -> Release | None:
-    """What a member does to its contributions under a [privacy] table; None: nothing.
+def release_of(table: Privacy | None, source: Source = system) -> Release | None:
+    """What a member does to its contributions under a [privacy] table, if there is one; None:
+    nothing.
 
     ConfigError where the noise is not known: a target epsilon has to be settled for a job first.
     """
-    if table.unit != "member" or table.where != "member":
+    if table is None or table.unit != "member" or table.where != "member":
         return None
     if table.epsilon:
         raise ConfigError(
@@ -525,11 +424,11 @@ def release_of(table: Privacy, source: Source = system) -> Release | None:
 
 def bind(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     fixed: str = "equal",
     buffers: str = "local",
 ) -> FlatModel:
-    """The model as flat vectors. ConfigError for an optimizer that would train other tensors.
+    """The model as flat vectors. ConfigError for optimizers that would train other tensors.
 
     `fixed`: what is not trained is "equal" on all members, and compared, the "first" member's, or
     each member's "own".
@@ -539,11 +438,21 @@ def bind(
         raise ConfigError(f"buffers = {buffers!r}", f"allowed are {' and '.join(BUFFERS)}")
     if fixed not in FIXED:
         raise ConfigError(f"fixed = {fixed!r}", f"allowed are {', '.join(FIXED)}")
+    optimizers = plain_optimizers(optimizer)
     trained = {id(p) for p in model.parameters() if p.requires_grad}
-    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    stepped = [p for each in optimizers for p in parameters_of(each)]
+    known = {id(p) for p in stepped}
     if not trained <= known:
         raise ConfigError(
             f"the optimizer lacks {len(trained - known)} of the model's {len(trained)} parameters",
             "make it from model.parameters(), or freeze what is not trained",
+        )
+    others = [tuple(p.shape) for p in stepped if p.requires_grad and id(p) not in trained]
+    if others:
+        raise ConfigError(
+            f"the optimizer steps {len(others)} parameters that are not the model's, of shapes "
+            f"{', '.join(map(str, others[:4]))}: they would be trained on this member alone",
+            "join with one module that has all of them, as "
+            "torch.nn.ModuleDict({'model': model, 'loss': loss})",
         )
     return FlatModel(model, fixed=fixed, statistics=buffers == "mean")

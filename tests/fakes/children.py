@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import edgetrain.training.member
+import edgetrain.training.joining
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.effects import Closed, Note, Observed
 from edgetrain.exchange.hub.protocol import Hub
@@ -82,12 +82,12 @@ def three_lines(address: str, out: str, index: int, steps: int) -> None:
     torch.set_num_threads(1)
     found = model(index)
     optim = optimizer("sgd", found)
-    member = edgetrain.training.member.join(address, found, optim, name=f"m{index}")
+    member = edgetrain.training.joining.join(address, found, optim, name=f"m{index}")
     for step in range(steps):
         optim.zero_grad()
         x, y = batch(index, step)
         nn.functional.cross_entropy(found(x), y).backward()
-        member.step()
+        optim.step()
     member.close()
     np.save(out, flat(found))
 
@@ -98,7 +98,7 @@ def keeps_on(address: str, out: str, folder: Path | None, index: int, steps: int
     found = model(0)
     optim = optimizer("adam", found)
     keep = None if folder is None else Keep(folder, Sparing(0.02, 0.5, 1e15))
-    member = edgetrain.training.member.join(
+    member = edgetrain.training.joining.join(
         address, found, optim, name=f"m{index}", checkpoint=keep
     )
     with Path(f"{out}.batches").open("a") as file:
@@ -118,7 +118,7 @@ def stops_when_asked(address: str, out: str, folder: Path | None, index: int, st
     torch.set_num_threads(1)
     found = model(0)
     optim = optimizer("adam", found)
-    member = edgetrain.training.member.join(
+    member = edgetrain.training.joining.join(
         address, found, optim, name=f"m{index}", checkpoint=folder
     )
     signal.signal(signal.SIGTERM, member.stop)
@@ -141,7 +141,7 @@ def has_a_schedule(address: str, out: str, folder: Path | None, index: int, step
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optim, steps)
     keep = None if folder is None else Keep(folder, Sparing(0.02, 0.5, 1e15))
     state = None if folder is None else {"scheduler": scheduler}
-    member = edgetrain.training.member.join(
+    member = edgetrain.training.joining.join(
         address, found, optim, name=f"m{index}", checkpoint=keep, state=state
     )
     while scheduler.last_epoch < member.begins_at:

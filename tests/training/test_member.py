@@ -38,7 +38,8 @@ from edgetrain.jobs import reading
 from edgetrain.runs.folder import folders_in, read_metrics, read_summary
 from edgetrain.tasks.work import optimizer_for
 from edgetrain.training import processes
-from edgetrain.training.member import Member, bind, join
+from edgetrain.training.joining import JoinedMember, join
+from edgetrain.training.member import Member, bind
 from edgetrain.training.stopping import Stop
 from edgetrain.training.train import Place, request_of
 from edgetrain.vectors.vector import checksum
@@ -146,6 +147,7 @@ def test_a_refusal_reaches_the_process_as_one_line(processes_of_ours, tmp_path):
             )
             assert first in child.error
             assert member.traffic().sent_bytes > 0
+            member.abandon("it has seen enough")
 
 
 # -- the loop -------------------------------------------------------------------------------------
@@ -294,16 +296,16 @@ def test_an_optimizer_that_wants_a_closure_is_refused_before_it_joins():
 
 
 @pytest.mark.parametrize("strategy", ["sync-sgd", "dga"])
-def test_a_grad_scaler_steps_a_member_as_it_steps_an_optimizer(strategy):
-    def train(stepper, model, optim, scaler):
+def test_a_grad_scaler_exchanges_and_skips_as_it_steps_and_skips_alone(strategy):
+    def train(model, optim, scaler):
         for step in range(6):
             optim.zero_grad()
             x, y = children.batch(0, step)
             loss = nn.functional.cross_entropy(model(x), y)
             scaler.scale(loss * (float("inf") if step == 3 else 1)).backward()
-            scaler.unscale_(stepper)
+            scaler.unscale_(optim)
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            scaler.step(stepper)
+            scaler.step(optim)
             scaler.update()
         return scaler.get_scale()
 
@@ -313,13 +315,17 @@ def test_a_grad_scaler_steps_a_member_as_it_steps_an_optimizer(strategy):
         return model, children.optimizer("sgd", model), scaler
 
     plain, optim, scaler = made()
-    assert train(optim, plain, optim, scaler) == 32.0
+    assert train(plain, optim, scaler) == 32.0
     wires, (model, optim, scaler) = Loopback(), made()
     with children.HubThread(wires, strategy, 1).serving():
         link = Link(wires.connect(), time.monotonic)
-        with Member.join(link, bind(model, optim), optim, Request("", "m0")) as member:
-            assert train(member, model, optim, scaler) == 32.0
-            assert member.steps == 5
+        flat = bind(model, optim)
+        with JoinedMember.join(link, flat, optim, Request("", "m0")) as member:
+            member.follow(flat, [optim])
+            assert train(model, optim, scaler) == 32.0
+            assert member.steps == 6, "the step that was skipped is one of the member's"
+            with pytest.raises(EdgetrainError, match=r"no optimizer .*scaler.step\(optimizer\)"):
+                scaler.step(member)
     np.testing.assert_allclose(children.flat(model), children.flat(plain), atol=1e-6)
 
 

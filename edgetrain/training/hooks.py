@@ -1,0 +1,205 @@
+"""The exchange behind an optimizer's own step: a loop calls `optimizer.step()` as it always did.
+
+torch calls hooks before and after every `Optimizer.step`. Whatever steps the optimizer (a loop, a
+GradScaler, Accelerate, Lightning) therefore exchanges, and no line can be forgotten. Nothing here
+knows a strategy, a message or a hub.
+
+    what happens                        before the step                     after it
+    `step()`                            `begin`                             `end` (the last one's)
+    `step(closure)`                     the closure, then `begin`           `end`
+    a GradScaler steps                  unscale, then `begin`               `end`
+    a GradScaler skips the step         no gradients, `begin` adding none   `end`
+    a subclass calls `super().step()`   nothing: within another step        nothing
+
+A GradScaler leaves out the step of an optimizer whose gradients are not finite, so that no hook
+would be called and this member would fall behind the others by a step. One that says of itself, as
+torch's fused optimizers do, that it takes care of scales is always stepped; the hooks unscale for
+it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from edgetrain.errors import ConfigError, EdgetrainError
+
+Optimizer = torch.optim.Optimizer
+
+_SCALES = "_step_supports_amp_scaling"
+"""torch's mark of an optimizer that a GradScaler steps in any case."""
+
+
+class Begin(Protocol):
+    """What is done before a step."""
+
+    def __call__(self, optimizer: Optimizer, *, adds: bool) -> None:
+        """The gradients of this optimizer's parameters are there. `adds` = False: there are none,
+        because the step was skipped."""
+
+
+class StepHooks:
+    """Calls `begin` before the steps of these optimizers, and `end` after those of the last one.
+
+    A loop steps its optimizers, or calls `step` of these hooks. With both there would be two steps
+    for one batch: EdgetrainError.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], begin: Begin, end: Callable[[], None]
+    ) -> None:
+        self.optimizers = tuple(optimizers)
+        self._begin, self._end = begin, end
+        self._outer: FrameType | None = None
+        """The step under way. One within it is part of it."""
+        self._is_calling = self._is_paused = False
+        self._call = ""
+        """Which call the loop uses."""
+        self._removes: list[Callable[[], None]] = []
+        for optimizer in self.optimizers:
+            self._removes += [
+                optimizer.register_step_pre_hook(self._before).remove,
+                optimizer.register_step_post_hook(self._after).remove,
+            ]
+            if not getattr(optimizer, _SCALES, False):
+                setattr(optimizer, _SCALES, True)
+                self._removes.append(functools.partial(delattr, optimizer, _SCALES))
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step all optimizers; what the last one returns."""
+        self._is_calling = True
+        try:
+            for optimizer in self.optimizers:
+                loss = optimizer.step() if closure is None else optimizer.step(closure)
+        finally:
+            self._is_calling = False
+        return loss
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within: steps are only steps."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def remove(self) -> None:
+        """Leave the optimizers as they were. Works twice."""
+        removes, self._removes = self._removes, []
+        for remove in removes:
+            remove()
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if self._is_paused or self._is_within():
+            return None
+        self._check("member.step()" if self._is_calling else "optimizer.step()")
+        self._outer = sys._getframe(1)
+        adds = not _skips(optimizer)
+        if not adds:
+            for parameter in parameters_of(optimizer):
+                parameter.grad = None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._begin(optimizer, adds=adds)
+            return None
+
+        def computed() -> Any:
+            loss = closure()
+            with torch.no_grad():
+                self._begin(optimizer, adds=True)
+            return loss
+
+        rest = {name: value for name, value in kwargs.items() if name != "closure"}
+        return (args[0], computed, *args[2:]), rest
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._outer is sys._getframe(1):
+            self._outer = None
+            if optimizer is self.optimizers[-1]:
+                self._end()
+
+    def _check(self, call: str) -> None:
+        if self._call not in ("", call):
+            raise EdgetrainError(
+                f"this loop calls {self._call} and {call}: that is two steps for one batch",
+                f"leave out one of them; {self._call} alone exchanges, too",
+            )
+        self._call = call
+
+    def _is_within(self) -> bool:
+        """Whether another step is under way. One that raised is over, and no hook was called."""
+        frame: FrameType | None = sys._getframe(2)
+        while self._outer is not None and frame is not None:
+            if frame is self._outer:
+                return True
+            frame = frame.f_back
+        self._outer = None
+        return False
+
+
+def plain_optimizers(given: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]:
+    """One optimizer or several, without what Accelerate and Lightning put around them. ConfigError
+    for anything else."""
+    found = []
+    for optimizer in [given] if not isinstance(given, list | tuple) else given:
+        while isinstance(within := getattr(optimizer, "optimizer", None), Optimizer):
+            optimizer = within
+        if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "param_groups"):
+            raise ConfigError(
+                f"optimizer = {type(optimizer).__name__}",
+                "a torch.optim.Optimizer, or a list of them in the order of their steps",
+            )
+        found.append(optimizer)
+    if not found or len(set(map(id, found))) < len(found):
+        raise ConfigError(f"{len(found)} optimizers", "name each once, and at least one")
+    return tuple(found)
+
+
+def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
+    """All parameters that an optimizer steps."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+class Together:
+    """One or several optimizers, as a driver sees them."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self.optimizers = optimizers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Of all of them."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def step(self) -> None:
+        """Step each, in order."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def each_of(stepper: object) -> Sequence[object]:
+    """The optimizers that are stepped with this one: itself, or those that are together in it."""
+    return stepper.optimizers if isinstance(stepper, Together) else [stepper]
+
+
+def _skips(optimizer: Optimizer) -> bool:
+    """Unscale gradients that a GradScaler has left to this optimizer. Whether it would not have
+    stepped: a gradient is not finite."""
+    found: Any = getattr(optimizer, "found_inf", None)
+    scale: Any = getattr(optimizer, "grad_scale", None)
+    if found is None:
+        return False
+    optimizer.found_inf = optimizer.grad_scale = None  # type: ignore[attr-defined]
+    if scale is not None:
+        factor = scale.double().reciprocal().float()  # as GradScaler.unscale_ does
+        for parameter in parameters_of(optimizer):
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor.to(parameter.grad.device, parameter.grad.dtype))
+    return bool(found)

@@ -1,0 +1,267 @@
+"""The library's way in: `join`, then a training loop as it was, then `close`.
+
+A member whose exchange is behind its optimizers' own steps (`hooks`). What every member does is in
+`member`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import torch
+
+from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.exchange.addresses import wait_for_route
+from edgetrain.exchange.keys.credentials import credentials as credentials_for
+from edgetrain.exchange.member.checkpoint import MEMBER, Keep, has_checkpoint
+from edgetrain.exchange.member.link import OUTAGE_S, Link
+from edgetrain.exchange.messages import NO_WEIGHT
+from edgetrain.exchange.seam import Request
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.jobs.job import Privacy
+from edgetrain.jobs.rules import refuse_checkpoint
+from edgetrain.runs.folder import check_room
+from edgetrain.tasks.flat import FlatModel
+from edgetrain.training.hooks import StepHooks, Together, parameters_of, plain_optimizers
+from edgetrain.training.keeping import Keeping, keeping_of
+from edgetrain.training.member import Member, bind, release_of
+from edgetrain.training.state import Stateful
+
+log = logging.getLogger("edgetrain")
+
+
+def join(
+    hub: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    *,
+    name: str = "",
+    weight: float = 1.0,
+    job: str = "",
+    timeout_s: float = 30.0,
+    hub_key: str | None = None,
+    keys: str | Path | None = None,
+    insecure: bool = False,
+    secure: bool = False,
+    honest_hub: bool = False,
+    checkpoint: str | Path | Keep | None = None,
+    state: Mapping[str, Stateful] | None = None,
+    privacy: Privacy | None = None,
+    fixed: str = "equal",
+    buffers: str = "local",
+    runs: str | Path | None = None,
+) -> JoinedMember:
+    """Join the hub at "tcp://host:port" with a model and its optimizer; returns when it starts.
+
+    From then on each `optimizer.step()` exchanges, whoever calls it, until `close`; of a list of
+    optimizers, in the order of their steps, the last one's ends a step. The hub decides strategy,
+    every, delay and codec. Parameters become views of one flat vector and, unless this member is
+    the first, are overwritten with the fleet's. `weight`: samples this member holds (fedavg weighs
+    by it); `timeout_s`: how long an unreachable hub is tried, ten minutes with a checkpoint.
+
+    On another machine the hub is joined encrypted, with this machine's `keys` (a folder; None: the
+    usual one) and the hub's public key: the one pinned when this machine was enrolled, or `hub_key`
+    (text, or a file). `insecure` does without. `secure`: join only a hub that sees only sums of
+    contributions, even if it lies about who dropped out (docs/secure-aggregation.md); `honest_hub`:
+    it does not lie. Without a checkpoint.
+
+    With a `checkpoint` (a folder, or an edgetrain.Keep: how often, too) what only this member knows
+    is written there now and then: the optimizer's state, what lossy contributions have left out,
+    the number of steps. A process that was killed and joins again with the same folder and `name`
+    is the same member, and goes on behind `member.steps` batches. `close` empties the folder.
+    `state` names what else of yours is to be in it, with `state_dict` and `load_state_dict` (a
+    scheduler, a GradScaler). It is taken within a step, and put back before `join` returns; then
+    step a scheduler `while scheduler.last_epoch < member.begins_at`.
+    `privacy` (an edgetrain.Privacy with unit "member") clips and noises contributions before they
+    leave; without a checkpoint. Frozen parameters and buffers (but for statistics of normalisation)
+    are `fixed` "equal" on all members, the "first" member's, or each one's "own". With `buffers`
+    "mean" running statistics are averaged, too. In `runs` a run folder is written. Raises
+    HubUnreachable, NetworkError, Refused, ConfigError.
+    """
+    _check_arguments(weight, runs, checkpoint is not None, bool(state), privacy)
+    optimizers = plain_optimizers(optimizer)
+    keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
+    patience_s = _reach_hub(hub, timeout_s, keep, name or MEMBER, job)
+    credentials = credentials_for(hub, hub_key, keys, insecure=insecure)
+    keeping = None if keep is None else _keeping(keep, name, model, optimizers, state or {})
+    flat = bind(model, optimizers, fixed, buffers)
+    link = Link(MemberSocket(hub, credentials=credentials), time.monotonic, patience_s)
+    request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub)
+    stepper, release = Together(optimizers), release_of(privacy)
+    member = JoinedMember.join(link, flat, stepper, request, keeping=keeping, release=release)
+    return _recorded(member.follow(flat, optimizers), runs)
+
+
+def _keeping(
+    keep: Keep,
+    name: str,
+    model: torch.nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    state: Mapping[str, Stateful],
+) -> Keeping:
+    """What goes into checkpoints: the first optimizer, and the others with the user's `state`."""
+    first, *rest = optimizers
+    others = {f"optimizer {number}": each for number, each in enumerate(rest, 2)}
+    return keeping_of(keep, name, model, first, others={**state, **others})
+
+
+def _recorded(member: JoinedMember, runs: str | Path | None) -> JoinedMember:
+    try:
+        if runs is not None:
+            member.record(runs)
+    except ConfigError as error:
+        member.abandon(f"failed: {error}")
+        raise
+    return member
+
+
+def _reach_hub(hub: str, timeout_s: float, keep: Keep | None, name: str, job: str) -> float:
+    """Return once the hub's address answers: how long to try a hub that says nothing. A member that
+    has trained before waits for one that is not up yet. Raises as `wait_for_route`."""
+    trained = keep is not None and has_checkpoint(keep.folder, name, job)
+    wait_for_route([hub], timeout_s, OUTAGE_S if trained else 0.0)
+    return max(timeout_s, OUTAGE_S) if trained else timeout_s
+
+
+def _check_arguments(
+    weight: float,
+    runs: str | Path | None,
+    keeps: bool,
+    has_state: bool,
+    privacy: Privacy | None,
+) -> None:
+    """ConfigError for a weight that cannot be, a folder that cannot be written, and what does not
+    go with a checkpoint, or not without one."""
+    _check_weight(weight)
+    if runs is not None:
+        check_room(runs)
+    if has_state and not keeps:
+        raise ConfigError("`state` is for a checkpoint", "name its folder: checkpoint=…")
+    if keeps:
+        refuse_checkpoint(privacy.unit if privacy is not None else "none")
+
+
+def _check_weight(weight: float) -> None:
+    if not isinstance(weight, Real) or not NO_WEIGHT < weight <= 1e15:
+        raise ConfigError(
+            f"weight = {weight!r}", "allowed are 1e-9 to 1e15: how many samples this member holds"
+        )
+
+
+class JoinedMember(Member):
+    """A member in a loop of one's own: every step of its optimizers exchanges, until `close`.
+
+    `step` is for loops that do not step the optimizers themselves.
+    """
+
+    _hooks: StepHooks
+    _model: FlatModel
+
+    def follow(self, model: FlatModel, optimizers: Sequence[torch.optim.Optimizer]) -> Self:
+        """Exchange at every step of these optimizers, of this model, from now on; this member.
+        Raises ConfigError, and leaves, where that cannot be."""
+        driver, several = self._driver, len(optimizers) > 1
+        if several and not self.half.moves_params and not driver.entry.is_exact:
+            self.abandon("failed: several optimizers")
+            raise ConfigError(
+                f"{len(optimizers)} optimizers, {driver.entry.strategy} and a lossy codec: what it "
+                "leaves out of the gradient of one would be lost in the exchange of the next",
+                "one optimizer with parameter groups; or codec fp32, or dga or fedavg",
+            )
+
+        def begin(optimizer: torch.optim.Optimizer, *, adds: bool) -> None:
+            self._check_open()
+            if not (several and self.half.adjusts_gradient):
+                self._exchange(lambda: driver.begin_step(adds=adds))
+                return
+            with model.only(parameters_of(optimizer)):
+                self._exchange(lambda: driver.begin_step(adds=adds))
+
+        self._model, self._hooks = model, StepHooks(optimizers, begin, self._end_step)
+        return self
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the optimizers, which exchanges; may wait for a reply. Returns what the last one's
+        step returns.
+
+        Call it where `optimizer.step()` stood, or leave that where it is: not both. Raises Stopped
+        once that was asked for, when the member has gone.
+        """
+        self._check_open()
+        return self._hooks.step(closure)
+
+    @property
+    def param_groups(self) -> NoReturn:
+        """A GradScaler asks for them. It would not know that this is the optimizer whose gradients
+        it has unscaled already, and unscale them twice: raises EdgetrainError."""
+        raise EdgetrainError(
+            "a member is no optimizer", "scaler.step(optimizer), and unscale_, too"
+        )
+
+    def wait_for_fleet(self) -> None:
+        """Stay until no member takes steps any more: those left are contributed, then the others'
+        rounds are followed without adding to them. `close` then leaves the same model everywhere,
+        although members took unequal numbers of steps. Call it on all of them, after the last step.
+
+        With a gradient strategy the optimizer steps with the others' gradients, at the learning
+        rate that it has. ConfigError where contributions are masked.
+        """
+        self._check_open()
+        if self._driver.entry.is_masked:
+            raise ConfigError(
+                "a member whose contributions are masked cannot wait for the fleet",
+                "let all members take the same number of steps",
+            )
+        in_turn = itertools.cycle(self._hooks.optimizers)
+
+        def step() -> None:
+            next(in_turn).step()
+            drop_gradients()
+
+        def drop_gradients() -> None:
+            for optimizer in self._hooks.optimizers:
+                optimizer.zero_grad(set_to_none=True)
+
+        drop_gradients()
+        with self._hooks.paused():
+            self._exchange(lambda: self._driver.wait_for_fleet(step))
+        self._no_step = "this member has waited for the fleet: no step may follow"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The fleet's model as its `state_dict`: copies, each in memory of its own.
+
+        For saving while training goes on. Until `close` the model's own tensors are views of one
+        vector, with which `torch.save` of one layer writes all of them, and safetensors nothing.
+        """
+        with self.fleet_model():
+            return self._model.state()
+
+    def close(self) -> None:
+        """Drain, then leave. The model is the fleet's, and an ordinary one again. Works twice.
+
+        Raises EdgetrainError for a member that took no step: its loop steps another optimizer.
+        """
+        if self._closed:
+            return
+        if not (self.steps or self.begins_at):
+            self.abandon("failed: it took no step")
+            raise EdgetrainError(
+                "this member took no step, and contributed nothing",
+                "join with the optimizer that the loop steps",
+            )
+        super().close()
+        self._hooks.remove()
+        self._model.release()
+        driver = self._driver
+        if (fewer := driver.rounds_with_fewer) and not self._no_step:
+            log.warning(
+                "%s: the fleet went on for %d rounds with fewer than its %d members. Models of "
+                "members that left sooner lack them, unless these called wait_for_fleet()",
+                self.name, fewer, driver.most_members,
+            )  # fmt: skip
