@@ -360,7 +360,7 @@ class Rounds:
         wishes = [c.wish for c in result.counted if c.wish is not None]
         if told := self.delay.agree(round, wishes, now):
             effects.append(Note("pace", "hub", told))
-        codec, remarks = self._agree_on_density(round, wishes, result, now)
+        codec, remarks = _agree_on_density(self, round, wishes, result, now)
         effects += remarks
         self._advance(round, result.checksum)
         if self.masks is not None:
@@ -380,29 +380,6 @@ class Rounds:
         cuts = result.cuts
         effects.append(Closed(round, names, due.missing, weight, open_s, delay, cuts, every, codec))
         return effects
-
-    def _agree_on_density(
-        self, round: int, wishes: Sequence[Wish], result: RoundResult, now: float
-    ) -> tuple[str, list[Effect]]:
-        """With `codec = "auto"`: how this reply was encoded, and what is said of the next one."""
-        adaptive = self.merger.adaptive
-        if self.density is None or adaptive is None:
-            return "", []
-        rung, delay = adaptive.rung, self.delay
-        then, told = self.density.agree(
-            round,
-            wishes,
-            now,
-            rung=rung,
-            elements=adaptive.elements,
-            reply_bytes=sum(memoryview(payload).nbytes for payload in result.payloads),
-            every=delay.every,
-            most_delay=delay.most,
-        )
-        if then != rung:
-            # Then the first contribution on this rung has its reply.
-            delay.agree_again(round + 2 * delay.in_flight + 2)
-        return RUNGS[rung].name, [Note("codec", "hub", told)] if told else []
 
     def _mark_late(self, missing: tuple[str, ...]) -> list[Effect]:
         """The oldest open round closes without these members."""
@@ -438,3 +415,27 @@ class Rounds:
         """How many replies may wait for a member, and the members for which more are waiting."""
         most = max(self.slack, BEHIND_BYTES // max(self._reply_bytes, 1))
         return most, [m for m in self._members if m.trains and self.round - m.applied > most]
+
+
+def _agree_on_density(
+    rounds: Rounds, round: int, wishes: Sequence[Wish], result: RoundResult, now: float
+) -> tuple[str, list[Effect]]:
+    """With `codec = "auto"`: how this reply was encoded, and what is said of the next one."""
+    adaptive = rounds.merger.adaptive
+    if rounds.density is None or adaptive is None:
+        return "", []
+    rung, delay = adaptive.rung, rounds.delay
+    then, told = rounds.density.agree(
+        round,
+        wishes,
+        now,
+        rung=rung,
+        elements=adaptive.elements,
+        reply_bytes=sum(memoryview(payload).nbytes for payload in result.payloads),
+        every=delay.every,
+        most_delay=delay.most,
+    )
+    if then != rung:
+        # Then the first contribution on this rung has its reply.
+        delay.agree_again(round + 2 * delay.in_flight + 2)
+    return RUNGS[rung].name, [Note("codec", "hub", told)] if told else []
