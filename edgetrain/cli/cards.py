@@ -219,7 +219,7 @@ def _settings(arguments: argparse.Namespace, found: Cluster, job: Job) -> Settin
         ssid = found.wifi.ssid
         passphrase = cluster.secret(
             found.wifi, found.path.parent, os.environ,
-            lambda: getpass.getpass(f"passphrase of '{ssid}': "),
+            lambda: _ask_secret(f"passphrase of '{ssid}': "),
         )  # fmt: skip
     data = flashing.pack_data(found.job.data) if found.job.data else None
     return flashing.Settings(
@@ -299,8 +299,20 @@ class _Tokens(Protocol):
 class _MadeElsewhere:
     """Tokens that the hub's machine has opened already."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        """Raises ConfigError if the file has not a token for each of these devices."""
+        from edgetrain.exchange.keys.keyring import read_token
+
         self._known = _token_file(path)
+        if lacking := [name for name in names if name not in self._known]:
+            raise ConfigError(f"{path} has no token for {', '.join(lacking)}")
+        for name in names:
+            try:
+                read_token(self._known[name])
+            except ConfigError as error:
+                raise ConfigError(f"{path}, {name}: {error.message}", error.hint) from None
+        if len({self._known[name] for name in names}) < len(names):
+            raise ConfigError(f"{path} has one token for two devices", "each has its own")
 
     def draw(self, names: Sequence[str]) -> dict[str, str]:
         return {name: self._known[name] for name in names}
@@ -338,10 +350,7 @@ def _tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> _T
 
     names = [device.name for device in devices]
     if arguments.tokens:
-        known = _token_file(arguments.tokens)
-        if lacking := [name for name in names if name not in known]:
-            raise ConfigError(f"{arguments.tokens} has no token for {', '.join(lacking)}")
-        return _MadeElsewhere(arguments.tokens)
+        return _MadeElsewhere(arguments.tokens, names)
     ring = Keyring(keys_folder(arguments.keys))
     if not ring.exists:
         raise ConfigError(
@@ -361,10 +370,12 @@ def _tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> _T
 
 
 def _token_file(path: Path) -> dict[str, str]:
+    from edgetrain.files.reading import OTHERS_READ, parse_json, read_guarded
+
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        found = parse_json(read_guarded(path, 1 << 20, OTHERS_READ).encode())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}") from None
     except ValueError:
         found = None
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
@@ -411,6 +422,7 @@ class _Session:
             for target in targets:
                 self._left.remove(target.device)
             if arguments.dry_run:
+                self._check_image()
                 self._results += [_planned(target) for target in targets]
                 continue
             self._turn(targets)
@@ -448,6 +460,13 @@ class _Session:
                     "check_s": round(card.check_s, 3),
                 }
             )
+
+    def _check_image(self) -> None:
+        """What a dry run cannot find by writing: the wrong image. Raises ConfigError."""
+        from edgetrain.fleet.cards import flashing
+
+        if self._image.sha256 and not self._results:
+            flashing.read_whole(self._image)
 
     def _targets(self) -> list[Target]:
         """The next cards to write, agreed with the user. Raises ConfigError."""
@@ -528,8 +547,25 @@ def _confirm(what: str) -> None:
     """Raises ConfigError unless the user agrees."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{what}, and nobody can be asked", "--yes, with --to")
-    if input(f"{what}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+    if _answer(lambda: input(f"{what}. Go on? [y/N] ")).strip().lower() not in ("y", "yes"):
         raise ConfigError("nothing was written", "as you wished")
+
+
+def _ask_secret(question: str) -> str:
+    """Raises ConfigError if there is nobody who could answer."""
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            'wifi.secret = "ask", and nobody can be asked', "file:NAME or env:NAME, or a terminal"
+        )
+    return _answer(lambda: getpass.getpass(question))
+
+
+def _answer(ask: Callable[[], str]) -> str:
+    """What the user types; "" for the end of the input (Ctrl-D)."""
+    try:
+        return ask()
+    except EOFError:
+        return ""
 
 
 class _Bar:

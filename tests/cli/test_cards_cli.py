@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -10,6 +11,7 @@ import os
 import pwd
 import shutil
 import stat
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from edgetrain.cli import cards, sudo
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import Keyring, read_token
 from edgetrain.exchange.zeromq.curve import pair_of
-from edgetrain.fleet.cards import archive, bootfiles, disks, looking
+from edgetrain.fleet.cards import archive, bootfiles, disks, looking, making
 from edgetrain.jobs import on_card
 
 WHY_NOT = pi_images.missing() or ", ".join(looking.missing_tools())
@@ -49,6 +51,7 @@ name = "pi-1"
 profile = "raspberry-pi-3b"
 address = "192.168.1.20/24"
 """
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@host"
 JOB = 'task = "edgetrain.tasks:digits"\n[fleet]\nmembers = 2\n'
 
 
@@ -68,7 +71,10 @@ def folder(tmp_path, image, monkeypatch) -> Path:
     monkeypatch.setattr(on_card, "check", lambda card, owner: "")  # seconds: torch is loaded
     (tmp_path / "os.img").symlink_to(image)
     (tmp_path / "lab.psk").write_text("correct horse\n")
-    (tmp_path / "id.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host\n")
+    (tmp_path / "lab.psk").chmod(0o600)
+    (tmp_path / "id.pub").write_text(
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@host\n"
+    )
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "digits").mkdir()
     (tmp_path / "digits/digits.csv").write_text("1,2,3\n")
@@ -195,6 +201,14 @@ def test_tokens_from_the_hubs_machine(folder, capsys):
     words = ["devices", "flash", "cluster.toml", "--keys", "none", "--image-out", "cards"]
     assert main([*words, "--tokens", "t.json"]) == 0
     assert boot_files(folder / "cards/pi-0.img").read("edgetrain/token").decode() == tokens["pi-0"]
+    for text, said in (
+        ({"pi-0": tokens["pi-0"], "pi-1": "x"}, "t.json, pi-1: this is not an enrolment token"),
+        (dict.fromkeys(tokens, tokens["pi-0"]), "t.json has one token for two devices"),
+        ([], "t.json is not a file of tokens"),
+    ):
+        (folder / "t.json").write_text(json.dumps(text))
+        assert main([*words, "--tokens", "t.json"]) == 2
+        assert said in capsys.readouterr().err
     (folder / "t.json").write_text('{"pi-0": "x"}')
     assert main([*words, "--tokens", "t.json"]) == 2
     assert "has no token for pi-1" in capsys.readouterr().err
@@ -346,7 +360,14 @@ REFUSED = [
      "'tcp://192.168.1.5', which is not an address with a port"),
     ("no secret", "cluster.toml", 'secret = "file:lab.psk"\n', "", "wifi.secret is missing"),
     ("a secret that is not there", "cluster.toml", "lab.psk", "no.psk",
-     "no.psk: No such file or directory"),
+     "wifi.secret: there is no file no.psk"),
+    ("nobody to ask for a secret", "cluster.toml", "file:lab.psk", "ask",
+     'wifi.secret = "ask", and nobody can be asked (file:NAME or env:NAME, or a terminal)'),
+    ("an image that is a folder", "cluster.toml", '"os.img"', '"digits"',
+     "the image digits is not a file"),
+    ("an image that is this folder", "cluster.toml", '"os.img"', '"."', "is not a file"),
+    ("a pipe as an image", "cluster.toml", '"os.img"', '"/dev/zero"', "is not a file"),
+    ("half a key", "id.pub", "HR4f me@host", "HR me@host", "is not a whole SSH public key"),
     ("a secret that is not set", "cluster.toml", "file:lab.psk", "env:NO_SUCH_PSK",
      "the environment has no NO_SUCH_PSK (export NO_SUCH_PSK=…)"),
     ("a secret in the file", "cluster.toml", "file:lab.psk", "correct horse",
@@ -438,6 +459,50 @@ def test_a_machine_that_cannot_write_cards_says_what_is_missing(folder, capsys, 
     assert line.startswith("edgetrain: ")
     assert said in line
     assert not [other for other in before if other.startswith("edgetrain: ")]
+
+
+def test_a_dry_run_compares_the_images_sha256(folder, capsys):
+    text = CLUSTER.replace('"os.img"', f'"os.img"\nsha256 = "{"0" * 64}"')
+    (folder / "cluster.toml").write_text(text)
+    capsys.readouterr()
+    assert flash("--image-out", "cards", "--dry-run") == 2
+    assert "os.img is not the image that was meant: its SHA-256 is" in capsys.readouterr().err
+    digest = hashlib.sha256((folder / "os.img").read_bytes()).hexdigest()
+    (folder / "cluster.toml").write_text(text.replace("0" * 64, digest))
+    assert flash("--image-out", "cards", "--dry-run") == 0
+
+
+def test_the_end_of_input_is_no(folder, capsys, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr(disks, "listing", listed)
+    assert flash("pi-0", "--to", "/dev/sdq") == 2
+    assert "nothing was written" in capsys.readouterr().err
+
+
+def test_a_missing_compiler_and_a_missing_network_are_two_things(tmp_path, monkeypatch):
+    def fail(said: str) -> None:
+        done = subprocess.CompletedProcess([], 1, "", said)
+        monkeypatch.setattr(making.subprocess, "run", lambda *_, **more: done)
+
+    monkeypatch.setattr(making.shutil, "which", lambda name: None)
+    monkeypatch.setattr(making.platform, "machine", lambda: "x86_64")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(
+        ConfigError,
+        match=r"aarch64-linux-gnu-gcc is not installed.*apt install gcc-aarch64-linux-gnu",
+    ):
+        making.build_wheel(tmp_path, "aarch64")
+    fail("ERROR: Failed building wheel for edgetrain")
+    with pytest.raises(ConfigError) as refused:
+        making.install(tmp_path, "3.13", "aarch64", "x")
+    assert "network" not in str(refused.value)
+    fail("WARNING: Retrying: Temporary failure in name resolution\nERROR: No matching distribution")
+    with pytest.raises(ConfigError, match="is there a network"):
+        making.install(tmp_path, "3.13", "aarch64", "x")
 
 
 def test_a_hub_without_keys_is_told_where_they_come_from(folder, capsys):

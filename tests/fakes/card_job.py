@@ -14,6 +14,7 @@ import sklearn
 
 from edgetrain.fleet.cards import bootfiles, looking
 
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@host"
 PSK = "f42c6fc52df0ebef9ebb4b90b38a5f90e83fe1b135a70e23aed762e9710a12e5"
 CLUSTER = f"""
 [hub]
@@ -59,7 +60,7 @@ share = 1
 def make_folder(folder: Path, image: Path, steps: int, more: str = "") -> None:
     """A cluster of one device; `more` is added to the cluster file."""
     (folder / "os.img").symlink_to(image)
-    (folder / "id.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host\n")
+    (folder / "id.pub").write_text(f"{KEY}\n")
     (folder / "cluster.toml").write_text(more + CLUSTER)
     (folder / "job.toml").write_text(job(steps))
     (folder / "digits").mkdir()

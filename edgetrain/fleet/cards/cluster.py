@@ -14,20 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.files.reading import OTHERS_READ, read_bytes, read_guarded
 from edgetrain.files.toml import read_toml
+from edgetrain.fleet.cards import values
 from edgetrain.fleet.checks import number, text
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 """One label of a host name (RFC 1123), in small letters."""
-USER_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}\Z")
-COUNTRY = re.compile(r"[A-Z]{2}\Z")
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
-PUBLIC_KEY = re.compile(
-    r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)|sk-(ssh-ed25519|ecdsa-sha2-nistp256)"
-    r"@openssh\.com) [A-Za-z0-9+/]+={0,3}( .*)?\Z"
-)
 DHCP = "dhcp"
+LARGEST = 64 << 10
+"""Bytes of a file with a passphrase or public keys."""
 LOCAL_HOSTS = ("local", "localhost", "127.0.0.1")
 """Hosts of servers that are this machine."""
 
@@ -200,7 +197,11 @@ def parse(table: Mapping[str, Any], path: Path) -> Cluster:
     given: dict[str, Any] = {
         name: make(table[name], path) for name, make in read.items() if name in table
     }
-    return Cluster(path, devices=devices, servers=servers, trusted=trusted, **given)
+    found = Cluster(path, devices=devices, servers=servers, trusted=trusted, **given)
+    for address in static:
+        if address in map(str, map(_ip_of, found.hub.addresses if found.hub else ())):
+            raise ConfigError(f"{path}: a device has the hub's address, {address}")
+    return found
 
 
 def warnings(cluster: Cluster) -> list[str]:
@@ -249,10 +250,11 @@ def secret(wifi: Wifi, folder: Path, environment: Mapping[str, str], ask: Callab
     if kind == "file":
         path = folder / Path(rest).expanduser()
         try:
-            found = path.read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise ConfigError(f"wifi.secret: cannot read {path}: {reason}") from None
+            found = read_guarded(path, LARGEST, OTHERS_READ).rstrip("\r\n")
+        except FileNotFoundError:
+            raise ConfigError(f"wifi.secret: there is no file {path}") from None
+        except ConfigError as error:
+            raise ConfigError(f"wifi.secret: {error.message}", error.hint) from None
     elif kind == "env":
         if rest not in environment:
             raise ConfigError(f"wifi.secret: the environment has no {rest}", f"export {rest}=…")
@@ -273,21 +275,22 @@ def ssh_keys(ssh: Ssh) -> list[str]:
     found = []
     for path in ssh.keys:
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            lines = read_bytes(path, LARGEST).decode(errors="replace").splitlines()
+        except FileNotFoundError:
             raise ConfigError(
-                f"ssh.keys: cannot read {path}: {reason}", "ssh-keygen -t ed25519 makes a pair"
+                f"ssh.keys: there is no file {path}", "ssh-keygen -t ed25519 makes a pair"
             ) from None
+        except ConfigError as error:
+            raise ConfigError(f"ssh.keys: {error.message}", error.hint) from None
         if any("PRIVATE KEY" in line for line in lines):
             public = f"{path}.pub" if path.suffix != ".pub" else "what `ssh-keygen -y` makes of it"
             raise ConfigError(
                 f"ssh.keys: {path} is a private key, which belongs on no card", f"give {public}"
             )
         keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        if not keys or not all(map(PUBLIC_KEY.match, keys)):
+        if not keys or not all(map(values.is_public_key, keys)):
             raise ConfigError(
-                f"ssh.keys: {path} is not an SSH public key", "one line: ssh-ed25519 AAAA…"
+                f"ssh.keys: {path} is not a whole SSH public key", "one line: ssh-ed25519 AAAA…"
             )
         found += keys
     return found
@@ -333,12 +336,8 @@ def _hub(table: Mapping[str, Any], path: Path) -> HubPlace:
             '["tcp://192.168.1.5:5555"]',
         )
     for address in value:
-        found = ADDRESS.match(text(address, f"{path}: hub.addresses"))
-        if not found or not 1 <= int(found[2]) <= 65535:
-            raise ConfigError(
-                f"{path}: hub.addresses has '{address}', which is not an address with a port",
-                "write tcp://HOST:PORT, as in tcp://hub.local:5555",
-            )
+        where = f"{path}: hub.addresses"
+        values.check_hub(text(address, where), where)
     return HubPlace(tuple(value))
 
 
@@ -352,14 +351,9 @@ def _image(table: Mapping[str, Any], path: Path) -> ImageChoice:
 
 def _wifi(table: Mapping[str, Any], path: Path) -> Wifi:
     ssid = text(table["ssid"], f"{path}: wifi.ssid")
-    if not 1 <= len(ssid.encode()) <= 32:
-        raise ConfigError(f"{path}: wifi.ssid has {len(ssid.encode())} bytes", "allowed: 1 to 32")
+    values.check_ssid(ssid, f"{path}: wifi.ssid")
     country = text(table["country"], f"{path}: wifi.country")
-    if not COUNTRY.match(country):
-        raise ConfigError(
-            f"{path}: wifi.country = '{country}' is not a country",
-            "two capital letters, as in DE: a Pi's radio stays off without it",
-        )
+    values.check_country(country, f"{path}: wifi.country")
     where = text(table["secret"], f"{path}: wifi.secret")
     kind, colon, rest = where.partition(":")
     if where != "ask" and not (kind in ("file", "env") and colon and rest):
@@ -372,11 +366,7 @@ def _wifi(table: Mapping[str, Any], path: Path) -> Wifi:
 
 def _ssh(table: Mapping[str, Any], path: Path) -> Ssh:
     user = text(table["user"], f"{path}: ssh.user")
-    if not USER_NAME.match(user) or user == "root":
-        raise ConfigError(
-            f"{path}: ssh.user = '{user}' cannot be a user of the devices",
-            "small letters, digits, '_' and '-', at most 32, and not root",
-        )
+    values.check_user(user, f"{path}: ssh.user")
     keys = table["keys"]
     if not isinstance(keys, list) or not keys:
         raise ConfigError(
@@ -400,37 +390,12 @@ def _device(table: Mapping[str, Any], where: str) -> DeviceEntry:
     address = text(table.get("address", DHCP), f"{where}.address")
     gateway = text(table.get("gateway", ""), f"{where}.gateway")
     if address != DHCP:
-        address = _static(address, where)
-    if gateway:
-        _check_gateway(gateway, address, where)
-    return DeviceEntry(name, text(table["profile"], f"{where}.profile"), address, gateway)
-
-
-def _static(address: str, where: str) -> str:
-    try:
-        found = ipaddress.ip_interface(address)
-    except ValueError:
-        found = None
-    if found is None or "/" not in address or found.network.num_addresses == 1:
-        raise ConfigError(
-            f"{where}.address = '{address}' is not an address with the length of its network",
-            'allowed: "dhcp", or as in "192.168.1.20/24"',
-        )
-    if found.ip in (found.network.network_address, found.network.broadcast_address):
-        raise ConfigError(f"{where}.address = '{address}' is the network itself, not a machine")
-    return str(found)
-
-
-def _check_gateway(gateway: str, address: str, where: str) -> None:
-    if address == DHCP:
+        address = values.static_address(address, f"{where}.address")
+    if gateway and address == DHCP:
         raise ConfigError(f"{where}.gateway needs a static address", "DHCP brings its own")
-    network = ipaddress.ip_interface(address).network
-    try:
-        inside = ipaddress.ip_address(gateway) in network
-    except ValueError:
-        inside = False
-    if not inside:
-        raise ConfigError(f"{where}.gateway = '{gateway}' is not an address in {network}")
+    if gateway:
+        values.check_gateway(gateway, address, f"{where}.gateway")
+    return DeviceEntry(name, text(table["profile"], f"{where}.profile"), address, gateway)
 
 
 def _server(table: Mapping[str, Any], where: str) -> Server:

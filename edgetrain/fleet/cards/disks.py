@@ -133,7 +133,9 @@ def disk_at(path: str, found: list[Disk]) -> Disk:
             return disk
         if path in [part["path"] for part in _below(disk.entry)]:
             raise ConfigError(f"{path} is a part of {disk.path}", "a card is written whole")
-    raise ConfigError(f"no disk {path}", did_you_mean(path, [disk.path for disk in found]))
+    # Only what may be written is named: the nearest name may be the disk of this system.
+    writable = [disk.path for disk in cards(found, larger=True)]
+    raise ConfigError(f"no disk {path}", did_you_mean(path, writable))
 
 
 def _claimed(entry: Mapping[str, Any]) -> str:

@@ -68,6 +68,8 @@ def image_of(cluster: Cluster) -> Image:
     if cluster.image is None:
         raise ConfigError(f"{cluster.path}: [image] is missing", "which image goes on the cards?")
     path = cluster.image.file
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"the image {path} is not a file", "an .img file, packed or not")
     bmap = cluster.image.bmap or blockmap.beside(path)
     sha256 = cluster.image.sha256 or blockmap.digest_beside(path)
     block_map = blockmap.read(bmap) if bmap else None
@@ -79,6 +81,20 @@ def image_of(cluster: Cluster) -> Image:
             _, head = next(source.chunks(), (0, memoryview(b"")))
             found = looking.look(str(path), head[: min(len(head), CHUNK)], source.packed_size)
         return Image(path, sha256, block_map, size, found)
+    finally:
+        source.close()
+
+
+def read_whole(image: Image, progress: Callable[[float], None] = lambda _: None) -> None:
+    """Read all of an image and check its SHA-256; `progress` is given the share that is read.
+
+    Raises ConfigError if it is damaged, or not the one that was meant.
+    """
+    source = Source(image.path, image.sha256)
+    try:
+        for _ in source.chunks():
+            progress(source.consumed)
+        source.finish()
     finally:
         source.close()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,8 @@ from edgetrain.fleet.interpreters import PACKAGE_PARENT
 
 _GLIBC = range(17, 36)
 """Minor versions of glibc 2 that a device's system has at least: Debian 12 has 2.36."""
+_NO_NETWORK = ("connection", "name resolution", "unreachable", "timed out", "proxy")
+"""Words of pip that mean that nothing was reached."""
 
 
 def make(
@@ -56,6 +60,12 @@ def build_wheel(folder: Path, machine: str, source: Path = PACKAGE_PARENT) -> Pa
             "this edgetrain is installed, and not a checkout that a wheel can be built from",
             "--wheel FILE: EDGETRAIN_TARGET=aarch64 pip wheel --no-deps . in a checkout",
         )
+    compiler = os.environ.get("CC") or f"{machine}-linux-gnu-gcc"
+    if machine != platform.machine() and not shutil.which(compiler.split()[0]):
+        raise ConfigError(
+            f"{compiler} is not installed: it compiles edgetrain's kernels for the devices",
+            f"apt install gcc-{machine.replace('_', '-')}-linux-gnu",
+        )
     words = ["wheel", "--no-deps", "--wheel-dir", str(folder), str(source)]
     _pip(words, env={**os.environ, "EDGETRAIN_TARGET": machine})
     (wheel,) = folder.glob("edgetrain-*.whl")
@@ -91,4 +101,5 @@ def _pip(words: list[str], env: dict[str, str] | None = None) -> None:
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         errors = [line for line in said if line.startswith("ERROR")] or said or ["no reason"]
-        raise ConfigError(f"pip failed: {errors[-1]}", "is there a network?")
+        away = any(word in "\n".join(said).lower() for word in _NO_NETWORK)
+        raise ConfigError(f"pip failed: {errors[-1]}", "is there a network?" if away else "")

@@ -267,7 +267,7 @@ def _network_files(network: Network) -> list[str]:
     if network.ssid:
         lines = (
             "[connection]\nid=edgetrain-wifi\ntype=wifi\n\n[wifi]\nmode=infrastructure\n"
-            f"ssid={network.ssid}\n\n[wifi-security]\nkey-mgmt=wpa-psk\npsk={network.psk}\n\n"
+            f"ssid={_nm_ssid(network.ssid)}\n\n[wifi-security]\nkey-mgmt=wpa-psk\npsk={network.psk}\n\n"
             f"[ipv4]\n{address}\n"
         )
         found.append(_nm("edgetrain-wifi", lines))
@@ -275,6 +275,15 @@ def _network_files(network: Network) -> list[str]:
         lines = f"[connection]\nid=edgetrain-cable\ntype=ethernet\n\n[ipv4]\n{address}\n"
         found.append(_nm("edgetrain-cable", lines))
     return found
+
+
+def _nm_ssid(ssid: str) -> str:
+    """The name of a network as NetworkManager's key files have it. Anything but plain words stands
+    there as the numbers of its bytes: blanks at the ends are lost, "83;83;73;" is such numbers, and
+    a backslash begins an escape."""
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", ssid):
+        return ssid
+    return "".join(f"{byte};" for byte in ssid.encode())
 
 
 def _nm(name: str, text: str) -> str:

@@ -154,15 +154,23 @@ def write(
     for card in cards:
         _guarded(card, lambda c: _begin(c, head, size, probe_size))
 
-    def told(phase: str, share: float) -> None:
-        progress(Progress(phase, share, tuple(cards), time.monotonic() - began))
+    one_at_a_time = threading.Lock()
+
+    def told(phase: str, share: Callable[[], float]) -> None:
+        with one_at_a_time:
+            progress(Progress(phase, share(), tuple(cards), time.monotonic() - began))
 
     try:
         plan = _stream(source, [(0, first)], chunks, len(head), block_map, cards, told)
-        _each(cards, lambda c: _check(c, plan, told))
+        total = sum(block.length for block in plan) or 1
+
+        def checked() -> None:
+            told("checking", lambda: _checked(cards, total))
+
+        _each(cards, lambda c: _check(c, plan, checked))
         for card in _alive(cards):
             card.state = "finishing"
-            told("finishing", 1.0)
+            told("finishing", lambda: 1.0)
             _guarded(card, lambda c: _finish(c, head, finish, done))
     finally:
         for card in cards:
@@ -258,7 +266,7 @@ def _stream(
     held: int,
     block_map: BlockMap | None,
     cards: Sequence[Card],
-    told: Callable[[str, float], None],
+    told: Callable[[str, Callable[[], float]], None],
 ) -> list[Block]:
     """Pass the image to all cards, except its first `held` bytes. Returns what was passed.
 
@@ -278,7 +286,7 @@ def _stream(
                         _hand_over(card, block)
                     digest = None if block.data is None else hashes.submit(block.data)
                     plan.append(Block(block.offset, block.length, None, digest))
-                told("writing", source.consumed)
+                told("writing", lambda: source.consumed)
                 if not _alive(cards):
                     return plan
         source.finish()
@@ -424,13 +432,18 @@ class _Writer:
 # -- reading back, and the end -------------------------------------------------------------------
 
 
-def _check(card: Card, plan: Sequence[Block], told: Callable[[str, float], None]) -> None:
+def _checked(cards: Sequence[Card], total: int) -> float:
+    """The share that is read back of all cards together. A card that failed counts as done: this
+    never goes backwards."""
+    return sum(1.0 if card.error else card.checked / total for card in cards) / len(cards)
+
+
+def _check(card: Card, plan: Sequence[Block], told: Callable[[], None]) -> None:
     """Read every block back. Raises ConfigError for the first that is not what was written."""
     card.state = "checking"
     began = time.monotonic()
     card.medium.forget()
     _check_probes(card)
-    total = sum(block.length for block in plan) or 1
     buffers = [aligned(CHUNK), aligned(CHUNK)]
     before: tuple[Block, Future[bool]] | None = None
     try:
@@ -442,11 +455,11 @@ def _check(card: Card, plan: Sequence[Block], told: Callable[[str, float], None]
                 found = there[: min(count, block.length)]
                 if before:
                     _passed(card, *before)
-                    told("checking", card.checked / total)
+                    told()
                 before = block, pool.submit(_is_good, block, found)
             if before:
                 _passed(card, *before)
-                told("checking", card.checked / total)
+                told()
     finally:
         card.check_s = time.monotonic() - began
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -10,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards import cluster, example
+from edgetrain.fleet.cards import cluster, example, personal, values
 
 GOOD = """
 [hub]
@@ -97,6 +101,27 @@ def test_bad_tables(more, said):
 
 
 CHANGES = [
+    ('"tcp://192.168.1.5:5555"', '"tcp://127.0.0.1:5555"', "which means the device itself"),
+    ('"tcp://192.168.1.5:5555"', '"tcp://localhost:5555"', "which means the device itself"),
+    ('"tcp://[fd00::1]:5555"', '"tcp://[::1]:5555"', "which means the device itself"),
+    ('"tcp://192.168.1.5:5555"', '"tcp://0.0.0.0:5555"', "which is no machine's address"),
+    ('"tcp://192.168.1.5:5555"', '"tcp://224.0.0.1:5555"', "which is no machine's address"),
+    ('"tcp://192.168.1.5:5555"', '"tcp://300.1.1.1:5555"', "which is not an IP address"),
+    ('"tcp://192.168.1.5:5555"', '"tcp://192.168.1:5555"', "which is not an IP address"),
+    ('"tcp://[fd00::1]:5555"', '"tcp://[fd00:::1]:5555"', "which is not an IP address"),
+    ('"tcp://192.168.1.5:5555"', '"tcp://192.168.1.20:5555"', "a device has the hub's address"),
+    ('"192.168.1.20/24"', '"fd00::2/64"', "is an IPv6 address"),
+    ('"192.168.1.20/24"', '"239.1.2.3/24"', "is no address of a machine"),
+    ('"192.168.1.20/24"', '"127.0.0.2/8"', "is no address of a machine"),
+    ('"192.168.1.20/24"', '"0.1.2.3/8"', "is no address of a machine"),
+    ("/24\"", "/24\"\ngateway = \"192.168.1.20\"", "is not another machine in 192.168.1.0/24"),
+    ("/24\"", "/24\"\ngateway = \"192.168.1.255\"", "is not another machine in 192.168.1.0/24"),
+    ('country = "DE"', 'country = "XX"', "is not a country"),
+    ('country = "DE"', 'country = "UK"', "the United Kingdom is GB"),
+    ('ssid = "lab"', 'ssid = "lab\\nx"', "cannot be printed"),
+    ('ssid = "lab"', 'ssid = "lab\\u2028x"', "cannot be printed"),
+    ('user = "fleet"', 'user = "daemon"', "their operating system has a user or group"),
+    ('user = "fleet"', 'user = "video"', "their operating system has a user or group"),
     ('"tcp://192.168.1.5:5555"', '"tcp://192.168.1.5"', "not an address with a port"),
     ('"tcp://192.168.1.5:5555"', '"192.168.1.5:5555"', "not an address with a port"),
     ('"tcp://192.168.1.5:5555"', '"tcp://hub:70000"', "not an address with a port"),
@@ -175,6 +200,7 @@ def test_more_or_fewer_devices_than_members_and_a_job_that_slows_them_down():
 
 def test_a_secret_comes_from_a_file_the_environment_or_the_user(tmp_path):
     (tmp_path / "lab.psk").write_text("correct horse\n")
+    (tmp_path / "lab.psk").chmod(0o600)
 
     def ask() -> str:
         return "battery staple"
@@ -187,8 +213,16 @@ def test_a_secret_comes_from_a_file_the_environment_or_the_user(tmp_path):
     assert found("file:lab.psk") == "correct horse"
     assert found("env:PSK") == "from the environment"
     assert found("ask") == "battery staple"
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match=r"wifi\.secret: there is no file .*none"):
         found("file:none")
+    for mode in (0o666, 0o644, 0o640):
+        (tmp_path / "lab.psk").chmod(mode)
+        with pytest.raises(ConfigError, match=r"lab\.psk can be (read|written) by others"):
+            found("file:lab.psk")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for name in ("pipe", "/dev/zero"):
+        with pytest.raises(ConfigError, match=r"is not a regular file"):
+            found(f"file:{name}")
     with pytest.raises(ConfigError, match="the environment has no NONE"):
         found("env:NONE")
 
@@ -209,7 +243,7 @@ def test_ssh_keys_are_public_ones(tmp_path):
     ssh = cluster.Ssh("fleet", (path,))
     with pytest.raises(ConfigError, match=r"ssh-keygen"):
         cluster.ssh_keys(ssh)
-    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host"
+    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@host"
     path.write_text(f"# mine\n{key}\n\n")
     assert cluster.ssh_keys(ssh) == [key]
     path.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1r\n")
@@ -219,5 +253,40 @@ def test_ssh_keys_are_public_ones(tmp_path):
     with pytest.raises(ConfigError, match=r"private key.*give what `ssh-keygen -y` makes of it"):
         cluster.ssh_keys(cluster.Ssh("fleet", (misnamed,)))
     path.write_text("hello\n")
-    with pytest.raises(ConfigError, match="not an SSH public key"):
+    with pytest.raises(ConfigError, match="not a whole SSH public key"):
         cluster.ssh_keys(ssh)
+    whole = key.split()[1]
+    for cut in range(1, len(whole)):
+        path.write_text(f"ssh-ed25519 {whole[:cut]} me@host\n")
+        with pytest.raises(ConfigError, match="not a whole SSH public key"):
+            cluster.ssh_keys(ssh)
+    path.write_text(f"ssh-rsa {whole} me@host\n")
+    with pytest.raises(ConfigError, match="not a whole SSH public key"):
+        cluster.ssh_keys(ssh)
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="package openssh-client is missing")
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+def test_keys_of_ssh_keygen_are_whole(tmp_path, kind):
+    words = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(tmp_path / "id")]
+    subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+    assert len(cluster.ssh_keys(cluster.Ssh("fleet", (tmp_path / "id.pub",)))) == 1
+
+
+@given(st.text(min_size=1, max_size=32))
+def test_a_network_is_called_in_networkmanagers_file_what_it_is_called(ssid):
+    """As GLib reads a key file: blanks before a value are lost; a list of numbers is bytes."""
+    try:
+        values.check_ssid(ssid, "wifi.ssid")
+    except ConfigError:
+        return
+    network = personal.Network(ssid=ssid, country="DE", passphrase="correct horse")
+    device = personal.Personal("pi-0", "fleet", (), network, "1")
+    script = personal.files(device, "firstrun.sh")["firstrun.sh"].decode()
+    (value,) = re.findall(r"^ssid=(.*)$", script, re.MULTILINE)
+    read = value.lstrip(" ")
+    if re.fullmatch(r"([0-9]{1,3};)+", read):
+        assert bytes(map(int, read[:-1].split(";"))) == ssid.encode()
+    else:
+        assert read == ssid
+        assert not set(read) & set("\\; ")

@@ -226,6 +226,12 @@ def test_a_disk_is_found_by_its_path():
         disks.disk_at("/dev/sdb", listing)
 
 
+def test_a_disk_that_is_not_there_is_no_reason_to_name_that_of_the_system():
+    with pytest.raises(ConfigError) as refused:
+        disks.disk_at("/dev/vdb", disks.disks(THIS_MACHINE))
+    assert "/dev/vda" not in str(refused.value)
+
+
 def test_a_card_is_described_by_what_a_person_can_compare():
     (disk,) = found([entry("sda", 31914983424, model="SD/MMC ", serial="1234", **READER)])
     assert disk.describe() == "/dev/sda  31.9 GB  SD/MMC, serial 1234"

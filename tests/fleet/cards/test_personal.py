@@ -21,7 +21,7 @@ from edgetrain.fleet.cards.source import Source
 GOLDEN = Path(__file__).parent / "golden"
 WHY_NOT = pi_images.missing() or ", ".join(looking.missing_tools())
 needs_tools = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
-KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host"
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@host"
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ IMAGES = {
     "ubuntu-24.04": "cloud-init",
 }
 TOKEN = first_boot_device.TOKEN
-KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host"
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@host"
 NETWORK = personal.Network(ssid="lab", country="DE", passphrase="correct horse")
 JOB = b'name = "what is no secret"\n'
 # `edgetrain` on the device: makes a key, and enrols.

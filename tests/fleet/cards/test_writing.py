@@ -49,6 +49,22 @@ def blank(card: MemoryMedium) -> bool:
     return bytes(card.content[:512]) == bytes(512)
 
 
+@pytest.mark.parametrize("failing", [None, 9 * MB])
+def test_progress_of_four_cards_never_goes_back(raw, failing):
+    """A card that fails in the middle of reading back counts as done."""
+    seen: list[tuple[str, float]] = []
+    cards = [MemoryMedium(SIZE) for _ in range(4)]
+    if failing:
+        cards[2] = media.LyingMedium(SIZE, failing)
+    write(raw, *cards, progress=lambda p: seen.append((p.phase, p.share)), probe_size=False)
+    phases = [phase for phase, _ in seen]
+    assert list(dict.fromkeys(phases)) == ["writing", "checking", "finishing"]
+    for phase in set(phases):
+        shares = [share for p, share in seen if p == phase]
+        assert shares == sorted(shares), phase
+        assert shares[-1] == 1.0
+
+
 # -- what arrives ---------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ passwd -l fleet > /dev/null
 for group in users sudo video; do usermod -aG $group fleet; done
 install -d -m 0700 -o fleet -g fleet /home/fleet/.ssh
 install -D -m 0600 /dev/stdin /home/fleet/.ssh/authorized_keys << 'EDGETRAIN'
-ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host
+ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@host
 EDGETRAIN
 chown fleet:fleet /home/fleet/.ssh/authorized_keys
 install -D -m 0440 /dev/stdin /etc/sudoers.d/010_fleet << 'EDGETRAIN'

@@ -8,7 +8,7 @@ passwd -l fleet > /dev/null
 for group in users sudo video; do usermod -aG $group fleet; done
 install -d -m 0700 -o fleet -g fleet /home/fleet/.ssh
 install -D -m 0600 /dev/stdin /home/fleet/.ssh/authorized_keys << 'EDGETRAIN'
-ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ5u me@host
+ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@host
 EDGETRAIN
 chown fleet:fleet /home/fleet/.ssh/authorized_keys
 install -D -m 0440 /dev/stdin /etc/sudoers.d/010_fleet << 'EDGETRAIN'
@@ -51,7 +51,7 @@ type=wifi
 
 [wifi]
 mode=infrastructure
-ssid=lab & 'co'
+ssid=108;97;98;32;38;32;39;99;111;39;
 
 [wifi-security]
 key-mgmt=wpa-psk

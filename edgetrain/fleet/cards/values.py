@@ -1,0 +1,181 @@
+"""Which values a device can work with: country, user, hub's and own address, SSH public key.
+
+A value that only looks right makes a card that boots and is never seen. Each function raises
+ConfigError that begins with `where`, such as "cluster.toml: wifi.country".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import re
+
+from edgetrain.errors import ConfigError
+
+COUNTRIES = frozenset(
+    """
+    AD AE AF AG AI AL AM AO AQ AR AS AT AU AW AX AZ BA BB BD BE BF BG BH BI BJ BL BM BN BO BQ BR
+    BS BT BV BW BY BZ CA CC CD CF CG CH CI CK CL CM CN CO CR CU CV CW CX CY CZ DE DJ DK DM DO DZ
+    EC EE EG EH ER ES ET FI FJ FK FM FO FR GA GB GD GE GF GG GH GI GL GM GN GP GQ GR GS GT GU GW
+    GY HK HM HN HR HT HU ID IE IL IM IN IO IQ IR IS IT JE JM JO JP KE KG KH KI KM KN KP KR KW KY
+    KZ LA LB LC LI LK LR LS LT LU LV LY MA MC MD ME MF MG MH MK ML MM MN MO MP MQ MR MS MT MU MV
+    MW MX MY MZ NA NC NE NF NG NI NL NO NP NR NU NZ OM PA PE PF PG PH PK PL PM PN PR PS PT PW PY
+    QA RE RO RS RU RW SA SB SC SD SE SG SH SI SJ SK SL SM SN SO SR SS ST SV SX SY SZ TC TD TF TG
+    TH TJ TK TL TM TN TO TR TT TV TW TZ UA UG UM US UY UZ VA VC VE VG VI VN VU WF WS YE YT ZA ZM
+    ZW
+    """.split()  # noqa: SIM905
+)
+"""ISO 3166-1, as in the file iso3166.tab of the time zone database."""
+TAKEN = frozenset(
+    """
+    _apt adm audio avahi backup bin bluetooth cdrom crontab daemon dialout dip disk dnsmasq fax
+    floppy games gnats gpio i2c input irc kmem kvm landscape list lp lpadmin lxd mail man
+    messagebus netdev news nobody nogroup ntp operator plugdev polkitd pollinate proxy pulse rdma
+    render root rpi-first-boot-wizard rtkit sasl sgx shadow spi src ssh sshd staff statd sudo sync
+    sys syslog systemd-journal systemd-network systemd-resolve systemd-timesync tape tcpdump tss
+    tty usbmux users utmp uucp uuidd video voice www-data
+    """.split()  # noqa: SIM905
+)
+"""Users and groups that the images have: no user of these names can be made."""
+USER_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}\Z")
+HUB_ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
+PUBLIC_KEY = re.compile(
+    r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)|sk-(?:ssh-ed25519|ecdsa-sha2-nistp256)"
+    r"@openssh\.com) ([A-Za-z0-9+/]+={0,3})( .*)?\Z"
+)
+_FIELDS = {
+    "ssh-ed25519": 2, "ssh-rsa": 3, "ecdsa-sha2-nistp256": 3, "ecdsa-sha2-nistp384": 3,
+    "ecdsa-sha2-nistp521": 3, "sk-ssh-ed25519@openssh.com": 3,
+    "sk-ecdsa-sha2-nistp256@openssh.com": 4,
+}  # fmt: skip
+"""Parts of a public key of each kind, its name included (RFC 4253, PROTOCOL.u2f of OpenSSH)."""
+
+
+def check_country(country: str, where: str) -> None:
+    """A country whose rules the radio follows."""
+    if country not in COUNTRIES:
+        raise ConfigError(
+            f"{where} = '{country}' is not a country",
+            "the United Kingdom is GB" if country == "UK" else
+            "two capital letters of ISO 3166, as in DE: a Pi's radio stays off without it",
+        )  # fmt: skip
+
+
+def check_ssid(ssid: str, where: str) -> None:
+    """The name of a wireless network: 1 to 32 bytes, no control characters."""
+    if not 1 <= len(ssid.encode()) <= 32:
+        raise ConfigError(f"{where} has {len(ssid.encode())} bytes", "allowed: 1 to 32")
+    if any(not character.isprintable() for character in ssid):
+        raise ConfigError(
+            f"{where} = {ssid!r} has characters that cannot be printed", "letters and blanks"
+        )
+
+
+def check_user(user: str, where: str) -> None:
+    """A user that can be made on every device."""
+    if not USER_NAME.match(user):
+        raise ConfigError(
+            f"{where} = '{user}' cannot be a user of the devices",
+            "small letters, digits, '_' and '-', at most 32, and not root",
+        )
+    if user in TAKEN:
+        raise ConfigError(
+            f"{where} = '{user}' cannot be a user of the devices",
+            "their operating system has a user or group of this name; another one, as in fleet",
+        )
+
+
+def check_hub(address: str, where: str) -> None:
+    """An address at which devices can find the hub."""
+    found = HUB_ADDRESS.match(address)
+    if not found or not 1 <= int(found[2]) <= 65535:
+        raise ConfigError(
+            f"{where} has '{address}', which is not an address with a port",
+            "write tcp://HOST:PORT, as in tcp://hub.local:5555",
+        )
+    host = found[1].strip("[]")
+    if host == "localhost" or host.endswith(".localhost"):
+        raise ConfigError(*_not_the_hub(where, address, "which means the device itself"))
+    if not re.fullmatch(r"[0-9.]+", host) and ":" not in host:
+        return
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        raise ConfigError(
+            f"{where} has '{address}', which is not an IP address",
+            "four numbers of 0 to 255, as in tcp://192.168.1.5:5555",
+        ) from None
+    if ip.is_loopback:
+        raise ConfigError(*_not_the_hub(where, address, "which means the device itself"))
+    if ip.is_unspecified or ip.is_multicast or ip.is_reserved:
+        raise ConfigError(*_not_the_hub(where, address, "which is no machine's address"))
+
+
+def _not_the_hub(where: str, address: str, why: str) -> tuple[str, str]:
+    return (
+        f"{where} has '{address}', {why}",
+        "the hub's own address in the devices' network, as `ip address` prints it there",
+    )
+
+
+def static_address(address: str, where: str) -> str:
+    """A device's own IPv4 address with the length of its network, in the usual spelling."""
+    try:
+        found = ipaddress.ip_interface(address)
+    except ValueError:
+        found = None
+    if found is None or "/" not in address or found.network.num_addresses == 1:
+        raise ConfigError(
+            f"{where} = '{address}' is not an address with the length of its network",
+            'allowed: "dhcp", or as in "192.168.1.20/24"',
+        )
+    if found.version != 4:
+        raise ConfigError(
+            f"{where} = '{address}' is an IPv6 address", 'IPv4 only, as in "192.168.1.20/24"'
+        )
+    if found.ip in (found.network.network_address, found.network.broadcast_address):
+        raise ConfigError(f"{where} = '{address}' is the network itself, not a machine")
+    if not _is_a_machine(found.ip):
+        raise ConfigError(
+            f"{where} = '{address}' is no address of a machine", 'as in "192.168.1.20/24"'
+        )
+    return str(found)
+
+
+def check_gateway(gateway: str, address: str, where: str) -> None:
+    """A gateway in the network of a static address, and not the device itself."""
+    own = ipaddress.ip_interface(address)
+    try:
+        found = ipaddress.ip_address(gateway)
+    except ValueError:
+        found = None
+    if found is None or found not in own.network:
+        raise ConfigError(f"{where} = '{gateway}' is not an address in {own.network}")
+    if found in (own.ip, own.network.network_address, own.network.broadcast_address):
+        raise ConfigError(f"{where} = '{gateway}' is not another machine in {own.network}")
+
+
+def _is_a_machine(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    first = int(str(ip).partition(".")[0])
+    return first != 0 and not (ip.is_loopback or ip.is_multicast or ip.is_reserved)
+
+
+def is_public_key(line: str) -> bool:
+    """Whether a line is a whole SSH public key: its parts have the lengths that it states."""
+    found = PUBLIC_KEY.match(line)
+    if not found:
+        return False
+    try:
+        left = base64.b64decode(found[2], validate=True)
+    except binascii.Error:
+        return False
+    parts = []
+    while left:
+        length = int.from_bytes(left[:4], "big")
+        parts.append(left[4 : 4 + length])
+        if len(left) < 4 + length:
+            return False
+        left = left[4 + length :]
+    whole = len(parts) == _FIELDS[found[1]] and parts[0] == found[1].encode() and all(parts)
+    return whole and ("ed25519" not in found[1] or len(parts[1]) == 32)
