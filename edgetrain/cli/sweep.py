@@ -179,7 +179,7 @@ def progress_line(chosen: Sweep, progress: Progress) -> str:
 def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: list[Row]) -> int:
     from edgetrain.runs.files import write_text
     from edgetrain.runs.folder import write_summary
-    from edgetrain.runs.reports.sweep_rows import points, to_csv
+    from edgetrain.runs.reports.sweep_rows import CSV, points, to_csv
     from edgetrain.runs.reports.sweep_table import text
 
     axes = {each.name: each.labels for each in chosen.axes}
@@ -200,7 +200,7 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
         for row in failed:
             told = row["error"] or row["status"]
             common.say(f"failed: {' '.join(row[name] for name in axes)}: {told}")
-    path = folder / "sweep.csv"
+    path = folder / CSV
     whole = common.saved(lambda: write_text(path, to_csv(rows)))
     whole = common.saved(lambda: write_summary(folder, summary)) and whole
     drawn = _draw(summary, folder, _about(chosen))

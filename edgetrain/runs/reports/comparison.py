@@ -54,6 +54,9 @@ class Row:
     codec: str | None = None
     final_seconds: float | None = None
     """When the model was as good as `final` says: a figure may be older than the run."""
+    comparable: bool = True
+    """Whether nothing but the strategy tells it from the first run: otherwise times say nothing of
+    strategies, and there is no speed-up."""
 
 
 @dataclass(frozen=True)
@@ -78,21 +81,31 @@ class Comparison:
         }
 
 
-def compare(summaries: Sequence[Summary], labels: Sequence[str] | None = None) -> Comparison:
-    """Compare runs with the first of them, whose metric and target apply to all.
+def compare(
+    summaries: Sequence[Summary],
+    labels: Sequence[str] | None = None,
+    jobs: Sequence[Mapping[str, Any]] = (),
+) -> Comparison:
+    """Compare runs with the first of them, whose metric and target apply to all. Without `jobs`
+    (as `runs.folder.read_job` returns them) only what summaries have tells runs apart.
 
     Labels are `labels`, or else the strategies, the names or numbers: the first that all differ.
     """
     if not summaries:
         return Comparison("accuracy", "higher", None, (), ())
     first, labels = summaries[0], labels or _labels(summaries)
+    settings = [*map(_settings, summaries, jobs or [{}] * len(summaries))]
+    alike = [each == settings[0] for each in settings]
     labelled = list(zip(labels, summaries, strict=True))
     return Comparison(
         metric=first["metric"],
         better=first["better"],
         # A hub may be told no figure: whether its members reached a target is not known then.
         target=first["target"] if any(summary["final"] for summary in summaries) else None,
-        rows=tuple(_row(label, summary, first) for label, summary in labelled),
+        rows=tuple(
+            _row(label, summary, first, comparable)
+            for (label, summary), comparable in zip(labelled, alike, strict=True)
+        ),
         notes=(
             *(note for label, summary in labelled for note in _notes(label, summary)),
             *_about_all(summaries),
@@ -109,8 +122,14 @@ def _labels(summaries: Sequence[Summary]) -> list[str]:
     return [f"{strategy} {number}" for number, strategy in enumerate(strategies, 1)]
 
 
-def _row(label: str, summary: Summary, first: Summary) -> Row:
-    speedup, at_least = _speedup(summary, first)
+def _settings(summary: Summary, job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """All that a run was, but for its strategy and its names."""
+    known = {key: summary.get(key) for key in ("task", "members", "device", "network", "target")}
+    return known | {key: job[key] for key in job if key not in ("strategy", "name")}
+
+
+def _row(label: str, summary: Summary, first: Summary, comparable: bool) -> Row:
+    speedup, at_least = _speedup(summary, first) if comparable else (None, None)
     return Row(
         label=label,
         name=summary["name"],
@@ -140,6 +159,7 @@ def _row(label: str, summary: Summary, first: Summary) -> Row:
         delay=_count(summary.get("delay")),
         codec=summary.get("codec"),
         final_seconds=summary.get("final_seconds"),
+        comparable=comparable,
     )
 
 

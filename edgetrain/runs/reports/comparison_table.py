@@ -29,7 +29,7 @@ def columns_of(comparison: Comparison) -> list[Column]:
     if target is not None:
         goal = units.goal(metric, target)
         shown.append(column("time to", map(_reached, rows), below=goal))
-        if len(rows) > 1:
+        if any(row.comparable for row in rows[1:]):
             shown.append(column("speed-up", map(_faster, rows), styles=map(_speed_style, rows)))
     per_step = (units.duration(row.seconds_per_step) for row in rows)
     shown += [

@@ -58,7 +58,7 @@ def _time_of_figure(row: Row) -> str:
 
 def _of_several(compared: Comparison) -> str:
     reached = [row for row in compared.rows if row.target_seconds is not None]
-    if compared.target is None or not reached:
+    if compared.target is None or not reached or not all(row.comparable for row in compared.rows):
         return _ends(compared)
     goal = units.goal(compared.metric, compared.target)
     first, others = compared.rows[0], [row for row in reached if row is not compared.rows[0]]
@@ -96,14 +96,19 @@ def _ends(compared: Comparison) -> str:
     rows, metric = compared.rows, compared.metric
     if all(row.final is None for row in rows):
         return f"{len(rows)} runs, not evaluated"
-    shown = ", ".join(
-        f"{row.label} {units.figure(metric, row.final)} in {_time_of_figure(row)}"
+    named = any("," in row.label for row in rows)  # of a sweep: by the values of its axes
+    shown = ("; " if named else ", ").join(
+        f"{row.label}{':' if named else ''} {units.figure(metric, row.final)} in "
+        f"{_time_of_figure(row)}"
         for row in rows[:_MOST_NAMES]
     )
     more = f" and {len(rows) - _MOST_NAMES} more" if len(rows) > _MOST_NAMES else ""
     if compared.target is None:
         return f"{metric.capitalize()} at the end: {shown}{more}"
-    return f"No run reaches {units.goal(metric, compared.target)}: {shown}{more}"
+    goal = units.goal(metric, compared.target)
+    if reached := sum(row.target_seconds is not None for row in rows):
+        return f"{reached} of {len(rows)} runs reach {goal}: {shown}{more}"
+    return f"No run reaches {goal}: {shown}{more}"
 
 
 # -- along an axis -----------------------------------------------------------------------------

@@ -6,7 +6,15 @@ import csv
 import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from edgetrain.errors import ConfigError
+from edgetrain.runs.folder import read_summary
+from edgetrain.runs.reports import units
+
+CSV = "sweep.csv"
+"""The rows of a sweep, in its folder."""
 
 Row = dict[str, Any]
 """One run: the labels of its axes, its seed, and figures of its summary. Seconds and bytes."""
@@ -27,6 +35,10 @@ MEANT = (
     "seconds_per_step", "steps_per_second", "compute_s", "wait_s", "overhead_s", "eval_s", "end_s",
 )  # fmt: skip
 """Figures whose median over the seeds is taken."""
+
+
+RANGED = ("fleet_steps_per_second", "target_seconds", "wait_s", "sent_bytes")
+"""Figures whose lowest and highest value over the seeds is kept, beside those of `final`."""
 
 
 def points(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
@@ -50,6 +62,11 @@ def _medians(group: Sequence[Row]) -> Row:
         # If some seeds never reached the target, a median over the others would be too early.
         known = len(values) == len(good) if key == "target_seconds" else bool(values)
         found[key] = statistics.median(values) if values and known else None
+    found["ranges"] = {
+        key: (min(values), max(values))
+        for key in RANGED
+        if found[key] is not None and (values := [row[key] for row in good if row[key] is not None])
+    }
     finals = [row["final"] for row in good if row.get("final") is not None]
     found["low"], found["high"] = (min(finals), max(finals)) if finals else (None, None)
     found["mean"] = statistics.fmean(finals) if finals else None
@@ -74,6 +91,24 @@ def series(
         label = ", ".join(_named(name, point[name]) for name in varies)
         lines.setdefault(label, {})[point[axis]] = point
     return lines
+
+
+def labels_in(folder: Path) -> dict[str, str]:
+    """What each run of the sweep in `folder` is called there, by the name of its folder: the values
+    of its axes and, where there are several, its seed. {}: no sweep, or none of it is over."""
+    try:
+        axes = list((read_summary(folder) or {}).get("axes") or {})
+        with (folder / CSV).open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, ValueError, TypeError, ConfigError, csv.Error):
+        return {}
+    several = len({row.get("seed") for row in rows}) > 1
+    found: dict[str, str] = {}
+    for row in rows:
+        parts = [_named(name, row.get(name) or "") for name in axes]
+        parts += [f"seed {row.get('seed')}"] if several else []
+        found.setdefault(str(row.get("cell")), units.printable(", ".join(filter(None, parts))))
+    return found
 
 
 def numbers_of(labels: Sequence[str]) -> list[float] | None:

@@ -43,7 +43,9 @@ _PATTERNS = (
 
 def document(stories: Sequence[Story]) -> str:
     """The page of these runs, one at least."""
-    comparison = compare([story.summary for story in stories], [s.label for s in stories])
+    comparison = compare(
+        [s.summary for s in stories], [s.label for s in stories], [s.job for s in stories]
+    )
     title = message(comparison)
     style = files(__package__).joinpath("page.css").read_text("utf-8")
     body = [
@@ -69,8 +71,10 @@ def document(stories: Sequence[Story]) -> str:
 
 def _about(stories: Sequence[Story]) -> str:
     first = stories[0].summary
-    known = {key: first.get(key) for key in ("task", "members", "device", "network", "steps")}
-    said = {key: _listed(value) for key, value in known.items() if value is not None}
+    keys = ("task", "members", "device", "network", "steps")
+    # What differs between runs tells them apart, and is in their names.
+    same = [key for key in keys if all(s.summary.get(key) == first.get(key) for s in stories)]
+    said = {key: _listed(first[key]) for key in same if first.get(key) is not None}
     words = {
         "task": "{}", "members": "{} members", "device": "device {}", "network": "network {}",
         "steps": "{} steps",

@@ -17,6 +17,7 @@ from edgetrain.runs.folder import ENVIRONMENT, read_job, read_metrics, read_summ
 from edgetrain.runs.metrics.lines import Record, told_evaluation
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.happenings import Happening, happenings
+from edgetrain.runs.reports.sweep_rows import labels_in
 from edgetrain.runs.summary import summarise
 
 MOST_RUNS = 24
@@ -314,10 +315,14 @@ def _speed_of(parts: Sequence[Story]) -> dict[str, Any]:
 
 
 def _label(stories: Sequence[Story]) -> None:
-    """Name the runs after what tells them apart."""
+    """Name the runs after what tells them apart: the axes of their sweep, or the strategies."""
+    sweeps = {folder: labels_in(folder) for folder in {story.folder.parent for story in stories}}
+    cells = [sweeps[story.folder.parent].get(story.folder.name, "") for story in stories]
     strategies = [str(story.summary.get("strategy") or story.folder.name) for story in stories]
     folders = [story.folder.name for story in stories]
     labels = strategies if len(set(strategies)) == len(strategies) else folders
+    if all(cells) and len(set(cells)) == len(cells):
+        labels = cells
     if len(set(labels)) < len(labels):
         labels = [f"{label} {number}" for number, label in enumerate(labels, 1)]
     for story, label in zip(stories, labels, strict=True):

@@ -109,7 +109,7 @@ def legend_points(labels: Sequence[str]) -> float:
 
 def _columns(labels: Sequence[str]) -> int:
     widest = max(map(len, labels), default=0)
-    return max(1, min(len(labels), 126 // (widest + 6)))
+    return max(1, min(len(labels), 120 // (widest + 6)))
 
 
 def below_top(figure: Figure, points: float) -> float:

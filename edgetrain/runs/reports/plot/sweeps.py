@@ -59,29 +59,31 @@ def draw_sweep(
         speed, final, target, size = (
             figure.add_subplot(grid[place // 2, place % 2]) for place in range(4)
         )
-        _draw_along(
-            speed, axis, labels, {label: dict(relative(line)) for label, line in lines.items()}
-        )
+        speeds = {label: dict(relative(line)) for label, line in lines.items()}
+        _draw_along(speed, axis, labels, speeds, _ranges_of_speed(lines))
         speed.set_title(f"steps a second of the fleet, {as_text(axis)} {as_text(labels[0])} = 1")
         _from_zero(speed)
-        _draw_along(final, axis, labels, _values(lines, "final"), _ranges(lines))
+        _draw_along(final, axis, labels, _values(lines, "final"), _ranges_of_final(lines))
+        _widen(final, units.is_fraction(metric))
         final.set_title(f"final {as_text(metric)}")
         if units.is_fraction(metric):
             final.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.4g} %")
         reached = _values(lines, "target_seconds")
         if any(reached.values()):
-            _draw_along(target, axis, labels, reached)
+            _draw_along(target, axis, labels, reached, _ranges(lines, "target_seconds"))
             target.set_title("seconds until the target")
         else:
-            _draw_along(target, axis, labels, _values(lines, "wait_s", 1000.0))
+            waits = _values(lines, "wait_s", 1000.0)
+            _draw_along(target, axis, labels, waits, _ranges(lines, "wait_s", 1000.0))
             target.set_title("milliseconds of waiting per step")
         _from_zero(target)
-        _draw_along(size, axis, labels, _values(lines, "sent_bytes", 1e-6))
+        sizes = _values(lines, "sent_bytes", 1e-6)
+        _draw_along(size, axis, labels, sizes, _ranges(lines, "sent_bytes", 1e-6))
         size.set_title("megabytes that members sent")
         _from_zero(size)
         names = [label or "all" for label in lines]
         said = as_text(sweep_message(axis, labels, lines, metric))
-        about = [as_text(title) or f"along {as_text(axis)}"]
+        about = [as_text(title) or f"along {as_text(axis)}", seeds_in_words(points)]
         at_ends = numbers_of(labels) is not None and fits(names)
         handles = [] if at_ends or len(names) == 1 else speed.get_legend_handles_labels()[0]
         called = [str(handle.get_label()) for handle in handles]
@@ -91,6 +93,14 @@ def draw_sweep(
         if at_ends and len(names) > 1:
             label_ends(figure, {panel: _ends(panel) for panel in (speed, final, target, size)})
         return figure
+
+
+def seeds_in_words(points: Sequence[Mapping[str, Any]]) -> str:
+    """From how many runs each mark comes."""
+    seeds = max((point["runs"] + point.get("failed", 0) for point in points), default=1)
+    if seeds == 1:
+        return "one seed: how far a mark is off by chance is not known"
+    return f"medians of {seeds} seeds; thin lines from the lowest to the highest"
 
 
 def _ends(panel: Axes) -> list[End]:
@@ -109,6 +119,23 @@ def _from_zero(axes: Axes) -> None:
     axes.set_ylim(0, 1.06 * (axes.dataLim.y1 if axes.dataLim.y1 > 0 else 1.0))
 
 
+_LEAST_SPAN = 0.05
+"""Of a vertical axis that does not begin at 0: points of a fraction, or of the value in the middle.
+Less would draw chance as large as an effect."""
+
+
+def _widen(axes: Axes, fraction: bool) -> None:
+    """Widen the vertical axis to the least span, around its middle; a fraction ends at 1."""
+    low, high = axes.get_ylim()
+    if fraction and axes.dataLim.y1 <= 1:
+        high = min(high, 1.005)
+    middle = (low + high) / 2
+    lack = _LEAST_SPAN * (1.0 if fraction else abs(middle)) - (high - low)
+    low, high = low - max(0.0, lack) / 2, high + max(0.0, lack) / 2
+    over = max(0.0, high - 1.005) if fraction and axes.dataLim.y1 <= 1 else 0.0
+    axes.set_ylim(low - over, high - over)
+
+
 Along = dict[str, dict[str, float]]
 """For each line: value of the axis -> figure."""
 
@@ -120,12 +147,36 @@ def _values(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0)
     }
 
 
-def _ranges(lines: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
-    """Lowest and highest over the seeds, for points with several."""
+Ranges = dict[str, dict[str, tuple[float, float]]]
+"""For each line: value of the axis -> lowest and highest figure over the seeds, if several."""
+
+
+def _ranges_of_final(lines: Mapping[str, Mapping[str, Any]]) -> Ranges:
     return {
         label: {v: (p["low"], p["high"]) for v, p in line.items() if p["runs"] > 1}
         for label, line in lines.items()
     }
+
+
+def _ranges(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0) -> Ranges:
+    """Of another figure, in this unit."""
+    return {
+        label: {
+            value: (found[0] * unit, found[1] * unit)
+            for value, point in line.items()
+            if point["runs"] > 1 and (found := point.get("ranges", {}).get(key))
+        }
+        for label, line in lines.items()
+    }
+
+
+def _ranges_of_speed(lines: Mapping[str, Mapping[str, Any]]) -> Ranges:
+    """Relative to the median at the first value, as the marks are."""
+    key, found = "fleet_steps_per_second", {}
+    for label, line in lines.items():
+        first = next((point[key] for point in line.values() if point[key]), None)
+        found[label] = _ranges({label: line}, key, 1 / first)[label] if first else {}
+    return found
 
 
 _SPREAD = 0.6
@@ -137,7 +188,7 @@ def _draw_along(
     axis: str,
     labels: Sequence[str],
     lines: Along,
-    ranges: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
+    ranges: Ranges,
 ) -> None:
     """Draw lines over an axis of numbers, marks over an axis of names."""
     numbers = numbers_of(labels)
@@ -150,7 +201,7 @@ def _draw_along(
         x, y = [at[value] + beside for value in line], list(line.values())
         style = f"o{dashes}" if numbers is not None else "o"
         axes.plot(x, y, style, color=colour, label=as_text(label) or "all", ms=6)
-        for value, (low, high) in ((ranges or {}).get(label) or {}).items():
+        for value, (low, high) in ranges[label].items():
             axes.plot([at[value] + beside] * 2, [low, high], color=colour, lw=1.2, alpha=0.6)
     axes.set_xlabel(as_text(_AXIS.get(axis, axis)))
     if numbers is None:
