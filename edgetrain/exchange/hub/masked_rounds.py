@@ -4,8 +4,8 @@ for shares, when a round is given up.
 While fewer members than the threshold are in, nothing can be unmasked. Nobody is asked for keys
 then, and at most one round is given up each `patience_s`: those that are in wait for the others to
 come back. If all others have left for good, rounds that nobody in is going to contribute to are
-given up at once. Otherwise a round is given up at once if the secrets of its block are lost: that
-is bounded by the block's end.
+given up at once, up to the run's last one. With enough members in, a round is given up at once if
+the secrets of its block are lost: that is bounded by the block's end.
 
 Stands between the rounds, which know members and what has arrived, and the aggregator, which knows
 masks. Pure: no socket, no clock; imports no cryptography.
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import BadMessage
+from edgetrain.exchange.hub.delay import AgreedDelay
 from edgetrain.exchange.hub.effects import Effect, refusal
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.open_rounds import OpenRounds, Seen, expected
@@ -53,8 +54,12 @@ class MaskedRounds:
         self._patience_s = patience_s
         self._short_since: float | None = None
         """When the members became fewer than the threshold; None: they are enough, or none."""
+        self.is_over = False
+        """Whether too few members were left for too long."""
         self.ended_short = ""
-        """That too few members were left for too long, in words; "": they were not."""
+        """The same in words, if it was before the run's last round."""
+        self._end = 0
+        """The round after the run's last one, as far as it is known."""
         self._given_up_at = float("-inf")
         """When a round was given up last."""
 
@@ -133,16 +138,17 @@ class MaskedRounds:
         """A round has been answered."""
         self.aggregator.forget_round(round)
 
-    def advance(self, oldest: int, in_flight: int, now: float) -> tuple[Outgoing, list[str]]:
+    def advance(self, oldest: int, delay: AgreedDelay, now: float) -> tuple[Outgoing, list[str]]:
         """Do all that can be done: set up keys for later rounds, and close rounds, in whatever
-        order they become whole. `oldest` is the oldest open round, `in_flight` how many rounds a
-        member may be ahead of its replies. Returns messages to members, and remarks for people."""
+        order they become whole. `oldest` is the oldest open round, `delay` the job's. Returns
+        messages to members, and remarks for people."""
         masks, members = self.aggregator, self._members
         out: Outgoing = []
         self._count_members(now)
+        self._end = delay.end_after(oldest)
         enough = members and self._short_since is None
         if enough and masks.wants_block(oldest) and not any(m.returning for m in members):
-            out += self._begin_block(oldest, in_flight, now)
+            out += self._begin_block(oldest, delay.in_flight, now)
         out += masks.advance_blocks(members.names, self._patience_s, now)
         for round in sorted({oldest, *(round for round, _ in self._open_rounds)}):
             if not masks.is_closed(round) and self._is_due(round, now):
@@ -157,14 +163,16 @@ class MaskedRounds:
         elif self._short_since is None:
             self._short_since = now
 
-    def end_if_short(self, now: float, patience_s: float) -> list[Effect]:
-        """End the job, and tell all members, if too few have been left for `patience_s`. Their
+    def end_if_short(self, oldest: int, now: float, patience_s: float) -> list[Effect]:
+        """End the job, and refuse its members, if too few have been left for `patience_s`. Their
         places stay as they are: a hub that is restored from the journal waits for them."""
         if self._short_since is None or now - self._short_since < patience_s:
             return []
-        here, least = len(self._members), self.terms.threshold
-        self.ended_short = f"{here} of at least {least} members are left"
-        return [refusal(member.sender, "few", self.ended_short) for member in self._members]
+        self.is_over, is_through = True, oldest >= self._end
+        reason = f"{len(self._members)} of at least {self.terms.threshold} members are left"
+        self.ended_short = "" if is_through else reason
+        code = "ended" if is_through else "few"
+        return [refusal(member.sender, code, reason) for member in self._members]
 
     def _begin_block(self, oldest: int, in_flight: int, now: float) -> Outgoing:
         """Ask all members for keys: for more rounds where more are in flight, so that the set-up is
@@ -191,6 +199,8 @@ class MaskedRounds:
         """Whether a round may be given up: see the module's docstring."""
         if self._short_since is None:
             return True
+        if round >= self._end:
+            return False
         if not self._members.away and all(m.next_round > round for m in self._members):
             return True
         return now - max(self._short_since, self._given_up_at) >= self._patience_s

@@ -93,7 +93,8 @@ class Membership:
     def finished(self) -> bool:
         """Whether all members have left, or too few are left and have not come back in time."""
         over = self._rounds.started and not self._deserted and not self._members
-        return over or bool(self._rounds.ended_short)
+        masks = self._rounds.masks
+        return over or (masks is not None and masks.is_over)
 
     @property
     def may_start(self) -> bool:

@@ -122,7 +122,7 @@ class Rounds:
 
     @property
     def ended_short(self) -> str:
-        """Why the job ended before its members were through; "": it did not."""
+        """Why the job ended before its last round; "": it did not."""
         return "" if self.masks is None else self.masks.ended_short
 
     @property
@@ -324,7 +324,7 @@ class Rounds:
 
     def _find_due_masked(self, masks: MaskedRounds, now: float) -> tuple[list[Effect], Due | None]:
         """Rounds are answered in order, as their sums become known."""
-        outgoing, remarks = masks.advance(self.round, self.delay.in_flight, now)
+        outgoing, remarks = masks.advance(self.round, self.delay, now)
         effects = self._to_members(outgoing)
         effects += [Note("late", "hub", remark) for remark in remarks]
         end = masks.unmask(self.round, now)
@@ -342,7 +342,7 @@ class Rounds:
 
     def end_if_short(self, now: float, patience_s: float) -> list[Effect]:
         """End a masked job that has had too few members for `patience_s`."""
-        return [] if self.masks is None else self.masks.end_if_short(now, patience_s)
+        return [] if self.masks is None else self.masks.end_if_short(self.round, now, patience_s)
 
     def messages_missed(self, name: str) -> list[Effect]:
         """What a member that is back may have missed, apart from replies."""

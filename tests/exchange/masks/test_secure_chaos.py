@@ -152,7 +152,7 @@ def broken_laws(ended: Ended, confided: Confided, gradient: bool = False) -> lis
         f"{e.get('about')}: {e['reason']}"
         for e in ended.events
         if e["event"] == "error" and e["about"] not in given_up
-        if not (is_short and e["reason"].endswith(SHORT))
+        if not e["reason"].endswith(SHORT)
     ]
     if ended.error and not is_short:
         broken.append(ended.error)
@@ -184,7 +184,7 @@ def broken_laws(ended: Ended, confided: Confided, gradient: bool = False) -> lis
         ]
     elif len(set(ended.bases.values())) != 1:
         broken.append("bases differ")
-    if is_short:
+    if any(e["reason"].endswith(SHORT) for e in ended.events):
         return broken
     steady = {f"m{i}" for i, m in enumerate(ended.simulation.members) if not m.was_off}
     missing = steady - given_up - set(ended.bases)
