@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from edgetrain.runs.folder import FORMAT, read_job, read_metrics
 from edgetrain.runs.metrics.lines import Record, figures
 from edgetrain.runs.metrics.tally import MemberTally, Tally
+
+_PARTS = ("compute_s", "wait_s", "overhead_s", "eval_s", "end_s")
 
 
 def summarise(folder: Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -65,6 +68,8 @@ def _pace(tally: Tally) -> dict[str, Any]:
 
 
 def _speed(tally: Tally) -> dict[str, Any]:
+    if tally.is_told:
+        return _told_speed(tally)
     members = [member for member in tally.members.values() if member.step]
     lines = sum(member.lines for member in members)
     rates = [member.step / member.t for member in members if member.t > 0]
@@ -79,6 +84,24 @@ def _speed(tally: Tally) -> dict[str, Any]:
         "overhead_s": _mean(sum(member.overhead_s for member in members), lines),
         "eval_s": _mean(sum(member.eval_s for member in members), lines),
         "end_s": _mean(sum(member.end_s for member in members), lines),
+    }
+
+
+def _told_speed(tally: Tally) -> dict[str, Any]:
+    """The same from what members told the hub. Any one of them may be wrong, or lie: of each figure
+    it is their median, and no more steps than there were rounds for."""
+    members = [member for member in tally.members.values() if member.step]
+    steps, most = [member.step for member in members], tally.most_steps
+    paces = [member.seconds_per_step for member in members if member.t > 0]
+    pace = _median([each for each in paces if each])
+    parts = [_median(each) for each in zip(*(m.parts for m in members if m.lines), strict=True)]
+    return {
+        "steps": min(max(steps, default=0), most) if most else median_low(steps or [0]),
+        "rounds": tally.rounds,
+        "seconds": max((member.t for member in members), default=0.0),
+        "seconds_per_step": pace,
+        "steps_per_second": len(paces) / pace if pace else None,
+        **dict(zip(_PARTS, parts or [None] * len(_PARTS), strict=True)),
     }
 
 
@@ -109,13 +132,17 @@ def _final(evaluations: list[Record]) -> dict[str, float | None]:
 def _cost(tally: Tally) -> dict[str, Any]:
     members = [member for member in tally.members.values() if member.step]
     joules = [member.joules.total for member in members if member.joules is not None]
+    peaks = [member.peak_bytes for member in members] or [0]
+    told = tally.is_told
+    sent, received = tally.traffic
+    spent = len(joules) * median_low(joules or [0.0]) if told else sum(joules)
     return {
-        "sent_bytes": int(sum(member.sent_bytes.total for member in members)),
-        "received_bytes": int(sum(member.received_bytes.total for member in members)),
+        "sent_bytes": sent,
+        "received_bytes": received,
         # A sum over some of the members would look as if energy had been saved.
-        "joules": sum(joules) if members and len(joules) == len(members) else None,
+        "joules": spent if members and len(joules) == len(members) else None,
         "cpu_s": sum(member.cpu_s.total for member in members),
-        "peak_bytes": max((member.peak_bytes for member in members), default=0),
+        "peak_bytes": median_low(peaks) if told else max(peaks),
         "hub": _hub(tally.hub),
     }
 
@@ -148,6 +175,11 @@ def _ending(tally: Tally, status: str | None) -> dict[str, Any]:
         "errors": tally.errors[:10],
         "overrun": tally.overrun or None,
     }
+
+
+def _median(values: Collection[float]) -> float | None:
+    """The lower one of two in the middle: what one of two members says decides nothing."""
+    return median_low(values) if values else None
 
 
 def _mean(total: float, count: int) -> float | None:

@@ -97,7 +97,7 @@ def check_table(rows, folders):
     assert rows[at + 1].startswith("dga")
     hub, *members = map(read_summary, folders)
     for key in ("sent_bytes", "received_bytes"):
-        assert hub[key] == pytest.approx(sum(member[key] for member in members), rel=0.01), key
+        assert hub[key] == pytest.approx(sum(member[key] for member in members), rel=0.1), key
     mean = sum(member["seconds_per_step"] for member in members) / 2
     assert hub["seconds_per_step"] == pytest.approx(mean, rel=0.05)
     assert (hub["steps"], hub["rounds"], hub["status"]) == (STEPS, STEPS // EVERY, "finished")

@@ -31,6 +31,7 @@ from edgetrain.jobs.job import Privacy
 from edgetrain.runs.folder import metrics_path, read_metrics
 from edgetrain.runs.metrics.lines import format_line
 from edgetrain.runs.metrics.tally import Tally
+from edgetrain.runs.summary import summarise
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.member import Member, bind, release_of
 from edgetrain.training.recorder import HubRecorder
@@ -281,3 +282,43 @@ def test_no_loss_and_no_figure_is_on_the_wire(private, masked):
             "round_trip_us100", "sent_bytes", "received_bytes", "memory_mb", "celsius", "throttled",
             "joules",
         }  # fmt: skip
+
+
+# -- what one member says decides nothing -------------------------------------------------------
+
+
+def lie(t, **other):
+    return told(t, 10**9, **{
+        "about": "liar", "at": 3.5e10, "compute_s": 1e10, "wait_s": 1e10, "overhead_s": 1e10,
+        "sent_bytes": 10**18, "received_bytes": 10**18, "peak_bytes": 1 << 60, "joules": 1e15,
+        **other,
+    })  # fmt: skip
+
+
+def merged(t, round):
+    return {
+        "kind": "round", "t": t, "member": "hub", "round": round, "members": [], "missing": [],
+        "every": 5, "delay": 5, "cpu_s": 0.1, "peak_bytes": 1 << 20,
+        "sent_bytes": 400 * (round + 1), "received_bytes": 300 * (round + 1),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("honest", [1, 2, 3])
+def test_one_lying_member_does_not_decide_the_hubs_summary(honest, tmp_path):
+    lines = [
+        told(4.0 * n, 10 * n, steps=10, compute_s=3.0, about=f"m{m}", peak_bytes=1 << 20, joules=9)
+        for n in range(1, 4)
+        for m in range(honest)
+    ]
+    lines += [merged(2.0 * n, n) for n in range(6)] + [lie(n) for n in (1.0, 5.0, 12.0)]
+    with metrics_path(tmp_path).open("wb") as file:
+        file.writelines(format_line(line) for line in sorted(lines, key=lambda line: line["t"]))
+    found = summarise(tmp_path)
+    assert found["seconds"] <= 12.0
+    assert found["steps"] <= 30 + 15
+    assert (found["sent_bytes"], found["received_bytes"]) == (1800, 2400)
+    assert found["seconds_per_step"] <= 0.4
+    assert found["compute_s"] + found["wait_s"] + found["overhead_s"] <= 0.41
+    assert found["peak_bytes"] == 1 << 20
+    assert found["joules"] == 9 * (honest + 1)
+    assert found["rounds"] == 6

@@ -87,7 +87,15 @@ class MemberTally:
                 setattr(self, key, value)
         self.throttled = record.get("throttled")
         if not self.has_own_lines:
-            self._add_sums({**record, "t": _value(record, "at")})
+            self._add_sums(self._bounded(record))
+
+    def _bounded(self, told: Record) -> Record:
+        """What it told the hub, no longer than the hub's own clock has run: the line's `t`."""
+        at = min(max(0.0, _value(told, "at")), told["t"])
+        parts = {part: max(0.0, _value(told, part)) for part in _PARTS}
+        passed, total = max(0.0, at - self.t), sum(parts.values())
+        share = passed / total if total > passed + ROUNDING_S else 1.0
+        return {**told, "t": at, **{part: share * value for part, value in parts.items()}}
 
     def _forget_sums(self) -> None:
         """What it told the hub comes again in lines of its own."""
@@ -135,6 +143,8 @@ class Tally:
     told_metric: tuple[str, str] | None = None
     """The figure that members tell the hub, and "higher" or "lower": which values are better."""
     rounds: int = 0
+    merged_steps: int = 0
+    """Steps in these rounds."""
     every: int = 0
     """Steps in a round, in force now; 0: not known."""
     delay: int = 0
@@ -178,6 +188,30 @@ class Tally:
         """The "eval" lines; in a hub's own folder, what members told it."""
         return self.own_evaluations or self.told_evaluations
 
+    @property
+    def is_told(self) -> bool:
+        """Whether members write no lines here: then all that is known of them is what they told the
+        hub, and any of it may be wrong."""
+        return not any(member.has_own_lines for member in self.members.values())
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that all members together have sent and received: by the hub's own count, if they
+        only told theirs."""
+        if self.is_told and self.rounds:
+            return int(self.hub.received_bytes.total), int(self.hub.sent_bytes.total)
+        members = self.members.values()
+        sent = int(sum(member.sent_bytes.total for member in members))
+        return sent, int(sum(member.received_bytes.total for member in members))
+
+    @property
+    def most_steps(self) -> int | None:
+        """The most steps that a member can have taken, by the rounds at the hub; None: not known,
+        or told by members that write their own lines."""
+        if not self.is_told or not self.every:
+            return None
+        return self.merged_steps + self.delay + 2 * self.every
+
     def lost(self) -> list[str]:
         """Members that failed, or that the hub gave up and that did not come back."""
         return [name for name, member in self.members.items() if member.standing in _LOST]
@@ -195,7 +229,9 @@ class Tally:
 
     def _add_round(self, record: Record) -> None:
         self.missed += len(record.get("missing") or []) + _cut(record, "missing")
+        before = self.every
         self._take_pace(record)
+        self.merged_steps += before or self.every
         self.codec = str(record.get("codec") or self.codec)
         self.hub.add_usage(record)
         for name, share, _ in record.get("cuts") or []:
@@ -233,6 +269,10 @@ class Tally:
             self._of(about).standing, self._of(about).reason = event, reason
 
 
+ROUNDING_S = 0.01
+"""Of a few times that are told in milliseconds."""
+
+_PARTS = ("compute_s", "wait_s", "overhead_s", "eval_s", "end_s")
 _SUMS = (
     "lines", "step", "t", "compute_s", "wait_s", "overhead_s", "eval_s", "end_s",
     "sent_bytes", "received_bytes", "cpu_s", "joules",

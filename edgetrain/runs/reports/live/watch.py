@@ -133,6 +133,7 @@ class Watch:
         present = self._present()
         members = tuple(_member(name, member) for name, member in self.tally.members.items())
         lines = sum(member.lines for member in present) or 1
+        sent, received = self.tally.traffic
         last = self.tally.evaluations[-1] if self.tally.evaluations else {}
         metric = self._metric_of(last)
         losses = [member.loss for member in present if member.loss is not None]
@@ -149,10 +150,8 @@ class Watch:
             compute_s=sum(member.compute_s for member in present) / lines,
             wait_s=sum(member.wait_s for member in present) / lines,
             overhead_s=sum(member.overhead_s for member in present) / lines,
-            sent_bytes=sum(member.sent_bytes.total for member in self.tally.members.values()),
-            received_bytes=sum(
-                member.received_bytes.total for member in self.tally.members.values()
-            ),
+            sent_bytes=sent,
+            received_bytes=received,
             late=sum(member.late for member in self.tally.members.values()),
             left_s=self._left_s(),
             members=members,
