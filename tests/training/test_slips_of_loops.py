@@ -1,0 +1,332 @@
+"""Slips that people make in loops of their own: each is right, raises, or is told in one line."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import children
+import pytest
+import safetensors.torch
+import torch
+from command_line import hub as hub_command
+from naive_fleet import PATIENT, NaiveMember, Table
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import edgetrain
+from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
+from edgetrain.runs.folder import folders_in, read_metrics, read_summary
+
+STRATEGIES = {
+    "fedavg": {"every": 5},
+    "dga": {"every": 3, "delay": 4},
+    "sync-sgd": {},
+}
+
+
+def fleet_of(strategy, *loops, **more):
+    """Run a `loop(model, optimizer, index, join)` a member; their models, results, and the hub."""
+    wires = HubSocket("tcp://127.0.0.1:0")
+    settings = {"policy": PATIENT, **STRATEGIES[strategy], **more}
+    hub = children.HubThread(wires, strategy, len(loops), **settings)
+    models = [children.model() for _ in loops]
+
+    def train(index):
+        model = models[index]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def join(model, optimizer):
+            return edgetrain.join(wires.address, model, optimizer, name=f"m{index}")
+
+        return loops[index](model, optimizer, index, join)
+
+    with hub.serving():
+        found = children.in_threads(*[lambda i=i: train(i) for i in range(len(loops))])
+    return models, found, hub
+
+
+def compute(model, optimizer, index, number):
+    """A batch, forward and backward."""
+    x, y = children.batch(index, number)
+    optimizer.zero_grad()
+    cross_entropy(model(x), y).backward()
+
+
+def take(steps, model, optimizer, index):
+    for number in range(steps):
+        compute(model, optimizer, index, number)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("first", ["member", "optimizer"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_both_calls_in_one_loop_raise(strategy, first):
+    def loop(model, optimizer, index, join):
+        member = join(model, optimizer)
+        compute(model, optimizer, index, 0)
+        calls = [member.step, optimizer.step]
+        calls = calls if first == "member" else calls[::-1]
+        with member:
+            calls[0]()
+            before = children.flat(model)
+            with pytest.raises(EdgetrainError, match="two steps"):
+                calls[1]()
+            assert children.flat(model).tobytes() == before.tobytes()
+        return member.steps
+
+    _, steps, _ = fleet_of(strategy, loop)
+    assert steps == [1]
+
+
+@pytest.mark.parametrize("call", ["member", "optimizer"])
+def test_either_call_alone_trains_the_same(call):
+    def loop(model, optimizer, index, join):
+        with join(model, optimizer) as member:
+            for number in range(7):
+                compute(model, optimizer, index, number)
+                member.step() if call == "member" else optimizer.step()
+        return member.steps
+
+    models, steps, hub = fleet_of("dga", loop, loop)
+    expected, _, _ = fleet_of("dga", *[plain] * 2)
+    assert steps == [7, 7]
+    assert [len(closed.members) for closed in hub.closed] == [2, 2, 2]
+    assert children.flat(models[0]).tobytes() == children.flat(expected[0]).tobytes()
+
+
+def plain(model, optimizer, index, join):
+    with join(model, optimizer):
+        take(7, model, optimizer, index)
+
+
+@pytest.mark.parametrize("call", ["scaler.step", "scaler.unscale_"])
+def test_a_member_given_to_a_scaler_is_no_optimizer(call):
+    def loop(model, optimizer, index, join):
+        scaler = torch.amp.GradScaler("cpu")
+        with join(model, optimizer) as member:
+            x, y = children.batch(index, 0)
+            scaler.scale(cross_entropy(model(x), y)).backward()
+            if call == "scaler.step":
+                scaler.unscale_(optimizer)
+            before = children.flat(model)
+            with pytest.raises((EdgetrainError, AttributeError)):
+                scaler.step(member) if call == "scaler.step" else scaler.unscale_(member)
+            assert children.flat(model).tobytes() == before.tobytes()
+            optimizer.zero_grad()
+            take(1, model, optimizer, index)
+
+    fleet_of("dga", loop)
+
+
+@pytest.mark.parametrize("call", ["member", "optimizer"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_step_while_the_model_holds_the_fleets_parameters_raises(strategy, call):
+    def loop(model, optimizer, index, join):
+        with join(model, optimizer) as member:
+            take(4, model, optimizer, index) if call == "optimizer" else None
+            own = children.flat(model)
+            compute(model, optimizer, index, 4)
+            with member.fleet_model(), pytest.raises(EdgetrainError, match="fleet_model"):
+                member.step() if call == "member" else optimizer.step()
+            assert children.flat(model).tobytes() == own.tobytes()
+            member.step() if call == "member" else optimizer.step()
+        return member.steps
+
+    _, steps, _ = fleet_of(strategy, loop)
+    assert steps == [5 if call == "optimizer" else 1]
+
+
+def test_a_learnable_loss_beside_the_model_is_refused_by_shape():
+    model, temperature = children.model(), nn.Parameter(torch.ones(3, 7))
+    optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.1)
+    wires = HubSocket("tcp://127.0.0.1:0")
+    with (
+        children.HubThread(wires, "dga", 1).serving(),
+        pytest.raises(ConfigError, match=r"not the model's.*\(3, 7\)"),
+    ):
+        edgetrain.join(wires.address, model, optimizer)
+
+
+def test_a_learnable_loss_joined_with_the_model_is_trained_by_all():
+    wires, ends = HubSocket("tcp://127.0.0.1:0"), [None, None]
+
+    def train(index):
+        both = nn.ModuleDict({"model": children.model(), "loss": nn.Linear(3, 1)})
+        nn.init.ones_(both["loss"].weight)
+        optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
+        with edgetrain.join(wires.address, both, optimizer, name=f"m{index}"):
+            for number in range(5):
+                x, _ = children.batch(index, number)
+                optimizer.zero_grad()
+                both["loss"](both["model"](x)).square().mean().backward()
+                optimizer.step()
+        ends[index] = children.flat(both)
+
+    with children.HubThread(wires, "fedavg", 2, every=2, policy=PATIENT).serving():
+        children.in_threads(lambda: train(0), lambda: train(1))
+    assert ends[0].tobytes() == ends[1].tobytes()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_member_that_took_no_step_raises_at_its_close(strategy):
+    def loop(model, optimizer, index, join):
+        member = join(model, optimizer)
+        for number in range(3):
+            compute(model, optimizer, index, number)  # and optimizer.step() forgotten
+        with pytest.raises(EdgetrainError, match="step"):
+            member.close()
+        member.close()
+
+    fleet_of(strategy, loop)
+
+
+def test_a_hub_that_nobody_contributed_to_has_failed(tmp_path):
+    model = children.model()
+    with hub_command("members=1", "--any-job", cwd=tmp_path) as (serving, address):
+        member = edgetrain.join(address, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with pytest.raises(EdgetrainError):
+            member.close()
+        assert serving.finish() == 1
+    assert "Traceback" not in serving.said
+
+
+class Replaced(torch.optim.SGD):
+    """A loop's own way of stepping, around torch's hooks."""
+
+    def move(self):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p -= 0.1 * p.grad
+
+
+def test_parameters_moved_past_the_optimizers_step_are_not_taken_for_training():
+    def loop(model, optimizer, index, join):
+        optimizer = Replaced(model.parameters(), lr=0.1)
+        member = join(model, optimizer)
+        for number in range(3):
+            compute(model, optimizer, index, number)
+            optimizer.move()
+        with pytest.raises(EdgetrainError, match="step"):
+            member.close()
+
+    fleet_of("dga", loop)
+
+
+# -- unequal numbers of steps ---------------------------------------------------------------------
+
+UNEQUAL = (4, 13, 9)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_members_that_wait_for_the_fleet_end_with_its_model(strategy):
+    def loop(model, optimizer, index, join):
+        with join(model, optimizer) as member:
+            take(UNEQUAL[index], model, optimizer, index)
+            member.wait_for_fleet()
+        return member.steps
+
+    table, expected = Table(3), [children.model() for _ in UNEQUAL]
+
+    def naive(index):
+        member = NaiveMember(table, index, strategy, weights=(1, 1, 1), **STRATEGIES[strategy])
+        optimizer = torch.optim.SGD(expected[index].parameters(), lr=0.1, momentum=0.9)
+        with member.join(expected[index], optimizer):
+            take(UNEQUAL[index], expected[index], optimizer, index)
+            member.stay(max(UNEQUAL))
+
+    children.in_threads(*[lambda i=i: naive(i) for i in range(3)])
+    models, steps, _ = fleet_of(strategy, loop, loop, loop)
+    assert steps == list(UNEQUAL)
+    ends = [children.flat(model) for model in models]
+    assert len({end.tobytes() for end in ends}) == 1
+    for end, theirs in zip(ends, expected, strict=True):
+        assert abs(end - children.flat(theirs)).max() <= 1e-6
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_members_that_end_apart_are_told(strategy, caplog):
+    def loop(model, optimizer, index, join):
+        with join(model, optimizer):
+            take(20 if index else 5, model, optimizer, index)
+
+    with caplog.at_level(logging.WARNING, "edgetrain"):
+        models, _, _ = fleet_of(strategy, loop, loop)
+    ends = [children.flat(model) for model in models]
+    assert ends[0].tobytes() != ends[1].tobytes()
+    told = [record.getMessage() for record in caplog.records if "round" in record.getMessage()]
+    assert len(told) >= 1
+    assert all("\n" not in line for line in told)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_members_that_end_together_are_not_warned(strategy, caplog):
+    def loop(model, optimizer, index, join):
+        with join(model, optimizer):
+            take(11, model, optimizer, index)
+
+    with caplog.at_level(logging.WARNING, "edgetrain"):
+        fleet_of(strategy, loop, loop)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+# -- saving ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_state_of_a_member_is_the_fleets_in_ordinary_tensors(strategy, tmp_path):
+    def loop(model, optimizer, index, join):
+        with join(model, optimizer) as member:
+            take(4, model, optimizer, index)
+            state = member.state_dict()
+            with member.fleet_model():
+                assert list(state) == list(model.state_dict())
+                assert all(torch.equal(state[n], t) for n, t in model.state_dict().items())
+            file = io.BytesIO()
+            torch.save(state["2.bias"], file)
+            assert file.tell() < 2000
+            safetensors.torch.save_file(state, tmp_path / "during.safetensors")
+            copy = children.model(5)
+            copy.load_state_dict(state)
+            take(1, model, optimizer, index)
+            assert children.flat(copy).tobytes() != children.flat(model).tobytes()
+        safetensors.torch.save_model(model, str(tmp_path / "after.safetensors"))
+        file = io.BytesIO()
+        torch.save(model[2].state_dict(), file)
+        return file.tell()
+
+    models, (size,), _ = fleet_of(strategy, loop)
+    alone = io.BytesIO()
+    torch.save(children.model()[2].state_dict(), alone)
+    assert size == alone.tell()
+    loaded = children.model(5)
+    safetensors.torch.load_model(loaded, str(tmp_path / "after.safetensors"))
+    assert children.flat(loaded).tobytes() == children.flat(models[0]).tobytes()
+
+
+# -- what is counted ------------------------------------------------------------------------------
+
+
+def test_steps_in_folders_are_the_calls_however_long_rounds_become(tmp_path):
+    """With an automatic delay rounds of such short steps grow, from 5 steps to many."""
+    calls = 400
+    with hub_command("members=2", "strategy=dga", "--any-job", cwd=tmp_path) as (serving, address):
+
+        def train(index):
+            model = children.model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            runs = tmp_path / f"m{index}"
+            with edgetrain.join(address, model, optimizer, name=f"m{index}", runs=runs) as member:
+                take(calls, model, optimizer, index)
+            return member.steps, children.flat(model).tobytes()
+
+        ends = children.in_threads(lambda: train(0), lambda: train(1))
+        assert serving.finish() == 0, serving.said
+    assert [steps for steps, _ in ends] == [calls, calls]
+    assert ends[0][1] == ends[1][1]
+    (hub,) = folders_in(tmp_path / "runs")
+    assert max(line["every"] for line in read_metrics(hub, "round")) > 5
+    for folder in (hub, *folders_in(tmp_path / "m0"), *folders_in(tmp_path / "m1")):
+        assert read_summary(folder)["steps"] == calls, folder.name
