@@ -4,6 +4,7 @@
 #                named (the same again: make test SEED=12345)
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
+#   make test-trainers  loops of Accelerate and Lightning, which are installed into .venv-trainers
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
 #   make test-arm-doctor  what `doctor` says in a worker archive for a Raspberry Pi, emulated
 #   make test-masks  300 drawn schedules of a masked job with too few members left (half an hour)
@@ -12,8 +13,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+TRAINERS ?= .venv-trainers
 
-.PHONY: demo test test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks check drawn install-lab install-dev
+.PHONY: demo test test-trainers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks check drawn install-lab install-dev install-trainers
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -21,6 +23,9 @@ demo: install-lab
 test: SEED ?= $(shell od -An -N2 -tu2 /dev/urandom)
 test: install-dev
 	$(BIN)/pytest -n 2 --dist loadfile --order $(strip $(SEED))
+
+test-trainers: install-trainers
+	$(TRAINERS)/bin/python -m pytest -m trainers -p no:cacheprovider tests/trainers
 
 test-boot: install-dev
 	$(BIN)/pytest -m boot tests/fleet/cards
@@ -57,6 +62,13 @@ install-lab: $(BIN)/python
 
 install-dev: $(BIN)/python
 	$(BIN)/pip install --quiet --editable '.[dev]'
+
+# Sees what is in $(VENV), so that torch stays the one that is there.
+install-trainers: install-dev
+	@test -e $(TRAINERS)/bin/pip || $(BIN)/python -m venv $(TRAINERS)
+	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+	  > $$($(TRAINERS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/edgetrain.pth
+	@$(TRAINERS)/bin/pip install --quiet accelerate lightning 'torch<2.14'
 
 drawn: install-lab
 	$(BIN)/python benchmarks/unequal.py --drawn 200 --keep drawn.jsonl
