@@ -20,6 +20,8 @@ from edgetrain.tasks import weights
 from edgetrain.training.servers import group
 from edgetrain.training.servers.snapshots import latest
 
+pytestmark = pytest.mark.usefixtures("own_imports")
+
 # A task that kills its own process at one step of one rank, once.
 DEADLY = (
     TINY
