@@ -8,6 +8,8 @@ status.
 
 from __future__ import annotations
 
+import codecs
+import io
 import sys
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,24 @@ if TYPE_CHECKING:
 _TAKE_WHILE = ("run", "compare", "sweep", "capacity", "calibrate")
 """Verbs that read a job and load torch."""
 _TAKE_KEYS = ("--key", "--hub-key")
+
+
+_PLAIN = str.maketrans({"…": "...", "×": "x", "–": "-", "→": "->", "±": "+-", "·": "-"})
+
+
+def _spell_plainly(error: UnicodeError) -> tuple[str, int]:
+    """Stand-ins for characters that a stream's encoding lacks."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end].translate(_PLAIN)
+    return "".join(each if each.isascii() else "?" for each in text), error.end
+
+
+def _print_in_any_encoding() -> None:
+    """Let Latin-1 and ASCII streams take any text."""
+    codecs.register_error("edgetrain", _spell_plainly)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="edgetrain")
 
 
 def _say_at_once(words: list[str]) -> None:
@@ -65,6 +85,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     words = sys.argv[1:] if argv is None else argv
+    _print_in_any_encoding()
     _say_at_once(words)
     from edgetrain.errors import EdgetrainError, Stopped, in_words, own_frames
 

@@ -112,11 +112,16 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     "did you mean 'dga'?"
     """
     known = sorted(choices)
-    swapped = [each for each in known if sorted(each) == sorted(name)]
-    near = swapped or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean '{near[0]}'?"
+    if near := nearest(name, known):
+        return f"did you mean '{near}'?"
     return "known: " + ", ".join(known) if known else "none is known"
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """The choice that a misspelt name probably means; "": none is near."""
+    known = sorted(choices)
+    swapped = [each for each in known if sorted(each) == sorted(name)]
+    return next(iter(swapped or difflib.get_close_matches(name, known, n=1, cutoff=0.6)), "")
 
 
 def in_words(error: BaseException) -> str:

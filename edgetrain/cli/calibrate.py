@@ -115,8 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--at-once {arguments.at_once}", "allowed are 1 to 64")
     grid = _grid_points(arguments)
     jobs, beside = ({}, None) if arguments.grid else jobs_of(arguments)
+    common.require_simulator()
     common.check_before_torch(arguments, jobs.values())
-    common.simulator()
     from edgetrain.jobs.plan import plan
     from edgetrain.runs.folder import create
     from edgetrain.training import emulated

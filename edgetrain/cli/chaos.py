@@ -237,8 +237,8 @@ def _in_short(outcome: Outcome) -> str:
 
 def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcomes:
     job, beside = common.job_of(arguments, SIMULATED)
+    common.require_simulator()
     job = common.with_host_pace(arguments, job, beside)
-    common.simulator()
     from edgetrain.jobs.plan import plan
     from edgetrain.training.chaos import laws, schedule, simulated
 

@@ -52,17 +52,15 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def job_of(
-    arguments: argparse.Namespace, defaults: tuple[str, ...] = ()
-) -> tuple[Job, Path | None]:
-    """The job, and the folder of its file or None. Raises ConfigError.
+def job_of(arguments: argparse.Namespace, defaults: tuple[str, ...] = ()) -> tuple[Job, Path]:
+    """The job, and the folder of its file or else the current one. Raises ConfigError.
 
     `defaults` are overrides that apply if no file is given.
     """
     words: list[str] = list(arguments.job)
     path = words.pop(0) if words and "=" not in words[0] else None
     overrides = words if path else [*defaults, *words]
-    return load(path, overrides), Path(path).resolve().parent if path else None
+    return load(path, overrides), Path(path).resolve().parent if path else Path.cwd()
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
@@ -93,13 +91,16 @@ def runner(arguments: argparse.Namespace) -> Callable[..., dict[str, Any]]:
 
 def simulator() -> Callable[..., dict[str, Any]]:
     """The function that simulates a planned job. ConfigError if a library is not installed."""
-    try:
-        from edgetrain.training.simulated import simulation
-    except ImportError as error:
-        raise ConfigError(
-            f"the simulator needs {error.name}", "pip install 'edgetrain[lab]'"
-        ) from None
+    require_simulator()
+    from edgetrain.training.simulated import simulation
+
     return simulation.run
+
+
+def require_simulator() -> None:
+    """ConfigError if the simulator cannot run because a library is not installed."""
+    if find_spec("greenlet") is None:
+        raise ConfigError("the simulator needs greenlet", "pip install 'edgetrain[lab]'")
 
 
 def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
@@ -143,6 +144,8 @@ def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> No
 
     for job in jobs:
         name_all(job)
+    if getattr(arguments, "simulate", False):
+        require_simulator()
     say_loading(arguments)
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.cli import common
+from edgetrain.errors import ConfigError
+from edgetrain.jobs.named import check_names
+from edgetrain.jobs.reading import load
 
 DEMO = (
     "members=8",
@@ -61,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     After Ctrl-C it is that of the runs so far; the interrupt is raised again.
     """
     job, beside = common.job_of(arguments, DEMO)
+    _refuse_strategy(arguments.job)
     from edgetrain.jobs.grid import variants
     from edgetrain.strategies.spelling import split_list
 
@@ -112,6 +116,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     whole = _report(arguments, summaries, folder, folders)
     return max(common.status_of(summaries), int(not whole))
+
+
+def _refuse_strategy(words: Sequence[str]) -> None:
+    """ConfigError for strategy=NAME, which --strategies would overrule."""
+    for word in words:
+        key, _, name = word.partition("=")
+        if key.strip() in ("strategy", "strategy.name"):
+            check_names(load(None, [word]))
+            raise ConfigError(
+                f"compare runs the strategies of --strategies, and '{word}' would change nothing",
+                f"--strategies sync-sgd,{name.strip()}",
+            )
 
 
 def _report(

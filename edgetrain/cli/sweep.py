@@ -75,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     cells = chosen.cells()
     for job in chosen.samples():
         check_names(job)
+    if chosen.how == "simulated":
+        common.require_simulator()
     common.say_loading(arguments)
     plan, run_cell = driver_of(chosen)
     if folder is None:

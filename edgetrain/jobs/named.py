@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -17,9 +18,11 @@ from edgetrain.fleet.assignment import devices_of, networks_of, parse_sites, spr
 from edgetrain.fleet.devices import Device
 from edgetrain.fleet.networks import Fault, Profile, Site
 from edgetrain.fleet.presence import Presence, parse_absences
+from edgetrain.jobs import bundles
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.resolved import Resolved, look_up
 from edgetrain.jobs.rules import refuse_absences, resolve
+from edgetrain.tasks import spelling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,7 @@ def name_all(job: Job) -> Named:
     boards, job = _members(job)
     found = resolve(job)
     check_optimizer(job)
+    check_task(job)
     links = spread(networks_of(job.fleet.network), len(boards), "network")
     profiles = {name: networks.load(name) for name in set(links)}
     faults = networks.parse_faults(job.faults, len(boards))
@@ -86,6 +90,13 @@ def check_names(job: Job) -> None:
     for name in set(networks_of(job.fleet.network)):
         networks.load(name)
     check_optimizer(job)
+    check_task(job)
+
+
+def check_task(job: Job) -> None:
+    """TaskError for what is wrong with the job's task and can be said before it is loaded."""
+    if bundles.named(job.task) is None:
+        spelling.check(job.task, job.data)
 
 
 def check_optimizer(job: Job) -> None:
@@ -98,6 +109,11 @@ def check_optimizer(job: Job) -> None:
         )
     if known and name.lower() not in known:
         raise ConfigError(f"no optimizer '{name}'", did_you_mean(name, known))
+    for key in sorted(_NUMBERS & set(job.train.optimizer)):
+        value = job.train.optimizer[key]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            raise ConfigError(f"optimizer '{name}': {key} = {value!r} (allowed is a finite number)")
     if name.lower() == "lbfgs":
         raise ConfigError(
             f"optimizer '{name}' computes the loss again within its step, which neither a member "
@@ -105,6 +121,9 @@ def check_optimizer(job: Job) -> None:
             "use adam or sgd",
         )
 
+
+_NUMBERS = {"lr", "momentum", "weight_decay", "dampening", "eps", "rho", "alpha", "lambd"}
+"""Settings that are numbers wherever an optimizer of torch has them."""
 
 LAYER_WISE = ("lars", "lamb")
 """The optimizers of `edgetrain.tasks.layerwise`, which needs torch."""

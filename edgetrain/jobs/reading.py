@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean, nearest
 from edgetrain.files.toml import parse_toml, read_toml
 from edgetrain.jobs.job import (
     AUTO,
@@ -103,8 +103,13 @@ def _full_key(key: str) -> str:
     short = [full for full in known if full.rsplit(".", 1)[-1] == key]
     if len(short) == 1:
         return short[0]
-    choices = [*known, *(full.rsplit(".", 1)[-1] for full in known)]
-    raise ConfigError(f"no key '{key}' in a job", did_you_mean(key, set(choices)))
+    choices = {*known, *(full.rsplit(".", 1)[-1] for full in known)}
+    if near := nearest(key, choices):
+        raise ConfigError(f"no key '{key}' in a job", f"did you mean '{near}'?")
+    raise ConfigError(
+        f"no key '{key}' in a job",
+        f"the optimizer's is optimizer.{key}=…, the task's data.{key}=…; docs/jobs.md has all keys",
+    )
 
 
 def _override(values: dict[str, Any], override: str) -> None:

@@ -1,16 +1,21 @@
 """What there is to learn: tasks, each a model, the data of every member, a loss, an evaluation.
 
 A job names one as `task = "edgetrain.tasks:digits"`, or `"your_module:your_factory"`. Tasks know
-nothing of members' processes, networks or strategies. Importing this package loads torch.
+nothing of members' processes, networks or strategies. Their factories load torch; what a
+job says of them is checked without it (`spelling`).
 """
 
-from edgetrain.tasks.classification import Classification
-from edgetrain.tasks.handwriting import digits, mnist
-from edgetrain.tasks.load import load_task
-from edgetrain.tasks.pictures import cifar10
-from edgetrain.tasks.protocol import Task, batches_from
-from edgetrain.tasks.sized import sized
-from edgetrain.tasks.text import char_lm
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgetrain.tasks.classification import Classification
+    from edgetrain.tasks.handwriting import digits, mnist
+    from edgetrain.tasks.load import load_task
+    from edgetrain.tasks.pictures import cifar10
+    from edgetrain.tasks.protocol import Task, batches_from
+    from edgetrain.tasks.sized import sized
+    from edgetrain.tasks.text import char_lm
 
 __all__ = [
     "Classification",
@@ -23,3 +28,20 @@ __all__ = [
     "mnist",
     "sized",
 ]
+_HOMES = {
+    "Classification": "classification",
+    "Task": "protocol",
+    "batches_from": "protocol",
+    "char_lm": "text",
+    "cifar10": "pictures",
+    "digits": "handwriting",
+    "load_task": "load",
+    "mnist": "handwriting",
+    "sized": "sized",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"edgetrain.tasks.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'edgetrain.tasks' has no attribute '{name}'")

@@ -5,7 +5,6 @@ The file formats are read in `formats`; what classifying images means stands in 
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,7 @@ from edgetrain.tasks.classification import Classification, Images, Recipe, Shift
 from edgetrain.tasks.download import Download, cache_folder, original
 from edgetrain.tasks.formats import read_digits, read_idx_pair
 from edgetrain.tasks.partition import Shards
-
-DIGITS_FILE = "digits.csv.gz"
+from edgetrain.tasks.spelling import DIGITS_FILE, digits_folder
 
 
 def digits(
@@ -52,14 +50,7 @@ def digits(
 def _digits_file(folder: str | None) -> Path:
     if folder is not None:
         return Path(folder).expanduser() / DIGITS_FILE
-    found = importlib.util.find_spec("sklearn")
-    if found is None or not found.submodule_search_locations:
-        raise TaskError(
-            "digits lie in scikit-learn's wheel, and scikit-learn is not installed",
-            f"pip install edgetrain[lab], or name the folder of a copy of {DIGITS_FILE} in "
-            "data.folder",
-        )
-    return Path(found.submodule_search_locations[0], "datasets", "data", DIGITS_FILE)
+    return Path(digits_folder(), "datasets", "data", DIGITS_FILE)
 
 
 def _digits_model() -> nn.Module:

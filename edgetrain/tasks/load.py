@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from edgetrain.errors import EdgetrainError, TaskError, did_you_mean
+from edgetrain.tasks import spelling
 from edgetrain.tasks.protocol import MEMBERS_OF_TASK, METHODS_OF_TASK, Task
 
 
@@ -35,11 +36,7 @@ def load_task(
     for a factory that fails, and for a result that is not a task.
     """
     called = called or spec
-    module_name, colon, name = spec.partition(":")
-    if not (colon and module_name and name):
-        raise TaskError(
-            f"task '{called}' is not module:object", "for example edgetrain.tasks:digits"
-        )
+    module_name, name = spelling.split(spec, called)
     module = _module(module_name, within or beside)
     if within is not None:
         _check_origin(module, within, called)
@@ -58,7 +55,8 @@ def load_task(
 
 
 def _module(name: str, beside: Path | None) -> ModuleType:
-    if beside is not None and str(beside.resolve()) not in sys.path:
+    own = name.startswith("edgetrain.")
+    if beside is not None and not own and str(beside.resolve()) not in sys.path:
         sys.path.append(str(beside.resolve()))  # last: it must not shadow what is installed
         importlib.invalidate_caches()
     try:
@@ -88,7 +86,8 @@ def _check_origin(module: ModuleType, within: Path, called: str) -> None:
 def _factory(module: ModuleType, name: str) -> Callable[..., Any]:
     factory = getattr(module, name, None)
     if factory is None:
-        public = [key for key, value in vars(module).items() if _may_be_meant(module, key, value)]
+        names = sorted({*vars(module), *getattr(module, "__all__", ())})
+        public = [key for key in names if _may_be_meant(module, key, getattr(module, key, None))]
         raise TaskError(f"module '{module.__name__}' has no '{name}'", did_you_mean(name, public))
     if not callable(factory) or not _has_signature(factory):
         raise TaskError(

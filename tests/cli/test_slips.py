@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import edgetrain, environment, running, write_tiny
+from command_line import EDGETRAIN, edgetrain, environment, running, write_tiny
 
 from edgetrain.__main__ import main
 from edgetrain.cli.parser import parser
@@ -25,7 +25,14 @@ SLIPS = {
     "run strategy.merge=krmu": "did you mean 'krum'?",
     "run --simulate strategy=dag": "did you mean 'dga'?",
     "run --simulate members=4 quorum=5": "the job has only 4 members",
+    "run lr=fast": "lr = 'fast' (allowed is a finite number)",
+    "run optimizer=adam momentum=0.9": "no key 'momentum' in a job (the optimizer's is optimizer.m",
+    "run task=digits": "did you mean 'edgetrain.tasks:digits'?",
+    "run task=edgetrain.tasks:digit": "did you mean 'digits'?",
+    "run data.partition=nonsense": "no partition 'nonsense'",
+    "sweep --rtt 0,50 task=digits": "did you mean 'edgetrain.tasks:digits'?",
     "compare strategy=dag": "did you mean 'dga'?",
+    "compare strategy=dga": "--strategies sync-sgd,dga",
     "compare --strategies sync-sgd,dag": "did you mean 'dga'?",
     "compare codec=in8": "did you mean 'int8'?",
     "sweep --strategy fedavg,dag": "did you mean 'dga'?",
@@ -74,11 +81,67 @@ def test_a_wrong_name_is_refused_before_torch_is_loaded(refused, words):
     assert status == 2
     assert said.count("\n") == 1, said
     assert SLIPS[words] in said
+    assert len(said) < 300
     assert heavy == []
 
 
 def test_a_slip_costs_half_a_second_of_processor_time_at_most(refused):
     assert max(spent for *_, spent in refused.values()) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [
+        ("run", "sklearn"),
+        ("compare", "sklearn"),
+        ("run --simulate task=edgetrain.tasks:char_lm", "greenlet"),
+        ("sweep --rtt 0,50", "greenlet"),
+        ("calibrate", "greenlet"),
+        ("chaos", "greenlet"),
+    ],
+)
+def test_a_missing_extra_is_named_before_torch_is_loaded(tmp_path, words, package):
+    code = f"""
+import importlib.util as u, sys
+found = u.find_spec
+u.find_spec = lambda name, *more: name != {package!r} and found(name, *more) or None
+from edgetrain.__main__ import main
+print(main({words.split()!r}), "torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "2 False\n", done
+    assert "pip install" in done.stderr
+    assert "edgetrain[lab]" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_task_beside_no_job_file_is_found_in_the_current_folder(tmp_path):
+    write_tiny(tmp_path)
+    done = edgetrain("run", "task=tiny:Tiny", "members=2", "steps=2", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    code = (
+        "import sys; sys.path.remove(''); from edgetrain.__main__ import main; sys.exit(main(%r))"
+    )
+    words = ["run", "--simulate", "task=tiny:Tiny", "pace_s=0.01", "steps=2"]
+    program = [sys.executable, "-c", code % words]
+    done = subprocess.run(program, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_stream_of_any_encoding_is_printed_to(tmp_path, encoding):
+    job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 2})
+    more = {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    program = [*EDGETRAIN, "run", job]
+    done = subprocess.run(program, cwd=tmp_path, env=environment(**more), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode(encoding).startswith("loading torch ...\n")
 
 
 def test_the_nearest_name_has_the_same_letters():

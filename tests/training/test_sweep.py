@@ -385,7 +385,8 @@ def test_the_command_prints_a_table_and_leaves_files(faked, capsys):
 
 
 def test_without_matplotlib_the_command_prints_its_table_all_the_same(faked, capsys, monkeypatch):
-    monkeypatch.setattr(common, "find_spec", lambda name: None)
+    found = common.find_spec
+    monkeypatch.setattr(common, "find_spec", lambda name: name != "matplotlib" and found(name))
     assert main(["sweep", "--rtt", "0,400", "steps=20"]) == 0
     said = capsys.readouterr()
     assert "no picture: matplotlib is not installed" in said.err

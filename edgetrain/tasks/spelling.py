@@ -1,0 +1,51 @@
+"""What a job says of its task, as far as it can be judged before torch is loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from edgetrain.errors import TaskError, did_you_mean
+from edgetrain.tasks.partition import parse_partition
+
+OWN = "edgetrain.tasks"
+FACTORIES = ("char_lm", "cifar10", "digits", "mnist", "sized")
+"""The tasks that come with edgetrain."""
+DIGITS_FILE = "digits.csv.gz"
+
+
+def split(spec: str, called: str) -> tuple[str, str]:
+    """Module and object of "module:object". TaskError for anything else."""
+    module, colon, name = spec.partition(":")
+    if colon and module and name:
+        return module, name
+    if spec in FACTORIES:
+        raise TaskError(f"task '{called}' is not module:object", f"did you mean '{OWN}:{spec}'?")
+    raise TaskError(f"task '{called}' is not module:object", "for example edgetrain.tasks:digits")
+
+
+def check(spec: str, data: Mapping[str, Any]) -> None:
+    """TaskError for a task that is not module:object; of edgetrain's own tasks also for a name that
+    does not exist, for a partition that is none, and for data that are not installed."""
+    module, name = split(spec, spec)
+    if module != OWN:
+        return
+    if name not in FACTORIES:
+        raise TaskError(f"'{OWN}' has no task '{name}'", did_you_mean(name, FACTORIES))
+    if "partition" in data:
+        parse_partition(data["partition"])
+    if name == "digits" and data.get("folder") is None:
+        digits_folder()
+
+
+def digits_folder() -> str:
+    """Where scikit-learn is installed, whose wheel has the digits. TaskError if it is not."""
+    found = importlib.util.find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise TaskError(
+            "digits lie in scikit-learn's wheel, and scikit-learn is not installed",
+            f"pip install edgetrain[lab], or name the folder of a copy of {DIGITS_FILE} in "
+            "data.folder",
+        )
+    return found.submodule_search_locations[0]
