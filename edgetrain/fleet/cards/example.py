@@ -19,7 +19,7 @@ file = "2025-12-04-raspios-trixie-arm64-lite.img.xz"
 # [wifi]                      # left out: devices are on a cable
 # ssid = "lab"
 # country = "DE"              # two capital letters: a Pi's radio stays off without it
-# secret = "file:lab.psk"     # (chmod 600) or "env:NAME", or "ask". The passphrase never stands here.
+# secret = "file:lab.psk"     # (chmod 600), "env:NAME" or "ask". The passphrase never stands here.
 
 [ssh]
 user = "fleet"                # every device has this user, who may use sudo without a password

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import queue
@@ -161,12 +162,10 @@ def write(
             progress(Progress(phase, share(), tuple(cards), time.monotonic() - began))
 
     try:
-        plan = _stream(source, [(0, first)], chunks, len(head), block_map, cards, told)
+        bounds = _Bounds(len(head), *starts[:2]) if len(starts) > 1 else _Bounds(len(head))
+        plan = _stream(source, [(0, first)], chunks, bounds, block_map, cards, told)
         total = sum(block.length for block in plan) or 1
-
-        def checked() -> None:
-            told("checking", lambda: _checked(cards, total))
-
+        checked = functools.partial(told, "checking", lambda: _checked(cards, total))
         _each(cards, lambda c: _check(c, plan, checked))
         for card in _alive(cards):
             card.state = "finishing"
@@ -263,12 +262,12 @@ def _stream(
     source: Source,
     first: Iterable[tuple[int, memoryview]],
     rest: Iterable[tuple[int, memoryview]],
-    held: int,
+    bounds: _Bounds,
     block_map: BlockMap | None,
     cards: Sequence[Card],
     told: Callable[[str, Callable[[], float]], None],
 ) -> list[Block]:
-    """Pass the image to all cards, except its first `held` bytes. Returns what was passed.
+    """Pass the image to all cards, except its first bytes. Returns what was passed.
 
     Raises ConfigError if the image turns out to be a wrong one.
     """
@@ -281,7 +280,7 @@ def _stream(
     try:
         for part in (first, rest):
             for offset, data in part:
-                for block in _blocks(offset, data, held, checks):
+                for block in _blocks(offset, data, bounds, checks):
                     for card in _alive(cards):
                         _hand_over(card, block)
                     digest = None if block.data is None else hashes.submit(block.data)
@@ -327,24 +326,43 @@ def _digest(data: memoryview) -> bytes:
     return hashlib.sha256(data).digest()
 
 
+@dataclass(frozen=True)
+class _Bounds:
+    """What of an image is written differently: bytes at its beginning that are held back, and the
+    place of its first partition, all of which is written."""
+
+    held: int
+    boot_begin: int = 0
+    boot_end: int = 0
+
+
 def _blocks(
-    offset: int, data: memoryview, held: int, checks: RangeChecks | None
+    offset: int, data: memoryview, bounds: _Bounds, checks: RangeChecks | None
 ) -> Iterable[Block]:
-    """A piece of the image as blocks to write, without its first `held` bytes."""
-    parts = checks.parts(offset, data) if checks else [(offset, data)]
-    for begin, part in parts:
-        skip = max(0, min(held - begin, len(part)))
-        begin, part = begin + skip, part[skip:]
-        if not part:
-            continue
-        if checks:
-            yield Block(begin, len(part), part)
-        else:
-            yield from _without_zeros(begin, part)
+    """A piece of the image as blocks to write, without its beginning.
+
+    With a block map also what it leaves out of the boot partition: an older card's secrets may be
+    there, in clusters that are free.
+    """
+    if not checks:
+        skip = max(0, min(bounds.held - offset, len(data)))
+        yield from _without_zeros(offset + skip, data[skip:])
+        return
+    end = offset + len(data)
+    at, stop = max(offset, bounds.boot_begin), min(end, bounds.boot_end)
+    for begin, part in (*checks.parts(offset, data), (end, data[:0])):
+        if at < min(begin, stop):
+            yield from _without_zeros(at, data[at - offset : min(begin, stop) - offset])
+        at = max(at, begin + len(part))
+        skip = max(0, min(bounds.held - begin, len(part)))
+        if part := part[skip:]:
+            yield Block(begin + skip, len(part), part)
 
 
 def _without_zeros(offset: int, data: memoryview) -> Iterable[Block]:
     """Blocks of data and of zeros, in grains."""
+    if not data:
+        return
     if _empty(data):
         yield Block(offset, len(data))
         return

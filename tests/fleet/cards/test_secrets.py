@@ -7,10 +7,11 @@ from pathlib import Path
 
 import first_boot_device
 import first_boots
+import media
 import pi_images
 import pytest
 
-from edgetrain.fleet.cards import archive, looking, personal, placing, writing
+from edgetrain.fleet.cards import archive, blockmap, looking, personal, placing, writing
 from edgetrain.fleet.cards.medium import FileMedium
 from edgetrain.fleet.cards.source import Source
 
@@ -57,11 +58,13 @@ def load(tmp_path_factory) -> placing.Load:
     return placing.Load(files, {"name": "pi-0", "hubs": ["tcp://hub:5555"], "settings": []})
 
 
-def flash(image: Path, card: Path, load: placing.Load) -> Path:
+def flash(image: Path, card: Path, load: placing.Load, bmap: Path | None = None) -> Path:
     source, medium = Source(image), FileMedium(card, image.stat().st_size)
     try:
         finish = placing.finisher(device(), lambda found: load)
-        (done,) = writing.write(source, [medium], finish=finish, probe_size=False).cards
+        (done,) = writing.write(
+            source, [medium], blockmap.read(bmap) if bmap else None, finish=finish, probe_size=False
+        ).cards
     finally:
         medium.close()
         source.close()
@@ -97,6 +100,22 @@ def test_no_secret_is_on_any_formats_card_after_its_own_first_boot(tmp_path, loa
             assert psk.encode() in card.read_bytes()[(4 + pi_images.BOOT_MB) << 20 :]
         if first_boot == "firstrun.sh":
             assert not seen["left"], "before the device has enrolled, as it may never do"
+
+
+@pytest.mark.parametrize("with_map", [False, True])
+def test_a_card_that_is_written_again_keeps_no_secret_of_the_first_time(tmp_path, load, with_map):
+    image = pi_images.make(tmp_path / "os.img", pi_images.SYSTEMS["raspberry-pi-os-13"])
+    content, bmap = image.read_bytes(), tmp_path / "os.img.bmap"
+    full = [at for at in range(0, len(content), 4096) if any(content[at : at + 4096])]
+    bmap.write_text(media.block_map(content, [(at // 4096, at // 4096) for at in full]))
+    more = {"data.tar": b"x" * 500_000, **load.files}  # the first time, the token lay behind it
+    card = flash(image, tmp_path / "card.img", placing.Load(more, load.config))
+    assert TOKEN.encode() in on_boot_partition(card)
+    again = {**load.files, "token": b"the second"}
+    flash(image, card, placing.Load(again, load.config), bmap if with_map else None)
+    left = on_boot_partition(card)
+    assert b"the second" in left
+    assert TOKEN.encode() not in left
 
 
 def test_firstrun_leaves_nothing_in_the_place_where_it_was(tmp_path):
