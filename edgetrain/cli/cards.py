@@ -352,11 +352,17 @@ def _tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> _T
     if arguments.tokens:
         return _MadeElsewhere(arguments.tokens, names)
     ring = Keyring(keys_folder(arguments.keys))
+    roots = Keyring(sudo.roots_home() / ".config/edgetrain")
+    if not ring.exists and not arguments.keys and sudo.caller() and roots.exists:
+        raise ConfigError(
+            f"the hub's keys are not in {ring.path}, but root's own are in {roots.path}",
+            f"--keys {roots.path}, if the hub runs with those: two hubs have two identities",
+        )
     if not ring.exists:
         raise ConfigError(
             f"the hub's keys are not on this machine (in {ring.path})",
-            "here: edgetrain keys init; or on the hub's machine: edgetrain keys enroll --cluster "
-            f"{arguments.cluster} --out tokens.json, and give it with --tokens",
+            "here: edgetrain keys init, without sudo; or on the hub's machine: edgetrain keys enroll "
+            f"--cluster {arguments.cluster} --out tokens.json, and give it with --tokens",
         )
     ring.pair()
     listed = sorted(set(ring.members().values()) & set(names))

@@ -24,6 +24,11 @@ def caller() -> pwd.struct_passwd | None:
     return found if found.pw_uid else None
 
 
+def roots_home() -> Path:
+    """The home of root, where commands under sudo keep their files."""
+    return Path(pwd.getpwuid(0).pw_dir)
+
+
 def use_callers_home() -> None:
     """From here on "~" is the home of the user who called sudo, in this process."""
     user = caller()

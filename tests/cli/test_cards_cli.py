@@ -305,6 +305,17 @@ def test_sudo_uses_the_home_of_its_caller_and_says_which_folders(folder, capsys,
     said = capsys.readouterr().err
     assert f"keys   {home}/.config/edgetrain\n" in said
     assert f"worker {home}/.cache/edgetrain/workers\n" in said
+    monkeypatch.setattr(sudo, "roots_home", lambda: folder / "root")
+    (home / ".config").rename(folder / "away")
+    words = ["devices", "flash", "cluster.toml", "--image-out", "cards"]
+    assert main(words) == 2
+    assert "edgetrain keys init, without sudo" in capsys.readouterr().err
+    (folder / "away").rename(folder / "root")
+    (folder / "root/edgetrain").rename(folder / "root/moved")
+    (folder / "root/.config").mkdir()
+    (folder / "root/moved").rename(folder / "root/.config/edgetrain")
+    assert main(words) == 2
+    assert f"--keys {folder}/root/.config/edgetrain" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as sudo gives it")
