@@ -13,7 +13,9 @@ from typing import Literal
 from edgetrain.exchange.hub.records import Record, Round, State
 from edgetrain.exchange.messages import Figure, Message, Refuse, Reply, Telemetry
 
-Event = Literal["joined", "started", "late", "gone", "left", "refused", "back", "pace", "codec"]
+Event = Literal[
+    "joined", "started", "late", "gone", "left", "refused", "back", "pace", "codec", "stands"
+]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from edgetrain.exchange.hub.effects import (
 )
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.standstill import Standstill
 from edgetrain.exchange.keys.pairs import short
 from edgetrain.exchange.limits import Entries, Rate, Refusals
 from edgetrain.exchange.messages import (
@@ -86,9 +87,11 @@ def serve(
             if isinstance(message, Join | Resume) and driver.enters_too_often(sender):
                 continue
             driver.carry_out(hub.handle(sender, message, clock()))
+            driver.note_received(sender, message)
         if clock() >= next_tick:
             next_tick = clock() + pause
             driver.carry_out(hub.tick(clock()))
+            driver.watch()
     if hub.rounds.ended_short:
         raise EdgetrainError(hub.rounds.ended_short)
 
@@ -110,6 +113,8 @@ class _Driver:
         self._hub, self._transport, self._clock = hub, transport, clock
         self._observe, self._journal = observe, journal
         self._garbled = 0
+        # Simulated members send no reports, so that nothing would say that they take steps.
+        self._standstill = Standstill(hub, clock()) if hub.policy.status_s else None
         self._rate = Rate()
         self._entries = Entries()
         self._floods = Refusals()
@@ -134,7 +139,9 @@ class _Driver:
             match effect:
                 case Send(message=Start() as start):
                     self._send(effect.to, pack(self._stamped(start)))
+                    self._note_sent(effect)
                 case Send():
+                    self._note_sent(effect)
                     if packed is None or packed[0] is not effect.message:
                         packed = effect.message, pack(effect.message)
                     self._send(effect.to, packed[1])
@@ -153,6 +160,20 @@ class _Driver:
                     self._observe(effect)
                 case _:
                     self._observe(effect)
+
+    def _note_sent(self, effect: Send) -> None:
+        if self._standstill is not None:
+            self._standstill.note_sent(effect.to, effect.message, self._clock())
+
+    def note_received(self, sender: bytes, message: Message) -> None:
+        """The hub has handled this message."""
+        if self._standstill is not None:
+            self._standstill.note_received(sender, message, self._clock())
+
+    def watch(self) -> None:
+        """Tell people if nothing moves."""
+        if self._standstill is not None and (note := self._standstill.check(self._clock())):
+            self._observe(note)
 
     def _send(self, to: bytes, frames: list[Buffer]) -> None:
         if not self._transport.send(to, frames):

@@ -24,6 +24,7 @@ EventName = Literal[
     "left",
     "refused",
     "pace",
+    "stands",
     "codec",
     "finished",
     "overrun",
