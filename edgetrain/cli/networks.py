@@ -242,7 +242,7 @@ def _run_check(arguments: argparse.Namespace) -> int:
 
 def finding_line(f: Finding) -> str:
     """Return a finding as a line of text."""
-    mark = "ok " if f.good else "OFF"
+    mark = ("ok " if f.good else "OFF") if f.judged else "?  "
     note = f"  ({f.note})" if f.note else ""
     return (
         f"{mark} {f.network:20} {f.figure:11} target {f.target:9.3f} {f.unit:6} "

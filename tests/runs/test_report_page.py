@@ -23,6 +23,7 @@ from edgetrain.runs.reports.page import charts, svg
 from edgetrain.runs.reports.page.document import document
 from edgetrain.runs.reports.page.story import Exchange, report_of
 from edgetrain.runs.reports.page.svg import Axis
+from edgetrain.runs.reports.plot import History
 
 SHORT = replace(DGA, members=3, steps=60)
 
@@ -279,3 +280,33 @@ def test_only_what_is_wrong_looks_like_a_warning(tmp_path):
     assert 'class="note"' not in page
     late = document(report_of([write_run(tmp_path / "late", replace(SHORT, trusted=False))]))
     assert '<p class="note">dga: the emulated network was itself late' in late
+
+
+def test_a_timeline_says_which_members_it_leaves_out(tmp_path):
+    crowd = replace(SHORT, members=12)
+    one = document(report_of([with_exchanges(tmp_path / "one", crowd)]))
+    assert ", the first 8 of 12 members" in one
+    two = [with_exchanges(tmp_path / "two", replace(crowd, strategy="fedavg")), tmp_path / "one"]
+    assert "fedavg, the first 3 of 12 members" in document(report_of(two))
+    few = document(report_of([with_exchanges(tmp_path / "few", SHORT)]))
+    assert "the first" not in few
+
+
+def test_a_run_without_exchanges_shows_how_its_members_differ(tmp_path):
+    write_run(tmp_path / "run", replace(DGA, members=70, steps=20))
+    page = read(document(report_of([tmp_path / "run"])))
+    assert "recorded no exchanges" in page
+    assert "70 members, how many of them have at most this" in page
+    (story,) = report_of([tmp_path / "run"])
+    for _, values in charts.shares_of_members(story):
+        assert len(values) == 5
+        assert values == sorted(values)
+
+
+def test_the_training_loss_is_a_median_on_the_page_and_in_the_picture(tmp_path):
+    write_run(tmp_path, SHORT)
+    assert "training loss (median of members)" in read(document(report_of([tmp_path])))
+    history = History(4)
+    for member, loss in enumerate((0.0001, 0.0002, 0.9)):
+        history.add({"kind": "step", "t": 1.0, "member": f"m{member}", "step": 1, "loss": loss})
+    assert history.losses() == [(1.0, 0.0002, 0.0001, 0.9)]

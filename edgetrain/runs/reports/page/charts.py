@@ -92,8 +92,8 @@ def loss_chart(stories: Sequence[Story], view: View) -> str:
     every = [tuple(losses_of(story, view)) for story in stories]
     values = [y for points in every for _, y in points]
     low, high = value_range(values, None, False)
-    axis = Axis(low, high, "training loss", _plain)
-    return _chart(every, stories, view, axis, None, f"training loss ({view.name})")
+    axis = Axis(low, high, LOSS, _plain)
+    return _chart(every, stories, view, axis, None, f"{LOSS} ({view.name})")
 
 
 def _chart(
@@ -116,6 +116,9 @@ def _chart(
 
 def _within(points: Points, y: Axis) -> Points:
     return tuple((x, min(max(value, y.low), y.high)) for x, value in points)
+
+
+LOSS = "training loss (median of members)"
 
 
 def losses_of(story: Story, view: View | None = None) -> list[tuple[float, float]]:
@@ -289,6 +292,25 @@ def length_of(story: Story) -> float:
     ]
     gap = statistics.median(gaps) if gaps else story.seconds
     return min(max(_ROUNDS_SHOWN * gap, 2.2 * statistics.median(lengths)), story.seconds)
+
+
+def lanes_in_words(story: Story, most: int = MOST_LANES) -> str:
+    """Which members a timeline shows, where it does not show all: ", the first 3 of 8 members"."""
+    count = sum(bool(member.steps) for member in story.members.values())
+    return f", the first {most} of {count:,} members" if count > most else ""
+
+
+def shares_of_members(story: Story) -> list[tuple[str, list[float]]]:
+    """How members differ: for each part of a step, its seconds at the member that has the least of
+    it, at a tenth, a half and nine tenths of the members, and at the one that has the most."""
+    every = [mean_parts([member]) for member in story.members.values() if member.steps]
+    found = []
+    for place, (_, said) in enumerate(PARTS):
+        values = sorted(parts[place] for parts in every)
+        last = len(values) - 1
+        if values and values[-1] > 0:
+            found.append((said, [values[round(share * last)] for share in (0, 0.1, 0.5, 0.9, 1)]))
+    return found
 
 
 def timeline(story: Story, window: Window, most: int = MOST_LANES) -> str:

@@ -163,17 +163,20 @@ def _timelines(stories: Sequence[Story]) -> str:
     if len(stories) == 1:
         for window in charts.windows(stories[0]):
             drawn = charts.timeline(stories[0], window)
-            found.append(f'<h3>{window.name}</h3><div class="wide">{drawn}</div>')
+            named = f"{window.name}{charts.lanes_in_words(stories[0])}"
+            found.append(f'<h3>{named}</h3><div class="wide">{drawn}</div>')
     else:  # the same seconds of every run, so that lengths can be compared
         shown = [s for s in stories if charts.length_of(s)][:_MOST_TIMELINES]
         length = statistics.median(map(charts.length_of, shown)) if shown else 0.0
         for story in shown:
             drawn = charts.timeline(story, charts.middle_of(story, length), _LANES_OF_EACH)
-            found.append(f'<h3>{_text(story.label)}</h3><div class="wide">{drawn}</div>')
+            named = f"{story.label}{charts.lanes_in_words(story, _LANES_OF_EACH)}"
+            found.append(f'<h3>{_text(named)}</h3><div class="wide">{drawn}</div>')
     if not found:
         return (
             "<section><h2>Timeline of rounds</h2><p>These runs recorded no exchanges: fleets of "
-            "more than 64 simulated members do not, nor do runs of older versions.</p></section>"
+            "more than 64 simulated members do not, nor do runs of older versions.</p>"
+            f"{''.join(map(_distribution, stories))}</section>"
         )
     if len(stories) > _MOST_TIMELINES:
         found.append(f"<p>Of the first {_MOST_TIMELINES} runs.</p>")
@@ -184,6 +187,24 @@ def _timelines(stories: Sequence[Story]) -> str:
         f"hides the network; one that waits under them does not.</p>{_legend(kinds)}"
         f"{''.join(found)}</section>"
     )
+
+
+def _distribution(story: Story) -> str:
+    """How members differ in where the time of their steps goes."""
+    rows = charts.shares_of_members(story)
+    if not rows:
+        return ""
+    heads = ("least", "a tenth", "half", "nine tenths", "most")
+    columns = [
+        column("of a step", [said for said, _ in rows]),
+        *(
+            column(head, [units.duration(values[place]) for _, values in rows])
+            for place, head in enumerate(heads)
+        ),
+    ]
+    count = sum(bool(member.steps) for member in story.members.values())
+    named = f"{story.label}: {count:,} members, how many of them have at most this"
+    return f"<h3>{_text(named)}</h3>{_table(columns)}"
 
 
 def _exchanges(stories: Sequence[Story]) -> str:

@@ -105,10 +105,10 @@ class History:
         )
 
     def losses(self) -> list[tuple[float, float, float, float]]:
-        """(step, mean, least, greatest) training loss of the members, for each interval."""
+        """(step, median, least, greatest) training loss of the members, for each interval."""
         middle = (self._each + 1) / 2
         return [
-            (interval * self._each + middle, statistics.fmean(found), min(found), max(found))
+            (interval * self._each + middle, statistics.median(found), min(found), max(found))
             for interval, found in sorted(self._losses.items())
         ]
 
@@ -121,10 +121,10 @@ def _draw_loss(axes: Axes, history: History) -> None:
     losses = history.losses()
     axes.set_ylim(bottom=min([0.0, *(least for _, _, least, _ in losses)]))
     if losses:
-        step, mean, least, greatest = zip(*losses, strict=True)
+        step, middle, least, greatest = zip(*losses, strict=True)
         axes.fill_between(step, least, greatest, color=COLOURS[1], alpha=0.2, lw=0)
-        axes.plot(step, mean, color=COLOURS[1], lw=1.8)
-    axes.set_title("training loss: mean and range of members")
+        axes.plot(step, middle, color=COLOURS[1], lw=1.8)
+    axes.set_title("training loss: median, range of members")
     axes.set_xlabel("steps of each member")
     axes.set_xlim(left=0)
     axes.set_ylim(top=max(0.1, 1.05 * _top(losses)))
@@ -136,7 +136,7 @@ def _top(losses: Sequence[tuple[float, float, float, float]]) -> float:
     finite = [each for *_, each in losses if math.isfinite(each)]
     if not finite:
         return 0.0
-    usual = statistics.median(mean for _, mean, _, _ in losses if math.isfinite(mean))
+    usual = statistics.median(each for _, each, _, _ in losses if math.isfinite(each))
     return min(max(finite), max(20 * usual, 3 * losses[0][1]))
 
 

@@ -109,7 +109,7 @@ def _draw_figure(stories: Sequence[Story], axes: Axes) -> None:
 def _draw_loss(stories: Sequence[Story], axes: Axes) -> None:
     for place, story in enumerate(stories):
         _line(axes, story, place, losses_of(story))
-    axes.set_ylabel("training loss")
+    axes.set_ylabel("training loss (median)")
     _finish(axes, stories)
 
 
