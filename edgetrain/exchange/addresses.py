@@ -22,8 +22,10 @@ from edgetrain.errors import ConfigError, HubUnreachable, NetworkError
 log = logging.getLogger("edgetrain")
 T = TypeVar("T")
 
-ANY = ("*", "0.0.0.0", "::")  # noqa: S104  # compared with, not bound to
+ANY = ("*", "::")
 """What a user writes for all interfaces."""
+ANY_IPV4 = "0.0.0.0"  # noqa: S104  # only where a user asks for it
+"""The same, without IPv6."""
 
 
 @dataclass(frozen=True)
@@ -214,8 +216,10 @@ def listen_on(host: str, port: int) -> Listening:
         raise ConfigError(f"port {port}: allowed are 0 (any free one) to 65535")
     every = interfaces()
     mine = [interface for interface in every if interface.up]
-    if host in ANY:
-        return Listening(f"tcp://0.0.0.0:{port}", tuple(i for i in mine if ":" not in i.address))
+    if host in ANY:  # libzmq listens for IPv6 and IPv4, or for IPv4 on a machine without IPv6
+        return Listening(f"tcp://*:{port}", tuple(mine))
+    if host == ANY_IPV4:
+        return Listening(f"tcp://{host}:{port}", tuple(i for i in mine if ":" not in i.address))
     chosen = tuple(interface for interface in mine if interface.name == host)
     if not chosen and host in interface_states():
         raise _unusable(host, interface_states()[host])

@@ -213,7 +213,7 @@ def _port() -> Check:
         except OSError as error:
             return Check(
                 "port", "limited", f"{PORT} cannot be listened on: {error.strerror}",
-                "choose another with --listen",
+                "choose another: hub --bind tcp://HOST:PORT",
             )  # fmt: skip
     return Check("port", "yes", f"{PORT} is free")
 

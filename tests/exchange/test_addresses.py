@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from edgetrain.exchange import addresses
 from edgetrain.exchange.addresses import (
     Interface,
     check_hub_name,
+    check_reachable,
     interfaces,
     is_local_name,
     listen_on,
@@ -19,6 +21,7 @@ from edgetrain.exchange.addresses import (
     wait_to_listen,
 )
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
 
 LAN = Interface("eth0", "192.168.1.17", True)
 WIFI = Interface("wlan0", "10.0.0.5", True)
@@ -108,12 +111,41 @@ def test_local_names():
     assert not is_local_name("pi")
 
 
-@pytest.mark.parametrize("host", ["*", "0.0.0.0", "::"])
+@pytest.mark.parametrize("host", ["*", "::"])
 def test_listening_on_all(machine, host):
     found = listen_on(host, 5555)
+    assert found.bind == "tcp://*:5555"
+    assert found.reachable == (LAN, WIFI, SIX, LOOP)
+    assert not found.local
+
+
+def test_listening_on_all_without_ipv6(machine):
+    found = listen_on("0.0.0.0", 5555)
     assert found.bind == "tcp://0.0.0.0:5555"
     assert found.reachable == (LAN, WIFI, LOOP)
-    assert not found.local
+
+
+SIX_WORKS = any(interface.address == "::1" for interface in interfaces())
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses"),
+    [("*", ["127.0.0.1", "[::1]"]), ("::", ["127.0.0.1", "[::1]"]), ("0.0.0.0", ["127.0.0.1"])],
+)
+def test_a_hub_on_all_interfaces_hears_members_over_each_address(host, addresses):
+    """On a machine without IPv6, over those of IPv4."""
+    hub = HubSocket(listen_on(host, 0).bind)
+    heard = []
+    for address in addresses if SIX_WORKS else addresses[:1]:
+        member = MemberSocket(f"tcp://{address}:{hub.port}")
+        member.send([address.encode()])
+        until = time.monotonic() + 10
+        while [address.encode()] not in heard and time.monotonic() < until:
+            heard += [frames for _, frames in hub.poll(0.05)]
+        assert heard[-1] == [address.encode()]
+        assert check_reachable(f"tcp://{address}:{hub.port}", 1.0)
+        member.close()
+    hub.close()
 
 
 @pytest.mark.parametrize(
