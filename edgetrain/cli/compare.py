@@ -13,7 +13,6 @@ from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.named import check_names
 from edgetrain.jobs.reading import load
 
 DEMO = (
@@ -120,6 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _refuse_strategy(words: Sequence[str]) -> None:
     """ConfigError for strategy=NAME, which --strategies would overrule."""
+    from edgetrain.jobs.named import check_names
+
     for word in words:
         key, _, name = word.partition("=")
         if key.strip() in ("strategy", "strategy.name"):

@@ -22,6 +22,8 @@ DIGITS = (
 )  # fmt: skip
 PACED = ("members=4", "pace_s=0.01", "steps=120", "batch=2", "message_s=0")
 
+pytestmark = pytest.mark.usefixtures("own_imports")
+
 
 def simulated(folder, *words, batched=None, beside=None, path=None):
     job = reading.load(path, words)
