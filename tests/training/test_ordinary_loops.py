@@ -5,6 +5,7 @@ edgetrain.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from collections.abc import Callable
@@ -622,3 +623,46 @@ def test_the_reference_alone_is_the_loop_itself(case, strategy):
     ((found, _),) = naive(case, strategy, members=1)
     for one, other in zip(found, tensors_of(model, returned), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_optimizers_and_a_scaler_go_on_from_a_checkpoint(strategy, tmp_path):
+    """A member that is ended before batch 7, and joins again, ends with the bits, about, of one
+    that was not."""
+
+    def life(address, folder, end):
+        model = children.model()
+        first = torch.optim.Adam(model[0].parameters(), lr=0.01)
+        second = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
+        scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+        member = edgetrain.join(
+            address,
+            model,
+            [first, second],
+            name="m0",
+            checkpoint=edgetrain.Keep(folder, edgetrain.Sparing(0.0, 1.0, 1e15)),
+            state={"scaler": scaler},
+        )
+        with contextlib.suppress(KeyboardInterrupt), member:
+            for x, y in [children.batch(0, n) for n in range(member.steps, end)]:
+                model.zero_grad()
+                scaler.scale(cross_entropy(model(x), y)).backward()
+                scaler.step(first)
+                scaler.step(second)
+                scaler.update()
+            if end < BATCHES:
+                raise KeyboardInterrupt
+        return children.flat(model), member.steps
+
+    def trained(name, *ends):
+        hub = children.HubThread(
+            HubSocket("tcp://127.0.0.1:0"), strategy, 1, policy=PATIENT, **STRATEGIES[strategy]
+        )
+        with hub.serving():
+            for end in ends:
+                found = life(hub.transport.address, tmp_path / name, end)
+        return found
+
+    whole, cut = trained("whole", BATCHES), trained("cut", 7, BATCHES)
+    assert whole[1] == cut[1] == BATCHES
+    assert abs(whole[0] - cut[0]).max() <= 1e-6
