@@ -343,10 +343,10 @@ class Journal:
     def _recover(self) -> None:
         found = recover(self.folder)
         self.mended = found.mended
-        if found.state is None:
+        if found.snapshot is None:
             return
-        self.state, self.first_round = found.state, found.first_round
-        self._base_bytes = _bytes_of(found.state)
+        self.state, self.first_round = found.snapshot, found.first_reply
+        self._base_bytes = _bytes_of(found.snapshot)
         self._log = os.open(found.newest, _APPEND, 0o600)
         self._bytes = os.fstat(self._log).st_size
         self._rounds = found.rounds

@@ -29,13 +29,13 @@ from edgetrain.exchange.hub.records import Round, State
 class Recovered:
     """What a journal holds."""
 
-    state: State | None = None
+    snapshot: State | None = None
     """The newest snapshot that can be read; None: training had not begun."""
     newest: Path = Path()
     """The segment that new records belong in."""
     rounds: int = 0
     """Rounds in that segment."""
-    first_round: int = 0
+    first_reply: int = 0
     """The first round from which on every reply is here."""
     mended: list[str] = field(default_factory=list)
     """What was damaged, in sentences."""
@@ -49,17 +49,17 @@ def recover(folder: Path) -> Recovered:
     """
     found, mend = Recovered(), _Mend(folder)
     for path in reversed(files(folder, ".base")):
-        found.state = _state_in(path)
-        if found.state is not None:
+        found.snapshot = _state_in(path)
+        if found.snapshot is not None:
             break
         aside = mend.set_aside(path)
         found.mended.append(f"the snapshot {path.name} cannot be read; it is kept as {aside}")
-    if found.state is None:
+    if found.snapshot is None:
         _refuse_without_snapshot(folder)
         mend.carry_out()
         return found
-    first = found.state.round
-    found.first_round = _first_reply(folder, first)
+    first = found.snapshot.round
+    found.first_reply = _first_reply(folder, first)
     found.newest = segment_of(folder, first)
     _follow(found, mend, first)
     mend.carry_out()
