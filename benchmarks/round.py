@@ -9,6 +9,10 @@ on loopback. The star moves the same bytes in the same parts with pyzmq alone: s
 checksum, no membership. Blocks of rounds take turns, so that noise of the machine meets all alike,
 and the ratios are medians over neighbouring blocks. The first turn warms up and is not counted
 (its memory is). Gloo's all-reduce has no middle: each byte is sent where it is added up.
+
+Beside that, what being joined costs a loop between two exchanges: the steps of an ordinary loop
+(a network of 0.6 M parameters in 62 tensors, SGD with momentum, batches of 32), alone and joined to
+a hub whose rounds do not end.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ from edgetrain.training import processes
 PATIENCE_S = 120.0
 TENSORS = 62
 """Parameter tensors of the model, as many as a ResNet-18 has."""
+
+STEPS = 300
+"""Steps of a loop at a turn."""
 
 
 # -- what runs in the processes -------------------------------------------------------------------
@@ -123,6 +130,46 @@ def member(pipe: Connection, address: str, elements: int) -> None:
 
     obey(pipe, joined.step, report)
     joined.close()
+
+
+def loop_hub(pipe: Connection) -> None:
+    """A hub for the loop that is joined: its rounds are longer than what is measured."""
+    from edgetrain import codecs
+    from edgetrain.exchange.hub.protocol import Hub
+    from edgetrain.exchange.hub.serve import serve
+    from edgetrain.exchange.hub.terms import Policy, Terms
+    from edgetrain.exchange.zeromq.hub_socket import HubSocket
+    from edgetrain.strategies.merging.rule import Mean
+
+    socket = HubSocket("tcp://127.0.0.1:0")
+    pipe.send(socket.address)
+    pure = Hub(Terms("fedavg", 1 << 30, 0), Policy(1), Mean(), codecs.Dense(), codecs.Dense())
+    serve(pure, socket, time.monotonic, lambda effect: None)
+    socket.close()
+
+
+def loop(pipe: Connection, address: str = "") -> None:
+    """An ordinary loop, joined if there is an address."""
+    import torch
+
+    import edgetrain
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(140, 140) for _ in range(TENSORS // 2)]
+    model = torch.nn.Sequential(*(each for one in layers for each in (one, torch.nn.ReLU())))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    joined = edgetrain.join(address, model, optimizer) if address else None
+    x = torch.randn(32, 140)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    obey(pipe, step, lambda: None)
+    if joined is not None:
+        joined.abandon("done")
 
 
 def star_hub(pipe: Connection, members: int, elements: int, rounds: int) -> None:
@@ -296,7 +343,8 @@ class Fleet:
 def fleets(args: argparse.Namespace, store: Path) -> Iterator[list[Fleet]]:
     """Ours, the star and gloo, ready to play; nothing of them is left afterwards."""
     context = processes.fork_server([])
-    ours, star, gloo = made = [Fleet(name, context) for name in ("ours", "star", "gloo")]
+    names = ("ours", "star", "gloo", "bare", "joined")
+    ours, star, gloo, bare, joined = made = [Fleet(name, context) for name in names]
     count, elements = args.members, args.elements
     rounds = args.block * (args.turns + 1)
     try:
@@ -307,6 +355,8 @@ def fleets(args: argparse.Namespace, store: Path) -> Iterator[list[Fleet]]:
         star.players(count, star_client, [(address, elements)] * count)
         where = f"file://{store / 'gloo'}"
         gloo.players(count, gloo_rank, [(r, count, elements, where) for r in range(count)])
+        bare.players(1, loop, [()])
+        joined.players(1, loop, [(joined.hear(joined.start("hub", loop_hub)),)])
         yield made
         for fleet in made:
             fleet.dismiss()
@@ -327,12 +377,14 @@ def threads() -> set[tuple[int, int]]:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Play the blocks in turns; what came out, as a dictionary."""
     with tempfile.TemporaryDirectory() as folder, fleets(args, Path(folder)) as made:
+        rounds = {fleet.name: args.block for fleet in made}
+        rounds["bare"] = rounds["joined"] = STEPS
         for fleet in made:
-            fleet.play(args.block)
+            fleet.play(rounds[fleet.name])
         before = threads()
         for turn in range(args.turns):
             for fleet in made[turn % 2 :] + made[: turn % 2]:
-                block = fleet.play(args.block)
+                block = fleet.play(rounds[fleet.name])
                 say(
                     args,
                     f"turn {turn + 1} of {args.turns}: {fleet.name} {block.seconds:.3f} s a round",
@@ -356,7 +408,7 @@ def result(
     after: set[tuple[int, int]],
 ) -> dict[str, Any]:
     """Medians over the blocks, and the ratios of neighbours."""
-    ours, star, gloo = made
+    ours, star, gloo, bare, joined = made
     vector = 4 * args.elements
     checksums = {report["checksum"] for report in ours.reports[-1]}
     if len(checksums) != 1:
@@ -373,7 +425,12 @@ def result(
         "members": args.members,
         "elements": args.elements,
         "rounds": played,
-        **{fleet.name: figures(fleet, vector) for fleet in made},
+        **{fleet.name: figures(fleet, vector) for fleet in (ours, star, gloo)},
+        "step_s": {
+            fleet.name: statistics.median(block.seconds for block in fleet.blocks[1:])
+            for fleet in (bare, joined)
+        },
+        "joined_to_bare": ratios(joined, bare),
         "bytes": moved,
         "star_bytes": {"sent_bytes": vector, "received_bytes": vector},
         "ours_to_star": ratios(ours, star),
@@ -429,6 +486,12 @@ def show(found: dict[str, Any]) -> None:
             f"ours / {other}: {ratio['seconds']:.2f} in seconds, {ratio['cpu_s']:.2f} in CPU "
             f"seconds (worst block {ratio['worst_seconds']:.2f}, {ratio['worst_cpu_s']:.2f})"
         )
+    ratio, step_s = found["joined_to_bare"], found["step_s"]
+    print(
+        f"a loop's step between exchanges: {1000 * step_s['joined']:.3f} ms joined, "
+        f"{1000 * step_s['bare']:.3f} ms alone: {ratio['seconds']:.3f} in seconds, "
+        f"{ratio['cpu_s']:.3f} in CPU seconds"
+    )
     up, down = found["bytes"]["sent_bytes"], found["bytes"]["received_bytes"]
     vector = 4 * found["elements"]
     print(

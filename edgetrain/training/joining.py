@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
@@ -256,8 +257,7 @@ class JoinedMember(Member):
                 "join with the optimizer that the loop steps",
             )
         super().close()
-        self._hooks.remove()
-        self._model.release()
+        self._give_back()
         driver = self._driver
         if (fewer := driver.rounds_with_fewer) and not self._no_step:
             log.warning(
@@ -265,3 +265,17 @@ class JoinedMember(Member):
                 "members that left sooner lack them, unless these called wait_for_fleet()",
                 self.name, fewer, driver.most_members,
             )  # fmt: skip
+
+    def _give_back(self) -> None:
+        """Leave the optimizers and the model as ordinary ones. Works twice."""
+        self._hooks.remove()
+        self._model.release()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._give_back()

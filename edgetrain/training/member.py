@@ -205,7 +205,8 @@ class Member:
 
     def _check_open(self) -> None:
         if self._driver.is_drained or self._closed:
-            raise EdgetrainError("this member has been drained: no step may follow")
+            what = "has left the fleet" if self._closed else "has been drained"
+            raise EdgetrainError(f"this member {what}: no step may follow")
         if self._no_step:
             raise EdgetrainError(self._no_step)
 

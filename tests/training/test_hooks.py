@@ -31,8 +31,8 @@ def alone(strategy="fedavg", optimizers=None, model=None, **hub):
     with children.HubThread(wires, strategy, 1, **hub).serving():
         flat = bind(model, optims)
         link = Link(wires.connect(), time.monotonic)
-        with JoinedMember.join(link, flat, optims[0], Request("", "m0")) as member:
-            member.follow(flat, optims)
+        joined = JoinedMember.join(link, flat, optims[0], Request("", "m0"))
+        with joined.follow(flat, optims) as member:
             yield model, optims if optimizers else optims[0], member
 
 
@@ -202,6 +202,25 @@ def test_after_close_the_optimizer_and_the_tensors_are_ordinary(tmp_path):
     compute(model, optim)
     optim.step()
     assert member.steps == 1
+
+
+def test_a_loop_that_failed_leaves_an_ordinary_optimizer_behind():
+    def fail(model, optim, member):
+        compute(model, optim)
+        optim.step()
+        member.abandon("enough")
+        with pytest.raises(EdgetrainError, match="has left the fleet: no step may follow"):
+            optim.step()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), alone() as (model, optim, member):
+        fail(model, optim, member)
+    before = children.flat(model)
+    optim.step()
+    assert np.abs(children.flat(model) - before).max() > 0
+    assert {p.untyped_storage().nbytes() for p in model.parameters()} == {
+        4 * p.numel() for p in model.parameters()
+    }
 
 
 # -- several optimizers -------------------------------------------------------------------------

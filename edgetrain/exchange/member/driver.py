@@ -298,7 +298,8 @@ class Driver:
         if adds or not half.moves_params:
             if half.adjusts_gradient:
                 flat.pull_gradient()
-            weight = NO_WEIGHT if not adds and self.entry.is_exact else self._weight
+            is_empty = not adds and (self.entry.is_exact or self._is_waiting)
+            weight = NO_WEIGHT if is_empty else self._weight
             self._exchange(half.before_step, apply_anyway=False, weight=weight)
             if half.adjusts_gradient:
                 flat.push_gradient(zeros_are_none=half.moves_params or self.entry.is_exact)
@@ -317,7 +318,7 @@ class Driver:
         began = self.clock()
         self.exchange.poll()
         self.exchange_s += self.clock() - began
-        if flat.is_storage or not half.quiet_steps():
+        if not half.quiet_steps():  # nothing looks at them before
             flat.pull_params()
         half.note_rate(rate_of(self.optimizer))
         self._exchange(half.after_step)
