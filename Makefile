@@ -6,6 +6,7 @@
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
 #   make test-trainers  loops of Accelerate and Lightning, which are installed into .venv-trainers
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
+#   make test-damages  1,000 drawn damages of run folders, journals and key folders (60 are in make test)
 #   make test-arm-doctor  what `doctor` says in a worker archive for a Raspberry Pi, emulated
 #   make test-masks  300 drawn schedules of a masked job with too few members left (half an hour)
 #   make check   linters, types and tests, as CI does; TESTS="tests/cli" for some of them
@@ -15,7 +16,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TRAINERS ?= .venv-trainers
 
-.PHONY: demo test test-trainers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks check drawn install-lab install-dev install-trainers
+.PHONY: demo test test-damages test-trainers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks check drawn install-lab install-dev install-trainers
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -26,6 +27,9 @@ test: install-dev
 
 test-trainers: install-trainers
 	$(TRAINERS)/bin/python -m pytest -m trainers -p no:cacheprovider tests/trainers
+
+test-damages: install-dev
+	DAMAGES=1000 $(BIN)/pytest tests/cli/test_damages.py
 
 test-boot: install-dev
 	$(BIN)/pytest -m boot tests/fleet/cards

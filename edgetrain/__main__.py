@@ -82,6 +82,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
+def _say_error(text: str) -> None:
+    """Print an error without control characters: it names files, and what is in them."""
+    from edgetrain.runs.reports.units import printable_lines
+
+    print(f"edgetrain: {printable_lines(text)}", file=sys.stderr)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     words = sys.argv[1:] if argv is None else argv
@@ -101,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     except EdgetrainError as error:
         if arguments.debug:
             raise
-        print(f"edgetrain: {error}", file=sys.stderr)
+        _say_error(str(error))
         return getattr(arguments, "passing_status", 2) if error.passing else 2
     except Stopped as stopped:
         import signal
@@ -118,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if arguments.debug or not own_frames(error):
             raise
-        print(f"edgetrain: {in_words(error)}", file=sys.stderr)
+        _say_error(in_words(error))
         return 2
 
 

@@ -361,8 +361,8 @@ def _tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> _T
     if not ring.exists:
         raise ConfigError(
             f"the hub's keys are not on this machine (in {ring.path})",
-            "here: edgetrain keys init, without sudo; or on the hub's machine: edgetrain keys enroll "
-            f"--cluster {arguments.cluster} --out tokens.json, and give it with --tokens",
+            "here: edgetrain keys init, without sudo; or on the hub's machine: edgetrain keys "
+            f"enroll --cluster {arguments.cluster} --out tokens.json, and give it with --tokens",
         )
     ring.pair()
     listed = sorted(set(ring.members().values()) & set(names))

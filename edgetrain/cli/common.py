@@ -131,8 +131,9 @@ def try_again(parser: argparse.ArgumentParser) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line to stdout and flush it, also if stdout is a pipe."""
-    print(text, flush=True)
+    """Print a line to stdout, without control characters (names and reasons come from folders and
+    from other machines), and flush it, also if stdout is a pipe."""
+    print(units.printable_lines(text), flush=True)
 
 
 def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> None:
@@ -181,8 +182,8 @@ def tell(arguments: argparse.Namespace, text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a line to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line to stderr, without control characters."""
+    print(units.printable_lines(text), file=sys.stderr, flush=True)
 
 
 def picture(draw: Callable[[], Path]) -> Path | None:

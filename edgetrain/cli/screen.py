@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
+from edgetrain.runs.reports import units
 from edgetrain.runs.reports.live.plain import member_lines, plain_line
 from edgetrain.runs.reports.live.watch import Watch
 
@@ -117,7 +118,7 @@ class Screen:
                 view.say_above(line)
 
     def _print(self, line: str) -> None:
-        print(line, file=self._out, flush=True)
+        print(units.printable_lines(line), file=self._out, flush=True)
 
 
 class ScreenHandler(logging.Handler):

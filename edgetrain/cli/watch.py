@@ -44,11 +44,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show what runs in the folder, one after the other, then the closing table."""
-    from edgetrain.runs.folder import JOB, newest, read_summary, runs_in
+    from edgetrain.runs.folder import JOB, newest_whole, read_summary, runs_in
     from edgetrain.runs.reports.comparison import compare
     from edgetrain.runs.reports.comparison_table import text
 
-    folder = arguments.folder or newest(arguments.runs, begun=False)
+    folder = arguments.folder or newest_whole(arguments.runs)
     if not (folder / JOB).exists() or read_summary(folder) is not None:
         runs_in(folder)  # refuses what is no run folder
     with contextlib.suppress(KeyboardInterrupt):

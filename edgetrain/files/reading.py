@@ -107,7 +107,7 @@ def parse_json(text: bytes) -> Any:
     """The value of a JSON text in UTF-8. Raises ValueError, also for NaN and infinity, for text
     that no file can hold (half of a surrogate pair), and for one that is nested too deep."""
     try:
-        value = json.loads(text.decode(), parse_constant=_refuse_constant)
+        value = _DECODER.decode(text.decode())
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if b"\\ud" in text or b"\\uD" in text:
@@ -117,6 +117,9 @@ def parse_json(text: bytes) -> Any:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _reason(error: Exception) -> str:

@@ -15,24 +15,29 @@ loads only the standard library.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import math
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError
+from edgetrain.files.reading import read_json
 from edgetrain.files.toml import read_toml, to_toml
+from edgetrain.runs import shapes
 from edgetrain.runs.environment import capture
 from edgetrain.runs.files import write_text
-from edgetrain.runs.metrics.lines import Record, read
+from edgetrain.runs.metrics.lines import HUB, Lines
 
 JOB, ENVIRONMENT, METRICS, SUMMARY = "job.toml", "environment.json", "metrics.jsonl", "summary.json"
 _ROOM_BYTES = 1 << 20
+_MOST_BYTES = 64 << 20
+"""Of a file of JSON: a sweep of thousands of runs has a few MiB."""
 
 FORMAT = 2
 """Of run folders, in summary.json; those without a number are of format 1. Raised when a reader of
@@ -169,7 +174,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 def read_job(folder: Path) -> dict[str, Any]:
     """Read job.toml, or {} if there is none. Raises ConfigError if it is damaged."""
     try:
-        return read_toml(folder / JOB)
+        return _shaped(folder / JOB, read_toml(folder / JOB), shapes.JOB)
     except FileNotFoundError:
         return {}
 
@@ -177,26 +182,42 @@ def read_job(folder: Path) -> dict[str, Any]:
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """Read summary.json, or None if the run is not over. Raises ConfigError if it is damaged, or
     written by a newer edgetrain."""
+    path = folder / SUMMARY
     try:
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        summary = read_json(path, _MOST_BYTES)
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise ConfigError(f"{folder / SUMMARY} is not JSON: {error}") from None
     if not isinstance(summary, dict):
-        raise ConfigError(f"{folder / SUMMARY} holds no summary")
+        raise ConfigError(f"{path} holds no summary")
     found = summary.get("format", 1)
     if not isinstance(found, int) or found > FORMAT:
         raise ConfigError(
             f"{folder} is a run folder of format {found!r}; this edgetrain reads up to {FORMAT}",
             "read it with the edgetrain that wrote it, or a newer one",
         )
-    return summary
+    return _shaped(path, summary, shapes.SUMMARY)
 
 
-def read_metrics(folder: Path, kind: str | None = None) -> Iterable[Record]:
+def read_environment(folder: Path) -> dict[str, Any]:
+    """Read environment.json; {} if there is none, or it is damaged."""
+    try:
+        found = read_json(folder / ENVIRONMENT, _MOST_BYTES)
+    except (FileNotFoundError, ConfigError):
+        return {}
+    fine = isinstance(found, dict) and not shapes.wrong(found, shapes.ENVIRONMENT)
+    return found if fine else {}
+
+
+def _shaped(path: Path, table: dict[str, Any], shape: shapes.Shape) -> dict[str, Any]:
+    """The table; ConfigError if a value has not its shape."""
+    if said := shapes.wrong(table, shape):
+        raise ConfigError(f"{path}: {said}", "it is damaged, or another program wrote it")
+    return table
+
+
+def read_metrics(folder: Path, kind: str | None = None) -> Lines:
     """The run's records, or those of one kind, in file order, without lines that are damaged."""
-    return read(metrics_path(folder), kind)
+    return Lines(metrics_path(folder), kind)
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -220,21 +241,59 @@ def runs_in(folder: Path) -> list[Path]:
     order = {name: place for place, name in enumerate(listed)} if isinstance(listed, list) else {}
     return sorted(
         inside,
-        key=lambda run: (order.get(run.name, len(order)), _made_at(run), run.name),
+        key=lambda run: (order.get(run.name, len(order)), _changed_at(run / JOB), run.name),
     )
 
 
 def folders_in(root: Path | str, *, begun: bool = True) -> list[Path]:
     """Folders of runs, comparisons and sweeps in `root`, the newest last. Without `begun`: also
     those in which no run has begun yet."""
-    found = [
-        path
-        for path in Path(root).glob("*/")
-        if (path / METRICS).exists()
-        or next(path.glob(f"*/{METRICS}"), None)
-        or (not begun and (path / JOB).exists() and not (path / SUMMARY).exists())
-    ]
-    return sorted(found, key=lambda path: (path.name[:15], path.stat().st_mtime, path.name))
+    found = [path for path in Path(root).glob("*/") if _has_runs(path, begun)]
+    return sorted(found, key=lambda path: (path.name[:15], _changed_at(path), path.name))
+
+
+def _has_runs(path: Path, begun: bool) -> bool:
+    try:
+        return bool(
+            (path / METRICS).exists()
+            or next(path.glob(f"*/{METRICS}"), None)
+            or (not begun and (path / JOB).exists() and not (path / SUMMARY).exists())
+        )
+    except OSError:  # a folder of another user, or one that is being removed
+        return False
+
+
+def newest_whole(root: Path | str) -> Path:
+    """The newest of `folders_in`, begun or not; a hub's in place of that of a member which trains
+    with it on this machine. Raises ConfigError if there is none."""
+    found = folders_in(root, begun=False)
+    last = newest(root, begun=False)
+    if not _is_of_one_member(last):
+        return last
+    began = _changed_at(last / ENVIRONMENT)
+    written = (path for path in reversed(found) if _written_at(path) >= began)
+    return next((path for path in written if not _is_of_one_member(path)), last)
+
+
+def _is_of_one_member(path: Path) -> bool:
+    """Whether a member has written a folder, of which the hub knows nothing."""
+    try:
+        writers = {record["member"] for record in itertools.islice(read_metrics(path), 200)}
+    except ConfigError:
+        return False
+    return len(writers) == 1 and HUB not in writers
+
+
+def _written_at(path: Path) -> float:
+    files = [path / name for name in (JOB, METRICS, SUMMARY)]
+    return max((_changed_at(file) for file in files if file.exists()), default=-math.inf)
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return math.inf
 
 
 def newest(root: Path | str, *, begun: bool = True) -> Path:
@@ -245,11 +304,6 @@ def newest(root: Path | str, *, begun: bool = True) -> Path:
             f"no run in {root}", "`edgetrain run` makes one; --runs says where to look"
         )
     return found[-1]
-
-
-def _made_at(run: Path) -> float:
-    job = run / JOB
-    return job.stat().st_mtime if job.exists() else math.inf
 
 
 def _write(path: Path, text: str) -> None:

@@ -10,7 +10,14 @@ import pytest
 from made_up_runs import DGA, SYNC, job, replace, write_comparison, write_run
 
 from edgetrain.__main__ import main
-from edgetrain.runs.folder import write_job, write_summary
+from edgetrain.runs.folder import (
+    newest,
+    newest_whole,
+    read_summary,
+    write_environment,
+    write_job,
+    write_summary,
+)
 
 SHORT = replace(DGA, members=2, steps=20)
 
@@ -38,6 +45,59 @@ def test_runs_of_a_damaged_folder_says_damaged(tmp_path, capsys):
     (folder / "summary.json").write_text("[")
     assert main(["runs", "--runs", str(tmp_path)]) == 0
     assert "damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("bad", ["members", "format", "job", "fifo", "folder of runs"])
+def test_a_bad_folder_is_one_row_that_says_why_and_hides_no_other(bad, tmp_path, capsys):
+    write_run(tmp_path / "20260131-142500-good", SHORT)
+    folder = write_run(tmp_path / "20260131-142501-bad\x1b[31m", SHORT)
+    if bad == "members":
+        write_summary(folder, read_summary(folder) | {"members": "eight"})
+    elif bad == "format":
+        write_summary(folder, {"format": 99})
+    elif bad == "job":
+        (folder / "job.toml").write_text("fleet = 3")
+    elif bad == "fifo":
+        (folder / "summary.json").unlink()
+        os.mkfifo(folder / "summary.json")
+    else:
+        write_run(folder / "inside", SHORT)
+        (folder / "metrics.jsonl").unlink()
+        (folder / "summary.json").write_text('{"format":2,"runs":' + "[" * 9999)
+    assert main(["runs", "--runs", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    (good,) = [line for line in said.splitlines() if "-good" in line]
+    (row,) = [line for line in said.splitlines() if "-bad" in line]
+    assert "damaged" not in good
+    assert "damaged" in row
+    why = {
+        "members": "members = 'eight' is not a whole number",
+        "format": "is a run folder of format 99",
+        "job": "fleet = a int is not a table",
+        "fifo": "is not a regular file",
+        "folder of runs": "is not JSON: it is nested too deep",
+    }[bad]
+    assert why in row
+    assert "\x1b" not in said
+    assert main(["runs", "--json", "--runs", str(tmp_path)]) == 0
+    assert why in json.loads(capsys.readouterr().out)[1]["why"]
+
+
+def test_watch_takes_the_hubs_folder_and_not_that_of_a_member_beside_it(tmp_path, capsys):
+    hub = tmp_path / "20260131-142501-hub"
+    member = tmp_path / "20260131-142509-digits-m0"
+    for folder, writers in ((hub, ["hub"]), (member, ["m0"])):
+        metrics = write_run(folder, SHORT) / "metrics.jsonl"
+        lines = metrics.read_bytes().splitlines(keepends=True)
+        metrics.write_bytes(b"".join(x for x in lines if json.loads(x)["member"] in writers))
+    write_environment(member)
+    for path, at in ((member / "environment.json", 100), (hub / "metrics.jsonl", 200)):
+        os.utime(path, (at, at))
+    assert newest(tmp_path) == member
+    assert newest_whole(tmp_path) == hub
+    for path in hub.iterdir():  # of another day: the hub of this member is on another machine
+        os.utime(path, (50, 50))
+    assert newest_whole(tmp_path) == member
 
 
 def test_watch_of_a_run_that_is_over_says_its_table(tmp_path, capsys):

@@ -145,11 +145,21 @@ def test_an_unknown_shell_is_told_the_known_ones(capsys):
     assert "did you mean 'bash'?" in said
 
 
-def test_a_run_without_a_line_of_metrics_has_a_page(tmp_path, capsys):
+@pytest.mark.parametrize("lines", ["no line", "torn lines"])
+def test_a_report_of_nothing_is_refused_and_says_why(lines, tmp_path, capsys):
     folder = tmp_path / "run"
     folder.mkdir()
     write_job(folder, job(SHORT))
-    (folder / METRICS).touch()
-    assert main(["report", str(folder)]) == 0
-    assert "not evaluated" in (folder / "report.html").read_text()
-    assert capsys.readouterr().err == ""
+    (folder / METRICS).write_bytes(TORN * (lines == "torn lines"))
+    said = refusal(capsys, "report", folder)
+    assert f"there is nothing to report of {folder}: " in said
+    why = "no line has been written" if lines == "no line" else "none of its 8 lines can be read"
+    assert why in said
+    assert not (folder / "report.html").exists()
+
+
+def test_a_report_without_a_job_says_what_is_known(run, capsys):
+    (run / "job.toml").unlink()
+    (run / "summary.json").unlink()
+    assert main(["report", str(run)]) == 0
+    assert "None" not in (run / "report.html").read_text()

@@ -115,7 +115,7 @@ def test_torn_and_foreign_lines_are_left_out_and_counted(tmp_path):
         file.write(b'{"kind":"step","t":1.0,"member":"m0"}\n{"kind":"exchange","t":')
         file.write(b'1,"member":"m9","round":"x","submitted_t":{},"arrived_t":1}\nnoise\n')
         file.write(b'{"kind":"of a later version","t":1.0,"member":"m0"}\n')
-    assert "2 lines of metrics could not be read" in read(document(report_of([folder])))
+    assert "3 lines of metrics could not be read" in read(document(report_of([folder])))
 
 
 def test_a_run_that_is_not_over_or_was_never_evaluated_has_a_page(tmp_path):

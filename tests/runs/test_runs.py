@@ -106,11 +106,11 @@ def test_two_runs_of_a_comparison_may_not_share_a_folder(tmp_path: Path) -> None
 
 
 def test_a_summary_is_written_whole_and_leaves_no_draft(tmp_path: Path) -> None:
-    write_summary(tmp_path, {"final": {"loss": math.nan, "accuracy": 0.5}, "every": (1, 2)})
+    write_summary(tmp_path, {"final": {"loss": math.nan, "accuracy": 0.5}, "places": (1, 2)})
     assert read_summary(tmp_path) == {
         "format": FORMAT,
         "final": {"loss": None, "accuracy": 0.5},
-        "every": [1, 2],
+        "places": [1, 2],
     }
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 

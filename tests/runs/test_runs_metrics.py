@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from made_up_runs import Clock
 
 from edgetrain.errors import ConfigError, TaskError
-from edgetrain.runs.metrics.lines import LINE_BYTES, Follower, figures, parse_line, read
+from edgetrain.runs.metrics.lines import LINE_BYTES, Follower, Lines, figures, parse_line
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.metrics.tally import Counter, Tally
 
@@ -59,7 +59,7 @@ def test_a_step_is_one_line_with_every_key(tmp_path: Path) -> None:
 def test_an_evaluation_is_dated_to_its_beginning(tmp_path: Path) -> None:
     with log_to(tmp_path / "metrics.jsonl") as log:
         log.evaluation(step=10, round=2, figures={"accuracy": 0.9, "loss": 0.3}, eval_s=0.125)
-    (record,) = read(tmp_path / "metrics.jsonl")
+    (record,) = Lines(tmp_path / "metrics.jsonl")
     assert record["t"] == 0.375
     assert figures(record) == {"accuracy": 0.9, "loss": 0.3}
 
@@ -74,7 +74,7 @@ def test_a_figure_may_not_hide_a_key_of_the_line(tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_becomes_null(tmp_path: Path, value: float) -> None:
     with log_to(tmp_path / "metrics.jsonl") as log:
         log.step(step=1, **{**STEP, "loss": value})
-    (record,) = read(tmp_path / "metrics.jsonl")
+    (record,) = Lines(tmp_path / "metrics.jsonl")
     assert record["loss"] is None
 
 
@@ -82,14 +82,14 @@ def test_lines_wait_for_each_other_and_an_event_takes_them_along(tmp_path: Path)
     path, clock = tmp_path / "metrics.jsonl", Clock()
     with log_to(path, clock, flush_s=1.0) as log:
         log.step(step=1, **STEP)
-        assert list(read(path)) == []
+        assert list(Lines(path)) == []
         log.event("late", "silent for 2.0 s", about="m3")
-        assert [record["kind"] for record in read(path)] == ["step", "event"]
+        assert [record["kind"] for record in Lines(path)] == ["step", "event"]
         clock.now = 0.5
         log.step(step=2, **STEP)
         clock.now = 1.0
         log.step(step=3, **STEP)
-        assert len(list(read(path))) == 4
+        assert len(list(Lines(path))) == 4
 
 
 def test_a_buffer_does_not_grow_without_bound(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_closing_twice_is_fine_and_later_lines_are_dropped(tmp_path: Path) -> No
     log.close()
     log.close()
     log.event("finished")
-    assert list(read(tmp_path / "metrics.jsonl")) == []
+    assert list(Lines(tmp_path / "metrics.jsonl")) == []
 
 
 def test_a_folder_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_every_line_fits_and_says_what_was_cut(
         log.event("gone", reason)
         log.round(round=1, members=names, missing=names, weight=1.0, close_s=0.1, **hub)
     assert all(len(line) <= LINE_BYTES for line in path.read_bytes().splitlines(keepends=True))
-    event, merged = read(path)
+    event, merged = Lines(path)
     assert len(event["reason"]) + event.get("cut", {}).get("reason", 0) == len(reason)
     assert reason.startswith(event["reason"])
     for key in ("members", "missing"):
@@ -190,7 +190,7 @@ def test_after_a_torn_line_the_next_ones_are_whole_and_the_loss_is_recorded(
         log.step(step=5, **STEP)
         assert log.lost == 2
     assert len(caplog.messages) == 1
-    records = list(read(path))
+    records = list(Lines(path))
     assert [record["step"] for record in records if record["kind"] == "step"] == [1, 4, 5]
     (event,) = (record for record in records if record["kind"] == "event")
     assert event["reason"] == "2 lines of metrics could not be written"
@@ -224,7 +224,7 @@ def test_a_torn_last_line_costs_that_line_only(
 ) -> None:
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
     path.write_bytes(written(5)[:cut])
-    steps = [record["step"] for record in read(path)]
+    steps = [record["step"] for record in Lines(path)]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) >= written(5)[:cut].count(b"\n")
     follower = Follower(path)
@@ -254,13 +254,13 @@ def test_one_kind_can_be_asked_for(tmp_path: Path) -> None:
         log.step(step=1, **STEP)
         log.evaluation(step=1, round=1, figures={"loss": 0.3}, eval_s=0.0)
         log.event("error", '"kind":"eval"')
-    assert [record["kind"] for record in read(path, "eval")] == ["eval"]
+    assert [record["kind"] for record in Lines(path, "eval")] == ["eval"]
 
 
 def test_a_file_that_is_not_there_yet_has_no_records(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     follower = Follower(path)
-    assert list(read(path)) == follower.read() == []
+    assert list(Lines(path)) == follower.read() == []
     path.write_bytes(written(1))
     assert len(follower.read()) == 1
 

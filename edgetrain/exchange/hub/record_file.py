@@ -27,6 +27,8 @@ _PREFIX = struct.Struct("<4sIQI")
 _CHECK = struct.Struct("<I")
 _MAGIC, _FAMILY = b"etj1", b"etj"
 PREFIX_BYTES = _PREFIX.size + _CHECK.size
+MOST_SEARCHED = 1 << 30
+"""Bytes of damage that are searched for records: seconds."""
 
 
 def write_record(
@@ -74,17 +76,19 @@ def scan(path: Path) -> Iterator[tuple[Record | State, int]]:
 
 
 def count_records(path: Path, start: int) -> int:
-    """Whole records anywhere behind `start`. Raises as `scan`."""
+    """Whole records anywhere behind `start` that begin within MOST_SEARCHED bytes. Raises as
+    `scan`."""
     count, size = 0, path.stat().st_size
     if start >= size:
         return 0
+    end = start + MOST_SEARCHED
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-        at = content.find(_MAGIC, start)
+        at = content.find(_MAGIC, start, end)
         while at >= 0:
             file.seek(at)
             found = _next_record(file, size - at)
             count += found is not None
-            at = content.find(_MAGIC, at + (found[1] if found else 1))
+            at = content.find(_MAGIC, at + (found[1] if found else 1), end)
     return count
 
 

@@ -24,6 +24,9 @@ from edgetrain.exchange.descriptors import reserve
 from edgetrain.exchange.hub.record_file import count_records, is_unfinished, read_records, scan
 from edgetrain.exchange.hub.records import Round, State
 
+MOST_COPIED = 64 << 30
+"""Bytes behind damage that are copied; a file of more is no segment."""
+
 
 @dataclass
 class Recovered:
@@ -173,7 +176,12 @@ class _Mend:
     def cut(self, path: Path, good: int) -> str:
         """Cut a file behind `good`; what is no unfinished record is copied first. Returns words
         that say where to."""
-        said = ""
+        said, left = "", path.stat().st_size - good
+        if left > MOST_COPIED:
+            raise ConfigError(
+                f"{path} ends in {left:,} bytes that are no record, too many to be kept",
+                f"move it away, or cut it behind byte {good}; nothing was changed",
+            )
         if not is_unfinished(path, good):
             count, aside = count_records(path, good), _unused(path)
             records = f"the {count} records behind them are" if count else "they are"

@@ -275,7 +275,11 @@ class Keyring:
     def hubs(self) -> dict[str, Public]:
         """The pinned public keys of hubs, by address."""
         where = f"the public key in {self.path / 'hubs'}"
-        return {address: read_key(key, where) for address, key in self._lines("hubs", 2)}
+        lines = self._lines("hubs", 2)
+        if not all("://" in address for address, _ in lines):
+            # Not repeated: a copy of the file `key` has two words a line as well.
+            raise ConfigError(f"{self.path / 'hubs'} does not hold addresses of hubs")
+        return {address: read_key(key, where) for address, key in lines}
 
     def hub_key(self, address: str) -> Public | None:
         """The pinned key of the hub at an address, or None."""

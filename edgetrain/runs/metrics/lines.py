@@ -1,7 +1,7 @@
 """Lines of metrics: format one, parse one, follow a file that grows, read a whole file.
 
-A line that is torn or not ours is skipped. Keys and units: docs/run-folder.md. This module imports
-only the standard library.
+A line that is torn or not ours is skipped. Keys and units: docs/run-folder.md. Only the standard
+library is imported.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from edgetrain.files.reading import open_regular, parse_json
+from edgetrain.runs import shapes
 
 Record = dict[str, Any]
 """One line as a dictionary; `kind`, `t` and `member` are always there."""
@@ -24,6 +27,12 @@ COMMON = ("kind", "t", "member", "step", "round", "eval_s", "cut")
 LINE_BYTES = 4096
 """Most bytes of a line. A page is copied to the file in one piece even if the writer is killed, so
 that only a full disk can tear a line."""
+
+MOST_BYTES = 1 << 20
+"""Of a line that is read: more than any version has written."""
+
+_CHUNK_BYTES = 16 << 20
+"""Read at a time of a file that grows."""
 
 _START = b'{"kind":'
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -69,15 +78,20 @@ def parse_line(line: bytes) -> Record | None:
     recovered. Text within a line cannot contain the mark searched for: its quotes are escaped.
     """
     start = line.rfind(_START)
-    if start < 0:
+    if start < 0 or len(line) - start > MOST_BYTES:
         return None
     try:
-        record = json.loads(line[start:])
-    except (ValueError, RecursionError):
+        record = parse_json(line[start:])
+    except ValueError:
         return None
-    usable = isinstance(record, dict) and all(
-        isinstance(record.get(key), kind)
-        for key, kind in (("kind", str), ("member", str), ("t", int | float))
+    if not isinstance(record, dict):
+        return None
+    kind, member = record.get("kind"), record.get("member")
+    usable = (
+        isinstance(kind, str)
+        and isinstance(member, str)
+        and shapes.seconds(record.get("t"))
+        and shapes.fits(record, shapes.LINES.get(kind, {}))
     )
     return record if usable else None
 
@@ -112,15 +126,19 @@ class Follower:
         self._tail = b""
 
     def read(self) -> list[Record]:
-        """The records that were completed since the last call, in file order."""
+        """The records that were completed since the last call, in file order; of a long file, those
+        of its next part. Raises ConfigError for what is not a regular file."""
         try:
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                new = file.read()
+            file = open_regular(self.path)
         except FileNotFoundError:
             return []
+        with file:
+            file.seek(self._offset)
+            new = file.read(_CHUNK_BYTES)
         self._offset += len(new)
-        *lines, self._tail = (self._tail + new).split(b"\n")
+        *lines, tail = (self._tail + new).split(b"\n")
+        # What is longer than a line has no end that is worth waiting for.
+        self._tail = tail[-MOST_BYTES:]
         return self._parse(lines)
 
     def rest(self) -> list[Record]:
@@ -139,20 +157,30 @@ class Follower:
         return records
 
 
-def read(path: Path | str, kind: str | None = None) -> Iterator[Record]:
+class Lines:
     """All records of a metrics.jsonl, or those of one kind, in file order.
 
-    Lines that cannot be read are left out; a file that does not exist has no records. Keeps one
-    line in memory at a time.
+    Iterate over it once. Lines that cannot be read are left out and counted in `damaged` (of one
+    kind: those that look like it); a file that does not exist has no records. Keeps one line in
+    memory at a time. Raises ConfigError for what is not a regular file.
     """
-    # Most lines are steps: do not parse them for a reader of another kind.
-    mark = b"" if kind is None else b'"kind":"%b"' % kind.encode()
-    try:
-        file = Path(path).open("rb")  # noqa: SIM115  closed below, in a generator
-    except FileNotFoundError:
-        return
-    with file:
-        for line in file:
-            record = parse_line(line) if mark in line else None
-            if record is not None and kind in (None, record["kind"]):
-                yield record
+
+    def __init__(self, path: Path | str, kind: str | None = None) -> None:
+        self.damaged = 0
+        self._path, self._kind = Path(path), kind
+
+    def __iter__(self) -> Iterator[Record]:
+        # Most lines are steps: do not parse them for a reader of another kind.
+        kind = self._kind
+        mark = b"" if kind is None else b'"kind":"%b"' % kind.encode()
+        try:
+            file = open_regular(self._path)
+        except FileNotFoundError:
+            return
+        with file:
+            while line := file.readline(MOST_BYTES):
+                record = parse_line(line) if mark in line else None
+                if record is not None and kind in (None, record["kind"]):
+                    yield record
+                elif record is None and mark in line and line.strip():
+                    self.damaged += 1

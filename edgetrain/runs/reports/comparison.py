@@ -93,6 +93,7 @@ def compare(
     """
     if not summaries:
         return Comparison("accuracy", "higher", None, (), ())
+    summaries = [complete(summary) for summary in summaries]
     first, labels = summaries[0], labels or _labels(summaries)
     settings = [*map(_settings, summaries, jobs or [{}] * len(summaries))]
     alike = [each == settings[0] for each in settings]
@@ -111,6 +112,21 @@ def compare(
             *_about_all(summaries),
         ),
     )
+
+
+def complete(summary: Summary) -> Summary:
+    """A summary with every key that runs have: one that another version or a person wrote may lack
+    some."""
+    return _EMPTY | {key: value for key, value in summary.items() if value is not None}
+
+
+_EMPTY: dict[str, Any] = dict.fromkeys((
+    "strategy", "task", "members", "network", "device", "target", "target_seconds", "target_steps",
+    "seconds_per_step", "compute_s", "wait_s", "overhead_s", "joules", "joules_source",
+)) | {
+    "name": "run", "status": "unknown", "metric": "accuracy", "better": "higher", "final": {},
+    "steps": 0, "seconds": 0.0, "sent_bytes": 0, "received_bytes": 0, "members_lost": [],
+}  # fmt: skip
 
 
 def _labels(summaries: Sequence[Summary]) -> list[str]:

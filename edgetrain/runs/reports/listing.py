@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.runs.folder import METRICS, read_job, read_summary, runs_in
+from edgetrain.files.reading import open_regular
+from edgetrain.runs.folder import metrics_path, read_job, read_summary, runs_in
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import as_text, column
 
@@ -31,6 +32,8 @@ class Entry:
     final: float | None
     target_seconds: float | None
     seconds: float | None
+    why: str = ""
+    """What is damaged."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for --json."""
@@ -38,36 +41,47 @@ class Entry:
 
 
 def listed(folder: Path) -> list[Entry]:
-    """The runs of a folder; a folder of runs has several, and none if it holds no run."""
+    """The runs of a folder; a folder of runs has several, and one that is damaged an entry that
+    says why."""
+    began = _began(folder.name)
     try:
         runs = runs_in(folder)
-    except ConfigError:
-        return []
-    return [_entry(run, _began(folder.name)) for run in runs if (run / METRICS).exists()]
+    except (ConfigError, OSError) as error:
+        return [_damaged(folder, began, error)]
+    return [_entry(run, began) for run in runs]
 
 
 def _entry(run: Path, began: str) -> Entry:
     try:
-        job, summary = read_job(run), read_summary(run)
-        status = "no summary" if summary is None else str(summary.get("status"))
-    except ConfigError:
-        job, summary, status = {}, None, "damaged"
+        with open_regular(metrics_path(run)):
+            job, summary = read_job(run), read_summary(run)
+    except (ConfigError, OSError) as error:
+        return _damaged(run, began, error)
     known, fleet = summary or {}, job.get("fleet", {})
-    metric = str(known.get("metric") or "accuracy")
+    metric = known.get("metric") or "accuracy"
     network = known.get("network", fleet.get("network"))
     return Entry(
         folder=str(run),
         began=began,
-        task=str(known.get("task") or job.get("task") or units.ABSENT).rpartition(":")[2],
-        strategy=str(known.get("strategy") or job.get("strategy", {}).get("name") or units.ABSENT),
+        task=(known.get("task") or job.get("task") or units.ABSENT).rpartition(":")[2],
+        strategy=known.get("strategy") or job.get("strategy", {}).get("name") or units.ABSENT,
         members=known.get("members", fleet.get("members")),
-        network="several" if isinstance(network, list) else str(network or units.ABSENT),
-        status=status,
+        network="several" if isinstance(network, list) else network or units.ABSENT,
+        status="no summary" if summary is None else known.get("status") or units.ABSENT,
         metric=metric,
         final=(known.get("final") or {}).get(metric),
         target_seconds=known.get("target_seconds"),
         seconds=known.get("seconds"),
     )
+
+
+def _damaged(folder: Path, began: str, error: ConfigError | OSError) -> Entry:
+    why = error.message if isinstance(error, ConfigError) else str(error.strerror)
+    unknown = units.ABSENT
+    return Entry(
+        str(folder), began, unknown, unknown, None, unknown, "damaged", "accuracy", None, None,
+        None, why,
+    )  # fmt: skip
 
 
 def _began(name: str) -> str:
@@ -83,9 +97,11 @@ def text(entries: Sequence[Entry]) -> str:
         column("strategy", (units.printable(e.strategy) for e in entries)),
         column("members", (units.ABSENT if e.members is None else str(e.members) for e in entries)),
         column("network", (units.printable(e.network) for e in entries)),
-        column("status", (e.status for e in entries)),
+        column("status", (units.printable(e.status) for e in entries)),
         column("final", (units.figure(e.metric, e.final) for e in entries)),
         column("to target", (units.duration(e.target_seconds) for e in entries)),
         column("took", (units.duration(e.seconds) for e in entries)),
     ]
-    return "\n".join(as_text(columns))
+    lines = as_text(columns)
+    whys = ["", *(units.printable(entry.why) for entry in entries)]
+    return "\n".join(f"{line}  {why}".rstrip() for line, why in zip(lines, whys, strict=True))

@@ -91,6 +91,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
+def printable_lines(text: str) -> str:
+    """The text without control characters but line ends."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
 def _three_digits(value: float) -> str:
     if abs(value) >= 99.95:
         return f"{value:.0f}"

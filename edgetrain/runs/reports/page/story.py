@@ -6,16 +6,22 @@ Reading only. Times are seconds since training began.
 from __future__ import annotations
 
 import bisect
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.runs.folder import ENVIRONMENT, read_job, read_metrics, read_summary, runs_in
+from edgetrain.runs.folder import (
+    read_environment,
+    read_job,
+    read_metrics,
+    read_summary,
+    runs_in,
+)
 from edgetrain.runs.metrics.lines import Record, told_evaluation
 from edgetrain.runs.reports import units
+from edgetrain.runs.reports.comparison import complete
 from edgetrain.runs.reports.happenings import Happening, happenings
 from edgetrain.runs.reports.sweep_rows import labels_in
 from edgetrain.runs.summary import summarise
@@ -173,17 +179,25 @@ def report_of(folders: Sequence[Path]) -> list[Story]:
 def _read(folder: Path) -> Story:
     job = read_job(folder)
     summary = read_summary(folder)
-    if summary is None:
-        summary = summarise(folder)
-    story = Story(folder.name, folder, summary, job, _environment(folder))
+    known = complete(summarise(folder) if summary is None else summary)
+    story = Story(folder.name, folder, known, job, read_environment(folder))
     events: list[Record] = []
-    for record in read_metrics(folder):
+    lines = read_metrics(folder)
+    for record in lines:
         if record["kind"] in ("event", "round"):
             events.append(record)
         try:
             _add(story, record)
         except (KeyError, TypeError, ValueError):
             story.damaged += 1
+    story.damaged += lines.damaged
+    trained = any(member.steps or member.exchanges for member in story.members.values())
+    if summary is None and not (events or trained or story.evaluations):
+        raise ConfigError(
+            f"there is nothing to report of {folder}: "
+            + (f"none of its {story.damaged} lines can be read" if story.damaged else _NO_LINE),
+            "is it damaged, or did the run end before it began? `edgetrain runs` lists the others",
+        )
     story.happened = happenings(events)
     for member in story.members.values():
         member.steps.sort(key=lambda step: step.t)
@@ -191,14 +205,6 @@ def _read(folder: Path) -> Story:
     story.evaluations.sort(key=lambda record: record["t"])
     story.rounds.sort(key=lambda record: record["t"])
     return story
-
-
-def _environment(folder: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads((folder / ENVIRONMENT).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _add(story: Story, record: Record) -> None:
@@ -237,6 +243,9 @@ def _add(story: Story, record: Record) -> None:
             story.events.append(record)
         else:
             story.events_left_out += 1
+
+
+_NO_LINE = "no line has been written to its metrics.jsonl"
 
 
 def _known(value: Any) -> float | None:
