@@ -211,8 +211,8 @@ class AgreedDelay:
             self.delay = min(self.delay, self.most)
             told = self._told(
                 before,
-                f"the hub, or a link, needs {math.ceil(lasts)} steps for a round",
-                "gateways, a smaller codec",
+                f"the hub, a link, or a busy machine needs {math.ceil(lasts)} steps for a round",
+                "a smaller codec, fewer members on a machine",
             )
         elif taken > self.most:
             self._lengthen(self.every * taken / self.most)
@@ -220,7 +220,7 @@ class AgreedDelay:
             told = self._told(
                 before,
                 f"a reply takes {taken} steps, and the delay of this run is at most {self.most}",
-                "fewer or nearer members, a smaller codec, more steps",
+                "a nearer hub, or more or longer steps; a smaller codec where links are slow",
             )
         else:
             self.delay, told = taken, ""

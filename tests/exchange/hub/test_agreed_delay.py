@@ -161,7 +161,8 @@ def test_a_short_run_says_what_its_delay_cannot_hide():
     (told,) = fleet.told
     assert told == (
         "rounds of 6 steps from now on (5 before): a reply takes 184 steps, and the delay of this "
-        "run is at most 6 (fewer or nearer members, a smaller codec, more steps)"
+        "run is at most 6 (a nearer hub, or more or longer steps; a smaller codec where links are "
+        "slow)"
     )
 
 
