@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean, nearest
-from edgetrain.files.toml import parse_toml, read_toml
+from edgetrain.files.toml import MOST_DEPTH, parse_toml, read_toml
 from edgetrain.jobs.job import (
     AUTO,
     CheckpointTable,
@@ -116,6 +116,11 @@ def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"'{override}' is not an override", "it reads key=value, as steps=200")
+    if key.count(".") >= MOST_DEPTH:
+        raise ConfigError(
+            f"'{key[:LONGEST_SHOWN]}…' has {key.count('.') + 1} parts",
+            f"a key has at most {MOST_DEPTH}, as strategy.codec has two",
+        )
     *path, last = _full_key(key.strip()).split(".")
     if [*path, last] == ["train", "optimizer"] and not text.strip().startswith("{"):
         text = f'{{ name = "{text.strip()}" }}'  # another optimizer has other settings

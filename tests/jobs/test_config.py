@@ -135,6 +135,8 @@ def test_lr_keeps_the_rest_of_the_optimizer():
     [
         ("steps", "'steps' is not an override (it reads key=value"),
         ("=3", "'=3' is not an override"),
+        (f"{'a.' * 50_000}a=1", "…' has 50001 parts"),
+        (f"data.{'a.' * 50_000}a=1", "…' has 50002 parts"),
         ("netwrok=wifi", "no key 'netwrok' in a job (did you mean 'network'?)"),
         ("fleet.netwrok=wifi", "no key 'fleet.netwrok' in a job (did you mean 'fleet.network'?)"),
         ("fleet.members.x=1", "no key 'fleet.members.x'"),
