@@ -8,11 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import keys_folder
 from edgetrain.fleet import devices
 from edgetrain.jobs import bundles, schedule
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.resolved import strategy_of
+from edgetrain.runs.environment import free_memory
 from edgetrain.vectors.noise import Gaussian, Source, system
 
 if TYPE_CHECKING:
@@ -91,6 +93,24 @@ def samples_of(job: Job, task: Task) -> tuple[int, ...]:
     if job.privacy.unit != "example":
         return ()
     return tuple(task.samples(index, job.fleet.members) for index in range(job.fleet.members))
+
+
+def built(task: Task) -> torch.nn.Module:
+    """The task's model, built to be measured. Raises ConfigError if its parameters and gradients do
+    not fit this machine's memory: a system that promises more than it has ends the process later.
+    """
+    from edgetrain.tasks.meta import outline_of
+
+    outline = outline_of(task)
+    needs, free = 8 * outline.parameters, free_memory()
+    if needs > free:
+        raise ConfigError(
+            f"the model has {outline.parameters:,} parameters: with their gradients they take "
+            f"{needs / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free here",
+            "measure on a machine with more memory; `edgetrain capacity` takes the figures, too: "
+            "--parameters N --step-seconds S",
+        )
+    return task.model()
 
 
 def work_of(

@@ -570,6 +570,10 @@ assert "torch" not in sys.modules and "greenlet" not in sys.modules
         (["--parameters", "9", "--step-seconds", "1", "--gateways", "5"], "gateways = 5"),
         (["--parameters", "9", "--step-seconds", "1", "--uplink", "wify"], "did you mean 'wifi'"),
         (["--parameters", "9", "--step-seconds", "1", "codec=int9"], "did you mean 'int8'"),
+        (
+            ["task=edgetrain.tasks:char_lm", "data.width=65536", "data.heads=16"],
+            "parameters: with their gradients they take",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(words, says, tmp_path, monkeypatch, capsys):

@@ -81,6 +81,7 @@ def question_of(job: Job, beside: Path | None = None) -> Question:
 
 def model_of(task: Task, job: Job) -> tuple[Model, str, tuple[str, ...]]:
     """The layers of the task's model; what keeps it from being cut, or ""; and notes."""
+    from edgetrain.jobs.lookup import built
     from edgetrain.tasks.meta import outline_of
     from edgetrain.tasks.profiling import profile
 
@@ -92,7 +93,7 @@ def model_of(task: Task, job: Job) -> tuple[Model, str, tuple[str, ...]]:
     except Exception as error:  # whatever a model's own code raises on tensors without numbers
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         outline = outline_of(task)
-        flops, operators = devices.measure_step(task.model(), batch, task.loss)
+        flops, operators = devices.measure_step(built(task), batch, task.loss)
         whole = Layer("model", outline.parameters, flops / 3, 2 * flops / 3, operators // 3,
                       operators - operators // 3, 0.0, 0.0)  # fmt: skip
         note = f"measured by building it, activations left out: it fails on fake tensors ({said})"

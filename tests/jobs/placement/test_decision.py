@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.cards import cluster
@@ -190,6 +191,20 @@ def test_batch_statistics_stay_out_of_groups(monkeypatch):
     decision = plan_placement(load(None, ["servers.placement=data=2"]))
     assert "statistics of batches" in decision.why
     assert decision.chosen == ""
+
+
+def test_a_model_that_fits_neither_fake_tensors_nor_memory_is_one_line(monkeypatch):
+    class Huge(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(1 << 20, 1 << 20))
+
+        def forward(self, x):
+            return torch.from_numpy(x.numpy())
+
+    monkeypatch.setattr(Classification, "model", lambda self: Huge())
+    with pytest.raises(ConfigError, match=r"1,099,511,627,776 parameters: .* GB are free here"):
+        plan_placement(load(None, ["servers.placement=data=2"]))
 
 
 def test_servers_come_from_the_cluster_file(tmp_path, own_imports):
