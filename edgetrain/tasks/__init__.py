@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgetrain.tasks.classification import Classification
+    from edgetrain.tasks.dataless import sized
     from edgetrain.tasks.handwriting import digits, mnist
     from edgetrain.tasks.load import load_task
     from edgetrain.tasks.pictures import cifar10
     from edgetrain.tasks.protocol import Task, batches_from
-    from edgetrain.tasks.sized import sized
     from edgetrain.tasks.text import char_lm
 
 __all__ = [
@@ -37,7 +37,7 @@ _HOMES = {
     "digits": "handwriting",
     "load_task": "load",
     "mnist": "handwriting",
-    "sized": "sized",
+    "sized": "dataless",
 }
 
 

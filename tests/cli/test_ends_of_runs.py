@@ -18,6 +18,8 @@ from edgetrain.runs.folder import read_summary
 from edgetrain.runs.reports import calibration
 from edgetrain.runs.reports.live.view import LiveView
 
+pytestmark = pytest.mark.usefixtures("own_imports")
+
 # Members from `bad` on diverge at their fourth batch.
 UNEVEN = """
 from tiny import Tiny as Even

@@ -16,6 +16,8 @@ from edgetrain.__main__ import main
 from edgetrain.cli import rank
 from edgetrain.runs.folder import read_metrics
 
+pytestmark = pytest.mark.usefixtures("own_imports")
+
 TINY = {"fleet": {"members": 2}, "train": {"steps": 12}}
 SERVERS = """
 trusted = {trusted}

@@ -27,6 +27,8 @@ from edgetrain.exchange.messages import CODES
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.folder import check_room, read_metrics
 
+pytestmark = pytest.mark.usefixtures("own_imports")
+
 NOBODY = "tcp://127.0.0.1:1"
 LATER = {"name", "full", "started", "unknown", "session", "again", "few"}
 

@@ -17,6 +17,8 @@ from edgetrain.__main__ import main
 from edgetrain.runs.folder import FORMAT, read_metrics, read_summary, runs_in
 from edgetrain.runs.metrics.log import EventName
 
+pytestmark = pytest.mark.usefixtures("own_imports")
+
 KINDS = ("step", "exchange", "eval", "round", "status", "figure", "event")
 RARE = {
     "line": {"cut": "a line of more than 4096 bytes"},

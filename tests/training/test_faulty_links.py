@@ -23,6 +23,8 @@ PACKETS, WHY_NOT = probe.packets_possible()
 needs_packets = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shared-uplink.toml"
 
+pytestmark = pytest.mark.usefixtures("own_imports")
+
 
 def planned(tmp_path: Path, *overrides: str, **tables: object) -> Plan:
     write_tiny(tmp_path, **tables)

@@ -24,6 +24,8 @@ from edgetrain.training.chaos.laws import Ended, Merging, Witness, judge
 from edgetrain.training.chaos.schedule import Happening
 from edgetrain.vectors.vector import checksum
 
+pytestmark = pytest.mark.usefixtures("own_imports")
+
 MERGING = Merging(Mean(), codecs.Dense(), codecs.Dense())
 INITIAL = np.arange(3, dtype=np.float32)
 GIVEN = {

@@ -15,6 +15,8 @@ from edgetrain.jobs.lookup import task_of
 from edgetrain.training.simulated import local
 from edgetrain.training.simulated.batched import Rows
 
+pytestmark = pytest.mark.usefixtures("own_imports")
+
 
 def job(*words):
     return reading.load(None, ["members=5", "batch=3", "device=raspberry-pi-4b", *words])
