@@ -4,8 +4,9 @@ for shares, when a round is given up.
 While fewer members than the threshold are in, nothing can be unmasked. Nobody is asked for keys
 then, and at most one round is given up each `patience_s`: those that are in wait for the others to
 come back. If all others have left for good, rounds that nobody in is going to contribute to are
-given up at once, up to the run's last one. With enough members in, a round is given up at once if
-the secrets of its block are lost: that is bounded by the block's end.
+given up at once. With enough members in, a round is given up at once if the secrets of its block
+are lost: that is bounded by the block's end. Members that came back may have steps left after the
+run's last round: no more rounds are given up for them than the run has.
 
 Stands between the rounds, which know members and what has arrived, and the aggregator, which knows
 masks. Pure: no socket, no clock; imports no cryptography.
@@ -60,6 +61,10 @@ class MaskedRounds:
         """The same in words, if it was before the run's last round."""
         self._end = 0
         """The round after the run's last one, as far as it is known."""
+        self._given_up = 0
+        """Rounds given up since the hub was started."""
+        self._doomed: set[int] = set()
+        """Those of them that are not answered yet."""
         self._given_up_at = float("-inf")
         """When a round was given up last."""
 
@@ -144,8 +149,8 @@ class MaskedRounds:
         messages to members, and remarks for people."""
         masks, members = self.aggregator, self._members
         out: Outgoing = []
-        self._count_members(now)
         self._end = delay.end_after(oldest)
+        self._count_members(oldest, now)
         enough = members and self._short_since is None
         if enough and masks.wants_block(oldest) and not any(m.returning for m in members):
             out += self._begin_block(oldest, delay.in_flight, now)
@@ -156,19 +161,25 @@ class MaskedRounds:
         remarks, masks.remarks = masks.remarks, []
         return out, remarks
 
-    def _count_members(self, now: float) -> None:
-        """Note since when the members are too few."""
-        if not 0 < len(self._members) < self.terms.threshold:
+    def _count_members(self, oldest: int, now: float) -> None:
+        """Note since when the members are too few, or have no rounds left."""
+        few = len(self._members) < self.terms.threshold or self._is_spent(oldest)
+        if not (few and self._members):
             self._short_since = None
         elif self._short_since is None:
             self._short_since = now
 
-    def end_if_short(self, oldest: int, now: float, patience_s: float) -> list[Effect]:
+    def end_if_short(
+        self, oldest: int, now: float, patience_s: float, deserted_s: float
+    ) -> list[Effect]:
         """End the job, and refuse its members, if too few have been left for `patience_s`. Their
-        places stay as they are: a hub that is restored from the journal waits for them."""
-        if self._short_since is None or now - self._short_since < patience_s:
+        places stay as they are: a hub that is restored from the journal waits for them. After the
+        run's last round they have `deserted_s`, because its reply may be long on its way."""
+        is_through = oldest >= self._end
+        most_s = deserted_s if is_through else patience_s
+        if self._short_since is None or now - self._short_since < most_s:
             return []
-        self.is_over, is_through = True, oldest >= self._end
+        self.is_over = True
         reason = f"{len(self._members)} of at least {self.terms.threshold} members are left"
         self.ended_short = "" if is_through else reason
         code = "ended" if is_through else "few"
@@ -193,18 +204,28 @@ class MaskedRounds:
         if missing or not self._may_give_up(round, now):
             return False
         self._given_up_at = now
+        self._given_up += 1
+        self._doomed.add(round)
         return True
+
+    def _is_spent(self, round: int) -> bool:
+        """Whether the run's rounds are over, and as many were given up."""
+        return round >= self._end and self._given_up >= self._end
 
     def _may_give_up(self, round: int, now: float) -> bool:
         """Whether a round may be given up: see the module's docstring."""
+        if self._is_spent(round):
+            return False
         if self._short_since is None:
             return True
-        if round >= self._end:
-            return False
         if not self._members.away and all(m.next_round > round for m in self._members):
             return True
         return now - max(self._short_since, self._given_up_at) >= self._patience_s
 
     def unmask(self, round: int, now: float) -> Sum | None:
         """The sum of a closed round, or that it is given up; None: not enough shares yet."""
-        return self.aggregator.unmask_round(round, self._patience_s, now)
+        end = self.aggregator.unmask_round(round, self._patience_s, now)
+        if end is not None and end.vector is None:
+            self._given_up += round not in self._doomed
+            self._doomed.discard(round)
+        return end

@@ -267,7 +267,7 @@ class Hub:
             if member.is_in:  # one before it may have taken it along
                 effects += self._remove(member, "gone", f"unreachable for {patience_s:g} s", now)
         effects += self._close_rounds(now)
-        effects += self.rounds.end_if_short(now, self.policy.return_s)
+        effects += self.rounds.end_if_short(now, self.policy.return_s, self.policy.deserted_s)
         self.membership.check_desertion(now)
         return effects + self.membership.beats(now)
 

@@ -340,9 +340,9 @@ class Rounds:
         found = [(self._members.named(name), message) for name, message in outgoing]
         return [Send(member.sender, message) for member, message in found if member is not None]
 
-    def end_if_short(self, now: float, patience_s: float) -> list[Effect]:
-        """End a masked job that has had too few members for `patience_s`."""
-        return [] if self.masks is None else self.masks.end_if_short(self.round, now, patience_s)
+    def end_if_short(self, now: float, *patience_s: float) -> list[Effect]:
+        """End a masked job that has too few members: see MaskedRounds."""
+        return [] if self.masks is None else self.masks.end_if_short(self.round, now, *patience_s)
 
     def messages_missed(self, name: str) -> list[Effect]:
         """What a member that is back may have missed, apart from replies."""
