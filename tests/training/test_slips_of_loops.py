@@ -246,6 +246,28 @@ def test_members_that_wait_for_the_fleet_end_with_its_model(strategy):
         assert abs(end - children.flat(theirs)).max() <= 1e-6
 
 
+LOSSY = {
+    "bf16": {"codec": "bf16"},
+    "powersgd": {"codec": "powersgd(1)"},
+    "dgc": {"codec": "dgc(0.2, 0.9, 3) | q2", "reply_codec": "dgc(0.2, 0.0, 3) | q2"},
+}
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_members_that_wait_for_the_fleet_are_let_go_whatever_the_codec_leaves_out(codec):
+    def loop(model, optimizer, index, join):
+        with join(model, optimizer) as member:
+            take(UNEQUAL[index], model, optimizer, index)
+            member.wait_for_fleet()
+        return member.steps
+
+    models, steps, hub = fleet_of("sync-sgd", loop, loop, loop, **LOSSY[codec])
+    assert steps == list(UNEQUAL)
+    assert len({children.flat(model).tobytes() for model in models}) == 1
+    trips = 2 if codec == "powersgd" else 1
+    assert len(hub.closed) <= trips * (max(UNEQUAL) + 1)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_members_that_end_apart_are_told(strategy, caplog):
     def loop(model, optimizer, index, join):
