@@ -31,6 +31,10 @@ that only a full disk can tear a line."""
 MOST_BYTES = 1 << 20
 """Of a line that is read: more than any version has written."""
 
+_MOST_WITHOUT_END = 16
+"""Pieces of MOST_BYTES without a line end, after which there are no more lines: a hole in a file
+may have terabytes."""
+
 _CHUNK_BYTES = 16 << 20
 """Read at a time of a file that grows."""
 
@@ -178,7 +182,9 @@ class Lines:
         except FileNotFoundError:
             return
         with file:
-            while line := file.readline(MOST_BYTES):
+            without_end = 0
+            while (line := file.readline(MOST_BYTES)) and without_end < _MOST_WITHOUT_END:
+                without_end = 0 if line.endswith(b"\n") else without_end + 1
                 record = parse_line(line) if mark in line else None
                 if record is not None and kind in (None, record["kind"]):
                     yield record
