@@ -179,9 +179,13 @@ def read_job(folder: Path) -> dict[str, Any]:
         return {}
 
 
+class NewerFormat(ConfigError):
+    """A newer edgetrain wrote this run folder."""
+
+
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Read summary.json, or None if the run is not over. Raises ConfigError if it is damaged, or
-    written by a newer edgetrain."""
+    """Read summary.json, or None if the run is not over. Raises ConfigError if it is damaged,
+    NewerFormat if it is written by a newer edgetrain."""
     path = folder / SUMMARY
     try:
         summary = read_json(path, _MOST_BYTES)
@@ -191,7 +195,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         raise ConfigError(f"{path} holds no summary")
     found = summary.get("format", 1)
     if not isinstance(found, int) or found > FORMAT:
-        raise ConfigError(
+        raise NewerFormat(
             f"{folder} is a run folder of format {found!r}; this edgetrain reads up to {FORMAT}",
             "read it with the edgetrain that wrote it, or a newer one",
         )

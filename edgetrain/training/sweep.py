@@ -7,17 +7,21 @@ made up in a test) is passed in. This module imports neither torch nor numpy.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.grid import Cell, Sweep
 from edgetrain.jobs.job import Job
-from edgetrain.runs.folder import create_inside, read_summary, write_summary
+from edgetrain.runs.folder import NewerFormat, create_inside, read_summary, write_summary
 from edgetrain.runs.reports.sweep_rows import Row
+
+log = logging.getLogger("edgetrain")
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ def run(
 
     `plan` and `run_cell` are `jobs.plan.plan` and `training.emulated.run`, or functions like them.
     `tell` is called after each cell. If a cell fails the others are still run; a failed or
-    interrupted cell is run again next time, in an empty folder.
+    interrupted cell is run again next time, in an empty folder. Raises NewerFormat, before it runs
+    anything, where a newer edgetrain has finished a cell.
     """
     cells = sweep.cells()
     unique = {cell.digest: cell for cell in cells}
@@ -72,9 +77,11 @@ def rows_so_far(sweep: Sweep, folder: Path) -> list[Row]:
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
-    """The summary of a cell that is finished, or None."""
+    """The summary of a cell that is finished, or None. Raises NewerFormat."""
     try:
         summary = read_summary(folder)
+    except NewerFormat:
+        raise
     except ConfigError:  # a damaged file, left by a machine that lost power
         return None
     return summary if summary is not None and summary.get("status") == "finished" else None
@@ -83,7 +90,7 @@ def finished(folder: Path) -> dict[str, Any] | None:
 def _run_cell(cell: Cell, sweep: Sweep, folder: Path, plan: Plan, run_cell: Run) -> dict[str, Any]:
     inside = folder / cell.digest
     if inside.exists():
-        shutil.rmtree(inside)
+        _clear(inside)
     inside = create_inside(folder, cell.digest)
     try:
         return run_cell(plan(cell.job, sweep.beside), inside)
@@ -92,6 +99,20 @@ def _run_cell(cell: Cell, sweep: Sweep, folder: Path, plan: Plan, run_cell: Run)
         summary = (read_summary(inside) or {}) | failed
         write_summary(inside, summary)
         return summary
+
+
+def _clear(inside: Path) -> None:
+    """Make room for a cell that is run again. What cannot be read may be a good run: it is kept."""
+    try:
+        read_summary(inside)
+    except ConfigError as error:
+        number = next(
+            n for n in count(1) if not inside.with_name(f"{inside.name}.old-{n}").exists()
+        )
+        aside = inside.replace(inside.with_name(f"{inside.name}.old-{number}"))
+        log.warning("%s; it is run again, %s is kept", error, aside.name)
+    else:
+        shutil.rmtree(inside)
 
 
 FIGURES = (

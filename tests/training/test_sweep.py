@@ -258,6 +258,21 @@ def test_an_interrupted_cell_begins_in_an_empty_folder(tmp_path):
     ran(LATENCY, tmp_path)
     assert not (tmp_path / digest / "metrics.jsonl").exists()
     assert sweep.finished(tmp_path / digest)
+    kept = tmp_path / f"{digest}.old-1"
+    assert (kept / "metrics.jsonl").read_text() == "half a run\n", "it may have been a good run"
+
+
+def test_a_cell_that_a_newer_edgetrain_finished_is_neither_run_again_nor_touched(tmp_path):
+    digest = LATENCY.cells()[3].digest
+    (tmp_path / digest).mkdir()
+    newer = '{"format": 99, "status": "finished"}'
+    (tmp_path / digest / "summary.json").write_text(newer)
+    fake = Fake()
+    with pytest.raises(ConfigError, match=r"format 99.*the edgetrain that wrote it"):
+        ran(LATENCY, tmp_path, fake)
+    assert fake.jobs == []
+    assert [path.name for path in tmp_path.rglob("*")] == [digest, "summary.json"]
+    assert (tmp_path / digest / "summary.json").read_text() == newer
 
 
 def test_a_cell_that_fails_is_told_and_run_again(tmp_path):
@@ -386,7 +401,8 @@ def test_the_command_prints_a_table_and_leaves_files(faked, capsys):
 
 def test_without_matplotlib_the_command_prints_its_table_all_the_same(faked, capsys, monkeypatch):
     found = common.find_spec
-    monkeypatch.setattr(common, "find_spec", lambda name: name != "matplotlib" and found(name))
+    hidden = {"matplotlib"}
+    monkeypatch.setattr(common, "find_spec", lambda n: None if n in hidden else found(n))
     assert main(["sweep", "--rtt", "0,400", "steps=20"]) == 0
     said = capsys.readouterr()
     assert "no picture: matplotlib is not installed" in said.err

@@ -113,6 +113,10 @@ _TEXTS = ("model", "job", "name", "agreed", "optimizer")
 _NUMBERS = {"session": _U64, "steps": _U63, "round": _U63, "applied": _U63, "checksum": _U64}
 
 
+class _Newer(BadMessage):
+    """A newer edgetrain wrote this checkpoint."""
+
+
 class Folder:
     """The checkpoints of one member in `folder`, which is made (for its owner's eyes alone).
 
@@ -146,14 +150,23 @@ class Folder:
     def load(self) -> Saved | None:
         """The newest that can be read; None if there is none.
 
-        Raises ConfigError where there are some and none can be read.
+        Damaged ones that are newer than it are kept under another name. Raises ConfigError, and
+        changes nothing, where there are some and none can be read, or one is a newer edgetrain's.
         """
-        there = self._files()
+        there, damaged = self._files(), list[Path]()
         for path in reversed(there):
             try:
-                return read(path)
+                saved = read(path)
             except (BadMessage, OSError) as error:
                 self.notes.append(f"the checkpoint {path} cannot be read: {error}")
+                damaged.append(path)
+                if isinstance(error, _Newer):
+                    raise ConfigError(self.notes[-1], "use the edgetrain that wrote it") from None
+                continue
+            for each in damaged:
+                with contextlib.suppress(OSError):
+                    each.replace(each.with_suffix(".damaged"))
+            return saved
         if there:
             raise ConfigError(
                 self.notes[-1], "to join as a newcomer, delete it and those beside it"
@@ -310,7 +323,10 @@ def _read_head(file: BinaryIO) -> tuple[bytes, int, int]:
 def _decode(header: bytes) -> tuple[dict[str, Any], list[int]]:
     layout, fields, values, sizes = msgpack.unpackb(header, strict_map_key=False)
     if layout != LAYOUT:
-        raise BadMessage(f"it has layout {layout}, this version of edgetrain reads {LAYOUT}")
+        is_newer = isinstance(layout, int) and layout > LAYOUT
+        raise (_Newer if is_newer else BadMessage)(
+            f"it has layout {layout}, this version of edgetrain reads {LAYOUT}"
+        )
     if set(fields) != {*_TEXTS, *_NUMBERS}:
         raise BadMessage("its fields are not those of a checkpoint")
     for name in _TEXTS:

@@ -130,7 +130,7 @@ def rewritten(path, change):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda f: [f[0] + 1, *f[1:]], "layout 2, this version of edgetrain reads 1"),
+        (lambda f: [f[0] - 1, *f[1:]], "layout 0, this version of edgetrain reads 1"),
         (lambda f: [f[0], {**f[1], "more": 1}, *f[2:]], "its fields are not"),
         (lambda f: [f[0], {**f[1], "steps": -1}, *f[2:]], "steps = -1: allowed is 0"),
         (lambda f: [f[0], {**f[1], "steps": "x"}, *f[2:]], "steps = 'x'"),
@@ -148,6 +148,36 @@ def test_what_is_no_checkpoint_of_ours_says_why(tmp_path, change, says):
     with pytest.raises(ConfigError, match=f"{says}.*delete it") as caught:
         folder.load()
     assert str(tmp_path) in str(caught.value)
+    folder.close()
+
+
+def test_a_checkpoint_of_a_newer_edgetrain_is_refused_and_not_touched(tmp_path):
+    folder = Folder(tmp_path, "m0")
+    folder.save(saved(1))
+    rewritten(only_file(tmp_path), lambda f: [f[0] + 1, *f[1:]])
+    (newer,) = (path for path in tmp_path.iterdir() if path.suffix != ".lock")
+    older = newer.rename(newer.with_name(newer.name.replace("00000001", "00000002")))
+    folder.save(saved(2))
+    (tmp_path / older.name.replace("00000002", "00000003")).rename(newer)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match=r"layout 2, this .* reads 1.*the edgetrain that wrote"):
+        folder.load()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    folder.close()
+
+
+def test_a_damaged_checkpoint_is_kept_under_another_name(tmp_path):
+    folder = Folder(tmp_path, "m0")
+    folder.save(saved(1))
+    first = only_file(tmp_path)
+    folder.save(saved(2))
+    second = first.with_name(first.name.replace("00000001", "00000002"))
+    second.write_bytes(second.read_bytes()[:-1])
+    assert same(folder.load(), saved(1))
+    for number in (3, 4, 5):
+        folder.save(saved(number))
+    assert second.with_suffix(".damaged").exists()
+    assert same(folder.load(), saved(5))
     folder.close()
 
 
