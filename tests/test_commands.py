@@ -93,6 +93,19 @@ def test_whatever_else_is_typed_is_there():
         assert unknown == [], line
 
 
+def test_documented_sweeps_over_round_trips_give_dga_a_delay_that_hides_them():
+    """A shorter delay shows what a strategy does that was given too little."""
+    found = 0
+    for line in {command.line for command in COMMANDS}:
+        words = shlex.split(line)
+        keys = dict(word.split("=", 1) for word in words if "=" in word)
+        if words[1] == "sweep" and "--rtt" in words and "delay" in keys:
+            longest_ms = max(map(float, words[words.index("--rtt") + 1].split(",")))
+            assert int(keys["delay"]) * float(keys.get("pace_s", 0)) * 1000 >= longest_ms, line
+            found += 1
+    assert found
+
+
 @pytest.mark.parametrize("line", QUICK)
 def test_a_quick_command_does_what_its_page_says(line, tmp_path, monkeypatch, capsys):
     clean(tmp_path, monkeypatch)

@@ -26,7 +26,7 @@ AXES = ("rtt", "members", "delay", "every", "strategy", "codec", "network", "dev
 
 _EXAMPLES = """\
 examples:
-  edgetrain sweep --rtt 0,50,100,200,500 --strategy sync-sgd,fedavg,dga delay=20
+  edgetrain sweep --rtt 0,100,500 --strategy sync-sgd,fedavg,dga pace_s=0.05 delay=15
   edgetrain sweep job.toml --members 1,2,4,8 --codec fp32,int8 --seeds 3
   edgetrain sweep job.toml --set optimizer.lr=0.05,0.1,0.2 --set 'partition=iid,dirichlet(0.3)'
   edgetrain sweep examples/paper/latency.toml

@@ -117,7 +117,7 @@ NIGHTLY = {
     "edgetrain hub members=1 --any-job": r"done: \d+ rounds",
     "edgetrain hub members=2 --any-job": r"done: \d+ rounds",
     "edgetrain sweep --rtt 0,100,500 --strategy fedavg,dga pace_s=0.05 delay=15": "rows:",
-    "edgetrain sweep --rtt 0,50,100,200,500 --strategy sync-sgd,fedavg,dga delay=20": "rows:",
+    "edgetrain sweep --rtt 0,100,500 --strategy sync-sgd,fedavg,dga pace_s=0.05 delay=15": "rows:",
     "edgetrain sweep job.toml --members 1,2,4,8 --codec fp32,int8 --seeds 3": "rows:",
     "edgetrain sweep job.toml --set optimizer.lr=0.05,0.1,0.2 --set"
     " 'partition=iid,dirichlet(0.3)'": "rows:",
