@@ -7,7 +7,6 @@ to 127.0.1.1, a name that cannot be resolved, a port where nothing listens. No m
 from __future__ import annotations
 
 import ipaddress
-import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,6 @@ import psutil
 
 from edgetrain.errors import ConfigError, HubUnreachable, NetworkError
 
-log = logging.getLogger("edgetrain")
 T = TypeVar("T")
 
 ANY = ("*", "::")
@@ -186,9 +184,7 @@ def route(hub: str, timeout_s: float) -> str:
     check_hub_name(split_address(hub)[0])
     own = check_reachable(hub, timeout_s)
     names = {interface.address: interface.name for interface in interfaces()}
-    via = f"{names.get(own, '?')} {own}"
-    log.info("joining %s over %s", hub, via)
-    return via
+    return f"{names.get(own, '?')} {own}"
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,8 @@ def _reach_hub(hub: str, timeout_s: float, keep: Keep | None, name: str, job: st
     """Return once the hub's address answers: how long to try a hub that says nothing. A member that
     has trained before waits for one that is not up yet. Raises as `wait_for_route`."""
     trained = keep is not None and has_checkpoint(keep.folder, name, job)
-    wait_for_route([hub], timeout_s, OUTAGE_S if trained else 0.0)
+    _, via = wait_for_route([hub], timeout_s, OUTAGE_S if trained else 0.0)
+    log.info("joining %s over %s", hub, via)
     return max(timeout_s, OUTAGE_S) if trained else timeout_s
 
 

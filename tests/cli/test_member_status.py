@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import socket
 
@@ -53,6 +54,15 @@ def raises(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(training, "train", train)
+
+
+def test_the_way_to_the_hub_is_printed_once(listening, tmp_path, monkeypatch, capsys, caplog):
+    """The library logs it for loops of one's own; the verb shows the library's log, too."""
+    caplog.set_level(logging.INFO)
+    raises(monkeypatch, Refused("ended", "the job is over"))
+    assert member(tmp_path, listening) == 0
+    said = capsys.readouterr()
+    assert (said.out + said.err + caplog.text).count(f"joining {listening} over ") == 1
 
 
 @pytest.mark.parametrize("code", CODES)
