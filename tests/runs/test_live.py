@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import DGA, FEDAVG, SYNC, Clock, Story, write_metrics, write_run
+from reflowing_terminal import ReflowingTerminal
 from rich.console import Console
 
 from edgetrain.runs.folder import create_inside, metrics_path, write_job, write_summary
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports.live.frame import Frame, bar
+from edgetrain.runs.reports.live.narrowing import cuts_rows
 from edgetrain.runs.reports.live.plain import news, plain_line
 from edgetrain.runs.reports.live.view import LiveView
 from edgetrain.runs.reports.live.watch import Watch
@@ -267,6 +269,40 @@ def test_however_dear_a_look_is_the_next_is_two_seconds_away(tmp_path: Path) -> 
     for clock.now, more in ((1.9, False), (2.1, True)):
         view.refresh()
         assert (out.getvalue() != said) is more
+
+
+@pytest.fixture(scope="module")
+def half_way(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("live") / "dga"
+    return write_run(folder, replace(DGA, members=8, steps=40), upto=20)
+
+
+@given(widths=st.lists(st.integers(40, 130), min_size=1, max_size=6))
+def test_a_terminal_that_breaks_its_rows_again_keeps_no_pieces_of_older_frames(
+    half_way: Path, widths: list[int]
+) -> None:
+    clock, out, said = Clock(), ReflowingTerminal(120, 100), []
+    console = Console(file=out, width=120, height=100, force_terminal=True, color_system=None)
+    with LiveView([half_way], clock=clock, heading="digits: 8 members", console=console) as view:
+        view.refresh()
+        for place, width in enumerate(widths):
+            console.width = width
+            out.resize(width)
+            if place % 2:
+                said.append(f"said-{place}")
+                view.say_above(said[-1])
+            clock.now += 5.0
+            view.refresh()
+            frame = ["digits:", "run", "dga", "member", *(f"m{i}" for i in range(8))]
+            assert [row.split()[0] for row in out.shown] == [*said, *frame]
+    assert [row.split()[0] for row in out.shown] == [*said, *frame[:3]]
+
+
+def test_where_a_terminal_cuts_its_rows_nothing_above_the_frame_is_erased() -> None:
+    assert cuts_rows({"TERM": "xterm-256color", "XTERM_VERSION": "XTerm(390)"})
+    assert cuts_rows({"TERM": "screen", "STY": "4711.pts-0.pi"})
+    assert not cuts_rows({"TERM": "tmux", "TMUX": "/tmp/tmux-0/default", "XTERM_VERSION": "x"})
+    assert not cuts_rows({"TERM": "xterm-256color"})
 
 
 class Terminal(io.StringIO):

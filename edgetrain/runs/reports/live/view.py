@@ -7,6 +7,7 @@ when to look and what to show. The clock is passed in. rich is imported only for
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -112,8 +113,11 @@ class LiveView:
         if self._console is not None:
             from rich.live import Live
 
+            from edgetrain.runs.reports.live.narrowing import Narrowing, cuts_rows
+
             # Without a refresh thread: it would draw while a process is being forked.
             self._live = Live(self._frame(), console=self._console, auto_refresh=False)
+            self._console.push_render_hook(Narrowing(self._live, cuts_rows=cuts_rows(os.environ)))
             self._live.start()
         elif self._heading:
             self._say(self._heading)
@@ -129,6 +133,7 @@ class LiveView:
         if self._live is not None:
             self._live.update(self._frame(with_members=False), refresh=True)
             self._live.stop()
+            self._live.console.pop_render_hook()
             self._live = None
         else:
             for watch in self.watches:
