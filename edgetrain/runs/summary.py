@@ -28,6 +28,7 @@ def summarise(folder: Path, extra: Mapping[str, Any] | None = None) -> dict[str,
         summary |= dict(zip(("metric", "better"), tally.told_metric, strict=True))
     summary.setdefault("members", len(tally.members))
     summary |= _pace(tally) | _speed(tally) | _quality(tally, summary) | _cost(tally)
+    summary |= _least_waiting(tally, summary["members"])
     return summary | _ending(tally, extra.get("status")) | extra
 
 
@@ -85,6 +86,18 @@ def _speed(tally: Tally) -> dict[str, Any]:
         "eval_s": _mean(sum(member.eval_s for member in members), lines),
         "end_s": _mean(sum(member.end_s for member in members), lines),
     }
+
+
+def _least_waiting(tally: Tally, members: int) -> dict[str, Any]:
+    """The member that waited least, and its step: nobody is slower, so it waits for replies alone.
+    None where not every member writes into the folder: another one may be slower then."""
+    found = {name: member.parts for name, member in tally.members.items() if member.lines}
+    if tally.is_told or not found or len(tally.members) < members:
+        return dict.fromkeys(("least_waiting", "least_busy_s", "least_wait_s"))
+    name = min(found, key=lambda each: found[each][_PARTS.index("wait_s")])
+    compute_s, wait_s, overhead_s, *_ = found[name]
+    busy_s = compute_s + overhead_s
+    return {"least_waiting": name, "least_busy_s": busy_s, "least_wait_s": wait_s}
 
 
 def _told_speed(tally: Tally) -> dict[str, Any]:

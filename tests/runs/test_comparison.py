@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,45 @@ def test_what_went_wrong_is_said_below(tmp_path: Path) -> None:
 def test_a_single_run_has_no_speed_up(usual: list[dict[str, Any]]) -> None:
     shown = columns_of(compare(usual[2:]))
     assert "speed-up" not in [column.heading for column in shown]
+
+
+def test_a_run_that_mostly_waits_says_for_what(tmp_path: Path) -> None:
+    short = replace(DGA, compute_s=0.002, overhead_s=0.0, delay=5, wait_s=0.5)
+    (note,) = [n for n in compare(summaries(tmp_path, short)).notes if "wait" in n]
+    assert note == (
+        "dga: members wait 98 % of the time: a reply takes 1.0 s on average, or 505 steps of "
+        "2.00 ms, of which 5 are hidden (more or longer steps in a round, a nearer hub; a smaller "
+        "codec where links are slow)"
+    )
+    waiting = replace(FEDAVG, wait_s=0.42)
+    (note,) = compare(summaries(tmp_path / "fedavg", waiting)).notes
+    assert (
+        "a reply takes 420 ms on average, or 8 steps of 52.0 ms, of which none are hidden" in note
+    )
+    for seldom in (DGA, replace(FEDAVG, wait_s=0.2)):
+        assert compare(summaries(tmp_path / f"{seldom.wait_s}", seldom)).notes == ()
+
+
+def test_where_one_member_is_slow_the_round_trip_is_not_blamed(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        for name, compute_s in (("m0", 0.01), ("m1", 0.01), ("m2", 0.2)):
+            path = metrics_path(tmp_path)
+            log = stack.enter_context(MetricsLog(path, name, lambda: 0.0, 0.0))
+            figures = dict.fromkeys(("overhead_s", "sent_bytes", "received_bytes", "cpu_s"), 0)
+            log.step(
+                step=1, round=0, loss=1, compute_s=compute_s, wait_s=0.21 - compute_s,
+                peak_bytes=1, **figures,
+            )  # fmt: skip
+    summary = summarise(tmp_path, {"name": "dga", "status": "finished", "every": 1, "delay": 0})
+    least = [summary[f"least_{key}"] for key in ("waiting", "busy_s", "wait_s")]
+    assert least == ["m2", 0.2, pytest.approx(0.01)]
+    (note,) = [note for note in compare([summary]).notes if "wait" in note]
+    assert note == (
+        "dga: members wait 65 % of the time: m2 has the longest steps, 200 ms each, and the others "
+        "wait for it"
+    )
+    # One member's own folder does not tell a slower one from a longer round trip.
+    assert summarise(tmp_path, {"members": 8})["least_waiting"] is None
 
 
 def test_columns_that_say_nothing_are_left_out(usual: list[dict[str, Any]]) -> None:

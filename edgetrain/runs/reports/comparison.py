@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edgetrain.runs.reports import units
+
 Summary = Mapping[str, Any]
 
 
@@ -110,6 +112,7 @@ def compare(
         notes=(
             *(note for label, summary in labelled for note in _notes(label, summary)),
             *_about_all(summaries),
+            *(_waiting(labels[0], summaries[0]) if len(summaries) == 1 else ()),
         ),
     )
 
@@ -123,6 +126,7 @@ def complete(summary: Summary) -> Summary:
 _EMPTY: dict[str, Any] = dict.fromkeys((
     "strategy", "task", "members", "network", "device", "target", "target_seconds", "target_steps",
     "seconds_per_step", "compute_s", "wait_s", "overhead_s", "joules", "joules_source",
+    "every", "delay", "least_waiting", "least_busy_s", "least_wait_s",
 )) | {
     "name": "run", "status": "unknown", "metric": "accuracy", "better": "higher", "final": {},
     "steps": 0, "seconds": 0.0, "sent_bytes": 0, "received_bytes": 0, "members_lost": [],
@@ -208,6 +212,36 @@ def _wait_share(summary: Summary) -> float | None:
         return None
     whole = sum(parts) + (summary.get("eval_s") or 0.0) + (summary.get("end_s") or 0.0)
     return float(summary["wait_s"] / whole) if whole > 0 else None
+
+
+def _waiting(name: str, summary: Summary) -> Iterable[str]:
+    """What the members of a run waited for, if that took most of its time.
+
+    A contribution is handed over before the member waits for an older reply: a reply takes the
+    steps of the delay, and the waits of all rounds in flight.
+    """
+    share, every, delay = _wait_share(summary), _count(summary["every"]), _count(summary["delay"])
+    busy_s, wait_s = summary["least_busy_s"], summary["least_wait_s"]
+    if not busy_s or wait_s is None or delay is None or not every or (share or 0.0) < _MUCH:
+        return
+    waits = f"{name}: members wait {units.share(share)} of the time"
+    reply_s = delay * busy_s + (delay // every + 1) * every * wait_s
+    if wait_s >= summary["wait_s"] / 2:
+        yield (
+            f"{waits}: a reply takes {units.duration(reply_s)} on average, or "
+            f"{reply_s / busy_s:,.0f} steps of {units.duration(busy_s)}, of which "
+            f"{delay or 'none'} are hidden (more or longer steps in a round, a nearer hub; a "
+            "smaller codec where links are slow)"
+        )
+    elif busy_s >= _MUCH_SLOWER * (summary["compute_s"] + summary["overhead_s"]):
+        yield (
+            f"{waits}: {summary['least_waiting']} has the longest steps, "
+            f"{units.duration(busy_s)} each, and the others wait for it"
+        )
+
+
+_MUCH, _MUCH_SLOWER = 0.5, 1.5
+"""A part of the time that is worth a remark; a step beside the mean one."""
 
 
 def _trusted(summary: Summary) -> bool | None:
