@@ -87,7 +87,7 @@ class Keeping:
             if not rounds_since:  # otherwise it was contributed since, and must not count twice
                 driver.exchange.restore_unsent(unsent)
                 if "rest" in tree:
-                    half.restore_rest(tree["rest"].numpy(), local_steps)
+                    driver.restore_rest(tree["rest"].numpy(), local_steps)
             else:
                 driver.steps += rounds_since * half.every - local_steps
         statistics = flat.params[flat.trained :].copy()

@@ -16,6 +16,8 @@ from edgetrain.__main__ import main
 from edgetrain.cli.parser import parser
 from edgetrain.errors import did_you_mean, in_words
 
+pytestmark = pytest.mark.usefixtures("own_imports")
+
 SLIPS = {
     "run strategy=dag": "did you mean 'dga'?",
     "run codec=tokp(0.01)": "did you mean 'topk'?",

@@ -7,6 +7,7 @@ it has stand-ins for `keys init` and `keys enroll`, whose hub is a file beside R
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import io
 import json
@@ -25,8 +26,9 @@ PSK = "f42c6fc52df0ebef9ebb4b90b38a5f90"
 FSTAB = "PARTUUID=1-01 /boot/firmware vfat defaults 0 2\nPARTUUID=1-02 / ext4 defaults 0 1\n"
 
 
+@functools.cache
 def program() -> ModuleType:
-    """first_boot.py, loaded as on a device: by its path."""
+    """first_boot.py, loaded as on a device: by its path, and once."""
     spec = importlib.util.spec_from_file_location("first_boot", PROGRAM)
     assert spec
     assert spec.loader

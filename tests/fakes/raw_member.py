@@ -24,7 +24,7 @@ from edgetrain.exchange.messages import (
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.vectors.vector import checksum
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 class RawMember:

@@ -274,6 +274,11 @@ class Driver:
         self._compare(self.entry.checksum)
         self.restart_clock()
 
+    def restore_rest(self, rest: Vector, local_steps: int) -> None:
+        """After `begin`: go on in the middle of a round, as MemberHalf.restore_rest says."""
+        self.half.restore_rest(rest, local_steps)
+        self._progress += local_steps
+
     @property
     def progress(self) -> int:
         """Steps of the job that the fleet has behind it, as far as this member takes part: those

@@ -167,6 +167,7 @@ def write(
         total = sum(block.length for block in plan) or 1
         checked = functools.partial(told, "checking", lambda: _checked(cards, total))
         _each(cards, lambda c: _check(c, plan, checked))
+        checked()  # a card that failed last has told nothing
         for card in _alive(cards):
             card.state = "finishing"
             told("finishing", lambda: 1.0)
