@@ -38,7 +38,7 @@ log = logging.getLogger("edgetrain")
 
 
 def join(
-    hub: str,
+    hub: str | Sequence[str],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
@@ -58,7 +58,7 @@ def join(
     buffers: str = "local",
     runs: str | Path | None = None,
 ) -> JoinedMember:
-    """Join the hub at "tcp://host:port" with a model and its optimizer; returns when it starts.
+    """Join the hub at "tcp://host:port", or one of these, with a model and its optimizer.
 
     From then on each `optimizer.step()` exchanges, whoever calls it, until `close`; of a list of
     optimizers, in the order of their steps, the last one's ends a step. The hub decides strategy,
@@ -88,11 +88,11 @@ def join(
     _check_arguments(weight, runs, checkpoint is not None, bool(state), privacy)
     optimizers = plain_optimizers(optimizer)
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
-    patience_s = _reach_hub(hub, timeout_s, keep, name or MEMBER, job)
-    credentials = credentials_for(hub, hub_key, keys, insecure=insecure)
+    hubs, patience_s = _reach_hub(hub, timeout_s, keep, name or MEMBER, job)
+    credentials = credentials_for(hubs, hub_key, keys, insecure=insecure)
     keeping = None if keep is None else _keeping(keep, name, model, optimizers, state or {})
     flat = bind(model, optimizers, fixed, buffers)
-    link = Link(MemberSocket(hub, credentials=credentials), time.monotonic, patience_s)
+    link = Link(MemberSocket(hubs, credentials=credentials), time.monotonic, patience_s)
     request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub)
     stepper, release = Together(optimizers), release_of(privacy)
     member = JoinedMember.join(link, flat, stepper, request, keeping=keeping, release=release)
@@ -122,13 +122,20 @@ def _recorded(member: JoinedMember, runs: str | Path | None) -> JoinedMember:
     return member
 
 
-def _reach_hub(hub: str, timeout_s: float, keep: Keep | None, name: str, job: str) -> float:
-    """Return once the hub's address answers: how long to try a hub that says nothing. A member that
-    has trained before waits for one that is not up yet. Raises as `wait_for_route`."""
+def _reach_hub(
+    hub: str | Sequence[str], timeout_s: float, keep: Keep | None, name: str, job: str
+) -> tuple[list[str], float]:
+    """Return once one of the hub's addresses answers: all of them, that one first, and how long to
+    try a hub that says nothing. A member that has trained before waits for one that is not up yet.
+    Raises as `wait_for_route`."""
+    hubs = [hub] if isinstance(hub, str) else list(hub)
+    if not hubs:
+        raise ConfigError("hub = []", "the address of the hub, as tcp://hub.local:5555, or several")
     trained = keep is not None and has_checkpoint(keep.folder, name, job)
-    _, via = wait_for_route([hub], timeout_s, OUTAGE_S if trained else 0.0)
-    log.info("joining %s over %s", hub, via)
-    return max(timeout_s, OUTAGE_S) if trained else timeout_s
+    first, via = wait_for_route(hubs, timeout_s, OUTAGE_S if trained else 0.0)
+    log.info("joining %s over %s", first, via)
+    others = [each for each in hubs if each != first]
+    return [first, *others], max(timeout_s, OUTAGE_S) if trained else timeout_s
 
 
 def _check_arguments(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -148,6 +150,25 @@ def test_a_refusal_reaches_the_process_as_one_line(processes_of_ours, tmp_path):
             assert first in child.error
             assert member.traffic().sent_bytes > 0
             member.abandon("it has seen enough")
+
+
+def test_a_hub_with_several_addresses_is_joined_at_the_one_that_answers(unused_address):
+    transport, model = HubSocket("tcp://127.0.0.1:0"), nn.Linear(2, 2)
+    hub = children.HubThread(transport, members=1)
+    optim = torch.optim.SGD(model.parameters(), 0.1)
+    with hub.serving(), join([unused_address, transport.address], model, optim):
+        model(torch.ones(1, 2)).sum().backward()
+        optim.step()
+    assert len(hub.closed) == 1
+    with pytest.raises(ConfigError, match=r"hub = \[\]"):
+        join([], model, optim)
+
+
+@pytest.fixture
+def unused_address():
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as there:
+        port = there.getsockname()[1]
+    return f"tcp://127.0.0.1:{port}"
 
 
 # -- the loop -------------------------------------------------------------------------------------
