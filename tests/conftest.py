@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 from left_behind import Imports
 
@@ -87,7 +88,6 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Draw the order if a seed is given. With several workers, begin with the long files: in drawn
     orders, all of them are in the first half."""
-    items[:] = [item for item in items for _ in range(config.getoption("tries"))]
     tests = Path(__file__).parent
     place = {tests / name: number for number, name in enumerate(LONG)}
     seed = config.getoption("order")
@@ -99,6 +99,15 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: place[item.path])
     elif hasattr(config, "workerinput"):
         items.sort(key=lambda item: place.get(item.path, len(LONG)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    """With --tries, run each test that often, each time with fixtures of its own."""
+    for _ in range(item.config.getoption("tries") - 1):
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        runtestprotocol(item, nextitem=None)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from edgetrain.errors import ConfigError
 from edgetrain.files.reading import read_bytes
 
@@ -65,6 +63,8 @@ def to_toml(table: Mapping[str, Any]) -> str:
 
     A key whose value is None is left out: TOML has no null. Raises ConfigError for any other value.
     """
+    import tomli_w  # reading needs no package
+
     return tomli_w.dumps(_plain(table, ()))
 
 

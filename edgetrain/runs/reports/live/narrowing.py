@@ -11,12 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rich.console import ConsoleRenderable, RenderHook
-from rich.control import Control
-from rich.segment import ControlType, Segment
-
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleDimensions, RenderableType
+    from rich.console import Console, ConsoleDimensions, ConsoleRenderable, RenderableType
     from rich.live import Live
 
 
@@ -25,8 +21,9 @@ def cuts_rows(environ: Mapping[str, str]) -> bool:
     return "STY" in environ or ("XTERM_VERSION" in environ and "TMUX" not in environ)
 
 
-class Narrowing(RenderHook):
-    """Erases these rows before anything is printed while `live` shows a frame.
+class Narrowing:
+    """A rich.console.RenderHook: erases these rows before anything is printed while `live` shows a
+    frame.
 
     Push it before `live` starts: hooks pushed later put their part in front, and `live` has to go
     up its own rows first.
@@ -39,6 +36,9 @@ class Narrowing(RenderHook):
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         """See rich.console.RenderHook."""
+        from rich.control import Control
+        from rich.segment import ControlType
+
         console = self._live.console
         more = self._more_rows(console)
         self._drawn = self._live.renderable, console.size
@@ -49,6 +49,8 @@ class Narrowing(RenderHook):
         """Rows that the last frame takes now beyond those that it was drawn in."""
         if self._drawn is None or self._cuts_rows:
             return 0
+        from rich.segment import Segment
+
         frame, size = self._drawn
         width = console.width
         if width >= size.width:

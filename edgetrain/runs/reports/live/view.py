@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO, cast
 
 from edgetrain.runs.metrics.lines import Record
 from edgetrain.runs.reports import units
@@ -23,7 +23,7 @@ from edgetrain.runs.reports.live.plain import news, plain_line
 from edgetrain.runs.reports.live.watch import RunState, Watch
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderHook
     from rich.live import Live
 
 _REFRESH_S = 0.25
@@ -117,7 +117,8 @@ class LiveView:
 
             # Without a refresh thread: it would draw while a process is being forked.
             self._live = Live(self._frame(), console=self._console, auto_refresh=False)
-            self._console.push_render_hook(Narrowing(self._live, cuts_rows=cuts_rows(os.environ)))
+            narrowing = Narrowing(self._live, cuts_rows=cuts_rows(os.environ))
+            self._console.push_render_hook(cast("RenderHook", narrowing))
             self._live.start()
         elif self._heading:
             self._say(self._heading)

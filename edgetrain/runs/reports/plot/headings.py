@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ from edgetrain.runs.reports.plot.style import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+NOTE_CHARACTERS = 120
+"""Characters of a remark that fit beside each other below the panels."""
 
 
 def heading_of(summary: Mapping[str, Any], *more: str | None) -> str:
@@ -71,7 +76,8 @@ def draw_notes(figure: Figure, compared: Comparison) -> None:
         ("* " if note.startswith(untrusted) else "") + as_text(note) for note in compared.notes[:4]
     ]
     if lines:
-        text = "\n".join(lines)
+        rows = [row for line in lines for row in textwrap.wrap(line, NOTE_CHARACTERS)]
+        text = "\n".join(rows)
         wrong = untrusted or any(row.status != "finished" for row in compared.rows)
         colour = "#B00020" if wrong else "#333333"
         figure.supxlabel(text, x=0.012, ha="left", fontsize=11.5, color=colour)
