@@ -180,8 +180,10 @@ class FlatModel:
                 )
 
     def release(self) -> None:
-        """Give every tensor memory of its own, as before it was bound. Nothing else may follow."""
-        for group in self._groups:
+        """Give every tensor memory of its own, as before it was bound. Works twice; nothing else
+        may follow."""
+        groups, self._groups = self._groups, []
+        for group in groups:
             for tensor in group.tensors:
                 tensor.data = tensor.detach().clone()
                 if isinstance(tensor.grad, torch.Tensor):

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
@@ -278,12 +277,3 @@ class JoinedMember(Member):
         """Leave the optimizers and the model as ordinary ones. Works twice."""
         self._hooks.remove()
         self._model.release()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        self._give_back()

@@ -238,10 +238,8 @@ class Member:
         self._driver.skip(steps)
 
     def drain(self) -> None:
-        """Hand over what is left and wait for every reply: the model then is the fleet's model.
-
-        For the end of training; `close` does it too. No step may follow.
-        """
+        """Hand over what is left and wait for every reply: the model then is the fleet's model. For
+        the end of training; `close` does it too. No step may follow."""
         self._exchange(self._driver.drain)
 
     def close(self) -> None:
@@ -300,15 +298,11 @@ class Member:
 
     @contextlib.contextmanager
     def fleet_model(self) -> Iterator[None]:
-        """Within: the model holds the base, which all members share, not this member's own
-        progress.
-
-        For evaluation and for saving. Afterwards the model has the bits it had, whatever its
-        dtype: looking changes nothing in training. With synchronous SGD the two are the same.
-        """
-        began = self._driver.clock()
-        self._no_step = "a step within fleet_model(): it would be lost when the member's own \
-parameters are put back"
+        """Within: the model holds the base, which all members share, not this member's own progress
+        (the same with synchronous SGD), for evaluation and for saving. Afterwards it has the bits
+        it had, whatever its dtype: looking changes nothing in training."""
+        began, before = self._driver.clock(), self._no_step
+        self._no_step = "a step within fleet_model() would be lost: step after it"
         try:
             if self.half.base is self.flat.params:
                 yield
@@ -316,11 +310,11 @@ parameters are put back"
             with self.flat.holding(self.half.base):
                 yield
         finally:
-            self._no_step = ""
+            self._no_step = before
             self.eval_s += self._driver.clock() - began
 
     def traffic(self) -> Traffic:
-        """Bytes at the socket, headers and acknowledgements of messages included."""
+        """See Exchange."""
         return self._driver.traffic()
 
     def __enter__(self) -> Self:
@@ -332,14 +326,20 @@ parameters are put back"
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.close()
-        elif self._keeping is not None and (
-            isinstance(error, HubUnreachable) or not isinstance(error, Exception)
-        ):
-            self.vanish()  # the process is about to end: it can go on from its checkpoint
-        else:
-            self.abandon(f"{type(error).__name__}: {error}")
+        try:
+            if error is None:
+                self.close()
+            elif self._keeping and (
+                isinstance(error, HubUnreachable) or not isinstance(error, Exception)
+            ):
+                self.vanish()  # the process is about to end: it can go on from its checkpoint
+            else:
+                self.abandon(f"{type(error).__name__}: {error}")
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Leave model and optimizer as they were. Here: nothing to do."""
 
 
 def _described(request: Request, flat: Flat) -> Request:

@@ -355,6 +355,7 @@ def steps_of(count, waits=True):
             optim.step()
         if waits:
             member.wait_for_fleet()
+            assert set(member.state_dict()) == set(model.state_dict())
             with pytest.raises(EdgetrainError, match="has waited for the fleet"):
                 optim.step()
 

@@ -74,6 +74,8 @@ class Standstill:
             return
         heard = way.get(peer)
         if heard is None:
+            if len(way) > 2 * len(self._hub.members):
+                self._forget_others()
             heard = way[peer] = _Heard()
         if heard.note(message, now):
             self._moved = now
