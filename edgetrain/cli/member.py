@@ -6,7 +6,7 @@ import argparse
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,7 +177,7 @@ class _Record:
 def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     job, beside = common.job_of(arguments)
     from edgetrain.cli.screen import Screen, ScreenHandler
-    from edgetrain.exchange.addresses import wait_for_route
+    from edgetrain.exchange.addresses import rotated, wait_for_route
     from edgetrain.exchange.keys.credentials import credentials as credentials_for
     from edgetrain.fleet.assignment import devices_of
     from edgetrain.runs.folder import check_room
@@ -209,7 +209,7 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
             train(
                 job,
                 place,
-                _from(arguments.hub, hub),
+                rotated(arguments.hub, hub),
                 record.open_log,
                 credentials=credentials,
                 checkpoint=arguments.checkpoint,
@@ -229,12 +229,6 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
         record.close(lambda: _promise(job, place))
     common.say("done")
     return 0
-
-
-def _from(hubs: Sequence[str], first: str) -> list[str]:
-    """All addresses of the hub, in their order, from the one that answered."""
-    at = hubs.index(first)
-    return [*hubs[at:], *hubs[:at]]
 
 
 def _wait_s(arguments: argparse.Namespace, job: Job) -> float:

@@ -155,6 +155,12 @@ def wait_for_route(
     return _repeat(lambda: first_route(hubs, timeout_s), wait_s, pause, clock, say)
 
 
+def rotated(hubs: Sequence[str], first: str) -> list[str]:
+    """All addresses of a hub, in their order, from the one that answered."""
+    at = hubs.index(first)
+    return [*hubs[at:], *hubs[:at]]
+
+
 def _repeat(
     attempt: Callable[[], T],
     wait_s: float,

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Self
 import torch
 
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.exchange.addresses import wait_for_route
+from edgetrain.exchange.addresses import rotated, wait_for_route
 from edgetrain.exchange.keys.credentials import credentials as credentials_for
 from edgetrain.exchange.member.checkpoint import MEMBER, Keep, has_checkpoint
 from edgetrain.exchange.member.link import OUTAGE_S, Link
@@ -133,8 +133,7 @@ def _reach_hub(
     trained = keep is not None and has_checkpoint(keep.folder, name, job)
     first, via = wait_for_route(hubs, timeout_s, OUTAGE_S if trained else 0.0)
     log.info("joining %s over %s", first, via)
-    others = [each for each in hubs if each != first]
-    return [first, *others], max(timeout_s, OUTAGE_S) if trained else timeout_s
+    return rotated(hubs, first), max(timeout_s, OUTAGE_S) if trained else timeout_s
 
 
 def _check_arguments(
