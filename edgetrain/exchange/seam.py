@@ -255,6 +255,11 @@ class Exchange(Protocol):
         Raises HubUnreachable, Refused, Diverged, BadPayload.
         """
 
+    def settle(self) -> bool:
+        """Once every reply has been given out: wait until the fleet says which contributions of
+        this member it has kept for good; whether that is all of them. One that came after its round
+        had closed is kept when a later round closes. Raises what `wait` does."""
+
     def poll(self) -> None:
         """Take in what has arrived, without waiting, so that replies are timed when they come.
         Raises what `wait` does."""

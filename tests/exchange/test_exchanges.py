@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 from children import HubThread, in_threads
+from direct import Direct
 from every_strategy import SPELLED
 
 from edgetrain import strategies
 from edgetrain.errors import Diverged, Refused
-from edgetrain.exchange.direct import Direct
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.driver import Driver, FlatVectors
 from edgetrain.exchange.member.link import Link

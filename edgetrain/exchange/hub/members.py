@@ -103,6 +103,8 @@ class MemberRecord:
     """The round that its next contribution is for."""
     merged: int = 0
     """Its contributions to rounds before this one are merged."""
+    left_out: list[range] = field(default_factory=list)
+    """Rounds that it was told to leave out each time it came back, oldest first."""
     resumed: bool = False
     """Whether it has come back at least once: then repeated contributions are no fault."""
     gaps: int = 0
@@ -149,6 +151,13 @@ class MemberRecord:
             and self.state in ("training", "late")
         )
 
+    def may_skip_to(self, round: int) -> bool:
+        """Whether it was told to leave out all rounds from its next one to the one before this."""
+        end = self.next_round
+        for rounds in self.left_out:
+            end = rounds.stop if end in rounds else end
+        return self.next_round < round <= end
+
     def seat(self) -> Seat:
         """What the journal keeps of it."""
         return Seat(
@@ -164,6 +173,7 @@ class MemberRecord:
             state="training", standing="returning", first_round=seat.first_round,
             next_round=max(seat.next_round, seat.first_round), merged=seat.next_round,
             applied=max(0, seat.next_round - 1),
+            left_out=[range(seat.next_round, seat.first_round)],
         )  # fmt: skip
 
     # -- connection and part in the rounds ----------------------------------------------------
@@ -227,9 +237,12 @@ class MemberRecord:
         self.resumed = True
         self.next_round = max(self.next_round, oldest)
 
-    def begin_at(self, first_round: int) -> None:
-        """It is told that its next new contribution is for this round."""
+    def begin_at(self, first_round: int, submitted: int) -> None:
+        """It is told that its next new contribution is for this round; those it has given are to
+        rounds before `submitted`."""
         self.first_round = first_round
+        before = [rounds for rounds in self.left_out if rounds.stop > self.merged]
+        self.left_out = [*before, range(submitted, first_round)]
 
     def mark_applied(self, applied: int) -> None:
         """It has this many replies, or is being sent them."""

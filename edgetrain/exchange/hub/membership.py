@@ -287,7 +287,7 @@ class Membership:
         keep = not message.lacks_base and self._admission(tail).has_replies_from(message.applied)
         if self._terms.allows_late_join and begin < max(rounds.round, member.next_round):
             begin = self._next_round_for(member)
-            member.begin_at(begin)
+            member.begin_at(begin, message.submitted)
         member.mark_applied(message.applied if keep else rounds.round)
         effects: list[Effect] = [
             Write(Entered(member.seat())),

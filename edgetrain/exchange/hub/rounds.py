@@ -215,7 +215,7 @@ class Rounds:
     def _may_skip_to(self, member: MemberRecord, round: int) -> bool:
         """Whether a member may leave out the rounds before this one: it was told to, or it has no
         part in their masks."""
-        if member.next_round < round == member.first_round:
+        if member.may_skip_to(round):
             return True
         return self.masks is not None and self.masks.may_skip_to(member, round, self.round)
 

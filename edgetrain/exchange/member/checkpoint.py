@@ -286,6 +286,13 @@ def read(path: Path) -> Saved:
         header, sizes_from, check = _read_head(file)
         try:
             saved, sizes = _decode(header)
+        except _Newer:  # or a damaged number
+            sum_so_far = zlib.crc32(header)
+            while chunk := file.read(1 << 20):
+                sum_so_far = zlib.crc32(chunk, sum_so_far)
+            if sum_so_far != check:
+                raise BadMessage("its checksum does not fit") from None
+            raise
         except BadMessage:
             raise
         except Exception as error:  # msgpack raises half a dozen unrelated types on bad bytes

@@ -351,25 +351,32 @@ class Driver:
         half counts steps that are not taken; with a gradient strategy `step` is called to step the
         optimizer with the mean of the others' gradients, and to leave no gradient.
         """
-        half, self._members = self.half, 1
+        self._members = 1
         while self._members:
-            round = half.round
-            self._is_waiting = not half.local_steps
-            while half.round == round:
-                if half.moves_params:
-                    self._exchange(half.after_step)
-                else:
-                    self.begin_step(adds=False)
-                    step()
-                    self.is_mid_step = False
+            if self.half.moves_params:
+                self._take_part()
+            else:
+                self._is_waiting = True
+                self.begin_step(adds=False)
+                step()
+                self.is_mid_step = False
+
+    def _take_part(self) -> None:
+        """Take part in a displacement strategy's next round without steps of its own."""
+        self._is_waiting = not self.half.local_steps
+        round = self.half.round
+        while self.half.round == round:
+            self._exchange(self.half.after_step)
 
     def drain(self) -> None:
-        """Submit what is left, and wait for every reply: the parameters then are the base. No step
-        may follow. Works twice."""
+        """Submit what is left, and wait for every reply, and until the fleet has all of it: the
+        parameters then are the base. No step may follow. Works twice."""
         if not self.is_drained:
             self.is_drained = True
             self.flat.pull_params()
             self._exchange(self._rest)
+            while not self.exchange.settle() and self.half.moves_params:
+                self._take_part()  # what came too late for its own round is in this one
             if self.half.moves_params:  # what is given up leaves the model without a reply, too
                 self.flat.push_params()
 

@@ -142,13 +142,10 @@ class Link:
                     beginning.accept_part(part)
                 case Start() as start:
                     self._session.fixed = beginning.finish(start.fixed)
-                    return _entry(welcome, start, self._began(start))
+                    sent = self._silence.heard - self.traffic().round_trip_s / 2
+                    return _entry(welcome, start, sent)
                 case Ask():
                     self._ask(0)
-
-    def _began(self, start: Start) -> float:
-        """When training began at the hub, by this link's clock."""
-        return self._silence.heard - start.t_ms / 1000 - self.traffic().round_trip_s / 2
 
     def _take_terms(self, welcome: Welcome, request: Request) -> None:
         elements = self._session.elements
@@ -242,8 +239,16 @@ class Link:
             self._check_connection()
             self._act(self._read(frames))
         if self._silence.can_reconnect:
-            self._check_connection()
-            self._check_silence()
+            self._check_connection(silence=True)
+
+    def settle(self) -> bool:
+        """See Exchange. A beat says what is in the journal; masked contributions count in their own
+        round or not at all."""
+        while self.outbox.kept and not self.outbox.is_masked:
+            self._act(message := self._next())
+            if isinstance(message, Beat) and self._session.state == "training":
+                return not self.outbox.kept
+        return True
 
     def _act(self, message: Message) -> None:
         """Do what a message means while training, or on the way back."""
@@ -345,19 +350,14 @@ class Link:
         self.interrupt()
         while (frames := self._transport.receive(self._silence.pause_s)) is None:
             self.interrupt()
-            self._check_connection()
-            self._check_silence()
+            self._check_connection(silence=True)
             self._silence.check()
         self._check_connection()
         return self._read(frames)
 
-    def _check_connection(self) -> None:
-        """If the connection was replaced, ask: messages on the old one may be lost."""
-        if self._silence.note_connections():
-            self.ask_again()
-
-    def _check_silence(self) -> None:
-        if self._silence.reconnect_if_silent():
+    def _check_connection(self, silence: bool = False) -> None:
+        """If the connection was replaced, or with `silence` nothing comes, ask what was lost."""
+        if self._silence.note_connections() or (silence and self._silence.reconnect_if_silent()):
             self.ask_again()
 
     def _read(self, frames: Sequence[Buffer]) -> Message:
@@ -365,7 +365,8 @@ class Link:
         return unpack(frames)
 
 
-def _entry(welcome: Welcome, start: Start, began: float) -> Entry:
+def _entry(welcome: Welcome, start: Start, sent: float) -> Entry:
+    """`sent`: when the hub sent the start, by this link's clock."""
     return Entry(
         name=welcome.name,
         index=welcome.index,
@@ -385,5 +386,5 @@ def _entry(welcome: Welcome, start: Start, began: float) -> Entry:
         steps=start.steps,
         every_now=start.every,
         status_s=welcome.status_ms / 1000,
-        began=began,
+        began=sent - start.t_ms / 1000,
     )

@@ -6,7 +6,7 @@ import math
 from collections import deque
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.exchange.hub.delay import APART_SHARE, MARGIN, SHARE, AgreedDelay, Wish
@@ -117,7 +117,6 @@ def test_fast_members_that_wait_for_a_slow_one_do_not_make_the_delay_longer(
     assert max(d for _, d in fleet.paces[1:]) <= max(5, MARGIN * trip_s / slow_s + 2)
 
 
-@settings(max_examples=50)
 @given(
     step_s=st.floats(0.005, 0.05), members=st.integers(2, 8), busy=st.floats(2.0, 8.0),
     trip_s=st.floats(0.0, 0.05),

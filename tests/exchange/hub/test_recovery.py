@@ -108,6 +108,10 @@ def test_connections_that_break_lose_nothing(strategy, cuts, kills, seed, codec)
 )
 # m0 waits for the reply to its last contribution while the next round closes without it.
 @example("local-sgd", {41: 0}, 0, 0, "fp32")
+# m2 sends again what came too late, and is cut off once more when it has every reply.
+@example("dga", {76: 2, 107: 2}, 5, 20, "fp32")
+# m0 is told twice to leave rounds out, and what it gave in between is lost on the way.
+@example("local-sgd", {60: 0, 70: 2, 86: 0, 99: 0, 115: 1}, 5, 2195, "fp32")
 def test_members_that_come_back_after_rounds_closed_without_them_go_on(
     strategy, silences, delay, seed, codec
 ):

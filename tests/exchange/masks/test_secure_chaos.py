@@ -18,6 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from chaos import schedule
+from chaos.schedule import Happening
+from chaos.simulated import strike
 
 from edgetrain import strategies
 from edgetrain.errors import EdgetrainError
@@ -32,9 +35,6 @@ from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import journal_settings
 from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.training.chaos import schedule
-from edgetrain.training.chaos.schedule import Happening
-from edgetrain.training.chaos.simulated import strike
 from edgetrain.training.simulated.simulation import Simulation
 from edgetrain.vectors.vector import checksum
 

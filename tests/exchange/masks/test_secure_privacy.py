@@ -64,7 +64,6 @@ def drop_outs(draw):
     st.floats(0.01, 1000),
     st.floats(0.25, 64),
 )
-@settings(max_examples=50)
 def test_the_mean_is_that_of_the_same_noised_contributions(phases, seed, clip, noise, size, room):
     """`room` is the span in deviations of the noise (or lengths): from far too little to plenty."""
     span = float(np.clip(room * max(clip * noise, clip / 4), 2.0**-20, 2.0**20))

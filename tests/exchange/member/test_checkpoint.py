@@ -98,6 +98,18 @@ def test_a_folder_may_be_a_link_to_another(tmp_path):
     folder.close()
 
 
+def test_a_damaged_number_of_the_layout_is_damage(tmp_path):
+    folder = Folder(tmp_path, "m0")
+    folder.save(saved(1))
+    folder.save(saved(2))
+    path = only_file(folder.path)
+    content = bytearray(path.read_bytes())
+    content[25] ^= 2
+    path.write_bytes(content)
+    assert same(folder.load(), saved(1))
+    folder.close()
+
+
 @given(st.data())
 def test_a_damaged_file_gives_way_to_the_one_before(data):
     with tempfile.TemporaryDirectory() as place:
