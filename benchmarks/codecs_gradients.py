@@ -1,7 +1,7 @@
 """Real gradients to code, made by training a task for a while; nothing of it is shipped.
 
     python benchmarks/codecs_gradients.py edgetrain.tasks:char_lm char.npz
-    edgetrain bench codecs --only index --gradients char.npz
+    python benchmarks/codecs_speed.py --only index --gradients char.npz
 
 The file holds `gradient` (of the last step), `displacement` (of the last 20 steps, what DGA sends)
 and, for each density, `feedback_<density>`: the error-feedback vector, residual plus gradient, as a

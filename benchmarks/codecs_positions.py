@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from codecs_speed import DENSITIES, bits_per_index, combinations_bits
 
-from edgetrain.codecs.bench import DENSITIES, bits_per_index, combinations_bits
 from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels.gaps import encode_gaps
 from edgetrain.codecs.sparse import part_for

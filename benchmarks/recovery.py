@@ -40,8 +40,11 @@ from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.reading import load
 from edgetrain.strategies.merging.rule import Mean
-from edgetrain.training.chaos.hub import HubProcess, free_port
-from edgetrain.training.chaos.standin import MODEL, StandIn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from chaos.hub import HubProcess, free_port
+from chaos.standin import MODEL, StandIn
+
 from edgetrain.training.hub import HubRequest
 from edgetrain.vectors.vector import Vector
 

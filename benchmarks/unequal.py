@@ -18,7 +18,7 @@ With --task char-lm: a Transformer of one layer of width 32 and 32 bytes of cont
 text, 4 members with batches of 8, against sync-sgd at its best rate of the grid; final loss.
 With --own-rates the others run at each rate of the grid; --strategies may name fedavg as well.
 
-With --drawn: jobs of 2 to 1,000 members over networks of the catalogue (but LoRa), boards, batches
+With --drawn: jobs of 2 to 1,000 members over networks of the catalogue, boards, batches
 and partitions are run twice, with FedAvg and with DGA and an automatic delay, whose rounds are as
 long as the job's defaults make them. Large fleets take fewer steps: 40, 60, 100 or 200, as far as
 all members together take at most MOST_STEPS, but at least 40. It fails if DGA diverges where FedAvg
@@ -251,7 +251,7 @@ def compare(
 def drawn_job(seed: int, number: int) -> list[str]:
     """A job that somebody might run; the same for the same numbers."""
     rng = random.Random(f"{seed}/{number}")
-    names = [n for n in catalog.names("netem") if not n.startswith("lora")]
+    names = catalog.names("netem")
     members = round(2 * 500 ** rng.random())
     allowed = [steps for steps in (60, 100, 200) if members * steps <= MOST_STEPS] or [40]
     return [

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
 _TAKE_WHILE = ("run", "compare", "sweep", "capacity", "calibrate")
 """Verbs that read a job and load torch."""
@@ -94,17 +95,21 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     _print_in_any_encoding()
     _say_at_once(words)
-    from edgetrain.errors import EdgetrainError, Stopped, in_words, own_frames
-
     if not words:
         from edgetrain.cli.parser import parser
 
         parser().print_help()
         return 0
     arguments = parse_arguments(argv)
+    return carry_out(lambda: arguments.run(arguments), arguments)
+
+
+def carry_out(run: Callable[[], int], arguments: argparse.Namespace) -> int:
+    """Do what was asked for, and turn what it raises into a line and an exit status."""
+    from edgetrain.errors import EdgetrainError, Stopped, in_words, own_frames
+
     try:
-        status: int = arguments.run(arguments)
-        return status
+        return run()
     except EdgetrainError as error:
         if arguments.debug:
             raise

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,10 @@ from typing import TYPE_CHECKING, Any
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.link_grid import Axes, Point, axes_of, part_of, points
 from edgetrain.runs.reports import units
 
 if TYPE_CHECKING:
-    from edgetrain.jobs.plan import Plan
     from edgetrain.runs.reports.calibration import Pair
-    from edgetrain.training.finished import Finished
 
 _BASIS = ("members=8", "pace_s=0.05", "steps=240", "optimizer={ name = 'sgd', lr = 0.2 }")
 
@@ -46,9 +42,6 @@ examples:
   edgetrain calibrate                              eight jobs that cover the simulator, 5 minutes
   edgetrain calibrate job.toml
   edgetrain calibrate job.toml --strategies sync-sgd,dga --networks wan-200ms,4g-good
-  edgetrain calibrate --grid --rtt-ms 50,500 --rate-mbit 1,100 --strategies fedavg
-  edgetrain calibrate --grid --part 1/4 --at-once 6      a quarter of the grid, evenly chosen
-  edgetrain calibrate --grid --resume runs/20260131-142501-calibrate
 
 Runs every job twice, emulated (real processes, real TCP) and simulated (virtual time), and prints
 how far the simulation is from the emulated run: seconds per step, waiting (in parts of a step),
@@ -58,16 +51,8 @@ other losses and delays each time; their mean is compared, and `by chance` says 
 emulated run may be for no other reason. `machine busy` is what this machine took longer for its
 own work than the job says, in parts of a step: the simulator does not foretell that.
 
---grid compares links instead: round trip times, rates, message sizes and jitter, two members, under
-fedavg, dga and sync-sgd. The whole grid has 288 jobs and takes three hours, one after the other;
-the flags choose a part. Emulated runs mostly sleep: --at-once runs several side by side, which
-saves most of that time as long as no emulation is marked NO, late itself or dropping packets.
-Below the jobs it says how many are within 5 % under each strategy and at each value of an axis,
-and which five are the worst.
-
-Each run is kept in the folder as it ends. After Ctrl-C or a power cut the same command with
---resume and that folder runs only what is missing; jobs with other settings, or of another version,
-are run again.
+Each run is kept in the folder as it ends. benchmarks/links.py, in the repository, does the same for
+a grid of links.
 """
 
 
@@ -87,22 +72,6 @@ def add_parser(subparsers: Any) -> None:
         "--draws", type=int, default=8, metavar="N",
         help="simulated runs of a job whose links lose packets or have jitter (default 8)",
     )  # fmt: skip
-    grid = parser.add_argument_group("a grid of links (--grid)")
-    grid.add_argument("--grid", action="store_true", help="a job for each point of the grid")
-    for name, default in vars(Axes()).items():
-        values = ",".join(f"{value:g}" for value in default)
-        grid.add_argument(f"--{name.replace('_', '-')}", metavar="N,N", help=f"default: {values}")
-    grid.add_argument(
-        "--part", metavar="K/N", help="the K-th of N parts of the grid, evenly chosen"
-    )
-    parser.add_argument(
-        "--at-once", type=int, default=1, metavar="N",
-        help="emulated runs side by side (default 1)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--resume", type=Path, metavar="FOLDER",
-        help="go on with this calibration: only jobs that are not finished in it are run",
-    )  # fmt: skip
     common.add_output(parser)
     parser.set_defaults(run=run)
 
@@ -111,94 +80,49 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan all jobs, run each both ways, print and draw the errors."""
     if not 1 <= arguments.draws <= 1000:
         raise ConfigError(f"--draws {arguments.draws}", "allowed are 1 to 1000")
-    if not 1 <= arguments.at_once <= 64:
-        raise ConfigError(f"--at-once {arguments.at_once}", "allowed are 1 to 64")
-    grid = _grid_points(arguments)
-    jobs, beside = ({}, None) if arguments.grid else jobs_of(arguments)
+    jobs, beside = jobs_of(arguments)
     common.require_simulator()
     common.check_before_torch(arguments, jobs.values())
     from edgetrain.jobs.plan import plan
     from edgetrain.runs.folder import create
-    from edgetrain.training import emulated
-    from edgetrain.training.finished import Finished, digest_of
+    from edgetrain.training import both_ways, emulated
 
     emulated.warm_up()
     jobs = {name: common.with_host_pace(arguments, job, beside) for name, job in jobs.items()}
     planned = {name: plan(job, beside) for name, job in jobs.items()}
-    resumed = arguments.resume is not None
-    folder = _resumed(arguments.resume) if resumed else create(arguments.runs, "calibrate")
-    planned |= {name: plan(job) for name, job in _grid_jobs(grid, folder).items()}
-    digests = {name: digest_of(name, each, arguments.draws) for name, each in planned.items()}
-    with Finished(folder, digests, resumed=resumed) as finished:
-        if resumed:
-            common.warn(f"{len(finished)} of {len(planned)} jobs are finished in {folder}")
-        return _run(arguments, planned, grid, folder, finished)
-
-
-def _run(
-    arguments: argparse.Namespace,
-    planned: Mapping[str, Plan],
-    grid: Sequence[Point],
-    folder: Path,
-    finished: Finished,
-) -> int:
-    """Run what is not finished, and report; the exit status."""
-    from edgetrain.training import both_ways
-
-    draws = arguments.draws
+    folder = create(arguments.runs, "calibrate")
     pairs: list[Pair] = []
-    told = _Progress(len(planned) - len(finished), time.monotonic)
+    told = _Progress(len(planned), time.monotonic)
     try:
-        if arguments.at_once > 1:
-            pairs.extend(
-                both_ways.run_side_by_side(
-                    planned, folder, draws, arguments.at_once, told.report, time.monotonic, finished
-                )
-            )
-        else:
-            for name, each in planned.items():
-                report = partial(told.begin, name)
-                pairs.append(
-                    both_ways.run(name, each, folder, draws, report, time.monotonic, finished)
-                )
-    except BaseException as error:
+        for name, each in planned.items():
+            report = partial(told.begin, name)
+            draws = arguments.draws
+            pairs.append(both_ways.run(name, each, folder, draws, report, time.monotonic))
+    except BaseException:
         if pairs:
-            _report(arguments, pairs, folder, grid)
-        if isinstance(error, KeyboardInterrupt):
-            common.warn(f"go on with: the same command and --resume {folder}")
+            _report(arguments, pairs, folder)
         raise
-    whole = _report(arguments, pairs, folder, grid)
+    whole = _report(arguments, pairs, folder)
     return int(not whole or any(each.incomplete for each in pairs))
 
 
-def _report(
-    arguments: argparse.Namespace, pairs: list[Pair], folder: Path, grid: Sequence[Point]
-) -> bool:
+def _report(arguments: argparse.Namespace, pairs: list[Pair], folder: Path) -> bool:
     """Say and draw how far off the simulations were, and leave it in `folder`. Returns whether the
     folder is whole."""
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports import calibration
-    from edgetrain.runs.reports.plot import calibration_figure, grid_figure
+    from edgetrain.runs.reports.plot import calibration_figure
 
-    points = list(zip(grid, pairs, strict=False))  # fewer pairs after Ctrl-C
-    groups = calibration.groups_of(((*p.values, p.group), pair) for p, pair in points)
     if not arguments.json:
         common.say(calibration.text(pairs))
-        if groups:
-            common.say(calibration.summed_up(groups))
-            common.say(calibration.worst(pairs))
-    file = folder / "calibration.png"
-    drawn = partial(grid_figure, [(p.place, pair) for p, pair in points], file)
-    picture = common.picture(drawn if points else partial(calibration_figure, pairs, file))
+    picture = common.picture(partial(calibration_figure, pairs, folder / "calibration.png"))
     answer = calibration.as_json(pairs, picture)
-    answer |= calibration.groups_as_json(groups) if groups else {}
     if arguments.json:
         common.say(json.dumps(answer | {"folder": str(folder)}))
     else:
         common.say_pictures([picture])
         common.say(f"run folder: {folder}")
-    summary = {"name": folder.name, "calibration": answer}
-    return common.saved(lambda: write_summary(folder, summary))
+    return common.saved(lambda: write_summary(folder, {"name": folder.name, "calibration": answer}))
 
 
 def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]:
@@ -222,72 +146,19 @@ def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]
     return found, beside
 
 
-def _grid_points(arguments: argparse.Namespace) -> list[Point]:
-    """The points of the grid; none without --grid."""
-    from edgetrain import strategies
-    from edgetrain.strategies.spelling import split_list
-
-    axes = {name: getattr(arguments, name) for name in vars(Axes())}
-    if not arguments.grid:
-        if arguments.part or any(value is not None for value in axes.values()):
-            raise ConfigError(
-                "--rtt-ms, --rate-mbit, --kilobytes, --jitter-percent and --part need --grid"
-            )
-        return []
-    if arguments.job or arguments.networks:
-        raise ConfigError("--grid makes its own jobs", "leave out JOB, KEY=VALUE and --networks")
-    names = split_list(arguments.strategies or "fedavg,dga,sync-sgd")
-    for name in names:
-        strategies.find(name)
-    every = list(points(axes_of(axes), names))
-    return part_of(arguments.part, every) if arguments.part else every
-
-
-def _grid_jobs(grid: Sequence[Point], folder: Path) -> dict[str, Job]:
-    """The jobs of these points by name. Their networks are written into `folder`."""
-    from edgetrain.files.toml import to_toml
-    from edgetrain.jobs.reading import load
-
-    networks = folder / "networks"
-    found = {}
-    for point in grid:
-        networks.mkdir(exist_ok=True)
-        path = networks / f"{point.network}.toml"
-        path.write_text(to_toml(point.profile()), "utf-8")
-        found[point.name] = load(None, [*point.overrides(), f"network={path}"])
-    return found
-
-
-def _resumed(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise ConfigError(f"--resume {folder}: no such folder", "give one that calibrate made")
-    return folder
-
-
 class _Progress:
-    """Reports how many runs are done, and about how long the others take. `jobs` are those that
-    are still to be run."""
+    """Reports which run begins, and about how long the others take."""
 
     def __init__(self, jobs: int, clock: Callable[[], float]) -> None:
         self._jobs, self._clock = jobs, clock
-        self._done: Counter[str] = Counter()
         self._begun: dict[str, int] = {}
         self._began = clock()
 
     def begin(self, name: str, how: str) -> None:
-        """A run of this kind begins, where one job follows the other."""
+        """A run of this kind begins."""
         number = self._begun.setdefault(name, len(self._begun) + 1)
-        common.warn(f"{number} of {self._jobs}: {name}, {how} …{self._left(number - 1)}")
-
-    def _left(self, done: int) -> str:
-        if not done:
-            return ""
-        left_s = (self._clock() - self._began) / done * (self._jobs - done)
-        return f" about {units.duration(left_s)} left"
-
-    def report(self, name: str, how: str) -> None:
-        """A run of this kind is done (emulated) or begins (simulated)."""
-        self._done[how] += 1
-        done = self._done[how]
-        left = f",{self._left(done)}" if how == "emulated" else ""
-        common.warn(f"{how} {done} of {self._jobs}: {name}{left}")
+        left = ""
+        if number > 1:
+            left_s = (self._clock() - self._began) / (number - 1) * (self._jobs - number + 1)
+            left = f" about {units.duration(left_s)} left"
+        common.warn(f"{number} of {self._jobs}: {name}, {how} …{left}")

@@ -172,7 +172,6 @@ def summary(p: Profile) -> dict[str, Any]:
         "rtt_ms": p.rtt_ms,
         "up": dataclasses.asdict(p.up),
         "down": dataclasses.asdict(p.down),
-        "lora": dataclasses.asdict(p.lora) if p.lora else None,
         "source": dict(p.source),
     }
 
@@ -190,14 +189,6 @@ def describe(p: Profile) -> list[str]:
     """Return lines that describe a profile: its figures in each direction and their sources."""
     lines = [f"{p.name}: {p.title}", f"  round trip {p.rtt_ms:g} ms"]
     lines += [f"  {name:5}{_figures(way)}" for name, way in (("up", p.up), ("down", p.down))]
-    if p.lora:
-        full = p.lora.payload_bytes
-        lines += [
-            f"  LoRa: {1000 * p.lora.time_on_air_seconds(full):.0f} ms on air per {full} bytes at "
-            f"spreading factor {p.lora.spreading_factor}",
-            f"  1 MB takes {p.lora.transfer_seconds(1_000_000) / 3600:.0f} hours within the "
-            f"{p.lora.duty_cycle_percent:g} % duty cycle: no training",
-        ]
     return lines + [f"  source of {key}: {text}" for key, text in p.source.items()]
 
 
@@ -223,7 +214,7 @@ def _run_check(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet.networks.emulation import probe
     from edgetrain.fleet.networks.emulation.check import as_json, check
 
-    names = arguments.names or [n for n in profile.names() if profile.load(n).lora is None]
+    names = arguments.names or profile.names()
     chosen = [profile.load(name) for name in names]
     choice = probe.choose(arguments.backend, chosen)
     if not arguments.json:

@@ -20,7 +20,7 @@ start here:
 VERBS = (
     *("compare", "run", "watch", "runs", "report", "init", "hub", "member", "keys", "bundle"),
     *("privacy", "strategies", "codecs", "devices", "networks", "sweep", "capacity", "plan"),
-    *("rank", "calibrate", "chaos", "doctor", "bench", "completion"),
+    *("rank", "calibrate", "doctor", "completion"),
 )
 """All verbs, in the order of --help. Each is a module with `add_parser`."""
 

@@ -56,9 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.jobs.placement.decision import decide
     from edgetrain.jobs.placement.question import question_of
     from edgetrain.runs.reports.placement_table import text
+    from edgetrain.training.servers.rehearsing import rehearsal
 
     question = question_of(job, beside)
-    decision = decide(question)
+    decision = decide(question, rehearsal(job, beside))
     plan = plain(question, decision) | {"name": job.name or job.task.rpartition(":")[2]}
     common.say(json.dumps(plan) if arguments.json else text(plan))
     return 0 if decision.chosen else 1

@@ -139,12 +139,13 @@ def _group(arguments: argparse.Namespace, planned: Plan) -> tuple[Found, Questio
     """
     from edgetrain.jobs.placement.decision import decide
     from edgetrain.jobs.placement.question import may_not_fit, question_of, wants_group
+    from edgetrain.training.servers.rehearsing import rehearsal
 
     job = planned.job
     found = question = None
     if wants_group(job) or may_not_fit(planned):
         question = question_of(job, planned.beside)
-        decision = decide(question)
+        decision = decide(question, rehearsal(job, planned.beside))
         if not decision.chosen:
             raise ConfigError(f"the job fits nowhere: {decision.why}", "see `edgetrain plan`")
         found = decision.found[0] if decision.placement is not None else None

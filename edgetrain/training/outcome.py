@@ -14,6 +14,7 @@ from edgetrain.fleet import devices
 from edgetrain.jobs.plan import Plan
 from edgetrain.jobs.privacy.promise import Promise, promise
 from edgetrain.runs.folder import (
+    JOB,
     metrics_path,
     read_metrics,
     write_environment,
@@ -40,11 +41,13 @@ class RunOutcome:
 
 @contextlib.contextmanager
 def recorded(planned: Plan, folder: Path) -> Iterator[RunOutcome]:
-    """Within: a run in `folder`, which exists and gets the job and the environment.
+    """Within: a run in `folder`, which exists and gets the environment, and the job unless it has
+    one: a run that goes on with another job may yet be refused.
 
     At the end, however that comes about, the summary is written and set in what this yields.
     """
-    write_job(folder, planned.job.to_dict())
+    if not (folder / JOB).exists():
+        write_job(folder, planned.job.to_dict())
     write_environment(folder)
     outcome = RunOutcome()
     try:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Running, edgetrain, environment, hub, running, write_tiny
+from command_line import EDGETRAIN, Running, edgetrain, environment, hub, running, write_tiny
 
 from edgetrain.__main__ import main
 from edgetrain.cli.parser import parser
@@ -42,7 +42,7 @@ VERBS = dict(verbs(parser()))
 def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
-        "bench", "bundle", "calibrate", "capacity", "chaos", "codecs", "compare", "completion",
+        "bundle", "calibrate", "capacity", "codecs", "compare", "completion",
         "devices", "doctor", "hub", "init", "keys", "member", "networks", "plan", "privacy", "rank",
         "report", "run", "runs", "strategies", "sweep", "watch",
     }  # fmt: skip
@@ -169,7 +169,7 @@ def test_what_is_no_job_file(tmp_path, capsys):
 
 
 def test_an_error_is_one_line_of_a_process_too(tmp_path):
-    done = edgetrain("compare", "task=edgetrain.tasks:digit", cwd=tmp_path)
+    done = edgetrain("compare", "task=edgetrain.tasks:digit", cwd=tmp_path, program=EDGETRAIN)
     assert_one_clear_line(done.returncode, done.stderr, "'digit'", "did you mean 'digits'?")
     assert done.stdout == ""
     assert not list(tmp_path.iterdir())
@@ -222,7 +222,7 @@ def test_the_bare_command_prints_its_help(capsys):
 
 
 def test_debug_shows_where_an_error_came_from(tmp_path):
-    done = edgetrain("--debug", "hub", "netwrok=none", cwd=tmp_path)
+    done = edgetrain("--debug", "hub", "netwrok=none", cwd=tmp_path, program=EDGETRAIN)
     assert "Traceback" in done.stderr
     assert done.returncode == 1
 
@@ -337,9 +337,10 @@ def test_a_job_that_does_not_match_is_refused(tmp_path):
 def test_a_hub_and_members_of_their_own_train_together(tmp_path):
     tables = {"fleet": {"members": 2}, "train": {"steps": 20}, "strategy": {"every": 5}}
     job = write_tiny(tmp_path, **tables)
-    with hub(job, cwd=tmp_path) as (serving, address):
+    alone = {"cwd": tmp_path, "program": EDGETRAIN}
+    with hub(job, **alone) as (serving, address):
         member = ("member", job, "--hub", address, "--index")
-        with running(*member, "0", cwd=tmp_path) as a, running(*member, "1", cwd=tmp_path) as b:
+        with running(*member, "0", **alone) as a, running(*member, "1", **alone) as b:
             assert (a.finish(), b.finish()) == (0, 0), a.said + b.said
         assert serving.finish() == 0
     found = {run.name.split("-", 2)[2]: read_summary(run) for run in (tmp_path / "runs").iterdir()}
@@ -358,7 +359,8 @@ def run_of(folder: Path) -> Path:
 
 def test_run_answers_in_json(tmp_path):
     job = write_tiny(tmp_path)
-    done = edgetrain("run", job, "steps=12", "members=2", "--json", cwd=tmp_path)
+    words = "run", job, "steps=12", "members=2", "--json"
+    done = edgetrain(*words, cwd=tmp_path, program=EDGETRAIN)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["status"] == "finished"

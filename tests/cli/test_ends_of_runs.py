@@ -147,7 +147,7 @@ def command(tmp_path, monkeypatch, capsys):
     """Runs a verb in a folder of its own, on a task that steps in microseconds."""
     from edgetrain.training import both_ways, emulated
 
-    def simulated(name, planned, inside, draws, report, clock, finished):
+    def simulated(name, planned, inside, draws, report, clock):
         from edgetrain.training.simulated import simulation
 
         where = folder.create_inside(inside, "simulated")

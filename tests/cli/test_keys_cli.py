@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import edgetrain, hub, running, write_tiny
+from command_line import EDGETRAIN, edgetrain, hub, running, write_tiny
 
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
@@ -192,8 +192,8 @@ def test_devices_enrol_and_train_encrypted_and_no_secret_is_left_anywhere(tmp_pa
         answer(capsys, "enroll", "pi-9", "--key", f"{strange}/key", "--keys", ours)
         ends = (("--keys", theirs), ("--keys", strange, "--hub-key", public))
         with (
-            running(*member, "--index", "0", *ends[0], cwd=tmp_path) as one,
-            running(*member, "--index", "1", *ends[1], cwd=tmp_path) as two,
+            running(*member, "--index", "0", *ends[0], cwd=tmp_path, program=EDGETRAIN) as one,
+            running(*member, "--index", "1", *ends[1], cwd=tmp_path, program=EDGETRAIN) as two,
         ):
             said += [one, two]
             assert (one.finish(), two.finish()) == (0, 0), one.said + two.said

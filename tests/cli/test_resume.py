@@ -13,10 +13,9 @@ from hub_runs import free_port, hub_folder, journal_of, wait_for_rounds
 from edgetrain.runs.folder import read_metrics
 
 
-def trained(
-    cwd: Path, strategy: str, kills: tuple[int, ...], number: signal.Signals = signal.SIGKILL
-) -> tuple[int, int]:
-    """A job of two members whose hub is killed after so many rounds; what its journal ends with."""
+def trained(cwd: Path, strategy: str, ends: dict[int, signal.Signals]) -> tuple[int, int]:
+    """A job of two members whose hub gets signals after so many rounds; what its journal ends
+    with."""
     cwd.mkdir()
     job = write_tiny(
         cwd,
@@ -38,8 +37,8 @@ def trained(
             )
             for i in range(2)
         ]
-        for kill in kills:
-            wait_for_rounds(folder, kill)
+        for end, number in ends.items():
+            wait_for_rounds(folder, end)
             hub.process.send_signal(number)
             if number == signal.SIGKILL:
                 assert hub.finish() == -number
@@ -56,21 +55,22 @@ def trained(
     rounds, checksum, counted = journal_of(folder / "journal")
     assert len(counted) == len(set(counted))
     backs = [e for e in read_metrics(folder, "event") if e["event"] == "back"]
-    assert len(backs) >= 2 * len(kills)
+    assert len(backs) >= 2 * len(ends)
     return rounds, checksum
 
 
-@pytest.mark.parametrize("strategy", ["dga", "sync-sgd"])
-def test_a_hub_that_is_killed_twice_changes_nothing(strategy, tmp_path):
-    unhurt = trained(tmp_path / "unhurt", strategy, ())
-    assert trained(tmp_path / "hurt", strategy, (5, 12)) == unhurt
-    assert unhurt[0] == (30 if strategy == "dga" else 60)
-
-
-@pytest.mark.parametrize("strategy", ["dga", "sync-sgd"])
-def test_a_hub_that_is_told_to_stop_leaves_a_snapshot_and_goes_on(strategy, tmp_path):
-    unhurt = trained(tmp_path / "unhurt", strategy, ())
-    assert trained(tmp_path / "told", strategy, (5, 12), signal.SIGTERM) == unhurt
+@pytest.mark.parametrize(
+    ("strategy", "rounds", "signals"),
+    [
+        ("dga", 30, [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGTERM]),
+        ("sync-sgd", 60, [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL]),
+    ],
+)
+def test_hubs_that_are_killed_or_told_to_stop_change_nothing(strategy, rounds, signals, tmp_path):
+    unhurt = trained(tmp_path / "unhurt", strategy, {})
+    assert unhurt[0] == rounds
+    hurt = trained(tmp_path / "hurt", strategy, dict(zip((5, 11, 17, 23), signals, strict=True)))
+    assert hurt == unhurt
 
 
 def test_what_cannot_be_resumed_is_said_in_one_line(tmp_path):

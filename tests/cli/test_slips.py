@@ -99,7 +99,6 @@ def test_a_slip_costs_half_a_second_of_processor_time_at_most(refused):
         ("run --simulate task=edgetrain.tasks:char_lm", "greenlet"),
         ("sweep --rtt 0,50", "greenlet"),
         ("calibrate", "greenlet"),
-        ("chaos", "greenlet"),
     ],
 )
 def test_a_missing_extra_is_named_before_torch_is_loaded(tmp_path, words, package):
@@ -155,7 +154,7 @@ def test_the_nearest_name_has_the_same_letters():
 
 def test_the_first_lines_say_what_is_waited_for(tmp_path):
     job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 2})
-    with running("run", job, cwd=tmp_path) as command:
+    with running("run", job, cwd=tmp_path, program=EDGETRAIN) as command:
         assert command.until("…") == "loading torch …\n"
         assert command.said == "loading torch …\n"
         assert command.until("…") == "starting 2 members …\n"
@@ -206,7 +205,6 @@ def test_a_run_that_is_refused_leaves_no_folder(words, tmp_path, monkeypatch, ca
         ["capacity"],
         ["sweep", "--members", "1,2"],
         ["compare", "--simulate"],
-        ["chaos", "--schedules", "1"],
         ["calibrate", "--strategies", "sync-sgd,dga"],
     ],
     ids=" ".join,

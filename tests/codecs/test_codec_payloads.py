@@ -6,7 +6,7 @@ import codec_cases as cases
 import numpy as np
 import pytest
 from codec_mutations import mutate
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.codecs import Codec, parse
@@ -55,7 +55,6 @@ def test_mutated_payloads(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", cases.SPARSE)
-@settings(max_examples=40, deadline=None)
 @given(payload=st.binary(max_size=60))
 def test_noise(spec: str, payload: bytes) -> None:
     codec = parse(spec)

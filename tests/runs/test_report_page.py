@@ -306,6 +306,11 @@ def test_a_run_without_exchanges_shows_how_its_members_differ(tmp_path):
 def test_the_training_loss_is_a_median_on_the_page_and_in_the_picture(tmp_path):
     write_run(tmp_path, SHORT)
     assert "training loss (median of members)" in read(document(report_of([tmp_path])))
+    (story,) = report_of([tmp_path])
+    for member, loss in zip(story.members.values(), (0.0001, 0.0002, 0.9), strict=True):
+        first = member.steps[0]
+        member.steps[:] = [replace(first, t=float(t), loss=loss) for t in range(150)]
+    assert {loss for _, loss in charts.losses_of(story)} == {0.0002}
     history = History(4)
     for member, loss in enumerate((0.0001, 0.0002, 0.9)):
         history.add({"kind": "step", "t": 1.0, "member": f"m{member}", "step": 1, "loss": loss})

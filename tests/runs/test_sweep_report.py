@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from command_line import edgetrain, write_tiny
+from command_line import EDGETRAIN, edgetrain, write_tiny
 
 from edgetrain.runs.reports import plot
 from edgetrain.runs.reports.comparison import compare
@@ -26,7 +26,7 @@ def sweep(tmp_path_factory):
         },
     )  # fmt: skip
     axes = ["--rtt", "0,200", "--strategy", "fedavg,dga"]
-    done = edgetrain("sweep", job, *axes, cwd=folder, timeout=300)
+    done = edgetrain("sweep", job, *axes, cwd=folder, timeout=300, program=EDGETRAIN)
     assert done.returncode == 0, done.stderr
     (found,) = (folder / "runs").iterdir()
     return found

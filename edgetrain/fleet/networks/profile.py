@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgetrain.errors import ConfigError, NetworkError, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.fleet import catalog
 from edgetrain.fleet.checks import Limits, number, text
-from edgetrain.fleet.networks import lora, traces
+from edgetrain.fleet.networks import traces
 
 DISTRIBUTIONS = ("normal", "uniform", "pareto")
 
@@ -104,7 +104,6 @@ class Profile:
     title: str = ""
     up: Direction = Direction()
     down: Direction = Direction()
-    lora: lora.Radio | None = None
     source: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
 
     @property
@@ -116,19 +115,6 @@ class Profile:
     def has_loss(self) -> bool:
         """Whether packets are lost in any direction."""
         return bool(self.up.mean_loss_percent or self.down.mean_loss_percent)
-
-    def refuse_training(self, vector_bytes: int = 1_000_000) -> None:
-        """Raise NetworkError, with the time a vector would take, if this network is too slow."""
-        if self.lora is not None:
-            hours = self.lora.transfer_seconds(vector_bytes) / 3600
-            frame_ms = self.lora.time_on_air_seconds(self.lora.payload_bytes) * 1000
-            raise NetworkError(
-                f"network '{self.name}' cannot carry training: {vector_bytes / 1e6:g} MB take "
-                f"{frame_ms:.0f} ms on air per "
-                f"{self.lora.payload_bytes} bytes, {hours:.0f} hours within the "
-                f"{self.lora.duty_cycle_percent:g} % duty cycle",
-                "use it for figures only: `edgetrain networks show lora`",
-            )
 
 
 RANGES: dict[str, Limits] = {
@@ -147,7 +133,7 @@ RANGES: dict[str, Limits] = {
     "lost_in_bad_percent": (0, 100, "%"),
     "lost_in_good_percent": (0, 100, "%"),
 }
-_TOP = ("title", "both", "up", "down", "lora", "source")
+_TOP = ("title", "both", "up", "down", "source")
 _PARAMETRIC = re.compile(r"rtt-(\d+(?:\.\d+)?)ms")
 
 
@@ -192,9 +178,8 @@ def parse(name: str, table: Mapping[str, Any], path: Path) -> Profile:
         str(key): text(value, f"{path}: source.{key}")
         for key, value in _table(table, "source", path).items()
     }
-    radio = lora.parse(_table(table, "lora", path), path) if "lora" in table else None
     title = text(table.get("title", ""), f"{path}: title")
-    return Profile(name, title, ways["up"], ways["down"], radio, source)
+    return Profile(name, title, ways["up"], ways["down"], source)
 
 
 def _direction(table: Mapping[str, Any], path: Path, way: str) -> Direction:

@@ -238,7 +238,6 @@ def main() -> None:
 def shaping(device: str, name: str, ports: Sequence[int]) -> Shaping:
     """Build a shaping for profile `name`. Raises ConfigError for a bad name or port."""
     profile = profiles.load(name)
-    profile.refuse_training()
     return Shaping(device, profile, ports_allowed(ports))
 
 

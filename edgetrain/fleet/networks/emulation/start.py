@@ -38,8 +38,6 @@ def emulate(
 
     if not profiles:
         raise ConfigError("an emulation needs one network profile per member", "give one or more")
-    for profile in profiles:
-        profile.refuse_training()
     refuse_idle(faults, profiles)
     request = EmulationRequest(tuple(profiles), hub, seed, congestion, tuple(sites), tuple(faults))
     made = {kind.backend: kind for kind in (Bare, Streamed, Packeted, Shaped)}

@@ -8,8 +8,6 @@ load matplotlib.
 from edgetrain.runs.reports.plot.calibrated import (
     calibration_figure,
     draw_calibration,
-    draw_grid,
-    grid_figure,
 )
 from edgetrain.runs.reports.plot.capacity import capacity_figure, draw_capacity
 from edgetrain.runs.reports.plot.compared import comparison_figure, draw_comparison
@@ -26,12 +24,10 @@ __all__ = [
     "draw_calibration",
     "draw_capacity",
     "draw_comparison",
-    "draw_grid",
     "draw_latency",
     "draw_run",
     "draw_sweep",
     "formats_of",
-    "grid_figure",
     "latency_figure",
     "paper_figures",
     "relative_speed",

@@ -276,8 +276,6 @@ def test_what_cannot_be_asked() -> None:
         emulate([lossy], backend="stream", congestion="bbr")
     with pytest.raises(ConfigError, match="one network profile per member"):
         emulate([])
-    with pytest.raises(NetworkError, match="cannot carry training"):
-        emulate([load("lora")])
     with pytest.raises(NetworkError, match="no shared uplinks"):
         emulate([lossy], backend="stream", sites=[Site(lossy, (0,))])
     with pytest.raises(NetworkError, match="not usable here"):

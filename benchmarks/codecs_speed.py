@@ -1,23 +1,32 @@
-"""Measure how fast the codecs are, and how small: the rows of `edgetrain bench codecs`.
+"""How fast the codecs are on this machine, and how small what they send.
+
+    python benchmarks/codecs_speed.py                                   25 M elements: minutes
+    python benchmarks/codecs_speed.py --elements 1000000 --picture codecs.png
 
 Speed is a ratio to `r += g`, the stream of twelve bytes an element that error feedback cannot do
 without, measured between the repetitions of the same run; 1 is the speed of memory. Time is this
-thread's CPU time, so that other processes on the machine disturb little. Nothing is printed or
-drawn here, and a missed goal is a row, not an error.
+thread's CPU time, so that neighbours on the machine disturb little. Nothing here is a timed test:
+what is missed is printed as missed.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgetrain.codecs import backend
 from edgetrain.codecs.blocks import Planes
 from edgetrain.codecs.feedback import Feedback
 from edgetrain.codecs.kernels import chosen as kernels
@@ -25,6 +34,9 @@ from edgetrain.codecs.kernels.contract import LEVEL_BLOCK
 from edgetrain.codecs.sparse import TopK
 from edgetrain.codecs.spec import parse
 from edgetrain.vectors.vector import Vector, zeros
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DENSITIES = (0.001, 0.01, 0.1)
 DENSE = ("fp16", "bf16", "int8", "int4", "qsgd(7)", "ternary", "sign", "q2")
@@ -143,7 +155,7 @@ def combinations_bits(n: int, k: int) -> float:
 
 def selection(stage: Stage) -> Iterator[Row]:
     """Top-k with feedback: selection alone, and the whole encoding."""
-    backend = kernels.backend()
+    used = backend()
     for density in DENSITIES:
         codec = TopK(density)
 
@@ -152,8 +164,8 @@ def selection(stage: Stage) -> Iterator[Row]:
             return sum(positions.size for _, positions, _ in picked)
 
         ratio, ms = stage.ratio(select)
-        goal = None if backend.name == "numpy" else GOALS["select"][density]  # type: ignore[index]
-        if density == 0.1 and backend.instructions == "avx512":
+        goal = None if used.name == "numpy" else GOALS["select"][density]  # type: ignore[index]
+        if density == 0.1 and used.instructions == "avx512":
             goal = GOAL_AVX512_SELECT
         yield Row(
             f"select + feedback, {density:.1%}", ratio, "of r += g", goal, note=f"{ms:.2f} ms"
@@ -166,7 +178,7 @@ def selection(stage: Stage) -> Iterator[Row]:
             return sum(map(len, feedback.encode(stage.gradient)))
 
         ratio, ms = stage.ratio(encode)
-        goals = GOALS["numpy" if backend.name == "numpy" else "encode"]
+        goals = GOALS["numpy" if used.name == "numpy" else "encode"]
         note = f"{ms:.2f} ms"
         yield Row(f"whole encode, {density:.1%}", ratio, "of r += g", goals[density], note=note)  # type: ignore[index]
 
@@ -178,7 +190,7 @@ def dense(stage: Stage) -> Iterator[Row]:
         ratio, ms = stage.ratio(lambda codec=codec: codec.encode(stage.gradient))  # type: ignore[misc]
         goal = GOALS.get(spec)
         assert goal is None or isinstance(goal, float)
-        if kernels.backend().name == "numpy":
+        if backend().name == "numpy":
             goal = None
         yield Row(f"{spec} encode", ratio, "of r += g", goal, note=f"{ms:.2f} ms")
         ratio, ms = stage.ratio(
@@ -217,7 +229,7 @@ def hub(stage: Stage) -> Iterator[Row]:
             codec.add_many([message[i] for message in messages], weights, part)
 
     _, ms = stage.ratio(merge)
-    goal = GOALS["hub_ns"] if kernels.backend().name == "c" else None
+    goal = GOALS["hub_ns"] if backend().name == "c" else None
     assert goal is None or isinstance(goal, float)
     note = f"{ms:.1f} ms, {entries / 1e6:.2f} M entries of {MESSAGES} messages"
     yield Row("hub: decode + add", 1e6 * ms / entries, "ns/entry", goal, True, note)
@@ -280,3 +292,118 @@ PARTS: dict[str, Callable[[Stage], Iterator[Row]]] = {
     "index": positions,
     "hub": hub,
 }
+
+# -- printing ------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Measure, print and, where asked, draw. Returns 0: a missed goal is no error."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--elements", type=int, default=25_000_000, help="floats in the vector")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds that medians are taken of")
+    parser.add_argument("--only", choices=[*PARTS, "sizes"], help="one part of it")
+    parser.add_argument("--kernels", default="", help="numpy, portable, avx2, avx512, neon")
+    parser.add_argument("--gradients", type=Path, action="append", default=[], help=".npz files")
+    parser.add_argument("--picture", type=Path, help="write size against error and speed here")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    arguments = parser.parse_args()
+    if arguments.elements < 4096 or arguments.repeats < 1:
+        parser.error("take at least 4096 elements and 1 repeat")
+    with kernels.using(arguments.kernels) if arguments.kernels else nullcontext():
+        measure(arguments)
+    return 0
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Measure what was asked for, and print it."""
+    stage, used = Stage(arguments.elements, arguments.repeats), backend()
+    say: Callable[[str], None] = (lambda _: None) if arguments.json else print
+    say(f"kernels: {used.name} {used.instructions} ({used.reason}) {used.path}")
+    say(f"{arguments.elements / 1e6:g} M float32, one thread, medians of {arguments.repeats}\n")
+    parts = [PARTS[name](stage) for name in PARTS if arguments.only in (None, name)]
+    rows = []
+    timed = ((judged(row, arguments.elements) for row in part) for part in parts)
+    for measured in [*timed, *(gradients(path) for path in arguments.gradients)]:
+        for row in measured:
+            rows.append(row)
+            say(line_of(row))
+    if parts and arguments.elements < GOALS_FROM:
+        say(f"goals of speed hold from {GOALS_FROM / 1e6:g} M elements: not shown")
+    found = list(sizes(stage)) if arguments.only in (None, "sizes") else []
+    if found:
+        say(f"\n{'codec':<20} {'times smaller':>14} {'error':>8} {'of r += g':>10}")
+    for size in found:
+        say(f"{size.codec:<20} {size.times_smaller:14.1f} {size.error:8.4f} {size.ratio:10.2f}")
+    if arguments.json:
+        result = {
+            "backend": asdict(used),
+            "elements": arguments.elements,
+            "rows": [{**asdict(row), "met": row.met} for row in rows],
+            "sizes": [asdict(size) for size in found],
+        }
+        print(json.dumps(result, indent=2))
+    if arguments.picture and found:
+        draw(found, arguments.picture)
+        say(f"\nwrote {arguments.picture}")
+
+
+def line_of(row: Row) -> str:
+    """One figure as it is printed, with its goal and whether that is met."""
+    verdict = ""
+    if row.goal is not None:
+        sign = "<=" if row.at_most else ">="
+        verdict = f"  goal {sign} {row.goal:g}  {'met' if row.met else 'MISSED'}"
+    return f"{row.what:<44} {row.value:9.3f} {row.unit:<9}{verdict:<26} {row.note}".rstrip()
+
+
+# -- the picture ---------------------------------------------------------------------------------
+
+INCHES = (9.0, 5.5)
+HEIGHTS = (5, 16, -12)
+"""Of labels above their points, in points of 1/72 inch."""
+
+
+def draw(sizes: Sequence[Size], path: Path) -> None:
+    """Write the picture: how small a codec makes a vector, and what it loses. ConfigError if there
+    is no matplotlib or the file cannot be written."""
+    from edgetrain.runs.reports.plot.style import save
+
+    save(lambda: drawn(sizes), path)
+
+
+def drawn(sizes: Sequence[Size]) -> Figure:
+    """Error against size, each point labelled with its codec; the colour is the speed."""
+    from edgetrain.runs.reports.plot.style import as_text, new_figure, styled, write_heading
+
+    by_size = sorted(sizes, key=lambda size: size.times_smaller)
+    most = by_size[-1]
+    with styled():
+        figure = new_figure(INCHES)
+        write_heading(
+            figure,
+            as_text(
+                f"{most.codec} is {most.times_smaller:,.0f} times smaller than float32, one "
+                f"payload {most.error:.0%} off"
+            ),
+        )
+        axes = figure.add_subplot()
+        smaller, errors = [s.times_smaller for s in sizes], [s.error for s in sizes]
+        dots = axes.scatter(smaller, errors, c=[s.ratio for s in sizes], cmap="viridis", s=60)
+        # Neighbours in size may lie so close that their labels need different heights.
+        for size, height in zip(by_size, cycle(HEIGHTS), strict=False):
+            axes.annotate(
+                as_text(size.codec), (size.times_smaller, size.error), xytext=(5, height),
+                textcoords="offset points", fontsize=8,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_xlabel("times smaller than float32")
+        axes.set_ylabel("relative error of one payload\n(feedback sends the rest later)")
+        axes.margins(x=0.15)
+        figure.colorbar(dots, label="speed with feedback, as a share of r += g")
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())

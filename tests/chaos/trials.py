@@ -1,6 +1,6 @@
 """Trials: schedules over real processes, each in a process of its own, several at a time.
 
-    python -m edgetrain.training.chaos.trials PARENT FOLDER < trial.json
+    python -m chaos.trials PARENT FOLDER < trial.json
 
     event in the process of a trial          what it does
     the schedule has ended                   writes outcome.json, which the parent reads; exits
@@ -29,15 +29,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from chaos import fleet
+from chaos.fleet import Setting
+from chaos.laws import Outcome
+from chaos.schedule import KINDS, Happening, Kind, draw
 from edgetrain.errors import EdgetrainError
 from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks.emulation import linux
 from edgetrain.jobs import reading
 from edgetrain.runs.files import write_text
-from edgetrain.training.chaos import fleet
-from edgetrain.training.chaos.fleet import Setting
-from edgetrain.training.chaos.laws import Outcome
-from edgetrain.training.chaos.schedule import KINDS, Happening, Kind, draw
 
 SECONDS = 4.0
 """Seconds in which things go wrong with stand-ins. They train longer, so that all can heal."""
@@ -134,7 +134,7 @@ class _Running:
         words = [str(os.getpid()), str(self.folder)]
         with (self.folder / "trial.log").open("w") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "edgetrain.training.chaos.trials", *words],
+                [sys.executable, "-m", "chaos.trials", *words],
                 env=interpreters.environment(),
                 stdin=subprocess.PIPE,
                 stdout=log,

@@ -38,6 +38,15 @@ from pathlib import Path
 
 import numpy as np
 
+from chaos import hub, ledger, member
+from chaos.clock import Clock
+from chaos.forwarder import Forwarder
+from chaos.hub import HubProcess, free_port
+from chaos.laws import Ended, Merging, Outcome, Witness, judge
+from chaos.ledger import End, Given
+from chaos.member import START_AGAIN, Post
+from chaos.schedule import Happening
+from chaos.strangers import Strangers
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.hub.journal import Journal
@@ -49,15 +58,6 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.resolved import look_up
 from edgetrain.runs.folder import write_job
 from edgetrain.training import processes
-from edgetrain.training.chaos import hub, ledger, member
-from edgetrain.training.chaos.clock import Clock
-from edgetrain.training.chaos.forwarder import Forwarder
-from edgetrain.training.chaos.hub import HubProcess, free_port
-from edgetrain.training.chaos.laws import Ended, Merging, Outcome, Witness, judge
-from edgetrain.training.chaos.ledger import End, Given
-from edgetrain.training.chaos.member import START_AGAIN, Post
-from edgetrain.training.chaos.schedule import Happening
-from edgetrain.training.chaos.strangers import Strangers
 from edgetrain.training.hub import HubRequest
 from edgetrain.training.processes import Child
 from edgetrain.vectors import layout as layouts
@@ -428,4 +428,4 @@ class _Fleet:
 def _preload(setting: Setting) -> tuple[str, ...]:
     """Modules that the fork server imports, so that members' processes start quickly."""
     trained = ("edgetrain.training.train", "edgetrain.training.member") if setting.task else ()
-    return ("edgetrain.training.chaos.member", "numpy.random", *trained)
+    return ("chaos.member", "numpy.random", *trained)

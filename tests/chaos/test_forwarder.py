@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from edgetrain.training.chaos.forwarder import GREETING_BYTES, Forwarder
+from chaos.forwarder import GREETING_BYTES, Forwarder
 
 TEXT = bytes(range(250))
 

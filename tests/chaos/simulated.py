@@ -25,6 +25,9 @@ from pathlib import Path
 
 import torch
 
+from chaos import laws
+from chaos.laws import Merging, Outcome, Witness
+from chaos.schedule import Happening
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.journal import Disk, Journal, Settings
 from edgetrain.exchange.hub.records import Record, Round
@@ -34,9 +37,6 @@ from edgetrain.jobs.plan import Plan
 from edgetrain.jobs.resolved import journal_settings
 from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.training.chaos import laws
-from edgetrain.training.chaos.laws import Merging, Outcome, Witness
-from edgetrain.training.chaos.schedule import Happening
 from edgetrain.training.simulated.simulation import Simulation
 from edgetrain.training.simulated.virtual import SECOND
 from edgetrain.vectors import layout as layouts

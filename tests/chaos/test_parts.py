@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaos import fleet, ledger, schedule
+from chaos.clock import Clock
+from chaos.fleet import Setting
+from chaos.hub import from_json, to_json
+from chaos.laws import Ended, Merging, Witness, judge
+from chaos.ledger import End, Given, Ledger
+from chaos.schedule import Happening
+from chaos.trials import Schedules
 from edgetrain import codecs
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.records import Counted, Round
 from edgetrain.exchange.messages import Base, Beat, Contribute, pack
 from edgetrain.jobs import reading
 from edgetrain.strategies.merging.rule import Mean
-from edgetrain.training.chaos import fleet, ledger, schedule
-from edgetrain.training.chaos.clock import Clock
-from edgetrain.training.chaos.fleet import Setting
-from edgetrain.training.chaos.hub import from_json, to_json
-from edgetrain.training.chaos.laws import Ended, Merging, Witness, judge
-from edgetrain.training.chaos.ledger import End, Given, Ledger
-from edgetrain.training.chaos.schedule import Happening
-from edgetrain.training.chaos.trials import Schedules
 from edgetrain.training.hub import HubRequest
 from edgetrain.vectors.vector import checksum
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chaos.schedule import Happening
 from edgetrain import codecs
 from edgetrain.codecs import Codec
 from edgetrain.codecs.auto import rung_of
@@ -24,7 +25,6 @@ from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.exchange.hub.records import Round
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.strategies.merging.rule import SliceRule
-from edgetrain.training.chaos.schedule import Happening
 from edgetrain.vectors.vector import Buffer, Layout, Vector, checksum
 
 

@@ -7,23 +7,34 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from command_line import edgetrain, running, write_tiny
+from command_line import running, write_tiny
 
-from edgetrain.__main__ import main
-from edgetrain.cli import chaos
+from chaos import command, fleet, schedule
+from chaos.fleet import Setting
+from chaos.schedule import Happening
 from edgetrain.jobs import reading
-from edgetrain.training.chaos import fleet, schedule
-from edgetrain.training.chaos.fleet import Setting
-from edgetrain.training.chaos.schedule import Happening
 
 FORGETFUL = (sys.executable, str(Path(__file__).parent / "forgetful_hub.py"))
+CHAOS = (sys.executable, "-m", "chaos")
 SMALL = ("steps=150", "--seconds", "1.5")
+
+
+@pytest.fixture(autouse=True)
+def _others_find_chaos(monkeypatch):
+    """Processes that are started here import the package, too."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+
+
+def run(*words, cwd):
+    """Run a command to its end."""
+    return subprocess.run([*CHAOS, *words], cwd=cwd, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture
@@ -41,7 +52,7 @@ def left_in(folder):
 
 
 def stand_ins(*words, program=None):
-    job = reading.load(None, [*chaos.STAND_IN, "steps=220", *words])
+    job = reading.load(None, [*command.STAND_IN, "steps=220", *words])
     return Setting(fleet.fit(job), **({"program": program} if program else {}))
 
 
@@ -77,7 +88,7 @@ def test_every_kind_of_happening_breaks_no_law(tmp_path):
 
 def test_a_schedule_with_the_stand_ins_from_the_command_line(tmp_path, temporary):
     words = ["--seed", "1", "--schedules", "1", *SMALL, "--json", "codec=int8"]
-    done = edgetrain("chaos", "--processes", *words, cwd=tmp_path)
+    done = run("--processes", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["schedules"], report["happenings"], report["broken"]) == (1, 5, [])
@@ -96,7 +107,7 @@ def test_members_train_the_task_of_a_job_over_its_network(tmp_path, temporary):
         hub={"gone_s": 2.0, "beat_s": 0.3},
     )
     words = ["--schedules", "1", "--kinds", "hub,kill,cut", "--seed", "4"]
-    done = edgetrain("chaos", job, "--processes", *words, cwd=tmp_path)
+    done = run(job, "--processes", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("without a fault: 30 rounds in ")
@@ -107,9 +118,9 @@ def test_members_train_the_task_of_a_job_over_its_network(tmp_path, temporary):
 def test_a_law_that_breaks_is_told_and_its_evidence_kept(tmp_path, monkeypatch, capsys, temporary):
     """The hub is killed, and its journal has forgotten: what was answered is lost."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(chaos, "setting_of", lambda arguments: stand_ins(program=FORGETFUL))
-    words = ["chaos", "--processes", "--seed", "3", "--schedules", "1", "--kinds", "hub", *SMALL]
-    assert main(words) == 1
+    monkeypatch.setattr(command, "setting_of", lambda arguments: stand_ins(program=FORGETFUL))
+    words = ["--processes", "--seed", "3", "--schedules", "1", "--kinds", "hub", *SMALL]
+    assert command.main(words) == 1
     said = capsys.readouterr().out
     verdict = r"1 schedules, [1-5] things went wrong in 5 rounds: 1 broke a law"
     assert re.fullmatch(verdict, said.splitlines()[-1])
@@ -117,7 +128,7 @@ def test_a_law_that_breaks_is_told_and_its_evidence_kept(tmp_path, monkeypatch, 
     (again,) = [line.strip() for line in said.splitlines() if "again: " in line]
     found = shlex.split(again.partition(": ")[2])
     assert found == [
-        "edgetrain", "chaos", "steps=150", "--processes", "--seed", "3", "--schedules", "1",
+        "python", "-m", "chaos", "steps=150", "--processes", "--seed", "3", "--schedules", "1",
         "--happenings", "5", "--kinds", "hub", "--seconds", "1.5",
     ]  # fmt: skip
     (kept,) = (tmp_path / "runs").iterdir()
@@ -132,26 +143,26 @@ def test_a_law_that_breaks_is_told_and_its_evidence_kept(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("how", ["ctrl-c", "kill"])
 def test_who_is_interrupted_leaves_nothing_behind(how, tmp_path, temporary):
-    words = ["chaos", "--processes", "--schedules", "4", "--at-once", "2"]
-    with running(*words, cwd=tmp_path) as command:
+    words = ["--processes", "--schedules", "4", "--at-once", "2"]
+    with running(*words, cwd=tmp_path, program=CHAOS) as started:
         until = time.monotonic() + 60
-        while not hubs(command):
+        while not hubs(started):
             assert time.monotonic() < until
-            assert command.process.poll() is None
+            assert started.process.poll() is None
         if how == "ctrl-c":
-            command.press_ctrl_c()
-            assert command.finish() == 130
-            assert "interrupted after 0 schedules" in command.said
+            started.press_ctrl_c()
+            assert started.finish() == 130
+            assert "interrupted after 0 schedules" in started.said
         else:
-            os.kill(command.process.pid, signal.SIGKILL)
-            command.process.wait()
-        assert command.left_behind() == []
+            os.kill(started.process.pid, signal.SIGKILL)
+            started.process.wait()
+        assert started.left_behind() == []
     assert left_in(temporary) == []
     assert not (tmp_path / "runs").exists()
 
 
 def hubs(command):
-    return [each for each in command.started() if "edgetrain.training.chaos.hub" in line_of(each)]
+    return [each for each in command.started() if "chaos.hub" in line_of(each)]
 
 
 def line_of(process):
@@ -174,5 +185,5 @@ def line_of(process):
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(words, says, capsys):
-    assert main(["chaos", *words]) == 2
+    assert command.main(words) == 2
     assert says in capsys.readouterr().err

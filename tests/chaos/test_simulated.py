@@ -10,8 +10,10 @@ from command_line import write_tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaos import command, schedule, simulated
+from chaos.laws import Ended, Merging, Witness, judge
+from chaos.schedule import Happening
 from edgetrain import codecs
-from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.records import Counted, Round
@@ -19,9 +21,6 @@ from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.resolved import look_up
 from edgetrain.strategies.merging.rule import Mean
-from edgetrain.training.chaos import schedule, simulated
-from edgetrain.training.chaos.laws import Ended, Merging, Witness, judge
-from edgetrain.training.chaos.schedule import Happening
 from edgetrain.vectors.vector import checksum
 
 pytestmark = pytest.mark.usefixtures("own_imports")
@@ -229,14 +228,14 @@ def test_a_job_that_cannot_be_judged_is_refused(words, says):
 
 
 def test_the_command_gives_a_verdict(capsys):
-    words = ["chaos", "--schedules", "2", "--json", "steps=40", "--kinds", "hub,link"]
-    assert main([*words, "--seed", "3"]) == 0
+    words = ["--schedules", "2", "--json", "steps=40", "--kinds", "hub,link"]
+    assert command.main([*words, "--seed", "3"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["schedules"] == 2
     assert report["broken"] == []
     with pytest.raises(SystemExit):
-        main(["chaos", "--help"])
+        command.main(["--help"])
     text = capsys.readouterr().out
     assert all(kind in text for kind in schedule.PROCESS_KINDS)
-    assert main(["chaos", "--kinds", "hubs"]) == 2
+    assert command.main(["--kinds", "hubs"]) == 2
     assert "did you mean 'hub'" in capsys.readouterr().err

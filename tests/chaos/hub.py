@@ -3,7 +3,7 @@
 `HubProcess` is the parent's side; `main` is what runs in the process: `training.hub`, with a clock
 that can jump. Its request comes as JSON:
 
-    python -m edgetrain.training.chaos.hub PARENT CLOCK REQUEST
+    python -m chaos.hub PARENT CLOCK REQUEST
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from chaos.clock import Clock
 from edgetrain.errors import EdgetrainError
 from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks.emulation import linux
 from edgetrain.jobs import reading
-from edgetrain.training.chaos.clock import Clock
 from edgetrain.training.hub import HubRequest, serve_job
 from edgetrain.training.stopping import Stop
 
-OURS = (sys.executable, "-m", "edgetrain.training.chaos.hub")
+OURS = (sys.executable, "-m", "chaos.hub")
 """The program that serves the hub, unless a test wants another one."""
 
 

@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos.clock import Clock
+from chaos.ledger import End, Ledger
+from chaos.standin import StandIn
 from edgetrain.errors import HubUnreachable, Refused
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.job import Job
-from edgetrain.training.chaos.clock import Clock
-from edgetrain.training.chaos.ledger import End, Ledger
-from edgetrain.training.chaos.standin import StandIn
 from edgetrain.vectors.vector import Buffer, Vector
 
 ELEMENTS = 2000

@@ -1,4 +1,4 @@
-"""`edgetrain chaos`: seeded schedules of what goes wrong, and a verdict against the laws."""
+"""`python -m chaos`: seeded schedules of what goes wrong, and a verdict against the laws."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgetrain.__main__ import carry_out
 from edgetrain.cli import common
+from edgetrain.cli.arguments import Parser
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgetrain.training.chaos.fleet import Setting
-    from edgetrain.training.chaos.laws import Outcome
-    from edgetrain.training.chaos.schedule import Kind
-    from edgetrain.training.chaos.trials import Trial
+    from chaos.fleet import Setting
+    from chaos.laws import Outcome
+    from chaos.schedule import Kind
+    from chaos.trials import Trial
 
     Outcomes = Generator[Outcome, None, None]
 SIMULATED = (
@@ -34,13 +36,13 @@ _PROGRESS_S = 2.0
 
 _EXAMPLES = """\
 examples:
-  edgetrain chaos                                100 schedules over a simulated fleet
-  edgetrain chaos --schedules 1000 --happenings 8
-  edgetrain chaos --seed 417 --schedules 1       one schedule again, as a verdict names it
-  edgetrain chaos job.toml --kinds hub,power
-  edgetrain chaos --processes                    10 schedules over real processes
-  edgetrain chaos --processes --schedules 50 --at-once 3
-  edgetrain chaos job.toml --processes           members train the job's own task
+  python -m chaos                                100 schedules over a simulated fleet
+  python -m chaos --schedules 1000 --happenings 8
+  python -m chaos --seed 417 --schedules 1       one schedule again, as a verdict names it
+  python -m chaos job.toml --kinds hub,power
+  python -m chaos --processes                    10 schedules over real processes
+  python -m chaos --processes --schedules 50 --at-once 3
+  python -m chaos job.toml --processes           members train the job's own task
 
 what goes wrong (--kinds):
   hub            the hub is killed, and started again from its journal
@@ -75,16 +77,16 @@ same contributions give without any fault, and all replicas end equal, bit for b
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
-    parser = common.verb(
-        subparsers,
-        "chaos",
-        "let things go wrong in a fleet, simulated or real, and check that nothing is lost",
-        "Run a job through seeded schedules of faults, in virtual time or (--processes) with real "
-        "processes; judge each by the laws.",
-        _EXAMPLES,
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; returns the exit status, as `edgetrain` has it."""
+    parser = Parser(
+        prog="python -m chaos",
+        description="Run a job through seeded schedules of faults, in virtual time or "
+        "(--processes) with real processes; judge each by the laws.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--debug", action="store_true", help="show where an error came from")
     common.add_job(parser)
     parser.add_argument(
         "--processes", action="store_true", help="real processes, on this machine, in real time"
@@ -114,12 +116,13 @@ def add_parser(subparsers: Any) -> None:
         help="processes: where the evidence of a broken law is kept (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    parser.set_defaults(run=run)
+    arguments = parser.parse_intermixed_args(argv)
+    return carry_out(lambda: run(arguments), arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run every schedule and report the laws that broke; 1 if one did."""
-    from edgetrain.training.chaos import schedule
+    from chaos import schedule
 
     known = schedule.PROCESS_KINDS if arguments.processes else schedule.KINDS
     kinds = schedule.parse_kinds(arguments.kinds, known)
@@ -199,7 +202,7 @@ class _Report:
     def command_for(self, seed: int) -> str:
         """The command that repeats the schedule of this seed."""
         given = self._arguments
-        words = ["edgetrain", "chaos", *given.job, *["--processes"][: given.processes]]
+        words = ["python", "-m", "chaos", *given.job, *["--processes"][: given.processes]]
         words += ["--seed", str(seed), "--schedules", "1", "--happenings", str(given.happenings)]
         words += ["--kinds", given.kinds] if given.kinds else []
         return shlex.join([*words, *self.options])
@@ -239,8 +242,8 @@ def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcom
     job, beside = common.job_of(arguments, SIMULATED)
     common.require_simulator()
     job = common.with_host_pace(arguments, job, beside)
+    from chaos import laws, schedule, simulated
     from edgetrain.jobs.plan import plan
-    from edgetrain.training.chaos import laws, schedule, simulated
 
     planned = plan(job, beside)
     laws.Merging.of(planned)
@@ -256,7 +259,7 @@ def _real(arguments: argparse.Namespace, kinds: tuple[Kind, ...], report: _Repor
         raise ConfigError(
             f"--processes does to processes what {sys.platform} cannot", "take Linux, or simulate"
         )
-    from edgetrain.training.chaos import trials
+    from chaos import trials
 
     setting = setting_of(arguments)
     seconds = arguments.seconds or trials.SECONDS
@@ -288,8 +291,8 @@ def _real(arguments: argparse.Namespace, kinds: tuple[Kind, ...], report: _Repor
 
 def _outcome_of(trial: Trial, arguments: argparse.Namespace, report: _Report) -> Outcome:
     """The outcome of a trial; its folder is kept if a law broke."""
+    from chaos import trials
     from edgetrain.runs.folder import create
-    from edgetrain.training.chaos import trials
 
     outcome = trial.outcome
     if outcome.broken:
@@ -301,10 +304,10 @@ def _outcome_of(trial: Trial, arguments: argparse.Namespace, report: _Report) ->
 
 def setting_of(arguments: argparse.Namespace) -> Setting:
     """What is run with real processes: the job's own task if a job names one, else stand-ins."""
+    from chaos.fleet import Setting, fit
     from edgetrain.fleet.assignment import networks_of
     from edgetrain.jobs.plan import plan
     from edgetrain.jobs.rules import resolve
-    from edgetrain.training.chaos.fleet import Setting, fit
 
     words = arguments.job
     job, beside = common.job_of(arguments, STAND_IN)

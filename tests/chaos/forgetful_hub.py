@@ -2,9 +2,9 @@
 
 import sys
 
+from chaos import hub
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.records import Round
-from edgetrain.training.chaos import hub
 
 append = Journal.append
 
