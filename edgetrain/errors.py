@@ -106,7 +106,7 @@ class Stopped(SystemExit):
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """A hint for a misspelt name: the nearest choice if one is near, else all choices.
 
-    >>> did_you_mean("wan-20ms", ["wan-200ms", "lora"])
+    >>> did_you_mean("wan-20ms", ["wan-200ms", "wifi"])
     "did you mean 'wan-200ms'?"
     >>> did_you_mean("dag", ["dga", "fedavg"])
     "did you mean 'dga'?"

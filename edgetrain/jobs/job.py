@@ -174,9 +174,13 @@ class ServersTable:
     precision: str = _said("fp32", "of matrix products on servers: fp32 or bf16")
     fallback: str = _said("never", "from devices to servers: never, when-needed, when-faster")
     snapshot_every: int = _ranged(0, 0, 10**9, "steps between snapshots; 0: about ten in a run")
+    hang_s: float = _ranged(600.0, 1.0, 1e6, "silence of a stopped rank that ends an attempt")
     compile: str = _said("", "backend of torch.compile for each block: inductor; '': not compiled")
     layer_keep: float = _ranged(1.0, 0.0, 1.0, "chance that the last block is kept in the end")
     async_snapshots: bool = _switch(True, "train on while one is written; takes a copy in memory")
+    check: str = _said(
+        "auto", "compare a small batch with one process before the first step: auto, off"
+    )
     data: dict[str, Any] = field(
         default_factory=dict, metadata={"doc": "options of the task that differ on servers"}
     )

@@ -125,6 +125,12 @@ def check_optimizer(job: Job) -> None:
 _NUMBERS = {"lr", "momentum", "weight_decay", "dampening", "eps", "rho", "alpha", "lambd"}
 """Settings that are numbers wherever an optimizer of torch has them."""
 
+ELEMENTWISE = (
+    "sgd", "adam", "adamw", "adamax", "nadam", "radam", "adagrad", "adadelta", "rmsprop", "rprop",
+    "asgd",
+)  # fmt: skip
+"""Optimizers that step each element by itself. All others are taken to look at whole tensors."""
+
 LAYER_WISE = ("lars", "lamb")
 """The optimizers of `edgetrain.tasks.layerwise`, which needs torch."""
 

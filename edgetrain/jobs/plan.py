@@ -70,7 +70,7 @@ def plan(job: Job, beside: Path | None = None) -> Plan:
     job = found.job
     task = task_of(job, beside)
     outline = outline_of(task)
-    optimizer_for(outline.model, job.train.optimizer)
+    optimizer_for(outline.model, job.train.optimizer, task)
     samples = samples_of(job, task)
     named = replace(found, job=replace(job, name=job.name or task.name))
     fixed = fix_noise(named, samples)

@@ -103,6 +103,8 @@ def _full_key(key: str) -> str:
     short = [full for full in known if full.rsplit(".", 1)[-1] == key]
     if len(short) == 1:
         return short[0]
+    if short:
+        raise ConfigError(f"the key '{key}' is in several tables", " or ".join(short))
     choices = {*known, *(full.rsplit(".", 1)[-1] for full in known)}
     if near := nearest(key, choices):
         raise ConfigError(f"no key '{key}' in a job", f"did you mean '{near}'?")

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edgetrain.errors import TaskError
 from edgetrain.tasks.experts import expert_modules
+from edgetrain.tasks.losses import scalar_of
 from edgetrain.tasks.protocol import Batch, Task
 
 # -- a task without its model ---------------------------------------------------------------------
@@ -95,6 +96,15 @@ def pieces_of(model: nn.Module) -> list[tuple[str, ...]]:
     return [(name,) for name in _opened(model, "")]
 
 
+def traced(model: nn.Module) -> bool:
+    """Whether only torch's tracer can cut this model into stages: it does not name its pieces, and
+    is no sequence of modules."""
+    is_sequence = isinstance(model, nn.Sequential) and all(
+        len(piece) == 1 and "." not in piece[0] for piece in pieces_of(model)
+    )
+    return getattr(model, "pieces", None) is None and not is_sequence
+
+
 def _opened(module: nn.Module, prefix: str) -> Iterator[str]:
     for name, child in module.named_children():
         holds = isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential)
@@ -133,8 +143,6 @@ class Profiles:
     knows_place: bool = False
     experts: int = 0
     """Their largest number that divides those of all layers that have any."""
-    buffers: tuple[str, ...] = ()
-    """Modules that keep statistics of batches, by name."""
 
 
 def profile(task: Task, batch: Batch) -> Profiles:
@@ -160,8 +168,6 @@ def profile(task: Task, batch: Batch) -> Profiles:
     found.heads = int(
         getattr(model, "heads", 0) or getattr(_config(model), "num_key_value_heads", 0)
     )
-    norms = nn.modules.batchnorm._NormBase
-    found.buffers = tuple(n for n, m in model.named_modules() if isinstance(m, norms))
     return found
 
 
@@ -238,7 +244,7 @@ def _flops(task: Task, model: nn.Module, batch: Batch) -> tuple[dict[str, int], 
     """Of every module by name ("" is the whole): in the forward pass, and in both."""
     model.zero_grad(set_to_none=True)
     with FlopCounterMode(display=False, depth=None) as first:  # type: ignore[arg-type]
-        loss = task.loss(model, batch)
+        scalar_of(task, task.loss(model, batch))
     with FlopCounterMode(display=False, depth=None) as second:  # type: ignore[arg-type]
         loss = task.loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]

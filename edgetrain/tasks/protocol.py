@@ -5,10 +5,10 @@ Only the protocol and what every task needs to keep it. No data is read here, no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -45,7 +45,8 @@ class Task(Protocol):
     def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
         """Endless batches of the member's shard, shuffled anew every epoch.
 
-        All have the same shapes, `batch` first. The tensors are fresh ones: the caller owns them.
+        The same ones for the same arguments. All have the same shapes, `batch` first. The tensors
+        are fresh ones: the caller owns them.
         """
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -84,6 +85,36 @@ class Picks(Protocol):
     ) -> Batch:
         """One batch of the samples at these places (0 to samples - 1, increasing, at least one) of
         the member's shard; `rng` is for what varies them. An example of it is a row of it."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """What a task may offer besides, if its loss is no mean over samples and positions alike."""
+
+    def counted(self, batch: Batch) -> float | Tensor:
+        """How much the mean of `loss` is over: the targets of a batch that are not left out, or the
+        sum of their weights. 0: nothing of it counts, and its loss is not looked at."""
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """What a task may offer besides: parameters with settings of their own."""
+
+    optimizer_groups: list[dict[str, Any]]
+    """As `groups` of a job's `train.optimizer`, which holds instead where it is there."""
+
+
+def is_counted(task: Task) -> bool:
+    """Whether a task is `Counted`. One that another task is within may be, too."""
+    return callable(getattr(task, "counted", None))
+
+
+def counts_of(task: Task, batches: Sequence[Batch]) -> NDArray[np.float64]:
+    """What counts of each of these batches, as the task says; 1 each: it does not say."""
+    if not is_counted(task):
+        return np.ones(len(batches))
+    counted: Callable[[Batch], float | Tensor] = task.counted  # type: ignore[attr-defined]
+    return np.array([float(counted(batch)) for batch in batches])
 
 
 MEMBERS_OF_TASK = ("name", "metric", "better", "target")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -14,13 +16,23 @@ from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.tasks.experts import set_share
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.layerwise import LAYER_WISE
-from edgetrain.tasks.protocol import Task
+from edgetrain.tasks.protocol import Task, counts_of
+
+Named = Iterable[tuple[str, torch.Tensor]]
+"""Parameters, each with the name that the model has for it."""
 
 
-def optimizer_for(model: torch.nn.Module, table: dict[str, Any]) -> torch.optim.Optimizer:
-    """The optimizer that a job's `optimizer` table names: torch's, LARS or LAMB. ConfigError names
-    what is wrong."""
+def optimizer_for(
+    model: torch.nn.Module | Named, table: dict[str, Any], task: Task | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer that a job's `optimizer` table names, of a model or a part of one: torch's,
+    LARS or LAMB. Its groups are the table's, or else those of the task's `optimizer_groups`.
+    ConfigError names what is wrong."""
     settings = dict(table)
+    groups = settings.pop("groups", None)
+    if groups is None:
+        groups = getattr(task, "optimizer_groups", [])
+    groups = groups if isinstance(groups, list) else [groups]
     name = str(settings.pop("name", "")).lower()
     known: dict[str, type[torch.optim.Optimizer]] = {
         cls.__name__.lower(): cls
@@ -37,15 +49,68 @@ def optimizer_for(model: torch.nn.Module, table: dict[str, Any]) -> torch.optim.
     if cls is None:
         raise ConfigError(f"no optimizer '{name}'", did_you_mean(name, known))
     _check(name, cls, settings)
+    is_whole = isinstance(model, torch.nn.Module)
+    named = model.named_parameters() if isinstance(model, torch.nn.Module) else model
+    trained = [(key, parameter) for key, parameter in named if parameter.requires_grad]
+    for group in groups:
+        _check_group(name, cls, group, trained if is_whole else None)
     try:
-        return cls([p for p in model.parameters() if p.requires_grad], **settings)
+        return cls(_grouped(trained, groups), **settings)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optimizer '{name}' with {settings}: {error}") from None
 
 
-def _check(name: str, cls: type[torch.optim.Optimizer], settings: dict[str, Any]) -> None:
-    """Refuse settings that this optimizer lacks or misses, and what is no number where it wants
-    one: torch looks at ranges only."""
+VECTORS = "vectors"
+"""In place of a name pattern: parameters of at most one dimension, as norms and biases are."""
+
+
+def _grouped(named: Named, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parameters in the groups whose patterns match first; those of none come first."""
+    found: list[dict[str, Any]] = [{"params": []}]
+    for group in groups:
+        found.append({key: each for key, each in group.items() if key != "parameters"})
+        found[-1]["params"] = []
+    for name, parameter in named:
+        place = next((i for i, g in enumerate(groups, 1) if _matches(name, parameter, g)), 0)
+        found[place]["params"].append(parameter)
+    return [group for group in found if group["params"]]
+
+
+def _matches(name: str, parameter: torch.Tensor, group: dict[str, Any]) -> bool:
+    return any(
+        parameter.dim() <= 1 if pattern == VECTORS else fnmatchcase(name, pattern)
+        for pattern in group["parameters"]
+    )
+
+
+def _check_group(
+    name: str,
+    cls: type[torch.optim.Optimizer],
+    group: Any,
+    whole: list[tuple[str, torch.Tensor]] | None,
+) -> None:
+    """Refuse a group that says no parameters, or none of the `whole` model, or other settings than
+    its optimizer has."""
+    patterns = group.get("parameters") if isinstance(group, dict) else None
+    if not (isinstance(patterns, list) and all(isinstance(each, str) for each in patterns)):
+        raise ConfigError(
+            f"optimizer '{name}': a group is {group!r}",
+            "as in { parameters = ['vectors', '*.bias'], weight_decay = 0.0 }",
+        )
+    settings = {key: value for key, value in group.items() if key != "parameters"}
+    _check(name, cls, settings, needs=False)
+    if whole is not None and not any(_matches(*each, group) for each in whole):
+        raise ConfigError(
+            f"optimizer '{name}': no parameter of the model is in the group {patterns}",
+            did_you_mean(patterns[0], [key for key, _ in whole]) if patterns else VECTORS,
+        )
+
+
+def _check(
+    name: str, cls: type[torch.optim.Optimizer], settings: dict[str, Any], needs: bool = True
+) -> None:
+    """Refuse settings that this optimizer lacks or, if it `needs` all of them, misses, and what is
+    no number where it wants one: torch looks at ranges only."""
     wanted = dict(inspect.signature(cls).parameters)
     del wanted["params"]
     for key, value in settings.items():
@@ -56,7 +121,7 @@ def _check(name: str, cls: type[torch.optim.Optimizer], settings: dict[str, Any]
         if (numeric and not is_number) or (is_number and not math.isfinite(value)):
             raise ConfigError(f"optimizer '{name}': {key} = {value!r} (allowed is a finite number)")
     for key, parameter in wanted.items():
-        if parameter.default is inspect.Parameter.empty and key not in settings:
+        if needs and parameter.default is inspect.Parameter.empty and key not in settings:
             raise ConfigError(f"optimizer '{name}' needs {key}", f"as in {key}=1.0")
 
 
@@ -151,13 +216,18 @@ class OneModel:
         return loss.item
 
     def _accumulated(self) -> torch.Tensor:
-        """Add up the gradients of several batches, one in memory at a time; their mean loss."""
+        """Add up the gradients of several batches, one in memory at a time; their mean loss, over
+        all that a task counts."""
         self._flat.zero_grad()
         total = torch.zeros(())
         set_share(self._model, 1 / self._accumulate)
-        for _ in range(self._accumulate):
-            loss = self._task.loss(self._model, next(self._batches)) / self._accumulate
-            loss.backward()  # type: ignore[no-untyped-call]
+        batches = list(islice(self._batches, self._accumulate))
+        counts = counts_of(self._task, batches)
+        for batch, count in zip(batches, counts, strict=True):
+            if not count:
+                continue
+            loss = self._task.loss(self._model, batch) / (counts.sum() / count)
+            loss.backward()
             total = total + loss.detach().to(total.device)
         return total
 

@@ -55,7 +55,7 @@ def _measure(job: Job, beside: Path | None, clock: Callable[[], float]) -> float
     with torch.random.fork_rng(devices=[]):
         torch.set_num_threads(job.train.threads)
         model = task.model()
-        optimizer = optimizer_for(model, job.train.optimizer)
+        optimizer = optimizer_for(model, job.train.optimizer, task)
         batches = task.batches(0, 1, job.train.batch, job.seed)
         seconds = []
         for _ in range(_WARM_UP + _STEPS):

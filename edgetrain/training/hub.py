@@ -1,7 +1,7 @@
 """A job's hub: assembled from plain values, and served until the job is over.
 
 A hub is a protocol (`exchange.hub`) on a socket, with a journal that it can be resumed from and a
-run folder that it is recorded in. `edgetrain hub` and the hub process of chaos tests both run it.
+run folder that it is recorded in. `edgetrain hub` and the hub process of tests/chaos both run it.
 Nothing here prints: the caller passes functions for the lines that people read.
 """
 

@@ -221,7 +221,7 @@ def prepare(
     pace = Pace(step_times(job, place, pace_of(job, place.device, model, task)))
     # Before the optimizer and the flat vectors, which hold on to the parameters.
     model.to(device_for(job.train.accelerator, job.privacy.unit))
-    optimizer = optimizer_for(model, job.train.optimizer)
+    optimizer = optimizer_for(model, job.train.optimizer, task)
     tune(optimizer, tuning_of(job))
     flat = bind(model, optimizer, job.train.fixed, buffers_of(job))
     return model, optimizer, flat, pace

@@ -67,7 +67,7 @@ def alone_thinned(job: Job, steps: int):
     count = len(model.blocks)
     names = [f"blocks.{place}" for place in range(count)]
     dropping = Dropping(job.servers.layer_keep, job.train.steps, job.seed, names)
-    optimizer = optimizer_for(model, job.train.optimizer)
+    optimizer = optimizer_for(model, job.train.optimizer, task)
     batches, losses, drawn = batches_of(task, job, 1, 0), [], []
     for step in range(steps):
         dropping.begin(step)
@@ -134,7 +134,7 @@ def alone(job: Job, double: bool = True, steps: int = STEPS, beside=None):
     task = Double(task) if double else task
     torch.manual_seed(job.seed)
     model = task.model()
-    optimizer = optimizer_for(model, job.train.optimizer)
+    optimizer = optimizer_for(model, job.train.optimizer, task)
     tune(optimizer, tuning_of(job))
     batches, losses = batches_of(task, job, 1, 0), []
     for _ in range(steps):

@@ -19,7 +19,9 @@ from edgetrain.training.servers.mesh import open_group, open_store
 
 
 class World:
-    """So many ranks that wait for work."""
+    """So many ranks that wait for work. Those that do not answer for `patience_s` are ended."""
+
+    patience_s = 120.0
 
     def __init__(self, count: int) -> None:
         context = processes.fork_server(["torch", "edgetrain.training.servers.rank", "ranks"])
@@ -40,7 +42,9 @@ class World:
             pipe.send((function, arguments))
         answers: dict[int, Any] = {}
         while len(answers) < self.count:
-            ready = wait([p for r, p in enumerate(self._pipes) if r not in answers], 120)
+            ready = wait(
+                [p for r, p in enumerate(self._pipes) if r not in answers], self.patience_s
+            )
             if not ready:
                 self.close()
                 raise AssertionError("the ranks do not answer")

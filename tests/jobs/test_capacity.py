@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain import codecs
-from edgetrain.errors import ConfigError, NetworkError
+from edgetrain.errors import ConfigError
 from edgetrain.exchange.messages import Contribute, pack
 from edgetrain.fleet import devices, networks
 from edgetrain.fleet.networks import Burst, Direction, Profile
@@ -298,11 +298,6 @@ def test_a_hundred_thousand_members_take_seconds():
 def test_what_cannot_be_is_refused(change, says):
     with pytest.raises(ConfigError, match=says):
         answer(question(**change))
-
-
-def test_a_network_that_cannot_train_is_refused():
-    with pytest.raises(NetworkError, match="cannot carry training"):
-        answer(question(network="lora"))
 
 
 # -- queues ---------------------------------------------------------------------------------------

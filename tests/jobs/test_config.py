@@ -154,6 +154,8 @@ def test_a_short_key_that_two_tables_have_is_none():
     assert names.count("name") == 2
     assert parse({}, ["name=x"]).name == "x", "the job's own"
     assert value_of(parse({}, ["fleet.network=none"]), "fleet.network") == "none"
+    with pytest.raises(ConfigError, match=r"hub\.snapshot_every or servers\.snapshot_every"):
+        parse({}, ["snapshot_every=5"])
 
 
 @given(st.lists(st.text(max_size=20), max_size=3))

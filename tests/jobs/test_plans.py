@@ -64,7 +64,7 @@ def test_masks_without_their_packages_name_what_to_install(monkeypatch):
 
 
 def test_a_verdict_over_masked_contributions_is_refused():
-    from edgetrain.training.chaos.laws import Merging
+    from chaos.laws import Merging
 
     with pytest.raises(ConfigError, match="leave secure out"):
         Merging.of(look_up(load(None, ["secure=true"])))

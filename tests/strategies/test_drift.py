@@ -133,7 +133,7 @@ def test_with_momentum_members_gather_around_the_optimum_of_all(every):
     assert away(0.9) < 0.05 < away(0.0)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(rng=st.randoms(use_true_random=False), every=st.integers(1, 4), delay=st.integers(4, 12))
 def test_members_that_pull_apart_stay_nearer_to_each_other_than_with_dga(rng, every, delay):
     def spread(name):

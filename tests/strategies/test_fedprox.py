@@ -6,12 +6,12 @@ import json
 
 import numpy as np
 import pytest
+from chaos import command
 from command_line import edgetrain, write_tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain import strategies
-from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
@@ -131,5 +131,5 @@ def test_nothing_is_lost_in_chaos(tmp_path, own_imports, monkeypatch, capsys):
         strategy={"name": "fedprox(0.1)", "every": 3},
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["chaos", job, "--schedules", "4"]) == 0
+    assert command.main([job, "--schedules", "4"]) == 0
     assert "every law held" in capsys.readouterr().out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fleet import Fleet
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.errors import BadMessage
@@ -26,7 +26,6 @@ class Moving(Unsent):
         return self.pattern[self.turn % len(self.pattern)]
 
 
-@settings(max_examples=60)
 @given(
     name=st.sampled_from(["local-sgd", "dga", "dga(drift)"]),
     codec=st.sampled_from(["topk(0.3) | q2", "sign", "topk(0.4, tensor)"]),
@@ -55,7 +54,6 @@ def test_wherever_it_waits_it_is_sent_later_and_once(
         np.testing.assert_allclose(member.sent + member.unsent, member.walked, rtol=1e-3, atol=1e-3)
 
 
-@settings(max_examples=40)
 @given(
     name=st.sampled_from(["local-sgd", "dga", "dga(drift)"]),
     codec=st.sampled_from(["fp16", "int8", "int4", "topk(0.3) | q2", "auto", "auto(0.3)"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.strategies import expected
@@ -81,7 +81,6 @@ class Member:
         return self.seen, self.half.base.tobytes(), self.params.tobytes()
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     elements=st.sampled_from([ELEMENTS, 20 * BLOCK, 40 * BLOCK + 1]), delay=st.integers(0, 3),
     lossy=st.booleans(), moves=st.booleans(), seed=st.integers(0, 1000),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from edgetrain.errors import ConfigError
@@ -116,3 +120,16 @@ def test_pieces_of_a_transformer_are_the_whole():
                     setattr(part.get_submodule(parent), leaf, None)
         hidden = part(hidden)
     assert torch.equal(hidden, whole(text))
+
+
+def test_the_docs_lines_load_a_file_with_tied_parameters(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    trained = Tied()
+    weights.save(trained, tmp_path / "model.safetensors")
+    with pytest.raises(RuntimeError, match="Missing key"):
+        Tied().load_state_dict(load_file(tmp_path / "model.safetensors"))
+    names = {"build_model": Tied}
+    exec(code.replace("runs/20260131-142501-digits", str(tmp_path)), names)
+    for mine, theirs in zip(names["model"].parameters(), trained.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)

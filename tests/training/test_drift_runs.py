@@ -8,10 +8,10 @@ import children
 import numpy as np
 import pytest
 import torch
+from chaos import command
 from command_line import edgetrain, write_tiny
 from test_checkpoint_fleet import fleet
 
-from edgetrain.__main__ import main
 from edgetrain.exchange.member.driver import momentum_of
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
@@ -87,7 +87,7 @@ def test_nothing_is_lost_in_chaos(tmp_path, own_imports, monkeypatch, capsys):
         strategy={"name": "dga(drift)", "every": 3, "delay": 6},
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["chaos", job, "--schedules", "4"]) == 0
+    assert command.main([job, "--schedules", "4"]) == 0
     assert "every law held" in capsys.readouterr().out
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import edgetrain, write_tiny
 
+from edgetrain.__main__ import main
 from edgetrain.cli.init import commented
 from edgetrain.errors import ConfigError
 from edgetrain.files.toml import to_toml
@@ -146,14 +147,15 @@ def test_a_job_on_sites_runs(tmp_path):
     assert read_job(folder)["fleet"]["sites"] == "home-fixed: 0-1"
 
 
-def test_what_a_backend_lacks_is_an_error_and_not_left_out(tmp_path):
+def test_what_a_backend_lacks_is_an_error_and_not_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     job = write_tiny(tmp_path, fleet={"members": 2, "network": "wifi"})
     for words, says in (
         (("backend=none", "faults=[{kind='down', at_s=1, for_s=1}]"), "'none' has no sites and no"),
         (("backend=stream", "sites=home-fixed: 0-1"), "'stream' (asked for) has no shared uplinks"),
         (("backend=stream", "congestion=bbr"), "'bbr' has no model in the stream backend"),
     ):
-        done = edgetrain("run", job, *words, cwd=tmp_path)
-        assert done.returncode == 2
-        assert says in done.stderr
-        assert done.stderr.count("\n") == 1
+        assert main(["run", job, *words]) == 2
+        said = capsys.readouterr().err
+        assert says in said
+        assert said.count("\n") == 1

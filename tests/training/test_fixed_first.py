@@ -12,10 +12,10 @@ import children
 import pytest
 import torch
 import unseeded_task
+from direct import Direct
 from torch import nn
 
 from edgetrain.errors import EdgetrainError
-from edgetrain.exchange.direct import Direct
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring

@@ -121,7 +121,6 @@ class Question:
                 "a gateway has its site's uplink for itself",
             )
         for kind in self.kinds:
-            kind.network.refuse_training(4 * self.exchange.elements)
             if not kind.step_s > 0:
                 raise ConfigError(
                     f"device '{kind.device.name}' has no speed that could be simulated",

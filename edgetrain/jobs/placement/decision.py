@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgetrain.errors import ConfigError
+from edgetrain.jobs.placement.bars import refuse
 from edgetrain.jobs.placement.formulas import Kept, bubble, edge_bytes
 from edgetrain.jobs.placement.layers import Model
 from edgetrain.jobs.placement.machines import Servers
@@ -79,13 +81,19 @@ class Decision:
         return self.found[0].placement
 
 
-def decide(question: Question) -> Decision:
-    """Decide. ConfigError for a placement in words that these servers cannot have."""
+def _unknown(placement: Placement) -> str:
+    """Nothing is in the way of a placement that nobody tries."""
+    return ""
+
+
+def decide(question: Question, try_out: Callable[[Placement], str] = _unknown) -> Decision:
+    """Decide. `try_out` says why a placement cannot be built, or "": what comes first has been
+    tried. ConfigError for a placement in words that these servers cannot have."""
     edge = _edge(question)
     words = question.placement
     if words not in ("auto", EDGE):
-        return _as_told(question, edge, parse(words))
-    found, refused = _group(question)
+        return _as_told(question, edge, parse(words), try_out)
+    found, refused = _group(question, try_out)
     needed, faster = question.fallback == "when-needed", question.fallback == "when-faster"
     if words == EDGE or not (needed or faster):
         refused = [*_offer(found, words), *refused]
@@ -132,7 +140,9 @@ def _nearest(others: tuple[Board, ...], needs: float) -> str:
     return f"; {best.name} would hold it{step}"
 
 
-def _group(question: Question) -> tuple[list[Found], list[str]]:
+def _group(
+    question: Question, try_out: Callable[[Placement], str]
+) -> tuple[list[Found], list[str]]:
     if question.group_problem:
         return [], [f"servers: {question.group_problem}"]
     if question.servers is None:
@@ -140,7 +150,16 @@ def _group(question: Question) -> tuple[list[Found], list[str]]:
             "servers: the job names none (servers.cluster = a cluster.toml with [[server]] tables)"
         ]
     found, refused = search(question.model, question.servers, question.work)
-    return found, [_said(each) for each in refused]
+    said = [_said(each) for each in refused]
+    while found and (reason := try_out(found[0].placement)):
+        said.insert(0, f"{found[0].placement}: {reason}")
+        first = found.pop(0).placement
+        plain = replace(first, schedule=Placement.schedule, stages=1, cuts=())
+        if first.all_stages > first.pipeline:  # the same kind, without a schedule of its own
+            other = evaluate(question.model, question.servers, question.work, plain)
+            found += [other] if isinstance(other, Found) else []
+            found.sort(key=lambda each: each.seconds)
+    return found, said
 
 
 def _said(refused: Refused) -> str:
@@ -158,31 +177,33 @@ def _offer(found: list[Found], words: str) -> list[str]:
     return [f"servers: {asked}; {best.placement} would take {_s(best.seconds)} a step"]
 
 
-def _as_told(question: Question, edge: Edge, placement: Placement) -> Decision:
+def _as_told(
+    question: Question, edge: Edge, placement: Placement, try_out: Callable[[Placement], str]
+) -> Decision:
     """The job runs as its words say, or nowhere."""
     if question.group_problem:
         return Decision("", f"servers: {question.group_problem}", edge, notes=question.notes)
     servers = question.servers
     if servers is None:
-        return Decision("", _group(question)[1][0], edge, notes=question.notes)
+        return Decision("", _group(question, try_out)[1][0], edge, notes=question.notes)
     check(placement, question.model, servers, question.work)
     result = evaluate(question.model, servers, question.work, placement)
-    if isinstance(result, Refused):
-        others, refused = _group(question)
-        why = f"{placement}: {_said(result)}"
+    problem = _said(result) if isinstance(result, Refused) else try_out(result.placement)
+    others, refused = _group(question, try_out if problem else _unknown)
+    if isinstance(result, Refused) or problem:
+        why = f"{placement}: {problem}"
         if others:
-            why += f"; {others[0].placement} fits"
+            why += f"; {others[0].placement} {'fits' if isinstance(result, Refused) else 'runs'}"
         return Decision("", why, edge, tuple(others), tuple(refused), question.notes)
-    others, refused = _group(question)
     rest = [each for each in others if kind_of(each.placement) != kind_of(result.placement)]
-    found, notes = (result, *rest), (*question.notes, *_idle(result.placement))
+    found, notes = (result, *rest), (*question.notes, *_idle(result.placement, question.work))
     why = "servers.placement says so"
     return Decision(str(result.placement), why, edge, found, tuple(refused), notes)
 
 
-def _idle(placement: Placement) -> list[str]:
+def _idle(placement: Placement, work: Work) -> list[str]:
     """What too few micro-batches cost."""
-    stages, parts = placement.pipeline, placement.microbatches
+    stages, parts = placement.pipeline, placement.microbatches * work.accumulate
     if parts >= stages:
         return []
     idle, least = (bubble(stages, each, placement.stages) for each in (parts, 4 * stages))
@@ -195,6 +216,7 @@ def _idle(placement: Placement) -> list[str]:
 def check(placement: Placement, model: Model, servers: Servers, work: Work) -> None:
     """ConfigError for a placement that these servers, this model or this batch cannot have, with
     both numbers and the nearest that works."""
+    refuse(placement, work.bars)
     layers = len(model.layers)
     width = placement.width
     if placement.ranks > servers.ranks:

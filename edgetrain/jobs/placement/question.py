@@ -14,6 +14,7 @@ from edgetrain.fleet.cards import cluster as clusters
 from edgetrain.fleet.devices import Device
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.named import check_optimizer
+from edgetrain.jobs.placement.bars import bars_of
 from edgetrain.jobs.placement.decision import Board, Decision, Question, decide, kept_by
 from edgetrain.jobs.placement.formulas import USABLE, Kept, Link, edge_bytes
 from edgetrain.jobs.placement.layers import Layer, Model
@@ -28,7 +29,16 @@ from edgetrain.jobs.rules import resolve
 if TYPE_CHECKING:
     from edgetrain.tasks.protocol import Task
 
-SLOTS = {"adam": 2, "adamw": 2, "nadam": 2, "radam": 2, "adamax": 2, "adadelta": 2, "rprop": 2}
+SLOTS = {
+    "adam": 2,
+    "adamw": 2,
+    "nadam": 2,
+    "radam": 2,
+    "adamax": 2,
+    "adadelta": 2,
+    "rprop": 2,
+    "lamb": 2,
+}
 """Values that optimizers keep of each parameter; others: 1."""
 LOCAL = "local"
 NOMINAL_GFLOPS, NOMINAL_DISPATCH_S = 24.0, 32e-6
@@ -57,15 +67,22 @@ def question_of(job: Job, beside: Path | None = None) -> Question:
         job = replace(job, fleet=replace(job.fleet, members=len(named)))
         found = replace(found, job=job)
     task = task_of(job, beside)
-    model, problem, notes = model_of(task, job)
+    model, notes = model_of(task, job)
     boards, edge_problem = _boards(found, model, sorted(set(named)), beside)
     others, _ = _boards(found, model, devices.names(), beside)
     slots = _slots(job)
     servers = servers_of(job, beside)
+    bars = bars_of(job, task) if servers is not None else ()
     kept = "gradient" if not found.strategy.moves_params else "waits"
     return Question(
         model=model,
-        work=Work(job.fleet.members, job.train.batch, _kept(job, servers, slots)),
+        work=Work(
+            job.fleet.members,
+            job.train.batch,
+            _kept(job, servers, slots),
+            bars,
+            job.train.accumulate,
+        ),
         strategy=found.strategy.name,
         kept_on_edge="runs on" if found.strategy.delays else kept,
         boards=boards,
@@ -74,14 +91,15 @@ def question_of(job: Job, beside: Path | None = None) -> Question:
         fallback=job.servers.fallback,
         servers=servers,
         edge_problem=edge_problem,
-        group_problem=problem or _group_problem(job),
-        notes=notes,
+        group_problem=_group_problem(job),
+        notes=(*notes, *(bar.note for bar in bars)),
     )
 
 
-def model_of(task: Task, job: Job) -> tuple[Model, str, tuple[str, ...]]:
-    """The layers of the task's model; what keeps it from being cut, or ""; and notes."""
+def model_of(task: Task, job: Job) -> tuple[Model, tuple[str, ...]]:
+    """The layers of the task's model, and notes."""
     from edgetrain.jobs.lookup import built
+    from edgetrain.tasks.losses import scalar_of
     from edgetrain.tasks.meta import outline_of
     from edgetrain.tasks.profiling import profile
 
@@ -93,26 +111,22 @@ def model_of(task: Task, job: Job) -> tuple[Model, str, tuple[str, ...]]:
     except Exception as error:  # whatever a model's own code raises on tensors without numbers
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         outline = outline_of(task)
-        flops, operators = devices.measure_step(built(task), batch, task.loss)
+        flops, operators = devices.measure_step(
+            built(task), batch, lambda model, batch: scalar_of(task, task.loss(model, batch))
+        )
         whole = Layer("model", outline.parameters, flops / 3, 2 * flops / 3, operators // 3,
                       operators - operators // 3, 0.0, 0.0)  # fmt: skip
         note = f"measured by building it, activations left out: it fails on fake tensors ({said})"
-        return Model((whole,)), "", (note,)
+        return Model((whole,)), (note,)
     layers = tuple(Layer(**vars(each)) for each in found.layers)
     notes = [
         f"the tied parameters of {layers[a].name} and {layers[b].name} ({n:,}) are on both stages"
         for a, b, n in found.tied
     ]
-    problem = ""
-    if found.buffers:
-        problem = (
-            f"the module '{found.buffers[0]}' keeps statistics of batches, of which ranks and "
-            "micro-batches would each see another part (GroupNorm or LayerNorm have none)"
-        )
     model = Model(
         layers, tuple(found.tied), found.heads, found.length, found.knows_place, found.experts
     )
-    return model, problem, tuple(notes)
+    return model, tuple(notes)
 
 
 def _kept(job: Job, servers: Servers | None, slots: int) -> Kept:

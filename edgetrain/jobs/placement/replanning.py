@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.placement.decision import Question, check
@@ -55,6 +56,30 @@ def place_again(
     ranks = {kept[server]: each for server, each in ranks_of(best, servers).items()}
     moved = replace(best, servers=tuple(kept[server] for server in best.servers))
     return Placed(moved, ranks)
+
+
+def nearest(question: Question, placement: Placement) -> Iterator[Found]:
+    """Placements with one word less that the job could have instead, those of most ranks first."""
+    plain = Placement()
+    stages: dict[str, Any] = {"schedule": plain.schedule, "stages": 1, "cuts": ()}
+    shard: dict[str, Any] = {"shard": 1, "zero": 0, "experts": 1}
+    changes: list[dict[str, Any]] = [
+        {"microbatches": 1}, {"recompute": False}, {"norms": "whole"}, stages, {"zero": 2}, shard,
+        {"ulysses": 1}, {"tensor": 1, "norms": "whole"}, {"sequence": 1, "ulysses": 1},
+        {"pipeline": 1, **stages}, {"data": 1, **shard},
+    ]  # fmt: skip
+    others = {str(each): each for each in (replace(placement, **c) for c in changes)}
+    others.pop(str(placement), None)
+    for other in sorted(others.values(), key=lambda each: -each.ranks):
+        try:
+            assert question.servers is not None
+            other.check()
+            check(other, question.model, question.servers, question.work)
+        except ConfigError:
+            continue
+        found = evaluate(question.model, question.servers, question.work, other)
+        if isinstance(found, Found):
+            yield found
 
 
 def _candidates(question: Question, servers: Servers) -> Sequence[Found]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from edgetrain.jobs.placement.bars import Bar
 from edgetrain.jobs.placement.cutting import Cut, cut_in_order, cut_over
 from edgetrain.jobs.placement.formulas import Kept, weights_of
 from edgetrain.jobs.placement.layers import Model
@@ -25,11 +26,19 @@ ones. With more it fills the servers in order."""
 
 @dataclass(frozen=True)
 class Work:
-    """What a step of the job is: samples of all members, and what of a parameter is kept."""
+    """What a step of the job is: samples of all members, what of a parameter is kept, and the words
+    that its placements cannot have."""
 
     members: int
     batch: int
     kept: Kept
+    bars: tuple[Bar, ...] = ()
+    accumulate: int = 1
+    """Batches that a step adds up."""
+
+    def bars_out(self, placement: Placement) -> bool:
+        """Whether its loss or its optimizer rules a placement out."""
+        return any(bar.hits(placement) for bar in self.bars)
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,7 @@ class _Option:
         self.placement, self._room, self._costs, self._mixed = placement, room, costs, mixed
         self._sums = sums
         self._a, self._c = weights_of(
-            placement.schedule, placement.pipeline, placement.microbatches, placement.stages
+            placement.schedule, placement.pipeline, costs.microbatches, placement.stages
         )
         fastest = max(range(len(room)), key=lambda d: room[d].flops_s)
         total = costs.whole_seconds(fastest)
@@ -176,7 +185,7 @@ class _Option:
         times, placement = self._times(cut.ends), self.placement
         ranks = range(placement.pipeline)
         busy = max(sum(times[stage] for stage in placement.stages_of(rank)) for rank in ranks)
-        return self._a * sum(times) + placement.microbatches * busy
+        return self._a * sum(times) + self._costs.microbatches * busy
 
     def _times(self, ends: tuple[tuple[int, int], ...]) -> list[float]:
         """Seconds of each stage for one micro-batch, infinite where it does not fit."""
@@ -203,7 +212,7 @@ class _Option:
         """Whether no cut can be worth it, as far as relaxed costs tell."""
         if self.placement.stages > 1:
             # The busiest rank is at least as busy as all are on average.
-            mean = self.placement.microbatches / self.placement.pipeline
+            mean = self._costs.microbatches / self.placement.pipeline
             return self._cut_at(self._a + mean, 0.0, limit / self._slack) is None
         return self._cut_at(self._a, self._c, limit) is None
 
@@ -267,6 +276,8 @@ def _options(sums: Sums, servers: Servers, work: Work) -> Iterator[_Option]:
                 continue
             for sequence in _sequences(sums.model, servers.ranks // (data * tensor), tensor):
                 for placement in _widths(sums, servers, work, (data, tensor, *sequence)):
+                    if work.bars_out(placement):
+                        continue
                     option = _option(sums, servers, work, placement)
                     if option is not None:
                         yield option
@@ -348,14 +359,16 @@ def _option(
     room = slots(servers, width)
     if not room or (placement.pipeline > len(room)):
         return None
-    mixed = placement.pipeline == 1 and not given and _is_chosen(servers, room)
+    is_free = placement.pipeline == 1 and not given and _is_chosen(servers, room)
+    mixed = is_free and not (work.bars and work.bars_out(replace(placement, pipeline=2)))
     inside = servers.servers[room[0].server].inside
     samples = work.members // placement.data * work.batch / placement.microbatches
     shape = Shape(
         placement.data * placement.sequence, placement.shard, placement.zero, placement.tensor,
-        placement.schedule, placement.pipeline, placement.stages, placement.microbatches,
-        samples / placement.sequence, placement.recompute, placement.ring, placement.ulysses,
-        placement.norms == "split", placement.experts,
+        placement.schedule, placement.pipeline, placement.stages,
+        placement.microbatches * work.accumulate, samples / placement.sequence,
+        placement.recompute, placement.ring, placement.ulysses, placement.norms == "split",
+        placement.experts,
     )  # fmt: skip
     used = room if mixed else [room[s % placement.pipeline] for s in range(placement.all_stages)]
     as_needed = placement.recompute is True and not given

@@ -160,7 +160,7 @@ class StageCosts:
         """`links` are those inside a server and between servers. `as_needed`: every stage computes
         the activations of as many layers again as it has no memory for."""
         self.as_needed, self.relaxed = as_needed, False
-        self.layers = sums.layers
+        self.layers, self.microbatches = sums.layers, shape.microbatches
         self._sums, self._shape, self._slots, self._kept = sums, shape, slots, kept
         self._inside, self._between = self._links = links
         self._divided = sums.divided(shape.tensor, shape.experts)

@@ -90,6 +90,15 @@ class Placement:
         return self.data * self.sequence * self.tensor
 
     @property
+    def parts(self) -> frozenset[str]:
+        """The words by which anything is divided or computed again: counts above 1, zero=1, 2 or
+        3, norms=split and recompute."""
+        words = {name for name in COUNTS if getattr(self, name) > 1}
+        words |= {f"zero={self.zero}"} if self.zero else set()
+        words |= {"norms=split"} if self.norms == "split" else set()
+        return frozenset(words | ({"recompute"} if self.recompute else set()))
+
+    @property
     def divided(self) -> int:
         """Ranks that each keep a part of every gradient and parameter."""
         return self.shard if self.zero >= 2 else 1
@@ -259,6 +268,8 @@ def parse(text: str) -> Placement:
     """
     known = {each.name: each.type for each in fields(Placement)}
     given: dict[str, object] = {}
+    if not text.strip():
+        raise ConfigError("placement: it is empty", "auto, edge, or words as in data=2 pipeline=2")
     for word in text.split():
         name, equals, value = word.partition("=")
         if name not in known or not equals:

@@ -28,6 +28,8 @@ class Attempt:
     """Of the attempt's store."""
     elapsed_s: float | None
     """Since training began; None: it has not begun."""
+    is_trial: bool = False
+    """Whether it ends with the check before the first step."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -22,7 +22,7 @@ def clip_gradients(held: Held, most: float) -> float:
                 length = torch.linalg.vector_norm(part, dtype=torch.promote_types(
                     part.dtype, torch.float32
                 ))  # fmt: skip
-                total += length.double().cpu().square() / held.copies(name)
+                total += length.double().cpu().square() / held.copies(parameter)
     dist.all_reduce(total)
     length = float(total.sqrt())
     if length + 1e-6 > most:

@@ -11,6 +11,7 @@ from edgetrain.jobs.placement.machines import Servers
 from edgetrain.jobs.placement.question import check_trust
 from edgetrain.jobs.placement.replanning import ranks_of
 from edgetrain.jobs.placement.search import Found
+from edgetrain.training.servers.interfaces import host_name
 
 PORT = 29400
 
@@ -31,7 +32,7 @@ def commands(
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{e.name} {n}" for e, n in zip(used, counts.values(), strict=True))
         raise ConfigError(f"torchrun wants as many ranks on each server: {told}", "other words")
-    head = used[0].host if len(used) > 1 else "127.0.0.1"
+    head = host_name(used[0].host) if len(used) > 1 else "127.0.0.1"
     found = []
     for node, (entry, count) in enumerate(zip(used, counts.values(), strict=True)):
         environment = ""

@@ -11,7 +11,7 @@ from edgetrain.fleet.cards.cluster import LOCAL_HOSTS, Cluster
 from edgetrain.training.servers.attempt import End
 from edgetrain.training.servers.far import There
 from edgetrain.training.servers.here import Here
-from edgetrain.training.servers.interfaces import address_of, address_towards
+from edgetrain.training.servers.interfaces import address_of, address_towards, host_name
 
 RETRY_S = 5.0
 """Between two attempts to reach a server that was lost."""
@@ -100,7 +100,7 @@ class Crew:
         for entry in self._cluster.servers:
             if entry.host in LOCAL_HOSTS and entry.interface and address_of(entry.interface):
                 return address_of(entry.interface)
-        return address_towards(far[0].rpartition("@")[2])
+        return address_towards(host_name(far[0]))
 
     # -- an attempt ----------------------------------------------------------------------------
 

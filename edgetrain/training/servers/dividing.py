@@ -62,6 +62,15 @@ def divide_with_norms(
             "leave norms out",
         )
     parallelize_module(module, mesh, {**found, **norms})
+    for block in blocks:
+        for name, parameter in module.get_submodule(block).named_parameters():
+            if not isinstance(parameter, DTensor):
+                raise ConfigError(
+                    f"placement: norms=split, and '{block}.{name}' is of no norm and not divided: "
+                    "ranks would each train it on a part of the sequence",
+                    "name it in tensor_plan, or leave norms out",
+                )
+    _keep_order([module.get_submodule(name) for name in blocks])
     first, last = (module.get_submodule(name) for name in (blocks[0], blocks[-1]))
     first.register_forward_pre_hook(lambda block, args: (_split(args[0], mesh), *args[1:]))
     last.register_forward_hook(lambda block, args, output: _joined(output, mesh))
@@ -92,6 +101,25 @@ def share_experts(module: nn.Module, mesh: DeviceMesh) -> None:
 
     module.register_forward_pre_hook(sent)
     module.register_forward_hook(returned)
+
+
+def _keep_order(blocks: Sequence[nn.Module]) -> None:
+    """ConfigError, when they are called, for blocks that do not run once each, in this order:
+    between the first and the last one ranks have parts of the sequence."""
+    before = [0]
+
+    def follow(place: int) -> None:
+        in_backward = torch._C._current_graph_task_id() != -1  # it is computed again
+        if not in_backward and place not in (0, before[0] + 1):
+            raise ConfigError(
+                "placement: norms=split, and the model's blocks do not run once each, one after "
+                "the other",
+                "leave norms out",
+            )
+        before[0] = place
+
+    for place, block in enumerate(blocks):
+        block.register_forward_pre_hook(lambda own, given, place=place: follow(place))
 
 
 class _Times(torch.autograd.Function):

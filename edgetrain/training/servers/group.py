@@ -7,10 +7,11 @@ When a server is lost, or one that was lost is back, the planner is asked again.
     state      event                              next state
     running    all ranks end well                 finished
     running    a rank reports an error            failed
-    running    a rank is killed                   again, from the last snapshot
+    running    a rank is killed, or hangs         again, from the last snapshot
     running    a server is lost                   again, on the servers that are left
     running    a lost server is back, a snapshot  again, on all servers
     running    no memory at the start             again, once, with the next placement
+    running    one process computes another step  failed, once a placement is found that does not
     again      MOST attempts, no progress         failed
     again      nothing fits the servers           failed
 """
@@ -19,23 +20,28 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
 from edgetrain.errors import EdgetrainError
 from edgetrain.fleet.cards.cluster import Cluster
 from edgetrain.jobs.placement.decision import Question
-from edgetrain.jobs.placement.replanning import Placed, place_again, ranks_of
+from edgetrain.jobs.placement.replanning import Placed, nearest, place_again, ranks_of
 from edgetrain.jobs.placement.search import Found
 from edgetrain.jobs.plan import Plan
-from edgetrain.runs.folder import metrics_path, read_metrics
+from edgetrain.runs.folder import metrics_path, read_metrics, write_job
 from edgetrain.runs.metrics.log import EventName, MetricsLog
 from edgetrain.training import processes
 from edgetrain.training.outcome import recorded
 from edgetrain.training.servers.attempt import Attempt, End
+from edgetrain.training.servers.beats import LINE_S, Silence
+from edgetrain.training.servers.checking import DIFFERS
 from edgetrain.training.servers.crew import Crew
 from edgetrain.training.servers.here import PRELOAD
 from edgetrain.training.servers.mesh import open_store
@@ -44,6 +50,8 @@ from edgetrain.training.servers.snapshots import latest
 
 MOST = 3
 """Attempts in a row that may end at the same snapshot."""
+MOST_TRIED = 6
+"""Placements that are tried in place of one that computes something else."""
 _EVENTS: dict[str, EventName] = {"lost": "gone", "back": "back"}
 _NO_MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory|bad_alloc"
@@ -105,7 +113,8 @@ def _step_seconds(folder: Path) -> float | None:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What an attempt came to: "finished", "killed", "lost", "back" or "memory", and of whom."""
+    """What an attempt came to: "finished", "killed", "lost", "back", "memory" or "differs", and of
+    whom."""
 
     kind: str
     names: tuple[str, ...] = ()
@@ -132,6 +141,7 @@ class _Group:
         self._placed = Placed(chosen, ranks_of(chosen, servers) if servers else whole)
         self._elapsed: tuple[float, float] | None = None
         """Seconds since training began, and when that was so; None: it has not."""
+        self._hang_s = planned.job.servers.hang_s
         self._smaller_tried = False
         self.attempts = 0
 
@@ -149,17 +159,20 @@ class _Group:
             verdict = self._attempt()
             if verdict.kind == "finished":
                 return "finished"
+            if verdict.kind == "differs":
+                raise EdgetrainError(verdict.reason, self._what_holds())
             after = latest(self._folder)
             since = f"from step {after[0]}" if after else "from the beginning"
             if verdict.kind == "killed":
                 stuck = stuck + 1 if after == before else 0
-                self._record("error", verdict, f"was killed; again, {since}")
+                self._record("error", verdict, f"{verdict.reason}; again, {since}")
                 if stuck >= MOST:
                     raise EdgetrainError(
-                        f"{verdict.names[0]} was killed in {stuck} attempts that came no further "
-                        f"than {since.removeprefix('from ')}",
-                        "out of memory? see the kernel's log; `edgetrain plan` says what a rank "
-                        "needs",
+                        f"{verdict.names[0]} {verdict.reason} in {stuck} attempts that came no "
+                        f"further than {since.removeprefix('from ')}",
+                        "its machine sleeps, or it was stopped"
+                        if "hung" in verdict.reason
+                        else "out of memory? see the kernel's log, and what `edgetrain plan` says",
                     )
                 continue
             self._place_again(verdict)
@@ -181,6 +194,38 @@ class _Group:
                 f"edgetrain run --resume {self._folder} goes on, with more servers",
             )
         self._placed = placed
+
+    def _what_holds(self) -> str:
+        """The nearest placement that computes what one process does, found by trying."""
+        off = "servers.check = 'off' trains all the same"
+        if self._question is None:
+            return off
+        for found in islice(nearest(self._question, self.found.placement), MOST_TRIED):
+            if self._holds(found):
+                return f"servers.placement = '{found.placement}' computes the same as one; {off}"
+        return off
+
+    def _holds(self, found: Found) -> bool:
+        """Whether the check before the first step holds with a placement."""
+        assert self._question is not None
+        assert self._question.servers is not None
+        crew, placed = self._crew, Placed(found, ranks_of(found, self._question.servers))
+        used = list(placed.ranks)
+        if crew.lost & set(used):
+            return False
+        crew.wait_for(used, self._watch, self._poll_s, first=False)
+        store, until = self._start(placed, is_trial=True), time.monotonic() + self._hang_s
+        try:
+            while not crew.gone(used) and time.monotonic() < until:
+                ended = crew.ended(used)
+                if len(ended) == found.placement.ranks or any(e.code for e in ended.values()):
+                    return not any(end.code for end in ended.values())
+                self._watch()
+                crew.wait(used, self._poll_s)
+            return False
+        finally:
+            crew.stop(used)
+            del store
 
     def _record(self, event: EventName, verdict: _Verdict, reason: str) -> None:
         began = time.monotonic() - (self._elapsed_s or 0.0)
@@ -205,34 +250,42 @@ class _Group:
         crew.wait_for(list(ranks), self._watch, self._poll_s, first=self.attempts == 1)
         if missing := crew.gone(list(ranks)):
             return self._lost(missing)
-        store = open_store(crew.address(list(ranks)))
-        attempt = Attempt(
-            self.attempts, self._planned.job, self._beside, self._folder,
-            str(self.found.placement), self.found.placement.ranks, store.host, store.port,
-            self._elapsed_s,
-        )  # fmt: skip
+        store = self._start(self._placed)
         try:
-            for server, each in ranks.items():
-                crew.side(server).start(attempt, each)
-            return self._follow(list(ranks))
+            silence = Silence(store, self.found.placement.ranks, self._hang_s)
+            return self._follow(list(ranks), silence)
         finally:
             crew.stop(list(ranks))
             del store
+
+    def _start(self, placed: Placed, is_trial: bool = False) -> TCPStore:
+        """Start all ranks of a placement; the store that they meet at."""
+        placement = placed.found.placement
+        store = open_store(self._crew.address(list(placed.ranks)))
+        attempt = Attempt(
+            self.attempts, self._planned.job, self._beside, self._folder, str(placement),
+            placement.ranks, store.host, store.port, self._elapsed_s, is_trial,
+        )  # fmt: skip
+        for server, each in placed.ranks.items():
+            self._crew.side(server).start(attempt, each)
+        return store
 
     @property
     def _beside(self) -> Path | None:
         beside = self._planned.beside
         return beside.resolve() if beside is not None else None
 
-    def _follow(self, used: list[int]) -> _Verdict:
-        """Until all ranks have ended, one has ended badly (the others would wait for it), a server
-        is lost, or one that is back can be taken in."""
+    def _follow(self, used: list[int], silence: Silence) -> _Verdict:
+        """Until all ranks have ended, one has ended badly (the others would wait for it) or hangs,
+        a server is lost, or one that is back can be taken in."""
         crew, count = self._crew, self.found.placement.ranks
         before = latest(self._folder)
         while True:
             self._watch()
             ended, bad = crew.ended(used), {}
             if crew.elapsed_s is not None:
+                if self._elapsed is None:  # only now no rank can refuse it any more
+                    write_job(self._folder, self._planned.job.to_dict())
                 self._elapsed = (crew.elapsed_s, time.monotonic())
             bad = {rank: end for rank, end in ended.items() if end.code}
             if not bad and len(ended) == count:
@@ -246,12 +299,30 @@ class _Group:
                 self._watch()
                 missing = crew.gone(used)
                 return self._lost(missing) if missing else self._verdict(crew.ended(used))
+            if hanging := self._hanging(silence, ended):
+                return hanging
             found = latest(self._folder)
             if found != before:
                 before = found
                 if verdict := self._taken_in():
                     return verdict
             crew.wait(used, self._poll_s)
+
+    def _hanging(self, silence: Silence, ended: Collection[int]) -> _Verdict | None:
+        """Say who is silent; the verdict once that has been so for too long."""
+        said_s = min(LINE_S, self._hang_s / 2)
+        before = {rank for rank, seconds in silence.seconds.items() if seconds >= said_s}
+        silence.look(ended)
+        for rank, seconds in silence.seconds.items():
+            if seconds >= self._hang_s:
+                return _Verdict("killed", (name_of(rank),), f"hung for {seconds:.0f} s")
+            if seconds >= said_s and rank not in before:
+                said = (
+                    f"no sign of life for {seconds:.0f} s: stopped? Training goes on from the last "
+                    f"snapshot after {self._hang_s:g} s (servers.hang_s)"
+                )
+                self._record("stands", _Verdict("stands", (name_of(rank),)), said)
+        return None
 
     def _lost(self, missing: list[int]) -> _Verdict:
         reasons = [self._crew.side(server).problem for server in missing]
@@ -274,18 +345,23 @@ class _Group:
     def _verdict(self, ended: dict[int, End]) -> _Verdict:
         killed = [rank for rank, end in ended.items() if end.code < 0]
         if killed:
-            return _Verdict("killed", tuple(name_of(rank) for rank in killed))
+            return _Verdict("killed", tuple(name_of(rank) for rank in killed), "was killed")
         told = {rank: end for rank, end in ended.items() if end.code and end.error}
         refused = {rank: end for rank, end in told.items() if end.code == 2}
-        rank, end = next(iter((refused or told or ended).items()))
-        first = (end.error.strip() or "no reason given").splitlines()[0]
+        own = {rank: end for rank, end in told.items() if not _CONNECTION.search(_first(end))}
+        rank, end = next(iter((refused or own or told or ended).items()))
+        first = _first(end)
+        if DIFFERS in first:
+            return _Verdict("differs", (name_of(rank),), first)
         hungry = [r for r, each in told.items() if _NO_MEMORY.search(each.error)]
         if hungry and not refused and self._may_shrink():
             self._smaller_tried = True
             said = f"{name_of(hungry[0])} has no memory for {self.found.placement}"
             return _Verdict("memory", (name_of(hungry[0]),), said)
         if not refused and not hungry and _CONNECTION.search(first):
-            return _Verdict("killed", (name_of(rank),))  # its peer is gone, and cannot say so
+            return _Verdict(
+                "killed", (name_of(rank),), "was killed"
+            )  # its peer is gone, and cannot say so
         self._record("error", _Verdict("failed", (name_of(rank),)), first)
         hint = ""
         if hungry and (smaller := self._smaller()):
@@ -303,3 +379,7 @@ class _Group:
         if self._question is None:
             return None
         return place_again(self._question, self._crew.lost, max(self.found.bytes))
+
+
+def _first(end: End) -> str:
+    return (end.error.strip() or "no reason given").splitlines()[0]

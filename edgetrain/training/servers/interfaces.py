@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import socket
 import struct
+import subprocess
 
 from edgetrain.errors import ConfigError, did_you_mean
 
@@ -42,6 +43,18 @@ def address_towards(host: str) -> str:
                 "its address or a name that this machine resolves",
             ) from None
         return str(asking.getsockname()[0])
+
+
+def host_name(host: str) -> str:
+    """The name or address that ssh would connect to for `host`, [USER@]HOST or an alias of
+    ~/.ssh/config; without an ssh, HOST."""
+    plain = host.rpartition("@")[2]
+    try:
+        done = subprocess.run(["ssh", "-G", "--", host], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return plain
+    words = (line.split(None, 1) for line in done.stdout.splitlines())
+    return next((each[1] for each in words if each[0] == "hostname" and each[1:]), plain)
 
 
 def interface_towards(host: str) -> str:

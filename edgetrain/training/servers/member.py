@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
+from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.member.driver import Exchanged
 from edgetrain.exchange.member.telemetry import Sums
 from edgetrain.exchange.transport import Traffic
@@ -18,6 +20,14 @@ from edgetrain.training.servers.snapshots import Snapshots
 from edgetrain.vectors.vector import checksum
 
 _SIGN = 1 << 63
+
+
+def diverged(what: str, step: int) -> EdgetrainError:
+    """That training has come to numbers that are not finite."""
+    return EdgetrainError(
+        f"{what} is not finite in step {step}: training has diverged",
+        "a smaller learning rate, train.clip or precision = 'fp32', from an earlier snapshot",
+    )
 
 
 class RankProgress:
@@ -40,8 +50,12 @@ class RankWork:
         self._task, self._rank, self._progress = task, rank, progress
 
     def backward(self, ahead: int = 0) -> Callable[[], float]:
-        """See Local. The loss is that of all ranks."""
-        return self._rank.steps.backward()
+        """See Local. The loss is that of all ranks. EdgetrainError, before anything is stepped, if
+        it is no number."""
+        loss = self._rank.steps.backward()()
+        if not math.isfinite(loss):
+            raise diverged("the loss", self._progress.round + 1)
+        return lambda: loss
 
     def evaluate(self) -> dict[str, float]:
         """The task's figures for the whole model, on the leader; {} elsewhere."""

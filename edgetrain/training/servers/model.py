@@ -1,14 +1,18 @@
 """One rank's part of the model: built empty, divided, sharded, then filled by the leader.
 
 The order is torch's: tensor parallel, recomputation, compiling, sharding. Weights are made by the
-leader, rank 0, as a member of the job would make them, and handed out parameter by parameter;
-nobody else ever has the whole model.
+leader, rank 0, as a member of the job would make them, and handed out tensor by tensor; nobody else
+ever has the whole model. torch's `set_model_state_dict` would do it for parameters, and leaves
+buffers out that are not in the state dict, as masks mostly are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,8 +24,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
-from torch.utils._pytree import tree_map_only
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from edgetrain.errors import ConfigError
 from edgetrain.tasks.experts import expert_modules
@@ -32,9 +36,7 @@ from edgetrain.training.servers.attention import SplitAttention
 from edgetrain.training.servers.dividing import divide, divide_with_norms, share_experts
 from edgetrain.training.servers.dropping import Dropping
 from edgetrain.training.servers.mesh import Ranks
-from edgetrain.training.servers.parts import Parts
-
-_WRAPPED = "_checkpoint_wrapped_module."
+from edgetrain.training.servers.parts import Parts, with_buffers
 
 
 class Held:
@@ -55,14 +57,13 @@ class Held:
         """Empty: `hand_out` fills it. `compiler` is the backend of torch.compile; "": none."""
         self.parts, self.ranks, self.compiler = parts, ranks, compiler
         self.dropping = dropping
-        self._divided: dict[str, int] = {}
-        self._of_experts: set[str] = set()
         self.attention = self._split_attention()
         self.modules = [self._build(stage, precision) for stage in ranks.stages]
         self.own: list[dict[str, nn.Parameter]] = [
             {
-                parts.names[name.replace(_WRAPPED, "")]: parameter
-                for name, parameter in module.named_parameters()
+                name: tensor
+                for name, tensor in parts.tensors(module).items()
+                if isinstance(tensor, nn.Parameter)
             }
             for module in self.modules
         ]
@@ -74,11 +75,14 @@ class Held:
 
     def _build(self, stage: int, precision: str) -> nn.Module:
         module = self.parts.build(stage)
+        frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
         self._within_attention(module)
         placement = self.ranks.placement
         if placement.tensor > 1:
             self._divide(module)
         experts = self._share_experts(module)
+        for name in frozen:  # torch makes divided parameters anew, to be trained
+            module.get_parameter(name).requires_grad_(False)
         units = [n for n in self.parts.units if _has(module, n)]
         if self.dropping is not None:
             for name in units:
@@ -107,17 +111,15 @@ class Held:
         for each in experts:
             assert self.ranks.experts is not None
             fully_shard(each, mesh=self.ranks.experts["copies", "single"], mp_policy=policy)
-        for name in units:
+        for name in _apart(module, units):
             fully_shard(
                 module.get_submodule(name), mesh=mesh, reshard_after_forward=again, mp_policy=policy
             )
         # The loss is computed in float32, and so do stages hand on what they have computed.
         fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=ends)
-        if any(t.device.type == "meta" for t in (*module.parameters(), *module.buffers())):
-            module.to_empty(device=self.ranks.device)
-        else:
-            module.to(self.ranks.device)
+        _move(module, self.ranks.device)
         if placement.all_stages > 1:
+            module.register_forward_pre_hook(_sent_back_contiguous)
             module.register_forward_hook(_contiguous)
         return module
 
@@ -170,9 +172,6 @@ class Held:
             divide_with_norms(module, plan, mesh, blocks)
         else:
             divide(module, plan, mesh)
-        for name, parameter in module.named_parameters():
-            if isinstance(parameter, DTensor) and isinstance(parameter.placements[0], Shard):
-                self._divided[self.parts.names[name]] = parameter.placements[0].dim
 
     def _share_experts(self, module: nn.Module) -> list[nn.Module]:
         """The modules whose experts this rank shares with others; it keeps its part of them."""
@@ -184,15 +183,31 @@ class Held:
                 "placement: experts with a pipeline that torch's tracer cuts",
                 "the model names its pieces, or leave one of both out",
             )
-        found = expert_modules(module)
-        for name, each in found.items():
+        found = list(expert_modules(module).values())
+        for each in found:
             share_experts(each, mesh["expert"])
-            self._of_experts |= {
-                self.parts.names[f"{name}.{own}"] for own, _ in each.named_parameters()
-            }
-        return list(found.values())
+        return found
 
     # -- weights -------------------------------------------------------------------------------
+
+    @property
+    def tensors(self) -> list[dict[str, Tensor]]:
+        """This rank's parts of parameters and buffers, by their first names, once for each stage
+        that holds them. Buffers may be others after a forward pass; one of another shape is no
+        state of the model, and stays here."""
+        whole, found = self.parts.tensors(self.parts.whole), []
+        for module, own in zip(self.modules, self.own, strict=True):
+            kept = {n: t for n, t in self.parts.tensors(module).items() if n not in own}
+            for name, tensor in kept.items():
+                if tensor.shape != whole[name].shape:
+                    kept[name] = torch.zeros_like(whole[name], device=tensor.device)
+            found.append(own | kept)
+        return found
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The whole model, on the leader, as it was gathered last."""
+        return self._model
 
     def hand_out(self, task: Task, seed: int) -> None:
         """Fill all ranks with the weights that a member of the job begins with. All ranks call it.
@@ -201,70 +216,47 @@ class Held:
         """
         if self.ranks.rank == 0:
             torch.manual_seed(seed)
-            self._model = task.model()
+            self._model = with_buffers(task.model())
             self.whole = FlatModel(self._model)
         self.scatter()
 
+    @torch.no_grad()
     def scatter(self) -> None:
         """Fill all ranks from the leader's model."""
-        tensors = dict(self._model.named_parameters()) if self._model is not None else {}
-        for name, shape in self._shapes():
-            full = self._from_leader(tensors.get(name), shape)
-            for own in self.own:
-                if name in own:
-                    self._fill(name, own[name], full)
-        kept = dict(self._model.named_buffers()) if self._model is not None else {}
-        for name, buffer in self.parts.whole.named_buffers():
-            full = self._from_leader(kept.get(name), buffer)
-            for module in self.modules:
-                mine = dict(module.named_buffers())
-                if name in mine:
-                    mine[name].copy_(full)
-
-    def _shapes(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.parts.whole.named_parameters()
-
-    def _from_leader(self, tensor: Tensor | None, like: Tensor) -> Tensor:
-        full = (
-            torch.empty(like.shape, dtype=like.dtype) if tensor is None else tensor.detach().cpu()
-        )
-        dist.broadcast(full, 0)
-        return full
-
-    @torch.no_grad()
-    def _fill(self, name: str, parameter: nn.Parameter, full: Tensor) -> None:
-        part = full
-        if name in self._divided:
-            count, place = self.ranks.placement.tensor, self.ranks.place("tensor")
-            part = part.chunk(count, self._divided[name])[place]
-        count, place = self.ranks.placement.divided, self.ranks.place("shard")
-        if name in self._of_experts and self.ranks.experts is not None:
-            count = self.ranks.placement.experts
-            place = self.ranks.experts.get_local_rank("expert")
-        if count > 1:
-            chunks = part.chunk(count, 0)
-            part = chunks[place] if place < len(chunks) else part[:0]
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        local.copy_(part)
+        theirs, held = self.parts.tensors(self._model), self.tensors
+        for name, like in self.parts.tensors(self.parts.whole).items():
+            full = (
+                theirs[name].detach().cpu() if self._model is not None
+                else torch.empty(like.shape, dtype=like.dtype)
+            )  # fmt: skip
+            dist.broadcast(full, 0)
+            for each in held:
+                if name in each:
+                    _fill(each[name], full)
 
     def gather(self) -> nn.Module | None:
         """Bring the leader's whole model up to date. All ranks call it; only the leader gets it."""
-        tensors = dict(self._model.named_parameters()) if self._model is not None else {}
+        tensors, held = self.parts.tensors(self._model), self.tensors
         with torch.no_grad():
-            for name, _ in self._shapes():
-                self._gather_one(name, tensors.get(name))
+            for name in self.parts.tensors(self.parts.whole):
+                if self.parts.holders[name]:  # torch's tracer drops what nothing uses
+                    self.gather_one(name, held, tensors.get(name))
         if self.whole is not None:
             self.whole.pull_params()
         return self._model
 
-    def _gather_one(self, name: str, into: Tensor | None) -> None:
+    def gather_one(
+        self, name: str, held: Sequence[Mapping[str, Tensor]], into: Tensor | None
+    ) -> None:
+        """Copy what stages hold under a name, whole, to `into`, which only the leader has. All
+        ranks call it; `held` has their tensors, or gradients, once for each stage."""
         ranks = self.ranks
         stage = self.parts.holders[name][0]
         holder = ranks.holder(stage)
         full: Tensor | None = None
         if ranks.place("pipeline") == holder:
-            parameter = self.own[ranks.stages.index(stage)][name]
-            found = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            found = held[ranks.stages.index(stage)][name]
+            found = found.full_tensor() if isinstance(found, DTensor) else found
             full = found.detach().cpu().contiguous()
         owner = ranks.rank_at(holder)
         if owner == 0:
@@ -283,22 +275,72 @@ class Held:
         """Give all copies of a tied parameter the sum of their gradients. All ranks call it."""
         self._tied.add()
 
-    def copies(self, name: str) -> int:
+    def copies(self, parameter: nn.Parameter) -> int:
         """Ranks of a stage that have the same part of a parameter."""
-        placement = self.ranks.placement
-        whole = 1 if name in self._divided else placement.tensor
-        if name in self._of_experts:
-            return placement.data // placement.experts * whole
-        return placement.data // placement.divided * placement.sequence * whole
+        parts = 1
+        if isinstance(parameter, DTensor):
+            axes = enumerate(parameter.placements)
+            parts = math.prod(
+                parameter.device_mesh.size(axis) for axis, each in axes if not each.is_replicate()
+            )
+        return self.ranks.placement.width // parts
 
     def parameters(self) -> nn.ModuleList:
         """This rank's stages as one module, for an optimizer."""
         return nn.ModuleList(self.modules)
 
 
+def _fill(tensor: Tensor, full: Tensor) -> None:
+    """Copy this rank's part of `full`, which all ranks have, into a tensor."""
+    if isinstance(tensor, DTensor):
+        whole = full.to(tensor.device)
+        mesh, placements = tensor.device_mesh, tensor.placements
+        full = distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
+        tensor = tensor.to_local()
+    tensor.copy_(full)
+
+
+def _move(module: nn.Module, device: torch.device) -> None:
+    """Move a module to a device: with memory for what has no numbers, and buffers that modules
+    share shared there, which `to` and `to_empty` do not keep."""
+    made: dict[int, Tensor] = {}
+
+    def moved(tensor: Tensor) -> Tensor:
+        found = made.get(id(tensor))
+        if found is None:
+            empty = tensor.is_meta
+            found = torch.empty_like(tensor, device=device) if empty else tensor.to(device)
+            if not isinstance(tensor, nn.Parameter):
+                made[id(tensor)] = found
+        return found
+
+    module._apply(moved)  # type: ignore[no-untyped-call]
+
+
+def _sent_back_contiguous(module: nn.Module, args: Any) -> None:
+    """The same of the gradients that a stage passes back."""
+    for tensor in tree_leaves(args):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(lambda gradient: gradient.contiguous())  # type: ignore[no-untyped-call]
+
+
 def _contiguous(module: nn.Module, args: Any, output: Any) -> Any:
-    """What a stage passes on, as its transport wants it: convolutions have other strides."""
-    return tree_map_only(Tensor, lambda tensor: tensor.contiguous(), output)
+    """What a stage passes on, as its transport wants it: convolutions have other strides. The next
+    stage sends a gradient back of what a frozen stage passes on, too."""
+
+    def passed(tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()
+        wants = tensor.is_floating_point() and torch.is_grad_enabled() and not tensor.requires_grad
+        return tensor.detach().requires_grad_() if wants else tensor
+
+    return tree_map_only(Tensor, passed, output)
+
+
+def _apart(module: nn.Module, units: Sequence[str]) -> list[str]:
+    """The units that share no parameter with another one: these can be sharded one by one."""
+    own = {name: {id(p) for p in module.get_submodule(name).parameters()} for name in units}
+    users = Counter(itertools.chain.from_iterable(own.values()))
+    return [name for name, mine in own.items() if all(users[each] == 1 for each in mine)]
 
 
 def _has(module: nn.Module, name: str) -> bool:
@@ -314,12 +356,13 @@ class TiedGroups:
     def __init__(self, held: Held) -> None:
         self._held, ranks = held, held.ranks
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
-        self._tied: list[tuple[str, tuple[int, ...]]] = []
+        self._tied: dict[tuple[int, ...], list[str]] = {}
+        trained = dict(held.parts.whole.named_parameters())
         for name, stages in held.parts.holders.items():
-            if len(stages) > 1:
+            if len(stages) > 1 and name in trained:
                 places = tuple(sorted({ranks.holder(stage) for stage in stages}))
-                self._tied.append((name, places))
-        for places in sorted({places for _, places in self._tied}):
+                self._tied.setdefault(places, []).append(name)
+        for places in sorted(self._tied):
             self._groups[places] = self._group(places)
 
     def _group(self, places: tuple[int, ...]) -> dist.ProcessGroup | None:
@@ -336,17 +379,25 @@ class TiedGroups:
         return mine
 
     def add(self) -> None:
+        """Sum the gradients of all copies. A parameter that no copy has a gradient of keeps none:
+        an optimizer would move it by its weight decay."""
         place = self._held.ranks.place("pipeline")
-        for name, places in self._tied:
+        for places, group in self._groups.items():
             if place not in places:
                 continue
-            copies = [own[name] for own in self._held.own if name in own]
-            total = sum(local_gradient(copy) for copy in copies)
-            assert isinstance(total, Tensor)
-            if (group := self._groups[places]) is not None:
-                dist.all_reduce(total, group=group)
-            for each in copies:
-                local_gradient(each).copy_(total)
+            names = self._tied[places]
+            copies = [[own[name] for own in self._held.own if name in own] for name in names]
+            reached = torch.tensor([any(c.grad is not None for c in each) for each in copies])
+            reached = reached.int()
+            if group is not None:
+                dist.all_reduce(reached, group=group)
+            for each in (each for each, is_used in zip(copies, reached, strict=True) if is_used):
+                total = sum(local_gradient(copy) for copy in each)
+                assert isinstance(total, Tensor)
+                if group is not None:
+                    dist.all_reduce(total, group=group)
+                for copy in each:
+                    local_gradient(copy).copy_(total)
 
 
 def local_gradient(parameter: nn.Parameter) -> Tensor:

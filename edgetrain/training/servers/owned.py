@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -24,18 +23,21 @@ with warnings.catch_warnings():
 
 
 class OwnedOptimizer(ZeroRedundancyOptimizer):
-    """An optimizer over the ranks of `group`, which all hold `parameters`. `state_of` has what this
-    rank owns of it."""
+    """An optimizer over the ranks of `group`, which all hold its parameters. `state_of` has what
+    this rank owns of it."""
 
-    def __init__(
-        self, parameters: Sequence[nn.Parameter], like: Optimizer, group: dist.ProcessGroup
-    ) -> None:
-        """Of the class and with the settings of `like`. All ranks of the group call it."""
-        self._parameters = list(parameters)
+    def __init__(self, like: Optimizer, group: dist.ProcessGroup) -> None:
+        """Of the class of `like`, with its parameters and the settings of its groups. All ranks of
+        the group call it."""
+        self._parameters = [p for each in like.param_groups for p in each["params"]]
         self._views = {p: nn.Parameter(local_part(p.detach())) for p in self._parameters}
-        views, taken = list(self._views.values()), inspect.signature(type(like)).parameters
+        taken = inspect.signature(type(like)).parameters
         settings = {key: value for key, value in like.defaults.items() if key in taken}
-        super().__init__(views, type(like), process_group=group, **settings)
+        groups = [
+            {**each, "params": [self._views[p] for p in each["params"]]}
+            for each in like.param_groups
+        ]
+        super().__init__(groups, type(like), process_group=group, **settings)
         self.register_step_pre_hook(self._give_gradients)
 
     def _give_gradients(self, *unused: Any) -> None:
@@ -71,11 +73,12 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_of(parameter: nn.Parameter, part: Tensor) -> Tensor:
+def whole_of(parameter: Tensor, part: Tensor) -> Tensor:
     """A value of the optimizer as the parameter itself is divided, sharing memory with `part`."""
-    is_scalar = part.dim() == 0
-    if isinstance(part, DTensor) or not isinstance(parameter, DTensor) or is_scalar:
+    if isinstance(part, DTensor) or not isinstance(parameter, DTensor):
         return part
+    if part.shape != parameter.to_local().shape:
+        return part  # a number, or means of rows or columns, which all ranks have
     return DTensor.from_local(
         part, parameter.device_mesh, parameter.placements, run_check=False,
         shape=parameter.shape, stride=parameter.stride(),

@@ -2,7 +2,8 @@
 
 Stages are built without numbers (on the meta device) and keep the names of the whole model, so that
 weights, snapshots and tied parameters need no table. A parameter that two stages hold is tied:
-both copies get the sum of their gradients.
+both copies get the sum of their gradients. Buffers, and tensors that modules have as plain
+attributes, are named and handed out like parameters.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ from torch.utils._pytree import tree_map_only
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.placement.words import Placement
 from edgetrain.tasks.meta import outline_of
-from edgetrain.tasks.profiling import pieces_of
+from edgetrain.tasks.profiling import pieces_of, traced
 from edgetrain.tasks.protocol import Task
 
+_WRAPPED = "_checkpoint_wrapped_module."
 Example = tuple[tuple[Any, ...], dict[str, Any]]
 """What a model is called with, for one micro-batch."""
 
 
 @dataclass
 class Parts:
-    """The stages of a model. `holders` are the stages that hold each parameter, by its first
-    name."""
+    """The stages of a model. `holders` are the stages that hold each parameter and buffer, by its
+    first name."""
 
     whole: nn.Module
     """Without numbers, if it can be."""
     names: dict[str, str]
-    """Every name of a parameter, and its first one: tied parameters have several."""
+    """Every name of a parameter or buffer, and its first one: shared ones have several."""
     holders: dict[str, list[int]]
     build: Callable[[int], nn.Module]
     """A fresh module of a stage."""
@@ -48,13 +50,21 @@ class Parts:
     units: dict[str, int] = field(default_factory=dict)
     """Modules that are sharded one by one, by name, and the layer that each is."""
 
+    def tensors(self, module: nn.Module | None) -> dict[str, torch.Tensor]:
+        """The parameters and buffers of the model or a stage, by their first names; {} of None."""
+        if module is None:
+            return {}
+        every = itertools.chain(module.named_parameters(), module.named_buffers())
+        plain = ((name.replace(_WRAPPED, ""), tensor) for name, tensor in every)
+        return {self.names[name]: tensor for name, tensor in plain if name in self.names}
+
 
 def cut(task: Task, placement: Placement, example: Example | None) -> Parts:
     """Cut the task's model as a placement says; `example` is needed by the tracer only.
 
     ConfigError for a model that can be neither traced nor cut, with torch's reason.
     """
-    whole = outline_of(task).model
+    whole = with_buffers(outline_of(task).model)
     pieces = pieces_of(whole)
     names = _first_names(whole)
     units = {
@@ -77,7 +87,7 @@ def cut(task: Task, placement: Placement, example: Example | None) -> Parts:
             return _without(_fresh(task, whole), every - kept[stage])
 
         return Parts(whole, names, holders, by_names, "names", None, units)
-    if isinstance(whole, nn.Sequential) and all(len(p) == 1 and "." not in p[0] for p in pieces):
+    if not traced(whole):
         holders = _held(names, kept, set(names))
 
         def in_sequence(stage: int) -> nn.Module:
@@ -97,15 +107,29 @@ def _even(pieces: int, stages: int) -> tuple[int, ...]:
 
 def _fresh(task: Task, whole: nn.Module) -> nn.Module:
     if any(p.device.type == "meta" for p in whole.parameters()):
-        return outline_of(task).model
+        return with_buffers(outline_of(task).model)
     return copy.deepcopy(whole)
+
+
+def with_buffers(model: nn.Module) -> nn.Module:
+    """The model; tensors that are plain attributes of its modules become buffers, which have names
+    and go along to other devices."""
+    for module in model.modules():
+        for key, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                delattr(module, key)
+                module.register_buffer(key, value, persistent=False)
+    return model
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     return {
-        name: first.setdefault(id(parameter), name)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
+        name: first.setdefault(id(tensor), name)
+        for name, tensor in itertools.chain(
+            model.named_parameters(remove_duplicate=False),
+            model.named_buffers(remove_duplicate=False),
+        )
     }
 
 
@@ -167,7 +191,8 @@ def _traced(
         )
     holders: dict[str, list[int]] = {first: [] for first in names.values()}
     for stage in range(pipe.num_stages):
-        for name, _ in pipe.get_stage_module(stage).named_parameters():
-            if stage not in holders[names[name]]:
+        module = pipe.get_stage_module(stage)
+        for name, _ in itertools.chain(module.named_parameters(), module.named_buffers()):
+            if name in names and stage not in holders[names[name]]:
                 holders[names[name]].append(stage)
     return Parts(whole, names, holders, pipe.get_stage_module, "tracer", pipe, units)

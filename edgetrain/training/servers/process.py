@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from edgetrain.errors import ConfigError
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.placement.words import parse
 from edgetrain.runs.environment import Meter
-from edgetrain.runs.folder import metrics_path, write_environment, write_job, write_summary
+from edgetrain.runs.folder import (
+    metrics_path,
+    read_job,
+    write_environment,
+    write_job,
+    write_summary,
+)
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.summary import summarise
 from edgetrain.tasks import weights
+from edgetrain.tasks.protocol import Task
 from edgetrain.training.loop import EVALUATIONS, Loop, Steps
 from edgetrain.training.pacing import Pace
+from edgetrain.training.servers import beats
 from edgetrain.training.servers.attempt import Attempt
-from edgetrain.training.servers.member import RankMember, RankProgress, RankWork
+from edgetrain.training.servers.checking import check_group
+from edgetrain.training.servers.member import RankMember, RankProgress, RankWork, diverged
 from edgetrain.training.servers.mesh import join_torchrun, open_group
 from edgetrain.training.servers.rank import prepare_rank
 from edgetrain.training.servers.snapshots import Snapshots, latest
 from edgetrain.training.trained import write_model
 from edgetrain.vectors.allocator import map_large
+from edgetrain.vectors.vector import all_finite
 
 SNAPSHOTS = 10
 """Snapshots in a run unless the job says how often."""
@@ -43,6 +55,7 @@ def name_of(rank: int) -> str:
 def rank_process(attempt: Attempt, rank: int, local: int, began: Synchronized[float]) -> None:
     """One rank of an attempt, the `local`-th of its machine."""
     job = attempt.job
+    end = beats.begin(attempt.host, attempt.port, rank, job.servers.hang_s)
     place = (rank, attempt.count, attempt.port, attempt.host)
     device = open_group(*place, accelerator=job.train.accelerator, local=local)
 
@@ -56,9 +69,14 @@ def rank_process(attempt: Attempt, rank: int, local: int, began: Synchronized[fl
         return time.monotonic() - float(elapsed)
 
     attempt.folder.mkdir(parents=True, exist_ok=True)
-    train(job, attempt.beside, attempt.folder, attempt.words, device, start)
+    if attempt.is_trial:
+        task = _task(job, attempt.beside)
+        check_group(job, task, prepare_rank(job, task, parse(attempt.words), device))
+    else:
+        train(job, attempt.beside, attempt.folder, attempt.words, device, start)
     dist.barrier()
     dist.destroy_process_group()
+    end()
 
 
 def train_as_rank(job: Job, beside: Path | None, folder: Path, words: str) -> None:
@@ -67,11 +85,11 @@ def train_as_rank(job: Job, beside: Path | None, folder: Path, words: str) -> No
 
     def start() -> float:
         dist.barrier()
+        if dist.get_rank() == 0:
+            write_job(folder, job.to_dict())
+            write_environment(folder)
         return time.monotonic()
 
-    if dist.get_rank() == 0:
-        write_job(folder, job.to_dict())
-        write_environment(folder)
     train(job, beside, folder, words, device, start)
     dist.barrier()
     if dist.get_rank() == 0:
@@ -94,9 +112,12 @@ def train(
     """
     map_large()
     torch.set_num_threads(job.train.threads)
-    task = task_of(replace(job, data={**job.data, **job.servers.data}), beside)
+    task = _task(job, beside)
     step = _leaders_step(folder)
+    if step and dist.get_rank() == 0:
+        _check_optimizer(job, read_job(folder))
     rank = prepare_rank(job, task, parse(words), device, step)
+    left_out = check_group(job, task, rank) if job.servers.check != "off" else ""
     every = job.servers.snapshot_every or max(1, job.train.steps // SNAPSHOTS)
     snapshots = Snapshots(rank, folder, every, job.servers.async_snapshots)
     if step:
@@ -105,7 +126,8 @@ def train(
     work, member = RankWork(task, rank, progress), RankMember(rank, progress, snapshots)
     name = name_of(rank.ranks.rank)
     with MetricsLog(metrics_path(folder), name, time.monotonic, start()) as log:
-        log.event("started", f"{words}, step {step}")
+        said = f"; {left_out}" if left_out else ""
+        log.event("started", f"{words}, step {step}{said}")
         if rank.ranks.rank == 0:
             snapshots.report_to(partial(log.event, "error"))
         steps = Steps(
@@ -116,8 +138,26 @@ def train(
             steps, work, member, log, Pace(lambda step: 0.0), Meter(), energy, time.monotonic
         ).run()
     model = rank.held.gather()
+    if rank.held.whole is not None and not all_finite(rank.held.whole.params):
+        raise diverged("the trained model", job.train.steps)
     if model is not None:
         write_model(model, folder / weights.FILE)
+
+
+def _check_optimizer(job: Job, before: Mapping[str, Any]) -> None:
+    """ConfigError for another optimizer than that of the run which wrote the snapshots."""
+    theirs = before.get("train", {}).get("optimizer", {}).get("name")
+    ours = job.train.optimizer.get("name")
+    if theirs is not None and str(theirs).lower() != str(ours).lower():
+        raise ConfigError(
+            f"optimizer '{ours}' goes on from snapshots of '{theirs}', whose values it cannot use",
+            f"optimizer={theirs}, or a new run with start=runs/…/{weights.FILE}",
+        )
+
+
+def _task(job: Job, beside: Path | None) -> Task:
+    """The task, with the options that differ on servers."""
+    return task_of(replace(job, data={**job.data, **job.servers.data}), beside)
 
 
 def _leaders_step(folder: Path) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import tuning_of
+from edgetrain.jobs.named import ELEMENTWISE
+from edgetrain.jobs.placement.bars import bars_of, refuse
 from edgetrain.jobs.placement.words import Placement
-from edgetrain.tasks.layerwise import LAYER_WISE
 from edgetrain.tasks.profiling import inputs_of
 from edgetrain.tasks.protocol import Task
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
@@ -20,6 +23,7 @@ from edgetrain.training.servers.model import Held
 from edgetrain.training.servers.owned import OwnedOptimizer
 from edgetrain.training.servers.parts import Example, Parts, cut
 from edgetrain.training.servers.steps import GroupSteps, Schedule, batches_of
+from edgetrain.training.servers.streams import Streams
 
 
 @dataclass(frozen=True)
@@ -34,22 +38,11 @@ class Rank:
 def check_training(job: Job) -> None:
     """ConfigError for what a member does between exchanges, and a group of ranks cannot."""
     train = job.train
-    if train.accumulate > 1:
-        raise ConfigError(
-            f"train.accumulate = {train.accumulate} in a group of ranks",
-            "raise train.batch: a group of ranks takes it in micro-batches already",
-        )
     if train.rate_for:
         raise ConfigError(
             f"train.rate_for = {train.rate_for} in a group of ranks: it counts the samples of "
             "members, which a group does not have",
             "leave it out, and write the learning rate for all data ranks' samples",
-        )
-    if str(train.optimizer.get("name", "")).lower() in LAYER_WISE:
-        raise ConfigError(
-            f"optimizer '{train.optimizer['name']}' in a group of ranks: each has a part of a "
-            "tensor, not its length",
-            "take adamw or sgd, or train as a fleet",
         )
 
 
@@ -59,18 +52,23 @@ def prepare_rank(
     """Cut the model, build this rank's part, fill it from the leader, make its optimizer. All ranks
     call it. The data begins after `start` steps. ConfigError, TaskError."""
     check_training(job)
+    if dist.get_rank() == 0:
+        # The planner has looked, unless torchrun starts the ranks. One of them is enough.
+        refuse(placement, bars_of(job, task))
     ranks = Ranks.of(placement, device)
     parts = cut(task, placement, example_of(job, task, placement))
     dropping = dropping_of(job, parts)
     held = Held(parts, ranks, job.servers.precision, job.servers.compile, dropping)
     held.hand_out(task, job.seed)
-    optimizer = _optimizer(job, held)
+    optimizer = optimizer_of(job, task, held)
     tuning = tuning_of(job)
     tune(optimizer, replace(tuning, clip=0.0))
     begin_at(optimizer, start)
     batches = batches_of(task, job, placement.data, ranks.data_rank, start)
-    schedule = Schedule(task, held)
-    return Rank(ranks, held, GroupSteps(schedule, held, optimizer, batches, tuning.clip, start))
+    streams = Streams(job.seed, ranks)
+    schedule = Schedule(task, held, streams, job.train.accumulate)
+    steps = GroupSteps(schedule, held, optimizer, batches, streams, tuning.clip, start)
+    return Rank(ranks, held, steps)
 
 
 def dropping_of(job: Job, parts: Parts) -> Dropping | None:
@@ -93,22 +91,27 @@ def example_of(job: Job, task: Task, placement: Placement) -> Example | None:
     if placement.all_stages == 1:
         return None
     batch = next(batches_of(task, job, placement.data, 0))
-    micro = tuple(tensor.tensor_split(placement.microbatches)[0] for tensor in batch)
+    parts = job.train.accumulate * placement.microbatches
+    micro = tuple(tensor.tensor_split(parts)[0] for tensor in batch)
     return inputs_of(task, micro)
 
 
-def _optimizer(job: Job, held: Held) -> torch.optim.Optimizer:
-    parameters = held.parameters()
-    if not any(True for _ in parameters.parameters()):
-        # A stage of activations and shapes only; its optimizer has nothing to do.
-        parameters.append(torch.nn.Linear(1, 1))
+def optimizer_of(job: Job, task: Task, held: Held) -> torch.optim.Optimizer:
+    named: list[tuple[str, Tensor]] = [
+        (name, p) for own in held.own for name, p in own.items() if p.requires_grad
+    ]
+    if not named:
+        # A stage of activations, or of frozen layers; its optimizer has nothing to do.
+        named.append(("", torch.nn.Parameter(torch.zeros(1))))
     table = dict(job.train.optimizer)
     if held.ranks.placement.tensor > 1 or held.ranks.placement.experts > 1:
         table.setdefault("foreach", False)  # divided and whole tensors do not go in one call
     try:
-        found = optimizer_for(parameters, table)
+        found = optimizer_for(named, table, task)
     except ConfigError:
-        found = optimizer_for(parameters, job.train.optimizer)
-    if held.ranks.owners is None:
-        return found
-    return OwnedOptimizer(found.param_groups[0]["params"], found, held.ranks.owners)
+        found = optimizer_for(named, job.train.optimizer, task)
+    owners = held.ranks.owners
+    if owners is None and str(table["name"]).lower() not in ELEMENTWISE:
+        # Whole tensors, and not torch's divided ones: this rank owns all that it has.
+        owners = held.ranks.mesh["shard"].get_group()
+    return found if owners is None else OwnedOptimizer(found, owners)

@@ -3,7 +3,7 @@
     RUN/snapshots/step-000120/     a whole one: written as a draft, then renamed
     RUN/snapshots/.step-000120     a draft, of an attempt that ended
 
-Values are named after parameters: "model.NAME", "optimizer.NAME.KEY". A parameter that several
+Values are named after parameters and buffers: "model.NAME", "optimizer.NAME.KEY". One that several
 stages hold is written once, and read by all of them.
 
 A snapshot is on the leader's disk. Ranks that do not see it write to their own, and their parts are
@@ -165,14 +165,17 @@ class Snapshots:
             path = kept if self._disks.sees else own
         try:
             known = FileSystemReader(path).read_metadata().state_dict_metadata
-            values = _values(self._rank, list(known))
+            values = _values(self._rank, known)
             load(values, checkpoint_id=path)
             _mirror(self._rank)
         except (Exception, CheckpointException) as error:
+            cause = _first_cause(error)
+            is_other = "ize mismatch" in cause or "Missing key" in cause
             raise ConfigError(
-                f"cannot go on from the snapshot {path}: {_first_cause(error)}",
-                "remove it: the one before it is taken",
-            ) from None
+                f"cannot go on from the snapshot {path}: {cause}",
+                "the job's model is another one than the run's" if is_other
+                else "remove it: the one before it is taken",
+            ) from None  # fmt: skip
         finally:
             if path != kept:
                 shutil.rmtree(path, ignore_errors=True)
@@ -194,18 +197,19 @@ def _first_cause(error: BaseException) -> str:
     return f"the disk takes no more ({first})" if "unexpected pos" in first else first
 
 
-def _values(rank: Rank, keys: list[str] | None = None) -> dict[str, Any]:
+def _values(rank: Rank, known: dict[str, Any] | None = None) -> dict[str, Any]:
     """What this rank has of a snapshot, sharing memory with model and optimizer.
 
-    To write: without copies that an earlier stage writes. To read (`keys` of the snapshot): the
-    first copy of each, with the optimizer's values that are there.
+    To write: without copies that an earlier stage writes. To read (`known` is what DCP says of each
+    value): the first copy of each, with the optimizer's values that are there.
     """
     found: dict[str, Any] = {}
-    for name, copies in _copies(rank, written=keys is None).items():
+    for name, copies in _copies(rank, written=known is None).items():
         found[f"model.{name}"] = copies[0].data
         parameter, state, _ = _states(rank, copies)
-        if keys is not None and state is not None:
-            _make_room(parameter, state, [_key(k, name) for k in keys if _key(k, name)],
+        if known is not None and state is not None:
+            values = {_key(key, name): value for key, value in known.items()}
+            _make_room(parameter, state, values,
                        isinstance(rank.steps.optimizer, OwnedOptimizer))  # fmt: skip
         for key, value in (state or {}).items():
             if isinstance(value, Tensor):
@@ -214,30 +218,31 @@ def _values(rank: Rank, keys: list[str] | None = None) -> dict[str, Any]:
 
 
 def _states(
-    rank: Rank, copies: list[nn.Parameter]
-) -> tuple[nn.Parameter, dict[str, Any] | None, list[dict[str, Any]]]:
+    rank: Rank, copies: list[Tensor]
+) -> tuple[Tensor, dict[str, Any] | None, list[dict[str, Any]]]:
     """The first of these copies of a parameter whose optimizer state this rank has, that state, and
-    those of the other ones."""
-    states = [(each, state_of(rank.steps.optimizer, each)) for each in copies]
+    those of the other ones. Buffers have none."""
+    parameters = [each for each in copies if isinstance(each, nn.Parameter)]
+    states = [(each, state_of(rank.steps.optimizer, each)) for each in parameters]
     owned = [(each, state) for each, state in states if state is not None]
     if not owned:
         return copies[0], None, []
     return owned[0][0], owned[0][1], [state for _, state in owned[1:]]
 
 
-def _copies(rank: Rank, written: bool = False) -> dict[str, list[nn.Parameter]]:
-    """This rank's copies of each parameter: a tied one may be on two of its stages. `written`: only
-    those that this rank writes."""
-    found: dict[str, list[nn.Parameter]] = {}
-    for stage, own in zip(rank.ranks.stages, rank.held.own, strict=True):
-        for name, parameter in own.items():
+def _copies(rank: Rank, written: bool = False) -> dict[str, list[Tensor]]:
+    """This rank's copies of each parameter and buffer: a shared one may be on two of its stages.
+    `written`: only those that this rank writes."""
+    found: dict[str, list[Tensor]] = {}
+    for stage, own in zip(rank.ranks.stages, rank.held.tensors, strict=True):
+        for name, tensor in own.items():
             if not written or rank.held.parts.holders[name][0] == stage:
-                found.setdefault(name, []).append(parameter)
+                found.setdefault(name, []).append(tensor)
     return found
 
 
 def _mirror(rank: Rank) -> None:
-    """Give the other copies of a tied parameter on this rank what the first one was given."""
+    """Give the other copies of a shared tensor on this rank what the first one was given."""
     with torch.no_grad():
         for copies in _copies(rank).values():
             for other in copies[1:]:
@@ -255,13 +260,15 @@ def _key(key: str, name: str) -> str:
     return rest if key.startswith(prefix) and "." not in rest else ""
 
 
-def _make_room(parameter: nn.Parameter, state: Any, keys: list[str], is_local: bool) -> None:
-    for key in keys:
-        if key not in state:
-            # torch's optimizers count steps in a float32 scalar; all else is as the parameter.
-            counts = key == "step"
-            state[key] = (
-                torch.zeros((), dtype=torch.float32)
-                if counts
-                else torch.zeros_like(local_part(parameter.data) if is_local else parameter.data)
-            )
+def _make_room(parameter: Tensor, state: Any, values: dict[str, Any], is_local: bool) -> None:
+    """Zeros for what a snapshot has of an optimizer: scalars, means of rows and columns, all else
+    as the parameter."""
+    like = local_part(parameter.data) if is_local else parameter.data
+    for key, value in values.items():
+        if not key or key in state:
+            continue
+        if value.size == parameter.shape:
+            state[key] = torch.zeros_like(like, dtype=value.properties.dtype)
+        else:
+            where = None if not value.size else like.device
+            state[key] = torch.zeros(value.size, dtype=value.properties.dtype, device=where)

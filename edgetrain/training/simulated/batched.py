@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from edgetrain.exchange.member.driver import Flat, Stepper, in_place
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import tuning_of
+from edgetrain.jobs.named import ELEMENTWISE
 from edgetrain.jobs.resolved import strategy_of
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel, with_parameters
@@ -43,12 +44,6 @@ from edgetrain.vectors.vector import Vector
 
 BLOCK = 512
 """Rows in a block, whose gradients are computed together."""
-
-ELEMENTWISE = (
-    "sgd", "adam", "adamw", "adamax", "adagrad", "adadelta", "rmsprop", "rprop", "asgd", "nadam",
-    "radam",
-)  # fmt: skip
-"""Optimizers whose step of a flat row is that of the tensors it is made of."""
 
 TOLERANCE = 1e-3
 """Relative difference between a batched gradient and a single one that counts as rounding."""
@@ -61,6 +56,8 @@ def why_not_batched(task: Task, job: Job) -> str | None:
     name = str(job.train.optimizer.get("name", "")).lower()
     if name not in ELEMENTWISE and name not in LAYER_WISE:
         return f"optimizer '{name}' does not work element by element"
+    if job.train.optimizer.get("groups") or getattr(task, "optimizer_groups", []):
+        return "the optimizer has groups of parameters"
     torch.manual_seed(job.seed)
     model = task.model()
     parameters = list(model.parameters())
@@ -458,6 +455,6 @@ class _Parameters(nn.Module):
         for row in rows:
             row.requires_grad_()
 
-    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+    def named_parameters(self, *unused: Any, **named: Any) -> Iterator[Any]:
         """The rows themselves, not copies."""
-        return iter(self._listed)
+        return ((str(place), row) for place, row in enumerate(self._listed))

@@ -76,7 +76,7 @@ class OneByOne:
         torch.manual_seed(job.seed)
         model = self._task.model()
         flat = FlatModel(model, fixed=job.train.fixed, statistics=buffers_of(job) == "mean")
-        optimizer = self._optimizers[index] = optimizer_for(model, job.train.optimizer)
+        optimizer = self._optimizers[index] = optimizer_for(model, job.train.optimizer, self._task)
         tune(optimizer, tuning_of(job))
         work = work_of(job, self._task, model, flat, index, noise_of(job, index))
         self._first = model if index == 0 else self._first

@@ -293,7 +293,6 @@ class SimulatedNetwork:
 
     @staticmethod
     def _pair(profile: Profile, number: Iterator[int]) -> tuple[Way, Way]:
-        profile.refuse_training()
         up, down = profile.up, profile.down
         return Way.make(up, next(number), 0), Way.make(down, next(number), 0)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.cards import cluster
@@ -183,14 +185,33 @@ def test_a_closure_optimizer_has_no_placement():
         plan_placement(load(None, ["optimizer=lbfgs"]))
 
 
-def test_batch_statistics_stay_out_of_groups(monkeypatch):
-    from torch import nn
+def in_rows(norm):
+    return nn.Sequential(nn.Unflatten(1, (4, 16)), norm, nn.Flatten())
 
-    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+
+@pytest.mark.parametrize(
+    ("norm", "words", "said"),
+    [
+        (nn.BatchNorm1d(64), "data=2", "'1' normalises over the samples of a batch (leave data"),
+        (nn.BatchNorm1d(64, track_running_stats=False), "microbatches=2", "leave microbatches out"),
+        (in_rows(nn.InstanceNorm1d(4, track_running_stats=True)), "data=2",
+         "the forward pass changes the buffer '1.1.running_mean'"),
+    ],
+)  # fmt: skip
+def test_a_module_that_sees_other_samples_than_in_one_process_has_no_such_placement(
+    monkeypatch, norm, words, said
+):
+    model = nn.Sequential(nn.Flatten(), norm, nn.Linear(64, 10))
     monkeypatch.setattr(Classification, "model", lambda self: model)
-    decision = plan_placement(load(None, ["servers.placement=data=2"]))
-    assert "statistics of batches" in decision.why
-    assert decision.chosen == ""
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        plan_placement(load(None, [f"servers.placement={words}"]))
+    assert plan_placement(load(None, ["servers.placement=pipeline=2"])).chosen
+
+
+def test_a_norm_of_each_sample_goes_everywhere(monkeypatch):
+    model = nn.Sequential(nn.Flatten(), in_rows(nn.InstanceNorm1d(4)), nn.Linear(64, 10))
+    monkeypatch.setattr(Classification, "model", lambda self: model)
+    assert plan_placement(load(None, ["servers.placement=data=2 microbatches=2"])).chosen
 
 
 def test_a_model_that_fits_neither_fake_tensors_nor_memory_is_one_line(monkeypatch):
@@ -220,3 +241,12 @@ def test_servers_come_from_the_cluster_file(tmp_path, own_imports):
     assert servers.servers[0].flops_s == 395600e9
     with pytest.raises(ConfigError, match=r"accelerators = 0 is out of range"):
         cluster.parse({"server": [{"name": "a", "host": "a", "accelerators": 0}]}, tmp_path)
+
+
+def test_what_cannot_be_built_is_passed_over():
+    first = decide(question(120_000_000)).found[0].placement
+    decision = decide(question(120_000_000), lambda each: "no" if each == first else "")
+    assert decision.placement not in (None, first)
+    assert f"{first}: no" in decision.refused
+    told = decide(question(placement="data=2", fallback="never"), lambda each: "no")
+    assert (told.chosen, told.why) == ("", "data=2: no")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 
@@ -12,6 +13,7 @@ import torch
 from command_line import TINY
 
 from edgetrain.errors import EdgetrainError
+from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.placement.question import plan_placement
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
@@ -22,27 +24,42 @@ from edgetrain.training.servers.snapshots import latest
 
 pytestmark = pytest.mark.usefixtures("own_imports")
 
-# A task that kills its own process at one step of one rank, once.
+# A task whose process gets a signal, a full disk or no numbers at one step of one rank, once.
 DEADLY = (
     TINY
     + """
 
-import os, signal
+import os, resource, signal
 from pathlib import Path
 
 
+class Dropping(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(torch.nn.functional.dropout(x, 0.1))
+
+
 class Deadly(Tiny):
-    def __init__(self, at=12, width=4, seed=0, mark=""):
+    def model(self):
+        return Dropping(3, self.width)
+
+    def __init__(self, at=12, width=4, seed=0, mark="", what="SIGKILL"):
         super().__init__(width, seed)
-        self.at, self.mark, self.taken = at, mark, 0
+        self.at, self.mark, self.what, self.member = at, mark, what, int(what != "full")
 
     def batches_from(self, member, members, batch, seed, start):
         for step, each in enumerate(self.batches(member, members, batch, seed)):
             if step < start:
                 continue
-            if step == self.at and member == 1 and not Path(self.mark).exists():
+            if step == self.at and member == self.member and not Path(self.mark).exists():
                 Path(self.mark).touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+                if self.what.startswith("SIG"):
+                    os.kill(os.getpid(), getattr(signal, self.what))
+                if self.what == "numberless":
+                    each = (each[0] * float("nan"), *each[1:])
+                if self.what == "mistake":
+                    raise ValueError("one rank has a mistake")
+                if self.what == "full":
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
             yield each
 
 
@@ -69,24 +86,86 @@ def model_of(folder, task):
 def run(folder, name, *words):
     out = folder / name
     out.mkdir()
-    group.run(*planned(folder, f"data.mark={folder / 'killed'}", *words), out)
+    group.run(*planned(folder, f"data.mark={folder / 'mark'}", *words), out)
     return out
 
 
-def test_a_rank_that_is_killed_costs_no_bits(tmp_path):
-    from edgetrain.jobs.lookup import task_of
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What a run trains that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        out = folder / "run"
+        out.mkdir()
+        job = planned(folder, "data.at=99", "data.mark=x")
+        group.run(*job, out)
+        assert read_summary(out)["attempts"] == 1
+        assert {r["event"] for r in read_metrics(out, "event")} >= {"started", "finished"}
+        return model_of(out, task_of(job[0].job, folder))
 
-    killed = run(tmp_path, "killed-run")
-    assert (tmp_path / "killed").exists()
-    whole = run(tmp_path, "whole-run")
-    job = planned(tmp_path, "data.mark=x")[0].job
-    task = task_of(job, tmp_path)
-    np.testing.assert_array_equal(model_of(killed, task), model_of(whole, task))
-    assert [read_summary(each)["attempts"] for each in (killed, whole)] == [2, 1]
-    told = [r["reason"] for r in read_metrics(killed, "event") if r["event"] == "error"]
+
+def trained(folder, out):
+    return model_of(out, task_of(planned(folder, "data.mark=x")[0].job, folder))
+
+
+def test_a_rank_that_is_killed_costs_no_bits(tmp_path, undisturbed):
+    out = run(tmp_path, "run")
+    assert (tmp_path / "mark").exists()
+    np.testing.assert_array_equal(trained(tmp_path, out), undisturbed)
+    assert read_summary(out)["attempts"] == 2
+    told = [r["reason"] for r in read_metrics(out, "event") if r["event"] == "error"]
     assert len(told) == 1
     assert told[0].startswith("r1 was killed; again, from step ")
-    assert {r["event"] for r in read_metrics(whole, "event")} >= {"started", "finished"}
+
+
+def test_a_rank_that_is_stopped_is_said_and_costs_no_bits(tmp_path, undisturbed):
+    out = run(tmp_path, "run", "data.what=SIGSTOP", "servers.hang_s=3")
+    np.testing.assert_array_equal(trained(tmp_path, out), undisturbed)
+    told = [(r["event"], r.get("about"), r["reason"]) for r in read_metrics(out, "event")]
+    said = [reason for event, about, reason in told if (event, about) == ("stands", "r1")]
+    assert said[0].startswith("no sign of life for ")
+    assert said[0].endswith("after 3 s (servers.hang_s)")
+    errors = [reason for event, _, reason in told if event == "error"]
+    assert re.match(r"r1 hung for \d s; again, from step 1", errors[0])
+
+
+def test_a_disk_that_fills_up_ends_in_a_line_and_the_run_goes_on_later(tmp_path, undisturbed):
+    out = tmp_path / "run"
+    with pytest.raises(
+        EdgetrainError, match=r"cannot write .*model\.safetensors: .*free some space"
+    ):
+        run(tmp_path, "run", "data.what=full")
+    assert read_summary(out)["status"] == "failed"
+    assert latest(out)[0] in (10, 12), "the last is written while the disk fills up"
+    group.run(*planned(tmp_path, f"data.mark={tmp_path / 'mark'}", "data.what=full"), out)
+    np.testing.assert_array_equal(trained(tmp_path, out), undisturbed)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_before_its_step(tmp_path, undisturbed):
+    out = tmp_path / "run"
+    words = f"data.mark={tmp_path / 'mark'}", "data.what=numberless"
+    with pytest.raises(EdgetrainError, match=r"loss is not finite in step 13.*smaller learning"):
+        run(tmp_path, "run", *words)
+    assert read_summary(out)["status"] == "failed"
+    group.run(*planned(tmp_path, *words), out)
+    np.testing.assert_array_equal(trained(tmp_path, out), undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("data.width=5", "Size mismatch .*the job's model is another one than the run's"),
+     ("optimizer=sgd", "'sgd' goes on from snapshots of 'adamw'.*optimizer=adamw, or a new run")],
+)  # fmt: skip
+def test_a_run_that_another_job_cannot_go_on_with_stays_as_it_is(tmp_path, undisturbed, word, said):
+    out = run(tmp_path, "run", "data.at=99", "steps=12", "servers.snapshot_every=12")
+    job = (out / "job.toml").read_text()
+    with pytest.raises(EdgetrainError, match=said):
+        group.run(*planned(tmp_path, "data.at=99", "data.mark=x", word), out)
+    assert (out / "job.toml").read_text() == job
+    group.run(*planned(tmp_path, "data.at=99", "data.mark=x"), out)
+    assert load(out / "job.toml").train.steps == 20
+    np.testing.assert_array_equal(trained(tmp_path, out), undisturbed)
 
 
 def test_the_run_folder_says_what_was_planned_and_measured(tmp_path):
@@ -109,6 +188,9 @@ def test_a_run_goes_on_from_its_snapshot(tmp_path):
     group.run(*planned(tmp_path, "data.at=99", "data.mark=x"), out)
     steps = [r["step"] for r in read_metrics(out, "step") if r["member"] == "r0"]
     assert steps == list(range(1, 21)), "none is taken twice"
+    task = task_of(planned(tmp_path, "data.mark=x")[0].job, tmp_path)
+    whole = run(tmp_path, "whole-run", "data.at=99")
+    np.testing.assert_array_equal(model_of(out, task), model_of(whole, task))
 
 
 def test_a_mistake_of_the_task_ends_the_run_at_once(tmp_path):
@@ -119,6 +201,11 @@ def test_a_mistake_of_the_task_ends_the_run_at_once(tmp_path):
     with pytest.raises(EdgetrainError, match="the task has a mistake"):
         group.run(poor, found, out)
     assert read_summary(out)["status"] == "failed"
+
+
+def test_a_mistake_of_one_rank_is_none_of_its_peers(tmp_path):
+    with pytest.raises(EdgetrainError, match="rank r1: ValueError: one rank has a mistake"):
+        run(tmp_path, "run", "data.what=mistake")
 
 
 def test_ctrl_c_leaves_no_process_and_a_readable_folder(tmp_path):

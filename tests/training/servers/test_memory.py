@@ -42,8 +42,9 @@ class MLP:
         return 10
 
     def batches(self, member, members, batch, seed):
+        drawn = torch.Generator().manual_seed(seed + member)
         while True:
-            yield (torch.randn(batch, 2000),)
+            yield (torch.randn(batch, 2000, generator=drawn),)
 
     def loss(self, model, batch):
         return model(batch[0]).square().mean()

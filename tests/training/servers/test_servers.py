@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,6 +69,11 @@ class Hungry(Tiny):
 SSH = """#!/bin/sh
 before=; command=
 for word in "$@"; do before="$command"; command="$word"; done
+if [ "$1" = -G ]; then
+    echo "user $USER"
+    if [ "$3" = far-away ]; then echo "hostname 127.0.0.2"; else echo "hostname $3"; fi
+    exit
+fi
 echo "$@" >> "$MARKS/ssh.log"
 if [ -e "$MARKS/down" ]; then
     echo "ssh: connect to host $before port 22: No route to host" >&2
@@ -196,6 +202,12 @@ def test_what_cannot_be_started_is_one_line(tmp_path, marks, keys, said):
     with pytest.raises(EdgetrainError) as caught:
         run(tmp_path, "run")
     assert said in str(caught.value)
+
+
+def test_an_alias_of_ssh_is_a_host(marks):
+    entries = [clusters.Server("a", "local"), clusters.Server("b", "far-away")]
+    here = crew.Crew(SimpleNamespace(servers=entries))
+    assert here.address([0, 1]).startswith("127.")
 
 
 def test_an_unreachable_server_is_said_in_sshs_words(tmp_path, marks):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgetrain.exchange.transport import SILENCE_S
@@ -95,7 +95,6 @@ directions = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     up=directions,
     down=directions,
@@ -159,7 +158,6 @@ def test_what_tcp_sends_into_an_outage_is_sent_again(queued, lost):
     assert lost + 2 * 1448 < again <= lost + 4 * 1448 if lost else not again
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     faults=st.lists(
         st.builds(
@@ -493,7 +491,6 @@ def test_acknowledgements_of_the_other_direction_cost_bytes_of_the_line():
     assert beside - alone > 0.5 * 690 * 66 * 8 / 0.2e6
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     up=st.lists(st.integers(0, 100_000), max_size=6),
     down=st.lists(st.integers(0, 100_000), max_size=6),

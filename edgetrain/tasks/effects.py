@@ -1,0 +1,129 @@
+"""What a model does in a step besides computing, which not every placement can have.
+
+One forward pass on fake tensors, which have shapes and no numbers, so a model of any size can be
+looked at. Nothing is divided here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from edgetrain.tasks.meta import outline_of
+from edgetrain.tasks.profiling import traced
+from edgetrain.tasks.protocol import Batch, Task
+
+_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What was seen; "": nothing of it."""
+
+    buffer: str = ""
+    """A buffer that the forward pass changes, by name."""
+    samples: str = ""
+    """A module that normalises over the samples of a batch."""
+    positions: str = ""
+    """A module that normalises over the positions of a sequence."""
+    hooked: str = ""
+    """A parameter with a hook on its gradient."""
+    attention: str = ""
+    """What attention has that cannot be computed slice by slice."""
+    untraced: str = ""
+    """What torch's tracer would leave out of a model that only it can cut."""
+
+
+def effects_of(task: Task, batch: Batch) -> Effects:
+    """The effects of a step of this batch, [samples, …]. Of a model that fails on fake tensors only
+    its modules and parameters are looked at."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    outline = outline_of(task).model
+    hooked = [n for n, p in outline.named_parameters() if _has_hook(p)]
+    seen = {
+        "samples": _first(outline, nn.modules.batchnorm._BatchNorm),
+        "positions": _first(outline, nn.modules.instancenorm._InstanceNorm),
+        "hooked": hooked[0] if hooked else "",
+    }
+    watch = _Calls()
+    try:
+        with torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True):
+            model = task.model()
+            before = _buffers(model)
+            with watch:
+                loss = task.loss(model, batch)
+            after = _buffers(model)
+            changed = [name for name, kept in before.items() if _is_changed(kept, after.get(name))]
+            untraced = _function(loss) or watch.hook if traced(model) else ""
+    except Exception:  # whatever a model's own code raises on tensors without numbers
+        return Effects(**seen)
+    first = changed[0] if changed else ""
+    return Effects(buffer=first, attention=watch.attention, untraced=untraced, **seen)
+
+
+def _first(model: nn.Module, kind: type[nn.Module]) -> str:
+    """The first module of this kind that computes statistics of what it is given, by name."""
+    for name, each in model.named_modules():
+        is_kept = getattr(each, "track_running_stats", False) and not each.training
+        if isinstance(each, kind) and not is_kept:
+            return name or type(each).__name__
+    return ""
+
+
+def _has_hook(parameter: Tensor) -> bool:
+    kept = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
+    return any(kept)
+
+
+def _buffers(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Buffers and tensors that are plain attributes, and how often each was written to."""
+    return {
+        f"{name}.{key}".removeprefix("."): (value, value._version)
+        for name, module in model.named_modules()
+        for key, value in [*module._buffers.items(), *vars(module).items()]
+        if isinstance(value, Tensor)
+    }
+
+
+def _is_changed(before: tuple[Tensor, int], after: tuple[Tensor, int] | None) -> bool:
+    """Whether this buffer goes into the next step as another one. What has a gradient does not: it
+    is noted for the loss, or to be looked at."""
+    if after is None or after[0].requires_grad:
+        return False
+    return before[0] is not after[0] or before[1] != after[1]
+
+
+class _Calls(TorchFunctionMode):
+    """Notices hooks on tensors that a forward pass computes, and how it attends."""
+
+    hook = attention = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _HOOKS:
+            self.hook = "a hook on a tensor's gradient"
+        if func is nn.functional.scaled_dot_product_attention:
+            given = dict(zip(("attn_mask", "dropout_p"), args[3:5], strict=False)) | (kwargs or {})
+            if given.get("attn_mask") is not None:
+                self.attention = "a mask of its own"
+            elif given.get("dropout_p"):
+                self.attention = f"dropout of {given['dropout_p']:g}"
+        return func(*args, **(kwargs or {}))
+
+
+def _function(loss: Tensor) -> str:
+    """An autograd function in Python that the loss depends on."""
+    todo, known = [loss.grad_fn], set[Any]()
+    while todo:
+        node = todo.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return f"the autograd function '{type(node).__name__.removesuffix('Backward')}'"
+        todo += [each for each, _ in node.next_functions]
+    return ""

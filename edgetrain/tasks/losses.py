@@ -1,0 +1,321 @@
+"""What a task's loss can be divided into, found by calling it with a stand-in for the model.
+
+A group of ranks computes a batch in parts: some samples, some positions, the model's output apart
+from the model. That is the same training only for some losses. No model is built here, and nothing
+is divided: a look at a loss compares its value with those of its parts, for drawn outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from edgetrain.errors import TaskError
+from edgetrain.tasks.meta import outline_of
+from edgetrain.tasks.protocol import Batch, Task, counts_of, is_counted
+
+MOST_SAMPLES = 8
+"""Samples of the batch that is looked at."""
+MOST_SLICES = 8
+MOST_ELEMENTS = 1 << 22
+"""Of the drawn outputs: fewer samples, of fewer positions, are taken where all have more."""
+SMALL = 1_000_000
+"""Parameters of a model that is built rather than traced, which takes longer."""
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""Relative difference of a loss from its parts that may be rounding, by its type."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at a loss has shown. A field of "" was not seen to be in the way."""
+
+    samples: str = ""
+    """Why it is not made of the losses of its samples."""
+    positions: str = ""
+    """Why it is not made of the losses of slices of its sequences."""
+    apart: str = ""
+    """Why it cannot be computed apart from the model, from one output."""
+    parameters: str = ""
+    """"before" or "after" it calls the model it reads the model's parameters; ""."""
+    draws: str = ""
+    """Why the numbers that it draws cannot be the same in every launch."""
+
+
+def scalar_of(task: Task, loss: Any, device: torch.device | None = None) -> Tensor:
+    """A loss as it has to be. TaskError for what is no scalar with a graph, on the model's `device`
+    if that is known."""
+    said = ""
+    if not isinstance(loss, Tensor):
+        said = f"a {type(loss).__name__}"
+    elif loss.numel() != 1 or not loss.is_floating_point():
+        said = f"a tensor of shape {tuple(loss.shape)} and {loss.dtype}"
+    elif not loss.requires_grad:
+        said = "a scalar that does not depend on the model"
+    elif device is not None and loss.device != device:
+        said = f"a scalar on {loss.device}, and not on the model's {device}"
+    if said:
+        raise TaskError(
+            f"task '{task.name}': loss(model, batch) returns {said}",
+            "the mean loss, a scalar with a graph",
+        )
+    assert isinstance(loss, Tensor)
+    return loss
+
+
+def part_of(batch: Batch, count: int, place: int) -> Batch:
+    """One of `count` slices of the positions of every tensor [samples, positions, …] of a batch."""
+    length = length_of(batch)
+    size = length // count
+    return tuple(
+        t.narrow(1, place * size, size) if t.dim() > 1 and t.shape[1] == length else t
+        for t in batch
+    )
+
+
+def length_of(batch: Batch) -> int:
+    """Positions of the sequences of a batch; 0: it has none."""
+    return next((tensor.shape[1] for tensor in batch if tensor.dim() > 1), 0)
+
+
+def no_loss(output: Any) -> Tensor:
+    """The loss of an output of which nothing counts: 0, with a graph."""
+    tensors = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
+    return torch.stack([torch.nan_to_num(tensor).sum() * 0 for tensor in tensors]).sum()
+
+
+# -- looking --------------------------------------------------------------------------------------
+
+
+def two_batches(task: Task, members: int, batch: int, seed: int) -> Batch:
+    """The first member's first two batches, as one: a look takes samples to compare."""
+    batches = task.batches(0, members, batch, seed)
+    pairs = zip(next(batches), next(batches), strict=True)
+    return tuple(torch.cat(pair) for pair in pairs)
+
+
+def look_at(task: Task, batch: Batch) -> Look:
+    """What the task's loss of this batch, [samples, …], can be divided into.
+
+    Nothing is found out about a loss that fails on fake tensors, or that the model computes itself.
+    TaskError for a loss that is none.
+    """
+    with torch.random.fork_rng(devices=[]):
+        given = _Generators()
+        try:
+            with given:
+                outputs, sample = _outputs_of(task, batch)
+                if 2 * sample > MOST_ELEMENTS:
+                    batch = _thinned(batch, MOST_ELEMENTS / (2 * sample))
+                    outputs, sample = _outputs_of(task, batch)
+        except TaskError:
+            raise
+        except Exception:  # whatever a model's own code raises on tensors without numbers
+            return Look(draws=given.said)
+        samples = len(batch[0])
+        most = min(samples, MOST_SAMPLES, max(2, MOST_ELEMENTS // max(1, sample)))
+        own = tuple(_exact(tensor[:most]) for tensor in batch)
+        return _Trial(task, own, [_drawn(each, samples, most) for each in outputs]).look(given)
+
+
+def _outputs_of(task: Task, batch: Batch) -> tuple[list[Any], int]:
+    """What the model answers to each call of it, without numbers unless it is small; and how many
+    elements of it a sample has."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    found: list[Any] = []
+    is_small = outline_of(task).parameters <= SMALL
+    with nullcontext() if is_small else FakeTensorMode(allow_non_fake_inputs=True):
+        model = task.model()
+        model.register_forward_hook(lambda module, given, output: found.append(output))
+        loss = task.loss(model, batch)
+        scalar_of(task, loss, next(model.parameters()).device)
+    return found, sum(t.numel() for t in _floats(found)) // len(batch[0])
+
+
+def _thinned(batch: Batch, share: float) -> Batch:
+    """A share of the positions of a batch, evenly spaced: padding is at one end."""
+    length = length_of(batch)
+    kept = max(MOST_SLICES, int(share * length) // MOST_SLICES * MOST_SLICES)
+    places = torch.linspace(0, length - 1, kept).long()
+    return tuple(t[:, places] if _has(t, 1, length) else t for t in batch)
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _drawn(output: Any, samples: int, most: int) -> Any:
+    """Numbers for the outputs of the first `most` samples, each sample's of another size."""
+
+    def drawn(tensor: Tensor) -> Tensor:
+        shape = list(tensor.shape)
+        if not tensor.is_floating_point():
+            return torch.zeros(shape, dtype=tensor.dtype)
+        if shape and shape[0] == samples:
+            shape[0] = most
+        found = torch.randn(shape, dtype=torch.float64)
+        if len(shape) > 1:
+            found *= torch.linspace(1, 2, shape[0]).double().reshape(-1, *[1] * (len(shape) - 1))
+        return found.requires_grad_()
+
+    return tree_map_only(Tensor, drawn, output)
+
+
+class _Generators(TorchFunctionMode):
+    """Notices a generator that is passed by hand."""
+
+    said = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (kwargs or {}).get("generator") is not None:
+            self.said = f"passes a generator of its own to {getattr(func, '__name__', func)}"
+        return func(*args, **(kwargs or {}))
+
+
+class _Stand(nn.Module):
+    """In place of the model: answers its calls in turn, and remembers what it was called with."""
+
+    def __init__(self, answers: Sequence[Any]) -> None:
+        super().__init__()
+        # As a matrix of weights is, and is called: some penalties leave out all else.
+        self.before, self.after = (nn.Parameter(torch.ones(1, 1).double()) for _ in range(2))
+        self._answers, self.calls = answers, list[Any]()
+
+    def named_parameters(self, *unused: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        yield "weight", self.after if self.calls else self.before
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append((args, kwargs))
+        return self._answers[len(self.calls) - 1]
+
+
+class _Trial:
+    """A batch of a task and drawn outputs of its model."""
+
+    def __init__(self, task: Task, batch: Batch, outputs: list[Any]) -> None:
+        self._task, self._batch, self._outputs = task, batch, outputs
+
+    def look(self, given: _Generators) -> Look:
+        """Compare the loss with itself, drawn again, and with those of its parts."""
+        try:
+            with given:
+                (whole, stand), (again, _), (other, called) = (
+                    self._loss(self._batch, self._outputs, seed) for seed in (1, 1, 2)
+                )
+        except TaskError:
+            raise
+        except AttributeError as error:
+            return Look(apart=f"asks the model for more than its answer ({error})")
+        except Exception as error:  # whatever it makes of a model that is none
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            return Look(apart=f"fails apart from the model ({said})", draws=given.said)
+        apart = "" if len(stand.calls) == 1 else f"calls the model {len(stand.calls)} times"
+        reads = self._reads(whole, stand)
+        draws = given.said
+        if not draws and not _equal(whole, again):
+            draws = "draws numbers that torch's seed does not decide"
+        if draws or not _equal(whole, other) or not _same(stand.calls, called.calls):
+            return Look("", "", apart, reads, draws)
+        if not bool(whole.isfinite()):
+            return Look("", "", apart, reads)
+        return Look(self._by_samples(whole, stand), self._by_positions(whole, stand), apart, reads)
+
+    def _loss(self, batch: Batch, outputs: list[Any], seed: int) -> tuple[Tensor, _Stand]:
+        torch.manual_seed(seed)
+        stand = _Stand(outputs)
+        return scalar_of(self._task, self._task.loss(stand, batch)), stand
+
+    def _reads(self, loss: Tensor, stand: _Stand) -> str:
+        pair = torch.autograd.grad(
+            loss, (stand.before, stand.after), allow_unused=True, retain_graph=True
+        )
+        return "before" if pair[0] is not None else "after" if pair[1] is not None else ""
+
+    def _by_samples(self, whole: Tensor, stand: _Stand) -> str:
+        count = len(self._batch[0])
+
+        def one(tensor: Tensor, place: int) -> Tensor:
+            has = tensor.dim() > 0 and tensor.shape[0] == count
+            return tensor[place : place + 1] if has else tensor
+
+        if count < 2 or not all(_has(t, 0, count) for t in _floats(self._outputs)):
+            return ""
+        batches = [tuple(one(t, i) for t in self._batch) for i in range(count)]
+        return self._compared(whole, stand, batches, one, "its samples'")
+
+    def _by_positions(self, whole: Tensor, stand: _Stand) -> str:
+        length = length_of(self._batch)
+        counts = [n for n in range(2, MOST_SLICES + 1) if length and length % n == 0]
+        if not counts:
+            return ""
+        if not all(_has(t, 1, length) for t in _floats(self._outputs)):
+            return "is of an output without positions"
+        count = counts[-1]
+
+        def one(tensor: Tensor, place: int) -> Tensor:
+            return part_of((tensor,), count, place)[0] if _has(tensor, 1, length) else tensor
+
+        batches = [part_of(self._batch, count, i) for i in range(count)]
+        return self._compared(whole, stand, batches, one, "its slices'")
+
+    def _compared(
+        self,
+        whole: Tensor,
+        stand: _Stand,
+        batches: list[Batch],
+        one: Callable[[Tensor, int], Tensor],
+        whose: str,
+    ) -> str:
+        """Why the loss is not made of those of `batches`; `one` takes the same part of a tensor."""
+        total = torch.zeros((), dtype=torch.float64)
+        counts = counts_of(self._task, batches)
+        for place, (batch, count) in enumerate(zip(batches, counts, strict=True)):
+            if not count:
+                continue
+
+            def cut(tensor: Tensor, place: int = place) -> Tensor:
+                return one(tensor, place)
+
+            try:
+                loss, part = self._loss(batch, tree_map_only(Tensor, cut, self._outputs), 1)
+            except Exception as error:  # of a loss that takes whole batches only
+                said = f"{type(error).__name__}: {error}".splitlines()[0]
+                return f"fails for a part of a batch ({said})"
+            if not _same(part.calls, tree_map_only(Tensor, cut, stand.calls)):
+                return f"calls the model with other than {whose} part"
+            total = total + loss.detach() * (count / counts.sum())
+        if _equal(whole, total):
+            return ""
+        if is_counted(self._task):
+            return f"is not the mean of {whose} losses over what `counted` counts"
+        return f"is not the mean of {whose} losses"
+
+
+def _floats(outputs: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(outputs) if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def _has(tensor: Tensor, dim: int, size: int) -> bool:
+    return tensor.dim() > dim and tensor.shape[dim] == size
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    a, b = float(one.detach()), float(other.detach())
+    near = _ROUNDING.get(one.dtype, 0.05)
+    return math.isclose(a, b, rel_tol=near, abs_tol=1e-12) or (math.isnan(a) and math.isnan(b))
+
+
+def _same(one: Any, other: Any) -> bool:
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return all(
+        a.shape == b.shape and torch.equal(a, b) if isinstance(a, Tensor) else True
+        for a, b in pairs
+    )

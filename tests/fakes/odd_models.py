@@ -1,0 +1,542 @@
+"""Models and losses that a group of ranks may get wrong, the placements that they are tried on, and
+what a group makes of each beside one process.
+
+Every model is a small decoder with one oddity. Those of `TRACED` do not name their pieces, so that
+pipelines of them are cut by torch's tracer.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import group_cases as cases
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from edgetrain.errors import EdgetrainError
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.lookup import task_of
+from edgetrain.jobs.placement.decision import Question, check
+from edgetrain.jobs.placement.question import question_of
+from edgetrain.jobs.placement.search import Refused, evaluate
+from edgetrain.jobs.placement.words import parse
+from edgetrain.tasks.protocol import evaluating
+from edgetrain.tasks.text import Block, Transformer
+from edgetrain.tasks.work import optimizer_for
+from edgetrain.training.servers.checking import check_group
+from edgetrain.training.servers.rank import prepare_rank
+from edgetrain.training.servers.rehearsing import problem_of
+from edgetrain.training.servers.steps import batches_of
+
+VOCABULARY, LENGTH, WIDTH, MASKED = 16, 8, 8, 15
+MOST = 1e-9
+STEPS = 3
+
+TWO = (
+    "data=2", "data=2 microbatches=2", "data=2 shard=2 zero=1", "data=2 shard=2 zero=2",
+    "data=2 shard=2 zero=3", "data=2 shard=2 zero=3 recompute=yes microbatches=2",
+    "tensor=2", "tensor=2 norms=split", "sequence=2", "sequence=2 ulysses=2",
+    "data=2 experts=2", "pipeline=2 microbatches=1", "pipeline=2 microbatches=4",
+    "pipeline=2 schedule=interleaved microbatches=2",
+    "pipeline=2 schedule=zero-bubble microbatches=4", "pipeline=2 schedule=zbv microbatches=4",
+)  # fmt: skip
+FOUR = (
+    "data=2 shard=2 zero=3 pipeline=2 microbatches=2", "data=2 tensor=2",
+    "pipeline=2 tensor=2 microbatches=2", "pipeline=4 microbatches=4",
+    "data=2 shard=2 zero=2 sequence=2", "data=2 pipeline=2 schedule=zero-bubble microbatches=4",
+)  # fmt: skip
+PLACEMENTS = (*TWO, *FOUR)
+
+
+# -- models ---------------------------------------------------------------------------------------
+
+
+class Decoder(Transformer):
+    """Tokens to scores of the next one; `blocks` say what is odd."""
+
+    def __init__(self, blocks=None, experts=0, tied=False) -> None:
+        super().__init__(LENGTH, WIDTH, 2, 3, tied, experts)
+        self.bytes = nn.Embedding(VOCABULARY, WIDTH)
+        if not tied:
+            self.scores = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        if blocks is not None:
+            self.blocks = nn.ModuleList(blocks)
+
+
+class Traced(Decoder):
+    """A decoder that does not say where it can be cut."""
+
+    pieces = None
+
+    def forward(self, text):
+        hidden = self._embedded(text)
+        for place, block in enumerate(self.blocks):
+            hidden = block(hidden)
+            if place == 1:
+                hidden = self.between(hidden)
+        return self._scored(self.norm(hidden))
+
+    def between(self, hidden):
+        """What happens to the output of its second block."""
+        return hidden
+
+
+class OddBlock(Block):
+    """A block and something of its own."""
+
+    def __init__(self, extra=None, after=None) -> None:
+        super().__init__(WIDTH, 2)
+        self.extra, self.after = extra, after
+
+    def forward(self, hidden):
+        found = super().forward(hidden)
+        return found if self.after is None else self.after(self, found)
+
+
+class MaskedBlock(Block):
+    """Attention with a mask that all blocks have as one buffer."""
+
+    def __init__(self, mask) -> None:
+        super().__init__(WIDTH, 2)
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, hidden):
+        parts = self.queries_keys_values(self.before_attention(hidden))
+        batch, length, _ = parts.shape
+        query, key, value = parts.view(batch, length, -1, 3, self.head_width).permute(3, 0, 2, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=self.mask)
+        hidden = hidden + self.attended(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return hidden + self.layers(self.before_layers(hidden))
+
+
+class Running(nn.Module):
+    """Takes a running mean away, which evaluation uses as it is, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, hidden):
+        if self.training:
+            with torch.no_grad():
+                self.mean.lerp_(hidden.detach().mean((0, 1)), 0.1)
+                self.calls += 1
+        return hidden - self.mean
+
+
+class OverPositions(nn.Module):
+    """A norm of each sample's features over its positions."""
+
+    def __init__(self, norm) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, hidden):
+        return self.norm(hidden.transpose(1, 2)).transpose(1, 2)
+
+
+class Reverse(torch.autograd.Function):
+    """A gradient with the other sign."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class Rounded(torch.autograd.Function):
+    """Rounded to eighths; its gradient goes straight through."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return (x * 8).round() / 8
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Skipping(Traced):
+    """The first block's output is added up again after the last one."""
+
+    def forward(self, text):
+        first = self.blocks[0](self._embedded(text))
+        hidden = self.blocks[2](self.blocks[1](first))
+        return self._scored(self.norm(hidden + first))
+
+
+class Twice(Traced):
+    """The second block is used two times, with the third between."""
+
+    def forward(self, text):
+        hidden = self.blocks[1](self.blocks[0](self._embedded(text)))
+        return self._scored(self.norm(self.blocks[1](self.blocks[2](hidden))))
+
+
+class Hooked(Traced):
+    def between(self, hidden):
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: 0.5 * gradient)
+        return hidden
+
+
+class Reversed(Traced):
+    def between(self, hidden):
+        return hidden + 0.3 * Reverse.apply(hidden)
+
+
+class Straight(Traced):
+    def between(self, hidden):
+        return Rounded.apply(hidden)
+
+
+class OnDevice(Traced):
+    """Makes a tensor where its input is."""
+
+    def between(self, hidden):
+        places = torch.arange(hidden.shape[1], device=hidden.device, dtype=hidden.dtype)
+        return hidden + 0.01 * places[:, None]
+
+
+def _shared_mask():
+    mask = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)
+    return Decoder([MaskedBlock(mask) for _ in range(3)])
+
+
+def _after(make):
+    """A decoder in which a module of each block's own is applied to its output."""
+    return Decoder([OddBlock(make(), lambda block, h: block.extra(h)) for _ in range(3)])
+
+
+def _frozen():
+    model = Decoder()
+    for each in (model.bytes, model.places, model.blocks[0]):
+        each.requires_grad_(False)
+    return model
+
+
+def _shared_layer():
+    shared = nn.Linear(WIDTH, WIDTH)
+    blocks = [OddBlock(shared, lambda block, h: h + block.extra(h)) for _ in range(2)]
+    return Decoder([blocks[0], OddBlock(), blocks[1]])
+
+
+def _module_hooks():
+    model = Decoder()
+    model.blocks[0].register_forward_hook(lambda module, given, found: found * 1.1)
+    model.blocks[1].register_full_backward_hook(
+        lambda module, into, out: tuple(g * 0.5 for g in into)
+    )
+    return model
+
+
+def _unused():
+    model = Decoder()
+    model.unused = nn.Parameter(torch.randn(WIDTH))
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "shared mask": _shared_mask,
+    "running mean": lambda: _after(Running),
+    "instance norm": lambda: _after(lambda: OverPositions(nn.InstanceNorm1d(WIDTH, affine=True))),
+    "batch norm": lambda: _after(lambda: OverPositions(nn.BatchNorm1d(WIDTH))),
+    "dropout": lambda: _after(lambda: nn.Dropout(0.1)),
+    "long skip": Skipping,
+    "frozen half": _frozen,
+    "experts": lambda: Decoder(experts=2),
+    "experts, traced": lambda: Traced(experts=2),
+    "tied": lambda: Traced(tied=True),
+    "block used twice": Twice,
+    "layer of two blocks": _shared_layer,
+    "tensor hook": Hooked,
+    "module hooks": _module_hooks,
+    "gradient reversal": Reversed,
+    "straight-through": Straight,
+    "unused parameter": _unused,
+    "tensor on device": OnDevice,
+}
+"""The models, each with the mean of cross-entropies as its loss."""
+
+
+# -- losses ---------------------------------------------------------------------------------------
+
+
+def plain(model, tokens, targets):
+    return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+
+def penalty(model, tokens, targets):
+    found = plain(model, tokens, targets)
+    return found + 0.01 * sum(p.square().sum() for p in model.parameters())
+
+
+def random_mask(model, tokens, targets):
+    """Half of a sample's tokens are hidden, and predicted. The model copies what it sees."""
+    hidden = torch.rand(tokens.shape, device=tokens.device).argsort(1) < tokens.shape[1] // 2
+    scores = model(torch.where(hidden, MASKED, tokens))
+    each = F.cross_entropy(scores.flatten(0, 1), tokens.flatten(), reduction="none")
+    return 2 * (each * hidden.flatten()).mean()
+
+
+def counted(model, tokens, targets):
+    """The mean over targets that count: samples have different numbers of them."""
+    targets = torch.where(targets < tokens, -100, targets)
+    return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+
+def negatives(model, tokens, targets):
+    """Each sample against all others of the batch."""
+    found = F.normalize(model(tokens).mean(1), dim=-1)
+    return F.cross_entropy(found @ found.T / 0.1, torch.arange(len(found), device=found.device))
+
+
+def shifted(model, tokens, targets):
+    return F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def two_calls(model, tokens, targets):
+    other = (tokens + 1) % MASKED
+    return plain(model, tokens, targets) + (model(tokens) - model(other)).square().mean()
+
+
+def summed(model, tokens, targets):
+    scores = model(tokens).flatten(0, 1)
+    return F.cross_entropy(scores, targets.flatten(), reduction="sum") / 100
+
+
+def _copying():
+    model = Decoder(tied=True)
+    with torch.no_grad():
+        model.bytes.weight.mul_(20)
+        model.places.weight.zero_()
+    return model
+
+
+LOSSES = {
+    "penalty": penalty,
+    "random mask": random_mask,
+    "counted tokens": counted,
+    "in-batch negatives": negatives,
+    "shifted labels": shifted,
+    "two calls": two_calls,
+    "sum": summed,
+}
+"""The losses, each of a decoder without oddities."""
+SUBJECTS = ("plain", *MODELS, *LOSSES)
+RANDOM = ("dropout", "random mask")
+"""What draws numbers: a group cannot have those of one process. It computes the same bits each
+time it is started, and about the loss of one process."""
+
+
+class Odd:
+    """The task of a subject, with tokens that are drawn."""
+
+    name, metric, better, target = "odd", "loss", "lower", None
+
+    def __init__(self, subject="plain", seed=0) -> None:
+        self._subject = subject
+
+    def model(self):
+        """In float64 from the start: `Module.double` would give each user of a buffer its own."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return {**MODELS, "random mask": _copying}.get(self._subject, Decoder)()
+        finally:
+            torch.set_default_dtype(before)
+
+    def samples(self, member, members):
+        return 64
+
+    def batches(self, member, members, batch, seed):
+        return self.batches_from(member, members, batch, seed, 0)
+
+    def batches_from(self, member, members, batch, seed, start):
+        drawn = np.random.default_rng([seed, member])
+        for step in itertools.count():
+            found = torch.from_numpy(drawn.integers(0, MASKED, (2, batch, LENGTH)))
+            if step >= start:
+                yield tuple(found)
+
+    def loss(self, model, batch):
+        return LOSSES.get(self._subject, plain)(model, *batch)
+
+    def evaluate(self, model):
+        with evaluating(model):
+            return {"loss": float(plain(model, *next(self.batches(99, 100, 8, 0))))}
+
+
+def job_of(subject: str) -> Job:
+    return cases.job_of(
+        "task=odd_models:Odd", f"data.subject={subject}", "optimizer.weight_decay=0.1"
+    )
+
+
+# -- one process, a plan, a group -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out: losses, everything that the model keeps, and its evaluation."""
+
+    losses: list[float]
+    state: dict[str, torch.Tensor]
+    figures: dict[str, float]
+
+    def differs(self, other: Trained) -> float:
+        """The largest difference of any number; infinite where one is not finite."""
+        mine, theirs = (
+            torch.tensor([*each.losses, *each.figures.values()], dtype=torch.float64)
+            for each in (self, other)
+        )
+        pairs = [(mine, theirs)]
+        pairs += [(self.state[name], tensor) for name, tensor in other.state.items()]
+        pairs += [
+            (torch.tensor(self.figures[k]), torch.tensor(v)) for k, v in other.figures.items()
+        ]
+        found = [_apart(a.double(), b.double()) for a, b in pairs]
+        return max(found) if all(np.isfinite(found)) else np.inf
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`kind` is "exact"; "refused" by the plan; "late": refused by the ranks only; "wrong", or
+    "failed": a traceback."""
+
+    kind: str
+    why: str = ""
+
+    @property
+    def letter(self) -> str:
+        """ "." for what is right."""
+        return {"exact": ".", "refused": "."}.get(self.kind, self.kind[0].upper())
+
+
+SIGNS = {"exact": "=", "late": "refused by the ranks", "wrong": "another", "failed": "fails"}
+"""Kinds in the table of the docs; those that are refused have the number of a reason."""
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Where one of both is infinite, the other is, too."""
+    return float(torch.where(a == b, 0.0, (a - b).abs()).max())
+
+
+def _state(model):
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.detach().clone() for name, tensor in tensors}
+
+
+@functools.cache
+def alone(subject: str) -> Trained:
+    """In one process: the batches of all members as one."""
+    job = job_of(subject)
+    task = task_of(job)
+    torch.manual_seed(job.seed)
+    model = task.model()
+    optimizer = optimizer_for(model, job.train.optimizer)
+    batches, losses = batches_of(task, job, 1, 0), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = task.loss(model, next(batches))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, _state(model), task.evaluate(model))
+
+
+def together(subject: str, words: str, checks: bool = False, ambient: int = 0):
+    """In a group; all ranks call it. Why it does not begin, or what was trained, on the leader with
+    its state; `ambient` seeds what nobody has seeded."""
+    import torch.distributed as dist
+
+    torch.manual_seed(100 * ambient + dist.get_rank())
+    # Memory that nobody has filled is NaN, and not by luck what it has to be.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    job = job_of(subject)
+    task = task_of(job)
+    try:
+        rank = prepare_rank(job, task, parse(words), torch.device("cpu"))
+        if checks:
+            check_group(job, task, rank)
+    except EdgetrainError as error:
+        return Verdict("late", str(error))
+    except Exception as error:  # on all ranks: they can go on
+        return Verdict("failed", f"{type(error).__name__}: {error}".splitlines()[0])
+    losses = []
+    for _ in range(STEPS):
+        loss = rank.steps.backward()
+        rank.steps.step()
+        losses.append(loss())
+    model = rank.held.gather()
+    if model is None:
+        return Trained(losses, {}, {})
+    return Trained(losses, _state(model), task.evaluate(model))
+
+
+@functools.cache
+def _question(subject: str) -> Question:
+    job = job_of(subject)
+    return question_of(replace(job, servers=replace(job.servers, placement="data=4")))
+
+
+def planned(subject: str, words: str) -> str:
+    """Why the planner refuses; "": it does not."""
+    question = _question(subject)
+    if question.group_problem:
+        return question.group_problem
+    try:
+        check(parse(words), question.model, question.servers, question.work)
+    except EdgetrainError as error:
+        return str(error)
+    found = evaluate(question.model, question.servers, question.work, parse(words))
+    return "too large" if isinstance(found, Refused) else ""
+
+
+def judge(worlds, subject: str, words: str, checks: bool = False) -> Verdict:
+    """What a group makes of a subject, and the check before its first step if it `checks`.
+    `worlds(n)` are n ranks that wait."""
+    reason = planned(subject, words)
+    if not reason:
+        found = _tried(worlds, subject, words, checks)
+        if found.kind not in ("late", "failed"):
+            return found
+        # A plan tries what it ranks first, and `run` plans: that takes long for all of these.
+        job = job_of(subject)
+        reason = problem_of(job, task_of(job), parse(words))
+        if not reason:
+            return found
+    return Verdict("refused" if "\n" not in reason else "failed", reason)
+
+
+def _tried(worlds, subject: str, words: str, checks: bool) -> Verdict:
+    world = functools.partial(worlds(parse(words).ranks).run, together, subject, words, checks)
+    try:
+        found = world()
+        again = world(1) if subject in RANDOM and isinstance(found[0], Trained) else found
+    except EdgetrainError as error:
+        return Verdict("late", str(error))
+    except AssertionError as error:
+        return Verdict("failed", str(error).strip().splitlines()[-1])
+    if not isinstance(found[0], Trained):
+        return found[0]
+    one = alone(subject)
+    if not all(np.array_equal(each.losses, found[0].losses, equal_nan=True) for each in found):
+        return Verdict("wrong", "ranks report different losses")
+    if subject in RANDOM:
+        apart = found[0].differs(again[0])
+        if apart:
+            return Verdict("wrong", f"{apart:.2g} in two launches")
+        off = abs(found[0].losses[0] / one.losses[0] - 1)
+        return Verdict("wrong", f"loss {off:.0%} off") if off > 0.1 else Verdict("exact")
+    apart = found[0].differs(one)
+    return Verdict("exact") if apart <= MOST else Verdict("wrong", f"{apart:.2g}")

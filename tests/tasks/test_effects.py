@@ -1,0 +1,114 @@
+"""What a model does besides computing is seen on tensors without numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from edgetrain.tasks.effects import Effects, effects_of
+from edgetrain.tasks.experts import MixtureOfExperts
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class Model(nn.Module):
+    """Two layers, and `between` them what is to be seen."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.first, self.last, self.between = nn.Linear(4, 4), nn.Linear(4, 4), between
+        self.register_buffer("mean", torch.zeros(4))
+        self.table = torch.zeros(4)
+
+    def forward(self, hidden):
+        return self.last(self.between(self, self.first(hidden)))
+
+
+class Named(Model):
+    pieces = (("first",), ("last",))
+
+
+class Task:
+    def __init__(self, model):
+        self.model = model
+
+    def loss(self, model, batch):
+        return model(batch[0]).square().mean()
+
+
+def note(model, hidden):
+    model.table = hidden.square().mean()
+    model.seen = hidden.detach()
+    return hidden
+
+
+def hook(model, hidden):
+    hidden.register_hook(lambda gradient: 2 * gradient)
+    return hidden
+
+
+def write(model, hidden):
+    model.mean.lerp_(hidden.detach().mean(0), 0.1)
+    return hidden - model.mean
+
+
+def replace(model, hidden):
+    model.mean = hidden.detach().mean(0)
+    return hidden
+
+
+def attribute(model, hidden):
+    model.table += 1
+    return hidden
+
+
+def attend(model, hidden):
+    rows = hidden.reshape(-1, 2, 1, 2)
+    mask = torch.zeros(1, 1) if hasattr(model, "pieces") else None
+    found = nn.functional.scaled_dot_product_attention(rows, rows, rows, mask, 0.25)
+    return found.reshape(hidden.shape)
+
+
+def hooked():
+    model = Model(lambda model, hidden: hidden)
+    model.last.weight.register_hook(lambda gradient: 2 * gradient)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (lambda: Model(lambda model, hidden: hidden.detach() + hidden), Effects()),
+        (lambda: Model(write), Effects(buffer="mean")),
+        (lambda: Model(replace), Effects(buffer="mean")),
+        (lambda: Model(attribute), Effects(buffer="table")),
+        (lambda: Model(note), Effects()),
+        (lambda: Model(hook), Effects(untraced="a hook on a tensor's gradient")),
+        (lambda: Named(hook), Effects()),
+        (lambda: Model(lambda model, hidden: Reverse.apply(hidden)),
+         Effects(untraced="the autograd function 'Reverse'")),
+        (lambda: Named(lambda model, hidden: Reverse.apply(hidden)), Effects()),
+        (lambda: Model(attend), Effects(attention="dropout of 0.25")),
+        (lambda: Named(attend), Effects(attention="a mask of its own")),
+        (hooked, Effects(hooked="last.weight")),
+        (lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), MixtureOfExperts(2, 2, 4)), Effects()),
+        (lambda: nn.Sequential(nn.BatchNorm1d(4).eval()), Effects()),
+    ],
+)  # fmt: skip
+def test_what_is_seen(model, expected):
+    assert effects_of(Task(model), (torch.zeros(8, 4),)) == expected
+
+
+def test_of_a_model_that_fails_without_numbers_modules_are_looked_at():
+    model = nn.Sequential(nn.BatchNorm1d(4))
+    model.register_forward_hook(lambda module, given, found: 1 / float(found.sum()))
+    assert effects_of(Task(lambda: model), (torch.ones(8, 4),)) == Effects(samples="0")

@@ -1,0 +1,48 @@
+"""A plan tries what it ranks first, without numbers, and passes over what cannot be built."""
+
+from __future__ import annotations
+
+import odd_models as odd
+import pytest
+import torch.distributed as dist
+
+from edgetrain.jobs.lookup import task_of
+from edgetrain.jobs.placement.decision import decide
+from edgetrain.jobs.placement.question import question_of
+from edgetrain.jobs.placement.words import parse
+from edgetrain.jobs.reading import load
+from edgetrain.training.servers.rehearsing import problem_of, rehearsal
+
+pytestmark = pytest.mark.usefixtures("own_imports")
+
+JOB = ["task=odd_models:Odd", "members=4", "batch=4", "optimizer=adamw"]
+
+
+@pytest.mark.parametrize(
+    ("subject", "words", "said"),
+    [("plain", "data=2 shard=2 zero=3 pipeline=2 microbatches=2", ""),
+     ("layer of two blocks", "data=2", ""),
+     ("long skip", "pipeline=2 schedule=zero-bubble microbatches=4", ""),
+     ("long skip", "tensor=2 norms=split", "RuntimeError: "),
+     ("tensor on device", "pipeline=2 microbatches=4", "RecursionError: "),
+     ("block used twice", "pipeline=2 microbatches=4", "shared with a parameter"),
+     ("layer of two blocks", "tensor=2 norms=split", "is of no norm and not divided"),
+     ("block used twice", "tensor=2 norms=split", "one after the other"),
+     ("tied", "pipeline=2 tensor=2 microbatches=2", "torch's tracer cuts")],
+)  # fmt: skip
+def test_what_cannot_be_built_is_said_in_one_line(subject, words, said):
+    job = odd.job_of(subject)
+    problem = problem_of(job, task_of(job), parse(words))
+    assert bool(problem) == bool(said)
+    assert said in problem
+    assert "\n" not in problem
+    assert not dist.is_initialized()
+
+
+def test_a_plan_passes_over_what_cannot_be_built(tmp_path):
+    words = [*JOB, "servers.fallback=when-faster", "servers.placement=pipeline=2"]
+    job = load(None, [*words, "data.subject=tensor on device"])
+    decision = decide(question_of(job, tmp_path), rehearsal(job, tmp_path))
+    assert decision.chosen == ""
+    assert "RecursionError" in decision.why
+    assert decision.why.endswith(" runs")
