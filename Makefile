@@ -1,7 +1,9 @@
 # The two commands that do everything on a fresh machine, and what CI runs.
 #   make demo    install into .venv, then DGA against synchronous SGD: a table and a picture
 #   make test    install into .venv with the test tools, then run all tests, in an order that is drawn and
-#                named (the same again: make test SEED=12345)
+#                named (the same again: make test SEED=12345); docs/tests.md says when to run which of these
+#   make test-examples  1,000 examples of each property (25 are in make test, 60 in CI): at night
+#   make test-costs  measure what each file of tests takes, into tests/costs.toml; TESTS="tests/cli" for some
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
 #   make test-trainers  loops of Accelerate and Lightning, which are installed into .venv-trainers
@@ -9,6 +11,8 @@
 #   make test-damages  1,000 drawn damages of run folders, journals and key folders (60 are in make test)
 #   make test-arm-doctor  what `doctor` says in a worker archive for a Raspberry Pi, emulated
 #   make test-masks  300 drawn schedules of a masked job with too few members left (half an hour)
+#   make test-groups  odd models and losses on 22 placements of two and four ranks (a quarter of an hour)
+#   make chaos   crash hubs, cut power: is anything lost? SCHEDULES=1000, WORDS="job.toml --processes"
 #   make check   linters, types and tests, as CI does; TESTS="tests/cli" for some of them
 #   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour; goes on where it ended)
 PYTHON ?= python3
@@ -16,14 +20,23 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TRAINERS ?= .venv-trainers
 
-.PHONY: demo test test-damages test-trainers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks check drawn install-lab install-dev install-trainers
+.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups check drawn install-lab install-dev install-trainers
 
 demo: install-lab
 	$(BIN)/edgetrain compare
 
+# The workers share the processors.
+test test-examples test-costs check: export OMP_NUM_THREADS ?= 1
+
 test: SEED ?= $(shell od -An -N2 -tu2 /dev/urandom)
 test: install-dev
-	$(BIN)/pytest -n 2 --dist loadfile --order $(strip $(SEED))
+	$(BIN)/pytest -n 3 --dist loadfile --costs --order $(strip $(SEED))
+
+test-examples: install-dev
+	EXAMPLES=1000 $(BIN)/pytest -m hypothesis -n 2 --dist loadfile --timeout 3600
+
+test-costs: install-dev
+	$(BIN)/pytest -n 2 --dist loadfile --write-costs $(TESTS)
 
 test-trainers: install-trainers
 	$(TRAINERS)/bin/python -m pytest -m trainers -p no:cacheprovider tests/trainers
@@ -43,17 +56,23 @@ test-boot-qemu-arm64 test-boot-qemu-raspi3b: test-boot-qemu-%: install-dev
 test-commands: install-dev
 	$(BIN)/pytest -m nightly -p no:cacheprovider tests/test_commands.py
 
+chaos: install-dev
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m chaos $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(WORDS)
+
 test-masks: install-dev
 	$(BIN)/pytest -m masks -n 2 tests/exchange/masks/test_secure_chaos.py
 
 test-arm-doctor: install-dev
 	$(BIN)/pytest -m arm_doctor -rs --durations=1 tests/fleet/cards
 
+test-groups: install-dev
+	$(BIN)/pytest -m groups tests/training/servers
+
 check: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist loadfile $(TESTS)
+	$(BIN)/pytest -n 3 --dist loadfile --costs $(TESTS)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

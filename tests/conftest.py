@@ -1,14 +1,13 @@
-"""What all tests share: hypothesis' profile, no keys but their own, the order they run in, and a
-check that they leave `sys.path` and `sys.modules` as they found them."""
+"""What all tests share: hypothesis' profile, no keys but their own, the order they run in, their
+costs, and a check that they leave `sys.path` and `sys.modules` as they found them."""
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 from collections import Counter
-from pathlib import Path
 
+import costs
 import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
@@ -17,7 +16,7 @@ from left_behind import Imports
 settings.register_profile(
     "edgetrain",
     deadline=None,  # shared machines are noisy
-    max_examples=60,
+    max_examples=int(os.environ.get("EXAMPLES", "60" if "CI" in os.environ else "25")),
     # CI's verdict on a commit is always the same; everyone else's runs look for new examples.
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.too_slow],
@@ -38,36 +37,6 @@ def no_keys(tmp_path_factory):
         yield
 
 
-LONG = (
-    "training/test_faulty_links.py",
-    "cli/test_cli.py",
-    "cli/test_resume.py",
-    "cli/test_run_folder_page.py",
-    "training/test_checkpoint_fleet.py",
-    "test_wheel.py",
-    "cli/test_keys_cli.py",
-    "training/chaos/test_real_processes.py",
-    "exchange/masks/test_secure_chaos.py",
-    "training/test_drift_runs.py",
-    "codecs/test_codec_memory.py",
-    "codecs/kernels/test_kernels_replay.py",
-    "strategies/test_fedprox.py",
-    "cli/test_group_cli.py",
-    "training/test_service.py",
-    "cli/test_waiting.py",
-    "training/servers/test_groups.py",
-    "fleet/cards/test_first_boot.py",
-    "exchange/masks/test_secure_runs.py",
-    "exchange/masks/test_secure_memory.py",
-    "training/servers/test_servers.py",
-    "fleet/networks/emulation/test_lab.py",
-    "jobs/test_privacy.py",
-    "cli/test_slips.py",
-    "test_readme.py",
-)
-"""Files with few tests and many seconds, the longest first (`--durations`)."""
-
-
 def pytest_configure(config):
     """Let pytest-xdist hand files out in the order of `pytest_collection_modifyitems`, and not by
     how many tests they have: long ones have few, and would leave a processor idle at the end."""
@@ -78,6 +47,11 @@ def pytest_configure(config):
 def pytest_addoption(parser):
     parser.addoption("--tries", type=int, default=1, help="run each test this often, and count")
     parser.addoption(
+        "--beside", type=int, metavar="PID", help="leave a processor to this process while it runs"
+    )
+    parser.addoption("--costs", action="store_true", help="tell where the time went")
+    parser.addoption("--write-costs", action="store_true", help="write tests/costs.toml")
+    parser.addoption(
         "--order",
         type=int,
         metavar="SEED",
@@ -86,19 +60,46 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Draw the order if a seed is given. With several workers, begin with the long files: in drawn
-    orders, all of them are in the first half."""
-    tests = Path(__file__).parent
-    place = {tests / name: number for number, name in enumerate(LONG)}
+    """Draw the order if a seed is given. With several workers, begin with the long files."""
     seed = config.getoption("order")
-    if seed is not None:
-        draw = random.Random(seed)
-        draw.shuffle(items)
-        files = sorted({item.path for item in items})
-        place = {path: draw.random() / (1 + (path in place)) for path in files}
-        items.sort(key=lambda item: place[item.path])
-    elif hasattr(config, "workerinput"):
-        items.sort(key=lambda item: place.get(item.path, len(LONG)))
+    if seed is not None or hasattr(config, "workerinput"):
+        costs.in_order(items, costs.read(), seed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Of the workers, the third takes what waits."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from scheduling import Scheduling
+
+    beside = config.getoption("beside")
+    return Scheduling(config, log, costs.read(), lambda: beside and costs.runs(beside))
+
+
+SPENT = pytest.StashKey[float]()
+WAITING = pytest.StashKey[costs.Waiting]()
+
+
+def pytest_collection_finish(session):
+    """What collecting costs is no test's."""
+    session.stash[SPENT] = costs.cpu_seconds()
+    if session.config.getoption("write_costs"):
+        session.stash[WAITING] = costs.Waiting()
+        session.stash[WAITING].start()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test's last report has its CPU seconds, and each those in which it waited."""
+    report = yield
+    stash = item.session.stash
+    if report.when == "teardown":
+        now = costs.cpu_seconds()
+        report.cpu_s, stash[SPENT] = now - stash[SPENT], now
+    if waiting := stash.get(WAITING, None):
+        report.waited_s, waiting.seconds = waiting.seconds, 0.0
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -111,10 +112,18 @@ def pytest_runtest_protocol(item, nextitem):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """The seed of the order; with --tries, how often each test failed."""
+    """The seed of the order, and where the time went; with --tries, how often each test failed."""
     tries = config.getoption("tries")
+    stats = terminalreporter.stats
+    if config.getoption("costs") or config.getoption("write_costs"):
+        ended = [each for kind in stats.values() for each in kind if hasattr(each, "duration")]
+        spent = costs.of_reports(ended)
+        terminalreporter.section("where the time went")
+        for line in costs.told(spent, stats.get("skipped", ())):
+            terminalreporter.write_line(line)
+        if config.getoption("write_costs"):
+            costs.write(spent)
     if tries > 1:
-        stats = terminalreporter.stats
         tried = [each for kind in ("passed", "failed", "error") for each in stats.get(kind, ())]
         bad = Counter(each.nodeid for each in tried if each.failed)
         terminalreporter.section(f"failed before, and alone of {tries}")
@@ -148,7 +157,8 @@ def pytest_make_collect_report(collector):
     before = Imports()
     report = yield
     if isinstance(collector, pytest.Module) and report.passed:
-        left = before.restore({str(collector.path.parent)})
+        folders = collector.path.parents
+        left = before.restore({str(next(f for f in folders if not (f / "__init__.py").exists()))})
         if left:
             report.outcome = "failed"
             report.longrepr = f"{collector.nodeid} leaves behind: {', '.join(left)}"

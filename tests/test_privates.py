@@ -16,6 +16,11 @@ OF_OTHERS = {
     "_SubParsersAction": "argparse: the same",
     "_orders": "dp-accounting: no public way to its divergences",
     "_rdp": "dp-accounting: the same",
+    "_execute_child": "subprocess: what starts a process, and is another for a forked one",
+    "_internal_poll": "subprocess: the same, of what asks for its end",
+    "_wait": "subprocess: the same, of what waits for its end",
+    "_assign_work_unit": "pytest-xdist: its schedulers share it with those made of them",
+    "_reschedule": "pytest-xdist: the same",
 }
 """Names of other packages, each with the reason. There are none of edgetrain."""
 

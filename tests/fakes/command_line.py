@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from warm_forkserver import Forked
 
 EDGETRAIN = (sys.executable, "-m", "edgetrain")
+"""The command in an interpreter of its own, for tests of start-up, imports and memory. The others'
+commands are forked from one that has imported torch."""
 _MARK = "EDGETRAIN_TEST_MARK"
 
 # A task that loads nothing and steps in microseconds; `width` makes another model of it.
@@ -67,31 +70,45 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **more}
 
 
-def edgetrain(*words: str, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+def _popen(program: Sequence[str] | None) -> tuple[type[subprocess.Popen[str]], Sequence[str]]:
+    return (Forked, EDGETRAIN) if program is None else (subprocess.Popen, program)
+
+
+def edgetrain(
+    *words: str, cwd: Path, timeout: float = 240, program: Sequence[str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end. On a busy machine it may take ten times as long as usual."""
-    try:
-        return subprocess.run(
-            [*EDGETRAIN, *words],
-            cwd=cwd,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-    except subprocess.TimeoutExpired as over:
-        said = b"".join(each for each in (over.stdout, over.stderr) if each).decode()
-        raise AssertionError(f"{words} is not done after {timeout:g} s:\n{said}") from None
+    popen, start = _popen(program)
+    with popen(
+        [*start, *words],
+        cwd=cwd,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            said = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as over:
+            process.kill()
+            told = b"".join(each for each in (over.stdout, over.stderr) if each).decode()
+            raise AssertionError(f"{words} is not done after {timeout:g} s:\n{told}") from None
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, *said)
 
 
 class Running:
     """A command that is under way, with everything it started."""
 
-    def __init__(self, argv: Sequence[str], cwd: Path) -> None:
+    def __init__(self, words: Sequence[str], cwd: Path, program: Sequence[str] | None) -> None:
         self._mark = uuid.uuid4().hex
         self.said = ""
-        self.process = subprocess.Popen(
-            argv,
+        popen, start = _popen(program)
+        self.process = popen(
+            [*start, *words],
             cwd=cwd,
             env=environment(**{_MARK: self._mark}),
             stdin=subprocess.DEVNULL,
@@ -125,7 +142,11 @@ class Running:
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            return process.environ().get(_MARK) == self._mark
+            if process.environ().get(_MARK) == self._mark:
+                return True
+            # What was forked, and has started no program since, shows the environment of another.
+            session = os.getsid(process.pid) == self.process.pid
+            return session and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.Error, OSError):
             return False
 
@@ -156,9 +177,9 @@ def _line(process: psutil.Process) -> str:
 
 
 @contextmanager
-def running(*words: str, cwd: Path, program: Sequence[str] = EDGETRAIN) -> Iterator[Running]:
-    """A command under way; nothing of it is left when the block ends."""
-    command = Running([*program, *words], cwd)
+def running(*words: str, cwd: Path, program: Sequence[str] | None = None) -> Iterator[Running]:
+    """A command under way, forked unless there is a `program`; nothing is left after the block."""
+    command = Running(words, cwd, program)
     try:
         yield command
     finally:
@@ -166,7 +187,10 @@ def running(*words: str, cwd: Path, program: Sequence[str] = EDGETRAIN) -> Itera
 
 
 @contextmanager
-def hub(*words: str, cwd: Path) -> Iterator[tuple[Running, str]]:
+def hub(
+    *words: str, cwd: Path, program: Sequence[str] | None = None
+) -> Iterator[tuple[Running, str]]:
     """A hub on a free port of this machine, and the address it says members join."""
-    with running("hub", *words, "--bind", "tcp://localhost:0", cwd=cwd) as command:
+    here = "--bind", "tcp://localhost:0"
+    with running("hub", *words, *here, cwd=cwd, program=program) as command:
         yield command, command.until("members join").split()[-1]

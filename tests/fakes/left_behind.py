@@ -38,6 +38,8 @@ class Imports:
         return found or ["sys.path without an entry, or in another order"]
 
     def _restore_modules(self) -> list[str]:
+        if sys.modules == self._modules:
+            return []
         found = []
         for name, module in [*sys.modules.items()]:
             if name not in self._modules:
