@@ -65,7 +65,8 @@ def test_the_sdist_holds_what_a_checkout_does(built):
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     top = {name.split("/")[0] for name in names}
     assert top >= {
-        "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "benchmarks",
+        ".ci", ".pre-commit-config.yaml", "ARCHITECTURE.md", "CHANGELOG.md", "CITATION.cff",
+        "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "benchmarks",
         "devices", "docs", "edgetrain", "examples", "hatch_build.py", "netem", "pyproject.toml",
         "tests",
     }  # fmt: skip
