@@ -3,14 +3,22 @@ somewhere."""
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 from command_line import edgetrain
 from documented_commands import COMMANDS, PAGES, ROOT
+from made_up_runs import DGA, FEDAVG, SYNC, write_comparison
 
+from edgetrain import __version__, strategies
 from edgetrain.__main__ import main, parse_arguments
 from edgetrain.jobs.reading import parse
+from edgetrain.runs.folder import read_summary
+from edgetrain.runs.reports.comparison import compare
+from edgetrain.runs.reports.comparison_table import columns_of
+
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 def test_commands_are_found():
@@ -56,8 +64,9 @@ def test_the_quick_ones_answer(command, tmp_path, monkeypatch, capsys):
 def test_the_quick_start_trains(tmp_path):
     """The README's job file, with fewer steps and no network."""
     readme = [command for command in COMMANDS if command.page == "README.md"]
-    init = next(command for command in readme if command.words[0] == "init")
-    train = next(command for command in readme if command.words[0] == "run")
+    train = next(command for command in readme if command.words[:2] == ["run", "job.toml"])
+    before = readme[: readme.index(train)]
+    init = next(command for command in reversed(before) if command.words[0] == "init")
     assert edgetrain(*init.words, cwd=tmp_path).returncode == 0
     done = edgetrain(*train.words, "steps=6", "members=2", "network=none", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -66,16 +75,69 @@ def test_the_quick_start_trains(tmp_path):
 
 def test_make_has_what_the_readme_says():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    told = re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text())
-    assert {"demo", "test", "check"} <= set(told) <= set(targets)
+    named = re.findall(r"\bmake ([a-z-]+)", README)
+    assert {"demo", "test", "check"} <= set(named) <= set(targets)
 
 
 def test_the_added_lines_of_the_readme_are_the_examples():
-    added = re.findall(r"^\+\s*(.*\S)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    added = re.findall(r"^\+\s*(.*\S)$", README, re.MULTILINE)
     example = (ROOT / "examples" / "your_own_loop.py").read_text()
     assert len(added) == 2
     for line in added:
         assert line.split("(")[0] + "(" in example
+
+
+def rows_below(heading: str) -> list[list[str]]:
+    """Cells of the table in a section of the README, without its head."""
+    section = README.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
+    return rows[2:]
+
+
+def test_every_strategy_and_every_codec_has_a_row(capsys):
+    named = [
+        strategies.find(row[0].strip("`").replace("mu", "1")) for row in rows_below("Strategies")
+    ]
+    assert {row.name for row in named} == strategies.TABLE.keys()
+    assert main(["codecs", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["codecs"]
+    ratios = {row["example"]: f"{row['ratio']:.1f}" for row in listed}
+    shown = {}
+    for names, figures, _ in rows_below("Codecs"):
+        spelled, each = re.findall(r"`(.*?)`", names), re.findall(r"[\d.]+", figures)
+        shown |= dict(zip(spelled, each if each[1:] else each * len(spelled), strict=True))
+    assert shown | {"topk(0.01) | q2": "307.0"} == ratios
+    assert "`topk(0.01) | q2` has a ratio of 307.0" in README
+
+
+def test_every_column_of_the_closing_table_is_explained(tmp_path):
+    runs = [read_summary(folder) for folder in write_comparison(tmp_path, SYNC, FEDAVG, DGA)]
+    table = columns_of(compare([{**run, "codec": "int8"} for run in runs]))
+    assert len(table) == 12
+    cells = [row[0] for row in rows_below("Demo")]
+    explained = {name for cell in cells for name in (cell, *cell.split(", "))}
+    headings = {f"{each.heading} {each.heading_below}".strip() for each in table}
+    assert headings <= explained
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_files_that_are_named_are_there(page):
+    """In the package, where no other folder is named."""
+    named = re.findall(r"`([\w./-]+\.(?:py|md|toml))`", (ROOT / page).read_text("utf-8"))
+    assert len(named) > 5
+    homes = (ROOT, ROOT / "edgetrain", ROOT / "edgetrain" / "codecs")
+    assert [name for name in named if not any((home / name).exists() for home in homes)] == []
+
+
+def test_the_hooks_are_the_linters_of_make_check():
+    check = (ROOT / "Makefile").read_text().split("\ncheck:")[1].split("\n\n")[0]
+    linters = re.findall(r"\$\(BIN\)/(?!pytest)(.*)", check)
+    hooks = re.findall(r"entry: \.venv/bin/(.*)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert hooks == linters
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

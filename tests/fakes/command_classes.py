@@ -11,6 +11,7 @@ from __future__ import annotations
 
 QUICK = {
     "edgetrain init job.toml": "wrote job.toml",
+    "edgetrain init job.toml members=5 task=edgetrain.tasks:char_lm": "wrote job.toml",
     "edgetrain init job.toml members=8 task=edgetrain.tasks:char_lm": "wrote job.toml",
     "edgetrain init job.toml members=8 network=wan-200ms": "wrote job.toml",
     "edgetrain init job.toml --task mine.py": r"mine\.py",
@@ -35,6 +36,7 @@ QUICK = {
     "edgetrain watch": "dga",
     "edgetrain watch runs/20260131-142501-digits": "dga",
     "edgetrain devices init cluster.toml": r"cluster\.toml",
+    "edgetrain devices init cluster.toml --count 5": r"cluster\.toml",
     "edgetrain devices init cluster.toml --count 8": r"cluster\.toml",
     "edgetrain devices list": "raspberry-pi-4b",
     "edgetrain devices show raspberry-pi-4b --json": "^{",
