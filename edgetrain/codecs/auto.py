@@ -27,7 +27,7 @@ FLOOR = 0.01
 
 _DENSITIES = (0.3, 0.1, 0.05, 0.02, 0.01)
 _BITS = 2
-"""Of the values that the sparse rungs keep: more indices are worth more than finer values."""
+"""Bits of each value that a sparse rung keeps: more indices are worth more than finer values."""
 
 
 def _rungs() -> tuple[BaseCodec, ...]:
@@ -43,8 +43,8 @@ def _rungs() -> tuple[BaseCodec, ...]:
 
 
 RUNGS = _rungs()
-"""From the smallest loss of information to the fewest bytes. A payload names its rung by the place
-here: append, never insert."""
+"""Codecs of the ladder, from the smallest loss to the fewest bytes. A payload names its rung by the
+place here: append, never insert."""
 
 
 def element_bytes(rung: int) -> float:
@@ -161,7 +161,7 @@ class OnRungs(Feedback):
 
     @property
     def rung(self) -> int:
-        """That the next payload will be of."""
+        """The rung of the next payload."""
         return int(self._rung[0])
 
     def climb(self, rung: int) -> None:

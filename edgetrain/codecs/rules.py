@@ -115,7 +115,7 @@ def bound(codec: Codec, layout: Layout) -> Codec:
     codec = codec.bind(layout) if layout else codec
     if isinstance(codec, Unbound):
         raise ConfigError(
-            f"'{codec.name}' depends on the shapes of the tensors, which were not told",
+            f"'{codec.name}' depends on the shapes of the tensors, which are not known",
             "join with a layout, or take a codec that does not look at tensors",
         )
     return codec

@@ -1,6 +1,6 @@
 """The list of codecs that people read: how each is spelled, what it sends, its compression ratio.
 
-Rows are text; spec.py builds codecs from it. Speed and error are measured in bench.py.
+Rows are text; spec.py builds codecs from it. Speed and error: benchmarks/codecs_speed.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgetrain.vectors.vector import Layout, Vector
 
 SAMPLE_LAYOUT: Layout = (("sample", 0, (256, 256)),)
 SAMPLE_WORDS = "65,536 normally distributed numbers in one matrix of 256 x 256"
-"""What ratios are of."""
+"""The vector that ratios are computed for, in words."""
 
 
 @dataclass(frozen=True)

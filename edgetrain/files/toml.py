@@ -12,7 +12,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.files.reading import read_bytes
 
 MOST_BYTES = 1 << 20
-"""Of a file that is read, if nothing else is said. Nobody writes a larger one."""
+"""Default limit of a file that is read; longer ones are not written by hand."""
 
 MOST_DEPTH = 32
 """Tables and lists in each other."""

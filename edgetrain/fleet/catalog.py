@@ -14,7 +14,7 @@ from edgetrain.files.toml import read_toml
 from edgetrain.fleet.interpreters import PACKAGE_PARENT
 
 MOST_BYTES = 4 << 20
-"""Of a profile: some hold the trace of a link."""
+"""Limit of a profile: some hold the trace of a link."""
 
 
 def folder(kind: str) -> Path:

@@ -37,11 +37,11 @@ from edgetrain.runs.metrics.lines import HUB, Lines
 JOB, ENVIRONMENT, METRICS, SUMMARY = "job.toml", "environment.json", "metrics.jsonl", "summary.json"
 _ROOM_BYTES = 1 << 20
 _MOST_BYTES = 64 << 20
-"""Of a file of JSON: a sweep of thousands of runs has a few MiB."""
+"""Limit of a JSON file that is read: a sweep of thousands of runs has a few MiB."""
 
 FORMAT = 2
-"""Of run folders, in summary.json; those without a number are of format 1. Raised when a reader of
-the format before would misunderstand a folder."""
+"""Version of the run folder, in summary.json; folders without one are of version 1. Raised when an
+older reader would misunderstand a folder."""
 
 # --- making a folder ---
 

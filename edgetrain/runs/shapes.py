@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 LARGEST = 1e100
-"""Of a number. Larger ones overflow where they are squared or added up."""
+"""Largest number. Larger ones overflow where they are squared or added up."""
 LONGEST_S = 1e12
-"""Of a time: 30,000 years."""
+"""Longest time: 30,000 years."""
 MOST_COUNT = 1 << 62
 MOST_TEXT = 10_000
 """Characters, and names in a list."""
@@ -165,7 +165,7 @@ JOB: Shape = {
     "strategy": {"name": text, "every": count_or_text, "delay": count_or_text, "codec": text},
     "hub": {"status_s": seconds},
 }  # fmt: skip
-"""Of job.toml, what is read without a job being made of it."""
+"""Keys of job.toml that are read without a job being made of it."""
 
 SUMMARY: Shape = {
     **_USED, **_PARTS,
@@ -183,6 +183,6 @@ SUMMARY: Shape = {
         "ring_dropped": count,
     },
 }  # fmt: skip
-"""Of summary.json, what runs have; comparisons, sweeps and plans have other keys besides."""
+"""Keys of summary.json that runs have; comparisons, sweeps and plans have others besides."""
 
 ENVIRONMENT: Shape = {"started": text, "command": text_or_texts}

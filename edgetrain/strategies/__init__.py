@@ -32,17 +32,17 @@ class Setting:
     params: Vector
     """The model's flat parameters, float32 [elements]. Shared with the model."""
     gradient: Vector
-    """Its flat gradient, shared as well."""
+    """The model's flat gradient, float32 [elements]. Shared with the model."""
     every: int
     delay: int
     memory: VectorPool | None = None
-    """Where contributions are made; None: in vectors of the half's own."""
+    """Pool in which contributions are made; None: the half makes its own vectors."""
     factors: Factors | None = None
-    """With these, gradients are averaged in two trips."""
+    """Factors by which gradients are averaged in two trips; None: in one."""
     correction: str = ""
     """One of the row's corrections."""
     momentum: float = 0.0
-    """Of the member's optimizer; 0: it has none."""
+    """Momentum of the member's optimizer; 0: it has none."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ class Strategy:
     arguments: tuple[float, ...] = ()
     """Values of the parameters; () in the table, whose rows do not know them."""
     corrections: tuple[str, ...] = ()
-    """What may stand for a round in flight; the first is the default. (): nothing does. `jobs`
-    asks."""
+    """Stand-ins for a round in flight to choose from, the default first; (): none. `jobs` asks."""
     correction: str = ""
     """The one of them that was chosen."""
     every: int = 5

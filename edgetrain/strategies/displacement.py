@@ -43,7 +43,7 @@ class Growth:
         self.rates = 0.0
         """Sum of the learning rates of this round's steps."""
         self._longest = 0.0
-        """Length of the longest round so far, of its sampled elements, over its rates."""
+        """Length of the longest round so far (its sampled elements), divided by its rates."""
 
     def judge(self, own: Vector, base: Vector) -> float:
         """Length of `own` over that of the base, or of the longest before it at this round's rates
@@ -82,9 +82,9 @@ class Displacement:
     docs/decisions/012 says why). It is given up after the last round, when the parameters become
     the base; where it is little, as of dense codecs, there is no round for it alone.
 
-    With a `drift` not own_r itself stands for a round in flight, but what that foretells the reply
-    to be (`Drift`). Contributions, replies and base are not concerned: whatever stands for a round
-    is taken out again when its reply comes.
+    With a `drift`, the predicted reply stands for a round in flight, not own_r (`Drift`).
+    Contributions, replies and base do not change: whatever stands for a round is taken out again
+    when its reply comes.
 
     `params` is shared with the caller's model and mutated in place, by `after_step` by at most one
     rounding (so that `expected` needs no vector of its own) and by `apply`. `base` is owned here.
@@ -112,7 +112,7 @@ class Displacement:
         self.every = every
         self.delay = delay
         self.expected = Expected(params, drift)
-        """What `params` hold beside local progress."""
+        """The part of `params` that is not local progress."""
         self.base: Vector = self.expected.base
         self.applied = 0
         """Replies applied so far, which is also the number of the next reply."""
@@ -122,9 +122,9 @@ class Displacement:
         """Checksum of `base` after `applied` replies."""
         self._memory = memory or VectorPool(params.size)
         self.drift = drift
-        """What foretells replies; None: nothing does."""
+        """Prediction of replies; None: each own_r stands for its round."""
         self.unsent = Unsent(params.size)
-        """Where what a lossy codec has not sent waits."""
+        """The part of contributions that a lossy codec has not sent yet."""
         self._growth = Growth()
         self._steps = 0
         self._local_steps = 0
@@ -158,7 +158,7 @@ class Displacement:
         return self._submit() if self._local_steps >= self.every else None
 
     def quiet_steps(self) -> int:
-        """How many steps from now neither submit nor wait: `params` is not looked at after them."""
+        """Steps from now on that neither submit nor wait: nothing reads `params` after them."""
         quiet = self.every - self._local_steps - 1
         if self.expected.flights:
             oldest = self.expected.flights[0]
@@ -194,7 +194,7 @@ class Displacement:
             self._take_out()
 
     def _whole(self, flight: Flight) -> Vector:
-        """What should have been sent of the last contribution, as far as it is sampled."""
+        """The sampled elements of what should have been sent with the last contribution."""
         sampled = slice(None, None, self.unsent.stride)
         if self.unsent.beside is not None:
             return self.unsent.beside[sampled]
@@ -203,7 +203,8 @@ class Displacement:
         return self.params[sampled] - self.base[sampled]
 
     def _leave_in(self, flight: Flight, sent: Vector) -> Flight:
-        """Let what was not sent stay in `params`, as before."""
+        """Leave the unsent part in `params`: on equal data it is progress that all members share.
+        Error feedback beside the model takes gradients without it (docs/decisions/012)."""
         if self.drift is not None:  # what was not sent has no stand-in: it is in `params` itself
             scratch = np.empty(min(TILE, sent.size), np.float32)
             for here in tiles(sent.size):
@@ -219,7 +220,8 @@ class Displacement:
         return replace(flight, own=sent, at_once=False, partial=True, touched=touched)
 
     def _take_out(self) -> None:
-        """Move what was not sent from `params` to a vector beside them. No local steps yet."""
+        """Move the unsent part from `params` to a vector beside them, before any local steps. On
+        unequal data it is this member's drift: the more a prototype left inside, the worse."""
         beside = self.unsent.beside = np.empty_like(self.params)
         scratch, owns = np.empty(min(TILE, beside.size), np.float32), self.expected.owns()
         for here in tiles(beside.size):
@@ -231,13 +233,13 @@ class Displacement:
         )
 
     def _take_in(self, flight: Flight, sent: Vector) -> Flight:
-        """Move what was not sent back into `params`. It has all of earlier rounds in flight in it,
-        which therefore need no replacing."""
+        """Move the unsent part back into `params`. It contains every earlier round in flight as a
+        whole, so their replies are added to the base and replace nothing."""
         beside = self.unsent.beside
         assert beside is not None
         self.unsent.beside = None
         self.expected.flights = deque(
-            replace(f, own=None, foretold=None, touched=None) for f in self.expected.flights
+            replace(f, own=None, predicted=None, touched=None) for f in self.expected.flights
         )
         scratch = np.empty(min(TILE, sent.size), np.float32)
         for here in tiles(sent.size):
@@ -288,7 +290,7 @@ class Displacement:
             self.drift.restore(state)
 
     def due(self) -> int | None:
-        """The round whose reply must be applied before the next step, if there is one."""
+        """The round whose reply must be applied before the next step; None: there is none."""
         if not self.expected.flights:
             return None
         oldest = self.expected.flights[0]
@@ -337,7 +339,7 @@ class Displacement:
                     expected = self.expected.over(here, scratch, before)
                     np.subtract(params, expected, out=local[: params.size])
                 if drift is not None and flight.own is not None:
-                    drift.learn_tile(here, piece[tile], flight.own, flight.foretold)
+                    drift.learn_tile(here, piece[tile], flight.own, flight.predicted)
                 base += piece[tile]
                 sums.append(tile_sum(base))
                 if keep:
@@ -384,10 +386,10 @@ class Displacement:
             for here in tiles(own.size):
                 beside[here] += own[here]
                 whole[here] = beside[here]
-        foretold = None if self.drift is None or at_once else self.drift.foretold()
+        predicted = None if self.drift is None or at_once else self.drift.predicted()
         flying = None if at_once else own
         self.expected.flights.append(
-            Flight(self.round, self._steps, flying, at_once, foretold=foretold, touched=touched)
+            Flight(self.round, self._steps, flying, at_once, predicted=predicted, touched=touched)
         )
         self.round += 1
         self._local_steps = 0

@@ -1,4 +1,4 @@
-"""What stands for a round in flight, where a member's own progress foretells its reply badly.
+"""The stand-in for a round in flight where a member's own progress predicts its reply badly.
 
 Pure: float32 vectors in and out. docs/dga.md derives the rule, docs/decisions/023 has what was
 tried.
@@ -17,17 +17,17 @@ from edgetrain.errors import BadMessage
 from edgetrain.vectors.vector import TILE, Vector, zeros
 
 FORGET = 0.8
-"""What a new reply leaves of the older evidence for theta."""
+"""Factor by which a new reply weakens older evidence for theta."""
 
 Shares = tuple[np.float32, np.float32]
-"""Of its own contribution, and of the gap, that stand for a round in flight: (keep, learn)."""
+"""Shares of own contribution and gap that stand for a round in flight: (keep, learn)."""
 
 SAMPLE = 16_384
 """Elements, spread evenly over the vector, on which theta is measured; at most."""
 
 
 class Drift:
-    """Learns how replies differ from a member's own contributions, and foretells it.
+    """Learns how replies differ from a member's own contributions, and predicts it.
 
     While n rounds are in flight, DGA trains at base + own_1 + ... + own_n: at the member's own,
     unaveraged drift. With this, each own_r is replaced by ::
@@ -38,8 +38,8 @@ class Drift:
         gap <- gap + b ((reply - own) - gap)    b = max(1/(n + 1), 1/replies so far)
         theta = <reply - own, gap'> / <gap', gap'>, within 0 and 1
 
-    gap' is the gap as it was known when `own` was submitted, so theta says how much of what was
-    foretold then has come true; both products forget. theta = 0 is DGA, and is where it begins.
+    gap' is the gap when `own` was submitted, so theta is the part of that prediction that came
+    true; older products fade. theta = 0 is DGA, and the initial value.
 
     With an optimizer that has momentum m, rounds of K steps overshoot, and ::
 
@@ -56,12 +56,12 @@ class Drift:
         self.gap: Vector = zeros(elements)
         self.theta = 0.0
         self.shares: Shares = np.float32(1), np.float32(0)
-        """In force. They change only where the parameters are rebuilt with them."""
+        """Shares in force. They change only where the parameters are rebuilt with them."""
         self._coming = self.shares
         self._rounds = 1
         self._replies = 0
         self._products = np.zeros(2)
-        """<reply - own, gap'> and <gap', gap'> over the replies so far, as far as not forgotten."""
+        """<reply - own, gap'> and <gap', gap'> over the replies so far, older ones weakened."""
         self._stride = max(1, math.ceil(elements / SAMPLE))
         self._scratch = np.empty((2, min(TILE, elements)), np.float32)
         self._rate = np.float32(1)
@@ -90,7 +90,7 @@ class Drift:
 
     # -- learning ------------------------------------------------------------------------------
 
-    def foretold(self) -> Vector | None:
+    def predicted(self) -> Vector | None:
         """A sample of the gap, for the round that is submitted now; None: nothing is known yet."""
         return self.gap[:: self._stride].copy() if self._replies else None
 
@@ -113,24 +113,24 @@ class Drift:
         return self._coming
 
     def _at_most(self, every: int) -> tuple[float, float]:
-        """At theta = 1: the share that is taken from own progress, and that of the gap."""
+        """Shares at theta = 1: taken from own progress, and given to the gap."""
         taken = 0.5 + 0.25 / self._rounds
         if not self._momentum:
             return taken, taken - 0.25
         taken *= 1 - self._momentum**every
         return taken, 1 - taken
 
-    def learn_tile(self, here: slice, reply: Vector, own: Vector, foretold: Vector | None) -> None:
-        """Take in one tile of a reply (here), and of the contribution it replaces (all of it)."""
+    def learn_tile(self, here: slice, reply: Vector, own: Vector, predicted: Vector | None) -> None:
+        """Learn from one tile of a reply: `reply` is the tile, `own` the whole contribution."""
         if not self._learns:
             return
         difference, scratch = self._scratch[:, : reply.size]
         np.subtract(reply, own[here], out=difference)
-        if foretold is not None:
+        if predicted is not None:
             skip = -here.start % self._stride
             sample = difference[skip :: self._stride].astype(np.float64)
             first = (here.start + skip) // self._stride
-            then = foretold[first : first + sample.size].astype(np.float64)
+            then = predicted[first : first + sample.size].astype(np.float64)
             # Not np.dot: its rounding depends on how many threads BLAS has.
             self._measured[0] += float(np.sum(sample * then))
             self._measured[1] += float(np.sum(then * then))
@@ -140,7 +140,7 @@ class Drift:
         gap += scratch
 
     def end_reply(self) -> None:
-        """The whole reply has been learned from: its shares are in force, and theta follows."""
+        """Put the shares of the reply just learned from in force, and update theta."""
         self.shares = self._coming
         if self._measured[1] > 0:
             self._products = FORGET * self._products + self._measured
@@ -150,12 +150,12 @@ class Drift:
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """What a member that starts again must not learn anew."""
+        """State that a restarted member needs so as not to learn it again."""
         figures = [*self._products, float(self._replies), float(self._rounds)]
         return {"gap": self.gap, "figures": np.array(figures)}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from `state`, before any round is in flight. BadMessage for what no member had."""
+        """Continue from `state`, before any round is in flight. BadMessage if it is impossible."""
         gap, figures = state.get("gap"), state.get("figures")
         if gap is None or figures is None or gap.shape != self.gap.shape or figures.shape != (4,):
             raise BadMessage(f"the checkpoint's drift is not one of {self.gap.size} elements")

@@ -1,4 +1,4 @@
-"""What a member's parameters are expected to hold beside its local progress.
+"""The part of a member's parameters that is not local progress: base and rounds in flight.
 
 Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
 """
@@ -25,7 +25,7 @@ from edgetrain.vectors.blocks import (
 from edgetrain.vectors.vector import TILE, Vector, all_finite, checksum, combine, tiles
 
 SPAN = 4 * TILE
-"""Elements that are looked at together for blocks that are touched."""
+"""Elements examined together for touched blocks."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,20 @@ class Flight:
     round: int
     step: int
     own: Vector | None
-    """None: nothing that `params` has to be freed of (a newcomer's gap, or `at_once`)."""
+    """The contribution; None: `params` does not contain it (a newcomer's gap, or `at_once`)."""
     at_once: bool = False
-    """The reply comes before anyone looks at `params` again, and overwrites them."""
+    """Whether the reply overwrites `params` before anything reads them again."""
     partial: bool = False
-    """`own` is what a lossy codec let through; the rest is in `params`."""
-    foretold: Vector | None = None
-    """See Drift."""
+    """Whether `own` is only the part that a lossy codec sent; the rest is in `params`."""
+    predicted: Vector | None = None
+    """Sample of the gap when the round was submitted: see Drift."""
     left_out: Vector | None = None
-    """Of a lossy contribution: see Unsent.sample."""
+    """Sample of what a lossy contribution left out: see Unsent.sample."""
     touched: Flags | None = None
-    """The blocks in which `own`, or with `at_once` what was submitted, may be other than zero.
-    None: not known."""
+    """Blocks in which the contribution may differ from zero; None: not known."""
 
     def may_be_few(self) -> bool:
-        """Whether it is known to touch few blocks at most. A round without `own` touches none."""
+        """Whether it is known to touch few blocks. A round without `own` touches none."""
         if self.touched is None:
             return self.own is None and not self.at_once
         return are_few(self.touched)
@@ -58,7 +57,7 @@ class Flight:
 class Expected:
     """The base and the rounds in flight: expected = base + own_1 + ... + own_n, oldest first.
 
-    With a `drift`, what that foretells the reply to be stands for each own_r. `params`, float32
+    With a `drift`, each own_r is replaced by its predicted reply. `params`, float32
     [elements], is the caller's, and is `expected` plus local progress. `base` is owned here.
 
     Where rounds touch few blocks (vectors/blocks.py), only these are worked on. The base gets the
@@ -72,7 +71,7 @@ class Expected:
         self.flights: deque[Flight] = deque()
         """The rounds in flight, oldest first."""
         self._sums: list[int] = []
-        """The sum of each tile of `base`; empty: not known, or an element of `base` may be -0.0,
+        """Checksum of each tile of `base`; empty: not known, or an element of `base` may be -0.0,
         which changes when 0 is added to it. Sums of others than -0.0 are never -0.0."""
 
     def restart(self) -> int:
@@ -83,7 +82,7 @@ class Expected:
         return checksum(self.base)
 
     def owns(self) -> list[Vector]:
-        """What `params` have to be freed of, one vector for each round in flight, oldest first."""
+        """Contributions that `params` contain, one for each round in flight, oldest first."""
         return [flight.own for flight in self.flights if flight.own is not None]
 
     def over(

@@ -1,4 +1,4 @@
-"""The member's half of synchronous SGD whose mean gradient is told by two factors, in two trips.
+"""The member's half of synchronous SGD whose mean gradient is two factors, in two trips.
 
 Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
 """

@@ -34,16 +34,16 @@ class MemberHalf(Protocol):
     round: int
     checksum: int
     adjusts_gradient: bool
-    """`before_step` reads or changes the gradient, so it is never left out: such a half reports
-    `quiet_steps() == 0`. The driver pulls the gradient before the exchange at `before_step`, and
-    pushes it afterwards. Otherwise the driver need not bring the gradient up to date at all."""
+    """Whether `before_step` reads or changes the gradient. Then it is never left out
+    (`quiet_steps()` is 0), and the driver pulls the gradient before the exchange and pushes it
+    afterwards. Otherwise the driver need not bring the gradient up to date at all."""
     moves_params: bool
-    """A reply moves the parameters, and the driver pushes them after `apply`. Otherwise it takes
-    the gradient's place, and the step that contributed is not taken before the reply is there."""
+    """Whether a reply moves the parameters; the driver then pushes them after `apply`. Otherwise it
+    replaces the gradient, and the step that contributed waits for it."""
     keeps_rest: bool
-    """What a lossy codec leaves out of a contribution stays in the parameters, and so is in the
-    next contribution by itself: the driver says with `sent` what got through. Otherwise what is
-    left out is the driver's to send later."""
+    """Whether what a lossy codec leaves out of a contribution stays in the parameters, and so is
+    in the next contribution: the driver reports with `sent` what got through. Otherwise the driver
+    sends the rest later."""
 
     @property
     def base(self) -> Vector:
@@ -62,7 +62,7 @@ class MemberHalf(Protocol):
         """After the optimizer's step: a displacement at the end of a round, or None."""
 
     def quiet_steps(self) -> int:
-        """How many steps from now on neither submit nor wait."""
+        """Steps from now on that neither submit nor wait."""
 
     def finish(self, rest: bool = True) -> Vector | None:
         """After the last step: what was not submitted yet. From now on every round is due.
@@ -71,10 +71,10 @@ class MemberHalf(Protocol):
         given up, unless there are steps to submit as well."""
 
     def sent(self, vector: Vector) -> None:
-        """Of the contribution that was just submitted, this is what others will read."""
+        """Report what others will read of the contribution just submitted."""
 
     def rebase(self, base: Vector, applied: int) -> None:
-        """Replies were missed for good: `base` is what all up to `applied` led to."""
+        """Take `base`, the result of all replies up to `applied`, in place of lost replies."""
 
     def skip_to(self, round: int) -> None:
         """The next contribution is to `round`: the fleet has gone on without this member."""
@@ -90,11 +90,10 @@ class MemberHalf(Protocol):
 
     @property
     def local_steps(self) -> int:
-        """Steps that are in no contribution yet. Between two rounds there are none: the moment for
-        a checkpoint."""
+        """Steps in no contribution yet; 0 between two rounds, the moment for a checkpoint."""
 
     def rest(self) -> Vector | None:
-        """What of the parameters has been sent to nobody, for a checkpoint."""
+        """The part of the parameters that no contribution contains, for a checkpoint."""
 
     def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
         """After `start`: add to the parameters what `rest` returned, of which `local_steps` steps
@@ -105,5 +104,5 @@ class MemberHalf(Protocol):
         arrays are its own: read them at once."""
 
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Before `start` or right after it: know again what `learned` returned. BadMessage for what
-        it cannot have returned."""
+        """Continue from what `learned` returned, before `start` or right after it. BadMessage for
+        what it cannot have returned."""

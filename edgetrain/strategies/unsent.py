@@ -1,4 +1,4 @@
-"""Where the part of contributions that a lossy codec has not sent yet waits.
+"""The part of contributions that a lossy codec has not sent yet, and where it waits.
 
 Pure: float32 vectors in and out. docs/decisions/012 has the rule's table.
 """
@@ -16,7 +16,7 @@ from edgetrain.errors import BadMessage
 from edgetrain.vectors.vector import Vector
 
 FORGET = 0.9
-"""What a new reply leaves of the older evidence."""
+"""Factor by which a new reply weakens older evidence."""
 
 LEAVE, RETURN = 0.3, 0.4
 """Agreement below which the unsent part leaves the parameters, and above which it returns."""
@@ -29,7 +29,7 @@ SAMPLE = 16_384
 
 
 def stride_of(elements: int, sample: int = SAMPLE) -> int:
-    """Every how many elements one is looked at."""
+    """Distance between compared elements."""
     return max(1, math.ceil(elements / sample))
 
 
@@ -54,16 +54,16 @@ class Unsent:
         <unsent, reply> / (|unsent| |reply|)
 
     over the elements of a reply that this member left out of its own contribution to that round:
-    what is said of them, the others say. Old evidence is forgotten. Of each round in flight a
-    sample of the unsent part is kept. A codec that leaves no element out entirely gives no
-    evidence: then the part stays where it is, at first in the parameters.
+    there the reply is the others' alone. Old evidence fades. A sample of the unsent part is kept
+    for each round in flight. A codec that leaves no element out entirely gives no evidence: then
+    the part stays where it is, at first in the parameters.
 
     Nothing of this is in the base, or sent: members may decide differently.
     """
 
     def __init__(self, elements: int) -> None:
         self.beside: Vector | None = None
-        """float32 [elements] the unsent part; None: it is in the parameters."""
+        """The unsent part, float32 [elements]; None: it is in the parameters."""
         self.stride = stride_of(elements)
         """One in this many elements is compared."""
         self._evidence = np.zeros(4)
@@ -100,11 +100,11 @@ class Unsent:
         self._evidence = FORGET * self._evidence + measured
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """What a member that starts again must not learn anew."""
+        """State that a restarted member needs so as not to learn it again."""
         return {"agreement": self._evidence} if self._evidence[3] else {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Know again what `state` returned. BadMessage for what it cannot have returned."""
+        """Continue from what `state` returned. BadMessage for what it cannot have returned."""
         evidence = state.get("agreement")
         if evidence is None:
             return

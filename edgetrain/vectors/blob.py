@@ -11,7 +11,7 @@ from edgetrain.vectors.parts import BASE_PART_ELEMENTS
 from edgetrain.vectors.vector import Buffer
 
 BLOB_PART_BYTES = 4 * BASE_PART_ELEMENTS
-"""As many as in a part of a base: 2 MiB."""
+"""Bytes in a part, as many as in a part of a base: 2 MiB."""
 
 
 def blob_part_count(size: int) -> int:

@@ -44,7 +44,7 @@ class Naive:
         return own
 
     def apply(self, reply, step):
-        _, own, foretold = self.flights.pop(0)
+        _, own, predicted = self.flights.pop(0)
         self.base = self.base + reply
         if self.delay == 0:  # it was overwritten at once: there is nothing to learn from
             return
@@ -57,8 +57,8 @@ class Naive:
             self.keep, self.learn = 1 - self.theta * share, self.theta * (1 - share)
         rate = max(1 / (n + 1), 1 / self.replies)
         difference = reply - own
-        if foretold is not None:
-            d, f = difference[:: self.stride], foretold[:: self.stride]
+        if predicted is not None:
+            d, f = difference[:: self.stride], predicted[:: self.stride]
             if f @ f > 0:
                 self.products = 0.8 * self.products + [d @ f, f @ f]
                 self.theta = min(max(self.products[0] / self.products[1], 0), 1)
@@ -101,8 +101,8 @@ def test_theta_is_measured_on_a_sample_of_a_long_vector():
     for member, expected in zip(fleet.members, histories, strict=True):
         np.testing.assert_allclose(np.array(member.history), expected, rtol=1e-3, atol=1e-3)
     drift = fleet.members[0].half.drift
-    assert drift.foretold().size == len(range(0, elements, stride)) <= SAMPLE
-    assert 0.5 < drift.theta <= 1, "two members that pull apart are foretold well"
+    assert drift.predicted().size == len(range(0, elements, stride)) <= SAMPLE
+    assert 0.5 < drift.theta <= 1, "two members that pull apart are predicted well"
 
 
 def descent_with_momentum(momentum, rate=0.05):
@@ -119,7 +119,7 @@ def descent_with_momentum(momentum, rate=0.05):
 
 @pytest.mark.parametrize("every", [6, 12, 29])
 def test_with_momentum_members_gather_around_the_optimum_of_all(every):
-    """As much of the gap is foretold as own progress is kept: what is left of a member's drift is
+    """As much of the gap is predicted as own progress is kept: what is left of a member's drift is
     none where members rest. The shares of plain SGD leave some of it on the other side."""
 
     def away(momentum):

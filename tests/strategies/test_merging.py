@@ -250,7 +250,7 @@ def test_krum_says_when_a_round_is_too_small_for_it():
     np.testing.assert_allclose(out, naive_krum(drawn(6, 4, 1), 1, 1), rtol=1e-6)
     assert (cuts[-1].index, cuts[-1].reason) == (
         -1,
-        "6 contributions: 1 that lie can be borne, not 3",
+        "6 contributions: 1 that lie are tolerated, not 3",
     )
 
 

@@ -21,7 +21,7 @@ TILE = 2**18
 DECODED = 2**13
 """Elements decoded at a time: NumPy needs many times the memory of the elements themselves."""
 BLOCKS_DECODED = 2**15
-"""The same for codecs that need less memory an element."""
+"""Elements decoded at a time by codecs that need less memory an element."""
 MAGNITUDE_BITS = np.uint32(0x7FFFFFFF)
 LIMIT_BITS = int(np.float32(LIMIT).view(np.uint32))
 _TINY = np.float32(TINY)

@@ -26,10 +26,10 @@ from edgetrain.fleet import catalog
 from edgetrain.fleet.cards.looking import RELEASES, Look
 
 VERSION = 2
-"""Of the format."""
+"""Version of the format."""
 MANIFEST, PAYLOAD = "manifest.json", "payload.tar.gz"
 _LEFT_OUT = ("__pycache__", "direct_url.json", "RECORD", "INSTALLER", "REQUESTED")
-"""What pip writes about this machine; also its scripts, in the folder `bin` at the top."""
+"""Files that pip writes about this machine; left out as its scripts are, in `bin` at the top."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Manifest:
     packages: Mapping[str, str]
     """Versions by name; edgetrain and torch are among them."""
     needs: tuple[str, ...] = ()
-    """What the processor must have, as in workers.toml: ("lse",)."""
+    """Features that the processor must have, as in workers.toml: ("lse",)."""
     sha256: str = ""
-    """Of the payload."""
+    """Checksum of the payload."""
     unpacked: int = 0
     """Bytes that it takes on the device."""
     modules: tuple[str, ...] = ()
-    """What a program on the device can import from it, at the top level."""
+    """Top-level modules that a program on the device can import from it."""
     version: int = VERSION
 
 
@@ -63,7 +63,7 @@ class Workers:
     releases: Mapping[str, tuple[str, str]]
     """Python and machine of each operating system that has a lock list."""
     torch: Mapping[tuple[str, str], tuple[str, ...]] = field(repr=False)
-    """What a processor must have for a (version of torch, machine)."""
+    """Features that a processor must have for a (version of torch, machine)."""
     cores: Mapping[str, tuple[str, ...]] = field(repr=False)
     boards: Mapping[str, str] = field(repr=False)
     """The core of each board that a card can be made for."""

@@ -30,9 +30,9 @@ class BlockMap:
     size: int
     """Bytes of the image."""
     ranges: tuple[Range, ...]
-    """In order, apart from each other."""
+    """Ranges in order, apart from each other."""
     kind: str = "sha256"
-    """Of the digests: sha256, sha1 or md5."""
+    """Kind of the digests: sha256, sha1 or md5."""
 
     @property
     def mapped(self) -> int:

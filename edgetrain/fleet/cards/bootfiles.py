@@ -13,7 +13,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.fleet.cards.looking import Partition, find_program
 
 Content = bytes | Path
-"""Of a file: its bytes, or a file of this machine that has them."""
+"""Content of a file: its bytes, or a file of this machine that has them."""
 SPARE = 1 << 20
 """Bytes that stay free: folders and half-filled clusters take some."""
 _ENVIRONMENT = {"MTOOLSRC": "/dev/null", "LC_ALL": "C"}

@@ -89,7 +89,7 @@ class Server:
 
     name: str
     host: str
-    """Its name in the network, or "local": the machine that reads this."""
+    """Name in the network, or "local": the machine that reads this."""
     profile: str = ""
     """A profile of the catalog; "": this machine's own speed."""
     interface: str = ""

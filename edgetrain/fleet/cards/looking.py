@@ -28,7 +28,7 @@ TOOLS = {
 
 CLOUD_INIT, FIRSTRUN, PRESEED = "cloud-init", "firstrun.sh", "rpi-preseed"
 MACHINES = {0xB7: "aarch64", 0x3E: "x86_64", 0x28: "armv7l", 0x03: "i686"}
-"""Of ELF files."""
+"""Machine numbers in ELF files."""
 OLDEST_PYTHON = (3, 11)
 RELEASES = {
     "raspberry-pi-os-13": "Raspberry Pi OS 13 (trixie)",
@@ -58,10 +58,10 @@ class Look:
     """What an image is."""
 
     release: str
-    """As in RELEASES, or another name of the same kind."""
+    """Operating system, as in RELEASES, or another name of the same kind."""
     python: tuple[int, int]
     machine: str
-    """As uname has it: "aarch64"."""
+    """Machine, as uname has it: "aarch64"."""
     first_boot: str
     """CLOUD_INIT, FIRSTRUN or PRESEED."""
     boot: Partition

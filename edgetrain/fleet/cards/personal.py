@@ -19,11 +19,11 @@ from edgetrain.fleet.cards.cluster import DHCP
 from edgetrain.fleet.cards.looking import CLOUD_INIT, FIRSTRUN, PRESEED
 
 BOOT = "/boot/firmware"
-"""Where devices mount the boot partition."""
+"""Folder where devices mount the boot partition."""
 FOLDER = "edgetrain"
-"""Of our files on the boot partition."""
+"""Folder of our files on the boot partition."""
 SETUP = f"{FOLDER}/setup.sh"
-"""What rpi-preseed runs there; it holds the key of the wireless network."""
+"""Script that rpi-preseed runs there; it holds the key of the wireless network."""
 UNIT = "edgetrain-first-boot.service"
 
 _NO_POWERSAVE = "[connection]\nwifi.powersave = 2\n"

@@ -16,7 +16,7 @@ from edgetrain.fleet.cards.personal import FOLDER, Personal
 from edgetrain.fleet.cards.writing import Card, Finish
 
 PROGRAM = Path(__file__).with_name("first_boot.py")
-"""What runs on the device."""
+"""Program that runs on the device."""
 COMMAND_LINE = "cmdline.txt"
 
 
@@ -25,7 +25,7 @@ class Load:
     """What a device gets besides its settings: files below FOLDER, and config.json for them."""
 
     files: Mapping[str, Content]
-    """By their names in FOLDER: "worker.tar", "token", "job.toml", …"""
+    """Files by their names in FOLDER: "worker.tar", "token", "job.toml", …"""
     config: Mapping[str, Any] = field(default_factory=dict)
 
 

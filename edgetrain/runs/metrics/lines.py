@@ -29,7 +29,7 @@ LINE_BYTES = 4096
 that only a full disk can tear a line."""
 
 MOST_BYTES = 1 << 20
-"""Of a line that is read: more than any version has written."""
+"""Limit of a line that is read: more than any version has written."""
 
 _MOST_WITHOUT_END = 16
 """Pieces of MOST_BYTES without a line end, after which there are no more lines: a hole in a file

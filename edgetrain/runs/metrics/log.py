@@ -65,7 +65,7 @@ class MetricsLog:
         self.member = member
         self.lost = 0
         self.written_bytes = 0
-        """Of all lines so far, those that the disk did not take included."""
+        """Bytes of all lines so far, with those that the disk did not take."""
         self._clock, self._t0, self._flush_s = clock, t0, flush_s
         self._pending: list[bytes] = []
         self._pending_bytes = 0

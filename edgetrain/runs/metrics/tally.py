@@ -44,18 +44,18 @@ class MemberTally:
     peak_bytes: int = 0
     late: int = 0
     cut: float = 0.0
-    """How many of its contributions a merge rule left out; a part of one counts as that part."""
+    """Contributions that a merge rule left out; a part of one counts as that part."""
     standing: str = ""
     reason: str = ""
     name: str = ""
-    """Under which its machine was enrolled, if the hub says so."""
+    """Name under which its machine was enrolled, if the hub reports one."""
     pace_s: float | None = None
-    """By the clock, of a step in the last few seconds, as it told the hub."""
+    """Seconds per step over the last few seconds, by the clock, as reported to the hub."""
     round_trip_s: float | None = None
     celsius: float | None = None
     throttled: bool | None = None
     has_own_lines: bool = False
-    """Whether it writes into this folder itself: then what it told the hub is the same again."""
+    """Whether it writes into this folder itself; its reports to the hub then repeat these lines."""
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -137,11 +137,11 @@ class Tally:
     members: dict[str, MemberTally] = field(default_factory=dict)
     hub: MemberTally = field(default_factory=MemberTally)
     own_evaluations: list[Record] = field(default_factory=list)
-    """Of members that write into this folder."""
+    """Evaluations by members that write into this folder."""
     told_evaluations: list[Record] = field(default_factory=list)
-    """As members told the hub."""
+    """Evaluations that members reported to the hub."""
     told_metric: tuple[str, str] | None = None
-    """The figure that members tell the hub, and "higher" or "lower": which values are better."""
+    """Figure that members report to the hub, and which is better: "higher" or "lower"."""
     rounds: int = 0
     merged_steps: int = 0
     """Steps in these rounds."""
@@ -150,7 +150,7 @@ class Tally:
     delay: int = 0
     """Local steps, in force now."""
     codec: str = ""
-    """Of the newest reply, where that changes from round to round."""
+    """Codec of the newest reply, where it changes from round to round."""
     missed: int = 0
     errors: list[str] = field(default_factory=list)
     overrun: str = ""
@@ -270,7 +270,7 @@ class Tally:
 
 
 ROUNDING_S = 0.01
-"""Of a few times that are told in milliseconds."""
+"""Tolerance for the sum of a few times that are reported in milliseconds."""
 
 _PARTS = ("compute_s", "wait_s", "overhead_s", "eval_s", "end_s")
 _SUMS = (

@@ -27,13 +27,13 @@ class Entry:
     members: int | None
     network: str
     status: str
-    """That of the summary; "no summary": under way, or killed; "damaged"."""
+    """Status in the summary; "no summary": under way, or killed; "damaged"."""
     metric: str
     final: float | None
     target_seconds: float | None
     seconds: float | None
     why: str = ""
-    """What is damaged."""
+    """Reason why the folder counts as damaged; "": it does not."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for --json."""

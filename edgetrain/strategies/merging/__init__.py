@@ -22,14 +22,14 @@ class RuleRow:
 
     name: str
     spelling: str
-    """With its arguments; those in [] may be left out."""
+    """Name with its arguments; those in [] may be left out."""
     arguments: tuple[int, int]
-    """How many it takes: at least, at most."""
+    """Fewest and most arguments."""
     weighs: bool
-    """Whether it can weigh members. The others count each once: who can say what it weighs could
-    say that it weighs more than all others together."""
+    """Whether it can weigh members. Other rules count each once: a member that states its own
+    weight could state more than all others together."""
     elementwise: bool
-    """Whether it looks at each element on its own, among all members."""
+    """Whether it judges each element separately, over all members."""
     sum_only: bool
     """Whether it reads no more of a round than the (weighted) sum of its contributions. Such a rule
     goes with contributions that are masked, or that only mean something once they are added."""
@@ -45,7 +45,7 @@ _ROWS = (
     ),
     RuleRow(
         "median", "median", (0, 0), False, True, False,
-        "each element's median: bears any minority of members that lie",
+        "each element's median: tolerates any minority of members that lie",
         "Yin et al., ICML 2018",
     ),
     RuleRow(
@@ -55,7 +55,7 @@ _ROWS = (
     ),
     RuleRow(
         "krum", "krum(f)", (1, 1), False, False, False,
-        "the one contribution that is closest to its neighbours: bears f that lie",
+        "the one contribution that is closest to its neighbours: tolerates f that lie",
         "Blanchard et al., NeurIPS 2017",
     ),
     RuleRow(

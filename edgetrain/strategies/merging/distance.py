@@ -30,7 +30,7 @@ Length = tuple[float, bool]
 """A length, and whether it is a multiple of the round's median."""
 
 Judgement = tuple[Weights, tuple[Cut, ...]]
-"""How much of each contribution goes into the sum, and what is to be said about it."""
+"""Share of each contribution in the sum, and the cuts to report."""
 
 
 class WeightedSum:
@@ -101,8 +101,8 @@ class Krum(WeightedSum):
     Krum (chosen = 1) and Multi-Krum, Blanchard et al., "Machine Learning with Adversaries",
     NeurIPS 2017, section 4. It wants n > 2 f + 2 contributions. Of Multi-Krum as many may be chosen
     as resilience is proved for, m <= n - f - 2 (Damaskinos et al., AggregaThor, MLSys 2019); None
-    is that many. In a round with fewer contributions than 2 f + 3 it bears as many liars as it
-    can, and says so.
+    is that many. In a round with fewer contributions than 2 f + 3 it tolerates as many liars
+    as it can, and reports how many.
     """
 
     def __init__(self, f: int, chosen: int | None = 1, keeps_late: bool = True) -> None:
@@ -133,7 +133,7 @@ class Krum(WeightedSum):
         ]
         if f < self.f:
             cuts.append(
-                Cut(-1, 0.0, f"{members} contributions: {f} that lie can be borne, not {self.f}")
+                Cut(-1, 0.0, f"{members} contributions: {f} that lie are tolerated, not {self.f}")
             )
         return shares, tuple(cuts)
 
@@ -142,7 +142,7 @@ class NormClip(WeightedSum):
     """The weighted mean of contributions, those longer than `tau` shortened to it.
 
     Sun et al., "Can You Really Backdoor Federated Learning?", 2019, section 4: no member moves the
-    result by more than its weight times tau. It does not bear many that lie the same way.
+    result by more than its weight times tau. It does not tolerate many that lie the same way.
     """
 
     def __init__(self, tau: Length, keeps_late: bool = True) -> None:

@@ -20,7 +20,7 @@ TILE = 1 << 14
 """Elements that are sorted at a time: the rows of ten members and one more fit an L2 cache."""
 
 SUSPICIOUS = 1.25
-"""A member whose elements are left out so many times as often as chance has it is reported."""
+"""Report a member whose elements are left out this many times as often as by chance."""
 
 Rows = NDArray[np.float32]
 """float32 [members, elements]."""

@@ -37,9 +37,9 @@ class Cut:
     """A contribution that did not count in full."""
 
     index: int
-    """Its place in the round's contributions."""
+    """Position in the round's contributions."""
     share: float
-    """The share of it that was left out: 1.0 is all."""
+    """Share of the contribution that was left out: 1.0 is all."""
     reason: str
 
 
@@ -80,12 +80,12 @@ class RoundRule(MergeRule, Protocol):
 
 
 RuleState: TypeAlias = Mapping[str, Vector | float]
-"""What a rule remembers, by names of its choice: vectors (float32) and numbers."""
+"""State of a rule, by names of its choice: vectors (float32) and numbers."""
 
 
 @runtime_checkable
 class StatefulRule(Protocol):
-    """What a merge rule has, beside `merge` or `merge_round`, if it remembers something.
+    """A merge rule that also keeps state from round to round.
 
     The hub keeps the state in its journal's snapshots, and with each round the contributions it was
     merged from. A restored hub gives the rule the state and merges these rounds again, in order, so

@@ -87,7 +87,7 @@ class Network:
 
 
 def member_frames(members: int) -> int:
-    """Return the packets that the receive ring of one of so many members holds.
+    """Return the packets that the receive ring of one of this many members holds.
 
     All rings together take up to 256 MB, and more only if each member's takes its least, 4 MB.
     """

@@ -40,13 +40,13 @@ DUPLICATES = 3
 net.ipv4.tcp_reordering, RFC 6675's DupThresh, kept by RFC 8985, section 6.2, step 4."""
 
 REORDER_SHARE = 4
-"""With fewer, RACK waits for 1/4 of the shortest round trip: RFC 8985, section 6.2, step 4."""
+"""Below that RACK waits 1/4 of the shortest round trip: RFC 8985, section 6.2, step 4."""
 
 PROBE_ROUND_TRIPS = 2
 """Smoothed round trips of silence before a probe: RFC 8985, section 7.2."""
 
 PROBE_SLACK_NS = 2_000_000
-"""Added to the silence before a probe: TCP_TIMEOUT_MIN_US."""
+"""Time added to the silence before a probe: TCP_TIMEOUT_MIN_US."""
 
 PROBE_ALONE_NS = 200_000_000
 """Added instead if a single segment is in flight, whose acknowledgement may be delayed:
@@ -56,7 +56,7 @@ LONGEST_TIMEOUT_NS = 120_000_000_000
 """TCP_RTO_MAX."""
 
 GREETING_TIMEOUT_NS = 1_000_000_000
-"""Until the first retransmission of a SYN: TCP_TIMEOUT_INIT, RFC 6298, section 2.1."""
+"""Time until the first retransmission of a SYN: TCP_TIMEOUT_INIT, RFC 6298, section 2.1."""
 
 NEVER = 1 << 62
 

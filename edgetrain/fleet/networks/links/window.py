@@ -60,7 +60,7 @@ class Window:
         self.rtt = max(rtt_ns, 1)  # smoothed
         # Linux keeps four times the mean deviation; for the first sample that is half the sample.
         self.deviation = 2 * self.rtt
-        """Of round trips from their mean, in ns."""
+        """Mean deviation of round trips, in ns."""
         self._variance = max(self.deviation, _RTO_MIN)
         self._most_deviation = self._variance  # as in Linux: the timeout falls a round trip later
         self._variance_end = 0

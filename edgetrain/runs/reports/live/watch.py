@@ -39,7 +39,7 @@ class MemberState:
     enrolled: str = ""
     """The name under which its machine was enrolled, if a hub says so; like the rest below."""
     pace_s: float | None = None
-    """By the clock, of a step in the last few seconds."""
+    """Seconds per step over the last few seconds, by the clock."""
     round_trip_s: float | None = None
     celsius: float | None = None
     throttled: bool | None = None
@@ -87,13 +87,13 @@ class RunState:
     delay: int = 0
     """Steps that a reply may take now."""
     codec: str = ""
-    """Of the newest reply, where the job leaves that open."""
+    """Codec of the newest reply, where the job leaves that open."""
     trusted: bool | None = None
     """Whether the emulated network kept its time; None until it is known."""
     untold: bool = False
-    """Whether members do not tell this hub how they are doing, as its job says."""
+    """Whether members do not report to this hub, as its job says."""
     seconds_per_step: float | None = None
-    """Since training began, as in the closing table; `step_s` is that of the last few seconds."""
+    """Seconds per step since training began, as in the closing table; `step_s`: lately."""
 
     @property
     def done(self) -> float:

@@ -126,13 +126,13 @@ class Story:
     members: dict[str, MemberStory] = field(default_factory=dict)
     evaluations: list[Record] = field(default_factory=list)
     told: list[Record] = field(default_factory=list)
-    """Evaluations as a hub heard of them: counted where no member wrote its own."""
+    """Evaluations that a hub was sent: counted where no member wrote its own."""
     rounds: list[Record] = field(default_factory=list)
     events: list[Record] = field(default_factory=list)
     happened: tuple[Happening, ...] = ()
     """Faults, absences, members given up and back, changes of the delay: all of them."""
     enrolled: dict[str, str] = field(default_factory=dict)
-    """Names of machines by member, as a hub was told them."""
+    """Names of machines by member, as reported to a hub."""
     events_left_out: int = 0
     damaged: int = 0
     """Lines of metrics that are not ours, or torn."""

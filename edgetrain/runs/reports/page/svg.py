@@ -24,7 +24,7 @@ class Line:
     name: str
     points: tuple[tuple[float, float], ...]
     place: int
-    """Its number: decides colour and dashes."""
+    """Number of the line: decides colour and dashes."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ _LONGEST = 18
 _LETTERS, _PITCH = 12.0, 15.5
 """Size of the letters, and of a line of text, in points."""
 _MARGIN = 0.03
-"""From the right edge of the panel to the labels, as a share of its width."""
+"""Distance from the right edge of the panel to the labels, as a share of its width."""
 
 
 @dataclass(frozen=True)

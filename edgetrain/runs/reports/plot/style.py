@@ -58,7 +58,7 @@ def listed(names: Any) -> str:
 
 _HEADING_LETTERS, _ABOUT_LETTERS = 18.0, 12.5
 _SMALLEST = 0.72
-"""Of the size of a heading's letters, where it is long; longer ones get several lines."""
+"""Smallest share of a heading's letter size, where it is long; longer ones get several lines."""
 
 
 def write_heading(

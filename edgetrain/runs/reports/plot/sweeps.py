@@ -120,8 +120,8 @@ def _from_zero(axes: Axes) -> None:
 
 
 _LEAST_SPAN = 0.05
-"""Of a vertical axis that does not begin at 0: points of a fraction, or of the value in the middle.
-Less would draw chance as large as an effect."""
+"""Shortest vertical axis that does not begin at 0: points of a fraction, or a share of the value in
+the middle. Less would draw chance as large as an effect."""
 
 
 def _widen(axes: Axes, fraction: bool) -> None:
@@ -137,7 +137,7 @@ def _widen(axes: Axes, fraction: bool) -> None:
 
 
 Along = dict[str, dict[str, float]]
-"""For each line: value of the axis -> figure."""
+"""Value of the axis -> figure, for each line."""
 
 
 def _values(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0) -> Along:
@@ -148,7 +148,7 @@ def _values(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0)
 
 
 Ranges = dict[str, dict[str, tuple[float, float]]]
-"""For each line: value of the axis -> lowest and highest figure over the seeds, if several."""
+"""Value of the axis -> lowest and highest figure over the seeds, if several, for each line."""
 
 
 def _ranges_of_final(lines: Mapping[str, Mapping[str, Any]]) -> Ranges:
@@ -159,7 +159,7 @@ def _ranges_of_final(lines: Mapping[str, Mapping[str, Any]]) -> Ranges:
 
 
 def _ranges(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0) -> Ranges:
-    """Of another figure, in this unit."""
+    """Ranges of another figure, in this unit."""
     return {
         label: {
             value: (found[0] * unit, found[1] * unit)
@@ -171,7 +171,7 @@ def _ranges(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0)
 
 
 def _ranges_of_speed(lines: Mapping[str, Mapping[str, Any]]) -> Ranges:
-    """Relative to the median at the first value, as the marks are."""
+    """Ranges of the speed relative to the median at the first value, as the marks are."""
     key, found = "fleet_steps_per_second", {}
     for label, line in lines.items():
         first = next((point[key] for point in line.values() if point[key]), None)
@@ -180,7 +180,7 @@ def _ranges_of_speed(lines: Mapping[str, Mapping[str, Any]]) -> Ranges:
 
 
 _SPREAD = 0.6
-"""Of the place of a name, the part over which its marks are spread."""
+"""Share of the room of a name over which its marks are spread."""
 
 
 def _draw_along(
