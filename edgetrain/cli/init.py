@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import keyword
 from importlib import resources
 from importlib.util import find_spec
@@ -13,11 +14,13 @@ from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import keys, load
+from edgetrain.jobs.schema import schema
 
 _EXAMPLES = """\
 examples:
   edgetrain init job.toml members=8 network=wan-200ms && edgetrain run job.toml
   edgetrain init job.toml --task mine.py && edgetrain run job.toml
+  edgetrain init job.schema.json --schema      for editors: jobs begin with #:schema job.schema.json
 """
 
 
@@ -36,6 +39,9 @@ def add_parser(subparsers: Any) -> None:
         "--task", type=Path, metavar="FILE.py",
         help="write a task of your own to start from, too: data, model, loss, evaluation",
     )  # fmt: skip
+    parser.add_argument(
+        "--schema", action="store_true", help="write the JSON schema of jobs, for editors, instead"
+    )
     parser.add_argument("--force", action="store_true", help="write over a file that is there")
     parser.set_defaults(run=run)
 
@@ -44,10 +50,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the files."""
     task: Path | None = arguments.task
     overrides = list(arguments.overrides)
+    if arguments.schema and (task or overrides):
+        raise ConfigError("--schema goes with neither --task nor KEY=VALUE", "leave these out")
     if task is not None:
         _check_task(arguments.path, task)
         overrides = [f"task={task.stem}:Task", *_SINE, *overrides]
-    files = {arguments.path: commented(load(None, overrides))}
+    if arguments.schema:
+        text = json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    else:
+        text = commented(load(None, overrides))
+    files = {arguments.path: text}
     if task is not None:
         files[task] = resources.files("edgetrain.tasks").joinpath("starter.py").read_text("utf-8")
     for path in files:
@@ -59,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     wrote = " and ".join(map(str, files))
-    common.say(f"wrote {wrote}; next: edgetrain run {arguments.path}")
+    then = f"begin a job with #:schema {arguments.path}" if arguments.schema else ""
+    common.say(f"wrote {wrote}; next: {then or f'edgetrain run {arguments.path}'}")
     return 0
 
 

@@ -15,6 +15,7 @@ QUICK = {
     "edgetrain init job.toml members=8 task=edgetrain.tasks:char_lm": "wrote job.toml",
     "edgetrain init job.toml members=8 network=wan-200ms": "wrote job.toml",
     "edgetrain init job.toml --task mine.py": r"mine\.py",
+    "edgetrain init job.schema.json --schema": "#:schema",
     "edgetrain plan job.toml": "digits",
     'edgetrain plan job.toml --placement "data=2 pipeline=2"': "pipeline=2",
     "edgetrain plan job.toml servers.cluster=cluster.toml fallback=when-needed --json": "^{",
