@@ -14,6 +14,9 @@ from edgetrain.jobs.placement.machines import Servers
 from edgetrain.jobs.placement.search import Found, Refused, Work, evaluate, kind_of, search
 from edgetrain.jobs.placement.words import EDGE, Placement, parse
 
+SHOWN = 3
+"""Kinds of placement that lack memory, each told with what it needs."""
+
 
 @dataclass(frozen=True)
 class Board:
@@ -102,7 +105,7 @@ def decide(question: Question, try_out: Callable[[Placement], str] = _unknown) -
         return Decision(chosen, why, edge, tuple(found), tuple(refused), question.notes)
     best = found[0] if found else None
     if edge.problem:
-        why = edge.problem if best else f"{edge.problem}; {'; '.join(refused)}"
+        why = edge.problem if best else "; ".join((edge.problem, *refused[:1]))
         chosen = str(best.placement) if best else ""
         return Decision(chosen, why, edge, tuple(found), tuple(refused), question.notes)
     if faster and best and edge.seconds is not None and best.seconds < edge.seconds:
@@ -150,7 +153,7 @@ def _group(
             "servers: the job names none (servers.cluster = a cluster.toml with [[server]] tables)"
         ]
     found, refused = search(question.model, question.servers, question.work)
-    said = [_said(each) for each in refused]
+    said = _nearest_first(refused)
     while found and (reason := try_out(found[0].placement)):
         said.insert(0, f"{found[0].placement}: {reason}")
         first = found.pop(0).placement
@@ -167,6 +170,16 @@ def _said(refused: Refused) -> str:
         f"{refused.kind}: needs {_gb(refused.needs_bytes)} on a rank, which has "
         f"{_gb(refused.usable_bytes)}"
     )
+
+
+def _nearest_first(refused: list[Refused]) -> list[str]:
+    """A line for each of the kinds that lack least memory, and one for all others."""
+    refused = sorted(refused, key=lambda each: each.needs_bytes / each.usable_bytes)
+    said, others = [_said(each) for each in refused[:SHOWN]], refused[SHOWN:]
+    if others:
+        most = max(each.needs_bytes for each in others)
+        said.append(f"{len(others)} other kinds: need up to {_gb(most)} on a rank")
+    return said
 
 
 def _offer(found: list[Found], words: str) -> list[str]:

@@ -14,6 +14,8 @@ EDGE_BYTES = {"gradient": 18.0, "waits": 25.0, "runs on": 42.0}
 """Bytes a parameter of a member with SGD and momentum, by what its strategy keeps: the gradient and
 its copy on the way (sync-sgd); base, expected and own (fedavg); those of rounds in flight as well
 (dga). The slopes of the same lines."""
+WHOLE_BYTES = 4.0
+"""Bytes a parameter of the whole model, which the rank that leads a group keeps in main memory."""
 SLOT_BYTES = 4.0
 """A value that the optimizer keeps of each parameter: momentum has 1, Adam 2."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from edgetrain.jobs.placement.bars import Bar
 from edgetrain.jobs.placement.cutting import Cut, cut_in_order, cut_over
-from edgetrain.jobs.placement.formulas import Kept, weights_of
+from edgetrain.jobs.placement.formulas import WHOLE_BYTES, Kept, weights_of
 from edgetrain.jobs.placement.layers import Model
 from edgetrain.jobs.placement.machines import Servers, Slot, slots
 from edgetrain.jobs.placement.stages import Shape, StageCosts, Sums
@@ -48,7 +48,7 @@ class Found:
     placement: Placement
     seconds: float
     bytes: tuple[float, ...]
-    """Of each rank of the pipeline, at most."""
+    """Of each rank of the pipeline, at most; with the whole model on the one that leads."""
     usable_bytes: tuple[float, ...]
     """Of the same ranks."""
     ends: tuple[tuple[int, int], ...]
@@ -132,6 +132,8 @@ class _Option:
     def solve(self, limit: float) -> Found | None:
         """The best cut, if a step with it takes less than `limit` seconds."""
         found: Found | None = None
+        if not self._costs.may_fit:
+            return None
         most = math.inf
         # Adding gradients up takes as long as on the stage that holds most: cut again without such
         # stages, as long as that can be worth it.
@@ -369,6 +371,7 @@ def _option(
         placement.microbatches * work.accumulate, samples / placement.sequence,
         placement.recompute, placement.ring, placement.ulysses, placement.norms == "split",
         placement.experts,
+        0.0 if all(each.has_gpus for each in servers.servers) else WHOLE_BYTES * sums.parameters,
     )  # fmt: skip
     used = room if mixed else [room[s % placement.pipeline] for s in range(placement.all_stages)]
     as_needed = placement.recompute is True and not given

@@ -46,6 +46,8 @@ class Shape:
     ulysses: int = 1
     split_norms: bool = False
     experts: int = 1
+    whole_bytes: float = 0.0
+    """What the rank that leads, one of the first stage's, keeps of the whole model besides."""
 
 
 class Sums:
@@ -53,7 +55,7 @@ class Sums:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.layers = len(model.layers)
+        self.layers, self.parameters = len(model.layers), model.parameters
         self._by_tensor: dict[tuple[int, int], Divided] = {}
         places = np.arange(self.layers + 1)
         self.first, self.end = places[:, None], places[None, :]
@@ -232,7 +234,16 @@ class StageCosts:
         how = (self._kept, shape.shard, shape.zero, shape.microbatches > 1)
         one, top = rank_bytes(1.0, 0.0, *how), rank_bytes(0.0, 1.0, *how)
         alone = rank_bytes(1.0, 0.0, self._kept, 1, 0, shape.microbatches > 1)
-        return one * held + alone * self._divided.own + top * largest
+        found: Array = one * held + alone * self._divided.own + top * largest
+        found[0] += shape.whole_bytes  # a run from layer 0 on is the first stage
+        return found
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether all slots together have memory for parameters, gradients and optimizer. Without
+        activations; no cut into stages takes less."""
+        room = sum(slot.usable_bytes - PROCESS_BYTES for slot in self._slots) / self._shape.looped
+        return float(self.state[0, -1]) <= room
 
     @cached_property
     def _share_of_saved(self) -> float:
