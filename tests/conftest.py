@@ -37,6 +37,22 @@ def no_keys(tmp_path_factory):
         yield
 
 
+FORKED = ("torch._dynamo", "edgetrain.training.train", "edgetrain.exchange.hub.serve",
+          "edgetrain.training.servers.process", "ranks")  # fmt: skip
+"""What processes that tests fork find imported. A worker has one fork server, which the first test
+that wants one starts: what that one did not import, every process of the others would."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_fork_server():
+    from edgetrain.training import processes
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = processes.fork_server
+        patch.setattr(processes, "fork_server", lambda preload: real([*FORKED, *preload]))
+        yield
+
+
 def pytest_configure(config):
     """Let pytest-xdist hand files out in the order of `pytest_collection_modifyitems`, and not by
     how many tests they have: long ones have few, and would leave a processor idle at the end."""

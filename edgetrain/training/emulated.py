@@ -28,6 +28,7 @@ from edgetrain.training.outcome import recorded, write_errors
 from edgetrain.training.processes import Child
 
 PRELOAD = (
+    "torch._dynamo",  # the first optimizer of a process imports it
     "edgetrain.training.train",
     "edgetrain.exchange.hub.serve",
     "edgetrain.exchange.hub.protocol",

@@ -44,6 +44,7 @@ _PRELOAD = (
     "edgetrain.training.emulated",
     "edgetrain.training.hub",
     "edgetrain.training.joining",
+    "edgetrain.training.servers.process",
     "edgetrain.training.train",
 )
 _WITH_FORK_SERVER = {"run", "sweep", "calibrate"}
