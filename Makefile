@@ -25,8 +25,10 @@ TRAINERS ?= .venv-trainers
 demo: install-lab
 	$(BIN)/edgetrain compare
 
-# The workers share the processors.
+# The workers share the processors, and what one has compiled: nobody else's folders get a __pycache__.
 test test-examples test-costs check: export OMP_NUM_THREADS ?= 1
+test test-examples test-costs check: export PYTHONPYCACHEPREFIX ?= $(abspath $(VENV))/pycache
+test test-examples test-costs check: export PYTHONDONTWRITEBYTECODE :=
 
 test: SEED ?= $(shell od -An -N2 -tu2 /dev/urandom)
 test: install-dev

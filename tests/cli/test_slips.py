@@ -139,7 +139,7 @@ def test_a_task_beside_no_job_file_is_found_in_the_current_folder(tmp_path):
 def test_a_stream_of_any_encoding_is_printed_to(tmp_path, encoding):
     job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 2})
     more = {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
-    program = [*EDGETRAIN, "run", job]
+    program = [*EDGETRAIN, "run", "--simulate", job, "pace_s=0.01"]
     done = subprocess.run(program, cwd=tmp_path, env=environment(**more), capture_output=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode(encoding).startswith("loading torch ...\n")
