@@ -82,8 +82,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """`measured(words)`, in a process of its own: ranks are forked from a server that has imported
-    what they need, and one that other tests have started has not."""
+    """`measured(words)`, in a process of its own: what the fork server has imported is in a peak."""
     folder = tmp_path_factory.mktemp("memory")
     (folder / "mlp.py").write_text(TASK)
     with subprocess.Popen(
@@ -112,8 +111,9 @@ def measured(tmp_path_factory):
     ],
 )
 def test_a_ranks_peak_is_as_predicted(measured, words, every):
-    words = ["task=mlp:MLP", "servers.check=off", "members=2", "batch=4", "steps=3", "evaluate_every=100",
-             f"servers.snapshot_every={every}", f"servers.placement={words}"]  # fmt: skip
+    words = ["task=mlp:MLP", "members=2", "batch=4", "steps=3", "evaluate_every=100",
+             "servers.check=off", f"servers.snapshot_every={every}",
+             f"servers.placement={words}"]  # fmt: skip
     planned, peaks = measured(words)
     if planned != pytest.approx(peaks, rel=0.10):
         several = [peaks, *(measured(words)[1] for _ in range(2))]
