@@ -82,7 +82,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """`measured(words)`, in a process of its own: what the fork server has imported is in a peak."""
+    """`measured(words)`, in a process of its own: what a fork server imported is in a peak."""
     folder = tmp_path_factory.mktemp("memory")
     (folder / "mlp.py").write_text(TASK)
     with subprocess.Popen(
