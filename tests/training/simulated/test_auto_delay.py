@@ -20,7 +20,7 @@ def simulated(folder, *words):
 
 
 def test_a_fleet_that_is_too_large_for_its_hub_trains(tmp_path):
-    """The README's thousand members, smaller: a reply takes six times as long as the whole run."""
+    """A thousand members, smaller: a reply takes six times as long as the whole run."""
     summary, folder = simulated(
         tmp_path, "members=40", "batch=8", "steps=100", "network=4g-good", "message_s=0.05"
     )
