@@ -1,7 +1,7 @@
-"""The codec `auto`: a ladder of codecs, and payloads that say which of them they were made with.
+"""The codec `auto`: a ladder of codecs, and payloads that name the one they were encoded with.
 
 Which rung is taken is decided elsewhere, from what links were measured to carry (the hub's
-`density`). A payload is one byte, the number of its rung, and that codec's payload: whoever decodes
+`density`). A payload is one byte, the number of its rung, and that codec's payload: decoding
 needs no message, and a rung may change between any two of them. Nothing is lost by a change: what
 one rung leaves out is in the residual that the next one encodes.
 """
@@ -23,7 +23,7 @@ from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.vectors.vector import Buffer, Vector
 
 FLOOR = 0.01
-"""The smallest share of the elements that is sent, unless the codec says another: auto(0.05)."""
+"""Default of the smallest share of the elements that is sent; auto(0.05) sets another."""
 
 _DENSITIES = (0.3, 0.1, 0.05, 0.02, 0.01)
 _BITS = 2
@@ -139,7 +139,7 @@ class Auto(BaseCodec):
 
 
 def rung_of(payload: Buffer) -> int:
-    """The rung that a payload says it is of. BadPayload."""
+    """The rung that a payload names. BadPayload."""
     rung = payload[0] if len(payload) else len(RUNGS)
     if rung >= len(RUNGS):
         raise wire.bad(wire.TRUNCATED) if not len(payload) else BadPayload(f"auto: rung {rung}")

@@ -46,7 +46,7 @@ OTHERS_WRITE, OTHERS_READ = 0o022, 0o077
 
 
 def read_guarded(path: Path, most: int, forbidden: int = OTHERS_WRITE) -> str:
-    """The text of a file that says who may come in, or what may run, in a folder of such files.
+    """The text of a file that grants access or allows code, in a folder of such files.
 
     As OpenSSH does with its keys: raises ConfigError if others than this user and root can change
     the file or the folder (`check_guarded`), or the file gives others a permission in `forbidden`.

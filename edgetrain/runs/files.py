@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def file_mode(folder: Path) -> int:
-    """Permissions of a new file in a folder: whoever may not look into the folder may not read the
+    """Permissions of a new file in a folder: users without access to the folder have none to the
     file, wherever it is moved. Raises OSError."""
     return folder.stat().st_mode & 0o644
 

@@ -280,7 +280,7 @@ def newest_whole(root: Path | str) -> Path:
 
 
 def _is_of_one_member(path: Path) -> bool:
-    """Whether a member has written a folder, of which the hub knows nothing."""
+    """Whether a member wrote this folder, without the hub."""
     try:
         writers = {record["member"] for record in itertools.islice(read_metrics(path), 200)}
     except ConfigError:

@@ -70,7 +70,7 @@ def _pace(tally: Tally) -> dict[str, Any]:
 
 def _speed(tally: Tally) -> dict[str, Any]:
     if tally.is_told:
-        return _told_speed(tally)
+        return _reported_speed(tally)
     members = [member for member in tally.members.values() if member.step]
     lines = sum(member.lines for member in members)
     rates = [member.step / member.t for member in members if member.t > 0]
@@ -89,8 +89,8 @@ def _speed(tally: Tally) -> dict[str, Any]:
 
 
 def _least_waiting(tally: Tally, members: int) -> dict[str, Any]:
-    """The member that waited least, and its step: nobody is slower, so it waits for replies alone.
-    None where not every member writes into the folder: another one may be slower then."""
+    """The member that waited least, and its step: no member is slower, so it waits for replies
+    alone. None where not every member writes into the folder: another one may be slower then."""
     found = {name: member.parts for name, member in tally.members.items() if member.lines}
     if tally.is_told or not found or len(tally.members) < members:
         return dict.fromkeys(("least_waiting", "least_busy_s", "least_wait_s"))
@@ -100,9 +100,9 @@ def _least_waiting(tally: Tally, members: int) -> dict[str, Any]:
     return {"least_waiting": name, "least_busy_s": busy_s, "least_wait_s": wait_s}
 
 
-def _told_speed(tally: Tally) -> dict[str, Any]:
-    """The same from what members told the hub. Any one of them may be wrong, or lie: of each figure
-    it is their median, and no more steps than there were rounds for."""
+def _reported_speed(tally: Tally) -> dict[str, Any]:
+    """The speed from members' reports to the hub. Any one of them may be wrong, or lie: take the
+    median of each figure, and no more steps than there were rounds for."""
     members = [member for member in tally.members.values() if member.step]
     steps, most = [member.step for member in members], tally.most_steps
     paces = [member.seconds_per_step for member in members if member.t > 0]
@@ -146,16 +146,16 @@ def _cost(tally: Tally) -> dict[str, Any]:
     members = [member for member in tally.members.values() if member.step]
     joules = [member.joules.total for member in members if member.joules is not None]
     peaks = [member.peak_bytes for member in members] or [0]
-    told = tally.is_told
+    reported = tally.is_told
     sent, received = tally.traffic
-    spent = len(joules) * median_low(joules or [0.0]) if told else sum(joules)
+    spent = len(joules) * median_low(joules or [0.0]) if reported else sum(joules)
     return {
         "sent_bytes": sent,
         "received_bytes": received,
         # A sum over some of the members would look as if energy had been saved.
         "joules": spent if members and len(joules) == len(members) else None,
         "cpu_s": sum(member.cpu_s.total for member in members),
-        "peak_bytes": median_low(peaks) if told else max(peaks),
+        "peak_bytes": median_low(peaks) if reported else max(peaks),
         "hub": _hub(tally.hub),
     }
 

@@ -2,8 +2,8 @@
 
 Pure: no socket, no clock (the time is an argument), no thread. The hub asks the rule about its
 oldest open round, after each whole contribution to it, each change of the members and several times
-per beat, and only as long as members are missing that may still contribute. A round that nobody can
-contribute to any more is closed in any case. After a round is closed the hub asks about the next.
+per beat, and only as long as members are missing that may still contribute. A round to which
+no member can contribute is closed in any case. After closing a round the hub asks about the next.
 
 `QuorumAndDeadline` is the rule of synchronous rounds. The protocol also carries asynchronous rules,
 which close at the first contribution, at every M-th, or by how far the missing members are behind.

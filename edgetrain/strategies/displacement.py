@@ -88,8 +88,8 @@ class Displacement:
 
     `params` is shared with the caller's model and mutated in place, by `after_step` by at most one
     rounding (so that `expected` needs no vector of its own) and by `apply`. `base` is owned here.
-    Vectors returned as contributions are the receiver's to read, and are not written again as long
-    as anyone holds one or a view of it; `memory` is where they are made.
+    Vectors returned as contributions belong to the receiver, and are not written again while a
+    reference to one or a view of it exists; `memory` is the pool they come from.
     """
 
     adjusts_gradient = False

@@ -76,7 +76,7 @@ class Gradient:
         return None
 
     def quiet_steps(self) -> int:
-        """Every step is looked at."""
+        """None: every step submits."""
         return 0
 
     def finish(self, rest: bool = True) -> Vector | None:

@@ -67,8 +67,8 @@ class MemberHalf(Protocol):
     def finish(self, rest: bool = True) -> Vector | None:
         """After the last step: what was not submitted yet. From now on every round is due.
 
-        Without `rest`, what lossy contributions have left out is no reason for one more: it is
-        given up, unless there are steps to submit as well."""
+        Without `rest`, what lossy contributions have left out is given up, unless there are steps
+        to submit as well."""
 
     def sent(self, vector: Vector) -> None:
         """Report what others will read of the contribution just submitted."""

@@ -79,8 +79,8 @@ def tensors_agree(one: str, other: str) -> bool:
 
 
 def fixed_agree(one: str, other: str) -> bool:
-    """Whether two digests are of models with equal values outside the vector, as far as both say
-    what these are."""
+    """Whether two digests are of models with equal values outside the vector; True where one of
+    them does not state these."""
     mine, yours = one.partition(":")[2], other.partition(":")[2]
     return not mine or not yours or mine == yours
 
@@ -97,7 +97,7 @@ def first_difference(one: Buffer, other: Buffer) -> str:
 
 
 def _shown(line: str) -> str:
-    """The beginning of a line that anyone may have sent, to be printed."""
+    """The beginning of an untrusted line, with control characters replaced."""
     return "".join(each if each.isprintable() else "?" for each in line[:120])
 
 

@@ -139,7 +139,7 @@ def disk_at(path: str, found: list[Disk]) -> Disk:
 
 
 def _claimed(entry: Mapping[str, Any]) -> str:
-    """Who uses the disk or something on it, in words; "" if nobody does."""
+    """The user of the disk or of something on it, in words; "": it is free."""
     for part in (entry, *_below(entry)):
         mounts = [m for m in part.get("mountpoints") or [part.get("mountpoint")] if m]
         name = part.get("name") or part["kname"]

@@ -54,7 +54,7 @@ HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 
 
 class Failed(Exception):
-    """A step that will not get better by itself."""
+    """A step that fails again however often it is tried."""
 
 
 class Later(Exception):

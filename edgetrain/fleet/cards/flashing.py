@@ -47,7 +47,7 @@ class Image:
     sha256: str
     block_map: BlockMap | None
     size: int | None
-    """Bytes decoded; None if only decoding tells."""
+    """Bytes decoded; None: not known before decoding."""
     look: Look | None
 
 

@@ -52,7 +52,7 @@ WantedBy=multi-user.target
 
 @dataclass(frozen=True)
 class Network:
-    """How a device reaches the hub. Texts are empty where there is nothing to say."""
+    """How a device reaches the hub. Texts that do not apply are empty."""
 
     address: str = DHCP
     gateway: str = ""

@@ -42,7 +42,7 @@ class Source:
             raise ConfigError(f"cannot read the image {path}: {error.strerror}") from None
         self._file = _Counted(raw, hash_it=bool(sha256))
         self.size = _decoded_size(self.path, self.kind)
-        """Bytes of the decoded image; None if only decoding tells."""
+        """Bytes of the decoded image; None: not known before decoding."""
         self._stream = _decoder(self._file, self.kind)
         self._decoded = hashlib.sha256()
         self._at = 0

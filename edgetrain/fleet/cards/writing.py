@@ -10,8 +10,8 @@ The state of a card:
     any        an error                       failed     no partition table, or the old card
 
 A card that was written in part is known by a mark in its blank beginning. A card that has this
-image's mark or partitions is read first and written only where it differs: to go on after an
-interruption and to write a card anew are the same thing.
+image's mark or partitions is read first and written only where it differs: resuming after an
+interruption and writing a card again are the same thing.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def write(
 
 
 def required(source: Source, block_map: BlockMap | None) -> int:
-    """Bytes that a card must have; 0 if only decoding the image tells."""
+    """Bytes that a card must have; 0: not known before decoding the image."""
     return (block_map.size if block_map else source.size) or 0
 
 
@@ -222,7 +222,7 @@ def _marked(head: memoryview) -> memoryview:
 def _probes(medium: Medium, size: int) -> list[tuple[int, memoryview]]:
     """Write a block of its own at each PROBE_EVERY bytes behind the image, and at the very end.
 
-    A card that is smaller than it says keeps only the last of what is written to one place.
+    A card smaller than it reports keeps only the last of several writes to one place.
     """
     last = medium.size // ALIGNMENT * ALIGNMENT - ALIGNMENT
     places = [*range(-(-size // PROBE_EVERY) * PROBE_EVERY, last, PROBE_EVERY), last]

@@ -230,16 +230,16 @@ class MetricsLog:
         name: str,
         keys: Mapping[str, float | int | bool | str | None],
     ) -> None:
-        """Write what the member `about` said of itself to this writer, the hub. `name`: under which
-        its machine was enrolled, or "". What is not known (None) is left out."""
+        """Write what the member `about` reported of itself to this writer, the hub. `name`: of its
+        enrolled machine, or "". What is not known (None) is left out."""
         known = {key: value for key, value in keys.items() if value is not None}
         self._write("status", {"about": about, **({"name": name} if name else {}), **known})
 
     def figure(
         self, *, about: str, metric: str, value: float, better: str, step: int, at: float
     ) -> None:
-        """Write how good the model was, as the member `about` told this writer, the hub. `better`:
-        "higher" or "lower" values. `at`: when it was this good, in seconds like a line's `t`."""
+        """Write a figure of the model that the member `about` reported to this writer, the hub.
+        `better`: "higher" or "lower" values. `at`: when it was true, in seconds like `t`."""
         keys = {"about": about, "metric": metric, "value": number(value), "better": better}
         self._write("figure", {**keys, "step": int(step), "at": seconds(at)})
 

@@ -79,7 +79,7 @@ class MemberTally:
         self._add_sums(record)
 
     def add_status(self, record: Record) -> None:
-        """Add what it told the hub: a "status" line."""
+        """Add what it reported to the hub: a "status" line."""
         self.name = str(record.get("name") or self.name)
         for key in ("pace_s", "round_trip_s", "celsius"):
             value = record.get(key)
@@ -89,16 +89,16 @@ class MemberTally:
         if not self.has_own_lines:
             self._add_sums(self._bounded(record))
 
-    def _bounded(self, told: Record) -> Record:
-        """What it told the hub, no longer than the hub's own clock has run: the line's `t`."""
-        at = min(max(0.0, _value(told, "at")), told["t"])
-        parts = {part: max(0.0, _value(told, part)) for part in _PARTS}
+    def _bounded(self, report: Record) -> Record:
+        """A report with no time longer than the hub's own clock has run: the line's `t`."""
+        at = min(max(0.0, _value(report, "at")), report["t"])
+        parts = {part: max(0.0, _value(report, part)) for part in _PARTS}
         passed, total = max(0.0, at - self.t), sum(parts.values())
         share = passed / total if total > passed + ROUNDING_S else 1.0
-        return {**told, "t": at, **{part: share * value for part, value in parts.items()}}
+        return {**report, "t": at, **{part: share * value for part, value in parts.items()}}
 
     def _forget_sums(self) -> None:
-        """What it told the hub comes again in lines of its own."""
+        """Drop the reports to the hub: lines of its own repeat them."""
         fresh = MemberTally()
         for key in _SUMS:
             setattr(self, key, getattr(fresh, key))
@@ -185,19 +185,19 @@ class Tally:
 
     @property
     def evaluations(self) -> list[Record]:
-        """The "eval" lines; in a hub's own folder, what members told it."""
+        """The "eval" lines; in a hub's own folder, those that members reported."""
         return self.own_evaluations or self.told_evaluations
 
     @property
     def is_told(self) -> bool:
-        """Whether members write no lines here: then all that is known of them is what they told the
-        hub, and any of it may be wrong."""
+        """Whether members write no lines here: then only their reports to the hub are known, and
+        any of these may be wrong."""
         return not any(member.has_own_lines for member in self.members.values())
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes that all members together have sent and received: by the hub's own count, if they
-        only told theirs."""
+        """Bytes that all members together have sent and received: by the hub's own count, if
+        only reports of theirs are known."""
         if self.is_told and self.rounds:
             return int(self.hub.received_bytes.total), int(self.hub.sent_bytes.total)
         members = self.members.values()
@@ -207,7 +207,7 @@ class Tally:
     @property
     def most_steps(self) -> int | None:
         """The most steps that a member can have taken, by the rounds at the hub; None: not known,
-        or told by members that write their own lines."""
+        or stated by members that write their own lines."""
         if not self.is_told or not self.every:
             return None
         return self.merged_steps + self.delay + 2 * self.every

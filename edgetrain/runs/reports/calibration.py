@@ -62,7 +62,7 @@ class Pair:
 
     @property
     def busy(self) -> float:
-        """How much longer this machine took for a step's own work than the job says, in parts of
+        """Excess of this machine's time for a step's own work over that of the job, in parts of
         the emulated step: what the simulator does not predict."""
         return (self.own_s[0] - self.own_s[1]) / self.step_s[0] if self.step_s[0] else 0.0
 

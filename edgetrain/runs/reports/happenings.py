@@ -33,7 +33,7 @@ class Happening:
 
 
 def happenings(records: Iterable[Record]) -> tuple[Happening, ...]:
-    """What these lines of events and rounds say, in the order of time. Other lines are ignored."""
+    """The happenings in lines of events and rounds, in the order of time. Ignores other lines."""
     found, delays = [], []
     for record in records:
         kind, t = record["kind"], max(0.0, float(record["t"]))

@@ -20,9 +20,8 @@ class PrivateMean:
 
     DP-FedAvg (McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR
     2018, algorithm 1) with equal weights and a fixed clip. The sum of the n contributions that are
-    here gets noise of standard deviation noise x clip, and is divided by n: who takes part in a
-    round is no secret, what they contribute is. Nothing is said about who was cut: lengths are
-    private, too.
+    here gets noise of standard deviation noise x clip, and is divided by n: membership of a
+    round is public, contributions are secret. Cuts are not reported: lengths are private, too.
 
     `source` gives the random bytes of the noise.
     """

@@ -123,7 +123,7 @@ def wait_until_running(
     """Return when the kernel calls the interface of each host running.
 
     It looks at links that came up once a second. Until then they carry packets, but programs that
-    ask for the state of the interface, such as a hub, are told that it is down.
+    ask for the state of the interface, such as a hub, see it down.
     """
     until = clock() + _RUNNING_S
     while not all(link.is_running(INTERFACE) for link in links):

@@ -109,14 +109,14 @@ def run(
 
 
 class _Said:
-    """Prints what commands say line by line, each with the host it comes from."""
+    """Prints the output of commands line by line, each with the host it comes from."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readers: list[threading.Thread] = []
 
     def follow(self, host: str, process: subprocess.Popen[bytes]) -> None:
-        """Print what this process says, if it has pipes."""
+        """Print the output of this process, if it has pipes."""
         for pipe, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if pipe is not None:
                 reader = threading.Thread(target=self._read, args=(host, pipe, out), daemon=True)

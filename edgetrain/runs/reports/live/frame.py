@@ -128,12 +128,12 @@ def member_table(state: RunState, width: int, rows: int) -> RenderableType:
 def member_columns(members: Sequence[MemberState]) -> list[Column]:
     """The table of members; the column `cut` is there if a merge rule left contributions out."""
     cut = column("cut", (f"{member.cut:.4g}" for member in members), rank=1)
-    told = any(member.pace_s is not None for member in members)
+    reported = any(member.pace_s is not None for member in members)
     return [
         column("member", (member.called for member in members)),
         column("step", (str(member.step) for member in members)),
         *_loss(members),
-        *(_told(members) if told else []),
+        *(_reported(members) if reported else []),
         *_split(members),
         *_traffic(members),
         column("memory", (units.size(member.peak_bytes or None) for member in members), rank=4),
@@ -143,14 +143,14 @@ def member_columns(members: Sequence[MemberState]) -> list[Column]:
 
 
 def _loss(members: Sequence[MemberState]) -> list[Column]:
-    """A hub is not told any member's loss: then there is no such column."""
+    """The column of losses, where members report theirs: to a hub they do not."""
     if members and all(member.loss is None and member.pace_s is not None for member in members):
         return []
     return [column("loss", (units.figure("loss", member.loss) for member in members))]
 
 
-def _told(members: Sequence[MemberState]) -> list[Column]:
-    """What members say of themselves: pace, part of the time waiting, round trip, heat."""
+def _reported(members: Sequence[MemberState]) -> list[Column]:
+    """Reports of members: pace, part of the time waiting, round trip, heat."""
     shown = [
         column("pace", (units.duration(member.pace_s) for member in members)),
         column("waiting", (units.share(member.wait_share) for member in members)),

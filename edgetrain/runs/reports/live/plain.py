@@ -37,11 +37,11 @@ _MOST_MEMBERS = 10
 
 
 def member_lines(state: RunState) -> list[str]:
-    """A line for each member that told a hub how it is doing, the slowest first, ten at most."""
-    told = [member for member in state.members if member.pace_s is not None]
-    told.sort(key=lambda member: -(member.pace_s or 0.0))
-    lines = [f"  {_member_in_words(member)}" for member in told[:_MOST_MEMBERS]]
-    rest = len(told) - len(lines)
+    """A line for each member that reports to a hub, the slowest first, ten at most."""
+    reporting = [member for member in state.members if member.pace_s is not None]
+    reporting.sort(key=lambda member: -(member.pace_s or 0.0))
+    lines = [f"  {_member_in_words(member)}" for member in reporting[:_MOST_MEMBERS]]
+    rest = len(reporting) - len(lines)
     return [*lines, f"  and {rest} more"] if rest else lines
 
 

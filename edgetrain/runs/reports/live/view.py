@@ -43,7 +43,7 @@ _STILL_S = 1.0
 is alive, and how long nothing came."""
 
 _QUIET_S = 3.0
-"""Seconds without a new line after which the table says so."""
+"""Seconds without a new line after which the table reports it."""
 
 _UNDER_WAY = ("waiting", "starting", "running")
 

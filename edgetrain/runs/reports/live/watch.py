@@ -170,7 +170,7 @@ class Watch:
         return next((name for name in found if name != "loss"), "loss")
 
     def _untold(self) -> bool:
-        """Whether this is a hub's folder, members have no lines in it, and tell the hub nothing."""
+        """Whether this is a hub's folder to which members write no lines and send no reports."""
         own = any(member.lines for member in self.tally.members.values())
         return not own and self._job.get("hub", {}).get("status_s") == 0
 

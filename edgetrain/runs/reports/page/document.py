@@ -38,7 +38,7 @@ _PATTERNS = (
     '<pattern id="bars" width="4" height="4" patternUnits="userSpaceOnUse"><rect width="4" '
     'height="4" class="lane"/><rect width="4" height="2.6" class="bar"/></pattern></defs></svg>'
 )
-"""All parts of a step but computing are hatched, each in its way: colour alone tells nothing."""
+"""Hatchings of the parts of a step other than computing: colour alone carries no meaning."""
 
 
 def document(stories: Sequence[Story]) -> str:

@@ -1,4 +1,4 @@
-"""What a page tells of a run, read from its folder: curves, steps, exchanges, rounds, events.
+"""The content of a page, read from a run's folder: curves, steps, exchanges, rounds, events.
 
 Reading only. Times are seconds since training began.
 """

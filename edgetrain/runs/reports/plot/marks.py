@@ -1,5 +1,5 @@
 """Marks in a picture where something happened: faults, absences, members given up and back, and
-changes of the delay. Each kind has a shape of its own, and the legend says what it is."""
+changes of the delay. Each kind has a shape of its own, and the legend names it."""
 
 from __future__ import annotations
 
