@@ -12,15 +12,17 @@
 #   make test-arm-doctor  what `doctor` says in a worker archive for a Raspberry Pi, emulated
 #   make test-masks  300 drawn schedules of a masked job with too few members left (half an hour)
 #   make test-groups  odd models and losses on 22 placements of two and four ranks (a quarter of an hour)
+#   make test-endurance  a day of a fleet, a million messages, attackers: hours; TESTS="…" for some
+#   make test-mutations  a million mutated payloads of codecs (2,000 are in make test): minutes
 #   make chaos   crash hubs, cut power: is anything lost? SCHEDULES=1000, WORDS="job.toml --processes"
 #   make check   linters, types and tests, as CI does; TESTS="tests/cli" for some of them
-#   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour; goes on where it ended)
+#   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 TRAINERS ?= .venv-trainers
 
-.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups check drawn install-lab install-dev install-trainers
+.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations check drawn install-lab install-dev install-trainers
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -70,6 +72,13 @@ test-arm-doctor: install-dev
 test-groups: install-dev
 	$(BIN)/pytest -m groups tests/training/servers
 
+test-endurance: install-dev
+	$(BIN)/pytest -m endurance -p no:cacheprovider $(or $(TESTS),tests/endurance)
+
+test-mutations: export MUTATIONS ?= 30000
+test-mutations: install-dev
+	$(BIN)/pytest -n 2 --timeout 3600 tests/codecs/test_codec_payloads.py -k mutated
+
 check: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -95,5 +104,5 @@ install-trainers: install-dev
 	  > $$($(TRAINERS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/edgetrain.pth
 	@$(TRAINERS)/bin/pip install --quiet accelerate lightning 'torch<2.14'
 
-drawn: install-lab
-	$(BIN)/python benchmarks/unequal.py --drawn 200 --keep drawn.jsonl
+drawn: install-dev
+	$(BIN)/pytest -m endurance -p no:cacheprovider tests/endurance/test_drawn_jobs.py

@@ -1,5 +1,6 @@
 """What a decoder does with bytes that no encoder wrote: BadPayload, and nothing else."""
 
+import os
 import tracemalloc
 
 import codec_cases as cases
@@ -15,6 +16,8 @@ from edgetrain.codecs.kernels import native
 from edgetrain.errors import BadPayload
 
 ELEMENTS = 1200
+MUTATIONS = int(os.environ.get("MUTATIONS", "60"))
+"""Of each codec's payloads."""
 
 CARRY_ANYTHING = ["fp32", "powersgd(2)", "fp16", "bf16", "small(64): fp32; topk(0.05) | q2"]
 CARRY_ANYTHING += ["*bias: bf16; *.w: low-rank(1); sign"]
@@ -48,7 +51,7 @@ def test_mutated_payloads(spec: str) -> None:
     ]
     choices = ["numpy", *native.instruction_sets()[-1:]]
     carried = "ignore" if codec.name in CARRY_ANYTHING else "warn"
-    for i in range(60):
+    for i in range(MUTATIONS):
         payload = mutate(originals[i % 5], rng)
         with np.errstate(over=carried, invalid=carried):
             assert len({outcome(codec, payload, choice) for choice in choices}) == 1

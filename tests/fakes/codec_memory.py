@@ -1,4 +1,4 @@
-"""How much memory a decoder takes, for the tests and for benchmarks/codecs_mutations.py."""
+"""How much memory a decoder takes."""
 
 import tracemalloc
 from collections.abc import Callable, Iterator

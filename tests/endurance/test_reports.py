@@ -1,20 +1,7 @@
-"""What telling the hub costs, and whether its screen and its folder tell the truth.
-
-    python benchmarks/telemetry.py                 bytes and seconds of a message: some seconds
-    python benchmarks/telemetry.py --fleet         a hub and two members, three processes with keys,
-                                                   beside the emulated run of the same job: a minute
-    python benchmarks/telemetry.py --burners 10    beside 10 processes that compute: when the first
-                                                   line of `edgetrain run` is there, and the longest
-                                                   time between two frames of its table
-
-Wanted: at most 25 bytes a second and member, encrypted; 0.1 % of a step; the hub's closing table
-that of the emulated run within 1 % of its bytes and 5 % of its seconds; 0.5 s and 2 s beside the
-burners. Seconds are this machine's.
-"""
+"""What members' reports to the hub cost, and whether what it then says of the fleet is true."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import multiprocessing
@@ -30,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Credentials, spell
@@ -44,6 +33,8 @@ from edgetrain.training.readings import readings_of
 EDGETRAIN = (sys.executable, "-m", "edgetrain")
 MESSAGES = 400
 PERIOD_S, STEP_S = 5.0, 0.05
+BURNERS = int(os.environ.get("BURNERS", "10"))
+"""Processes that compute beside a run."""
 FLEET = ("members=2", "steps=200", "pace_s=0.05", "every=5", "delay=5")
 
 
@@ -221,20 +212,29 @@ def _burn() -> None:
         sum(range(10_000))
 
 
-def main() -> None:
-    """Measure, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--fleet", action="store_true")
-    parser.add_argument("--burners", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=200, help="of the run beside the burners")
-    args = parser.parse_args()
-    found = fleet() if args.fleet else None
-    if args.burners:
-        found = frames(args.burners, args.steps)
-    print(json.dumps(found or costs(), indent=2))
+def shown(found: dict[str, Any]) -> dict[str, Any]:
+    """Print figures, and hand them on."""
+    print(json.dumps(found, indent=2))
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def test_a_report_is_small_and_takes_a_thousandth_of_a_step(printed):
+    found = printed(lambda: shown(costs()))
+    assert found["wire_bytes_a_second"] <= 25
+    assert found["share_of_a_step_of_50_ms"] <= 0.001
+
+
+def test_a_hub_says_of_its_fleet_what_the_emulated_run_says(printed):
+    """What was sent counts what TCP sent again: it is printed, as are the emulated seconds, which
+    are this machine's."""
+    found = printed(lambda: shown(fleet()))
+    received, step_s = found["received_bytes"], found["seconds_per_step"]
+    assert received["hub"] == pytest.approx(received["emulated"], rel=0.03)
+    assert step_s["members"] == pytest.approx([step_s["hub"]] * 2, rel=0.05)
+    assert found["most_ms_outside_their_round"] < 50
+
+
+def test_a_run_beside_busy_processes_is_watched_all_the_same(printed):
+    found = printed(lambda: shown(frames(BURNERS, 200)))
+    assert found["first_line_s"] <= 0.5
+    assert found["longest_pause_s"] <= 2

@@ -1,25 +1,21 @@
 """A rank of a group killed with SIGKILL at a random moment: are the bits those of a quiet run?
 
-    python benchmarks/killed_ranks.py [--trials 10] [--busy 2] [--placement "data=2 pipeline=2 …"]
-
-Prints a line for each trial, and how many were exact. `--busy` processes compute beside it. The
-exit status is 0 if all were. A step is slowed to 20 ms at least: something to be killed in.
+A step is slowed to 20 ms at least: something to be killed in.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from edgetrain.jobs.placement.decision import decide
 from edgetrain.jobs.placement.question import question_of
@@ -48,6 +44,9 @@ def slow(**options):
     return task
 """
 STEPS = 60
+TRIALS = int(os.environ.get("TRIALS", "10"))
+BUSY = 2
+PLACEMENT = "data=2 pipeline=2 microbatches=4"
 
 
 def ranks() -> list[int]:
@@ -86,41 +85,28 @@ def train(folder: Path, words: str, name: str, kill_after_s: float | None) -> tu
     return (out / weights.FILE).read_bytes(), int((read_summary(out) or {})["attempts"])
 
 
-def main() -> int:
-    """Run all trials."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=10)
-    parser.add_argument("--busy", type=int, default=2)
-    parser.add_argument("--placement", default="data=2 pipeline=2 microbatches=4")
-    arguments = parser.parse_args()
-    busy = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(arguments.busy)
-    ]
-    exact = killed = 0
-    try:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            (folder / "slow.py").write_text(TASK)
-            whole, _ = train(folder, arguments.placement, "whole", None)
-            for trial in range(arguments.trials):
-                after_s = random.Random(trial).uniform(0.0, 0.02 * STEPS)
-                began = time.monotonic()
-                found, attempts = train(folder, arguments.placement, f"trial-{trial}", after_s)
-                exact += found == whole
-                killed += attempts > 1
-                print(
-                    f"trial {trial}: killed {after_s:.2f} s after the first step, {attempts} "
-                    f"attempts, {time.monotonic() - began:.0f} s, "
-                    f"{'exact' if found == whole else 'OTHER BITS'}",
-                    flush=True,
-                )
-    finally:
-        for each in busy:
-            each.kill()
-            each.wait()
-    print(f"{arguments.placement}: {exact} of {arguments.trials} exact, {killed} restarted")
-    return 0 if exact == arguments.trials else 1
+@pytest.fixture
+def busy():
+    """Processes that compute beside it."""
+    found = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
+    yield
+    for each in found:
+        each.kill()
+        each.wait()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def test_a_group_whose_rank_is_killed_ends_with_the_same_bits(tmp_path, busy, printed, own_imports):
+    (tmp_path / "slow.py").write_text(TASK)
+    whole, _ = train(tmp_path, PLACEMENT, "whole", None)
+    other, unhurt = [], 0
+    for trial in range(TRIALS):
+        after_s = random.Random(trial).uniform(0.0, 0.02 * STEPS)
+        found, attempts = train(tmp_path, PLACEMENT, f"trial-{trial}", after_s)
+        verdict = "exact" if found == whole else "OTHER BITS"
+        printed(
+            print, f"trial {trial}: killed after {after_s:.2f} s, {attempts} attempts, {verdict}"
+        )
+        unhurt += attempts == 1
+        other += [trial] * (found != whole)
+    assert not other
+    assert unhurt < TRIALS

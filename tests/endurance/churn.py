@@ -1,8 +1,6 @@
 """A day of members that come and go, every minute: does the hub stay as it was?
 
-    python benchmarks/churn.py                  24 hours in virtual time
-    python benchmarks/churn.py --hours 3
-    python benchmarks/churn.py --sockets 500    a hub process, so many encrypted joins and leaves
+    make test-endurance TESTS=tests/endurance/test_churn_long.py HOURS=24 JOINS=500
 
 In virtual time: the real hub, its journal and the members' links, in one thread. There are eight
 places. In every minute one member leaves or dies and another one joins; one loses its connection
@@ -13,31 +11,26 @@ threads; files and bytes of the journal. It is as promised if, without the first
 line through either memory rises by less than 5 %, and the last sample has no more descriptors and
 threads than the first half.
 
-With --sockets: the same figures of an `edgetrain hub` process, after each tenth of the joins, while
+Over sockets: the same figures of an `edgetrain hub` process, after each tenth of the joins, while
 members in threads of this process join over ZeroMQ, take part in two rounds and leave, or vanish.
 The first three tenths are not judged: allocators keep their first memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
-import json
 import os
 import statistics
-import sys
 import tempfile
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from hostile import Hub as HubProcess
-from room import Room, Trainee, Wire
 
 from edgetrain import codecs
 from edgetrain.errors import Refused
@@ -53,6 +46,8 @@ from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.simulated.virtual import SECOND
+from endurance.attacks import Hub as HubProcess
+from endurance.room import Room, Trainee, Wire
 
 PLACES = 8
 ELEMENTS = 256
@@ -176,7 +171,7 @@ class Churn:
         self._journal.close()
 
 
-def virtual(hours: int, pace_s: float, show: bool) -> tuple[list[Sample], dict[str, int]]:
+def virtual(hours: int, pace_s: float) -> tuple[list[Sample], dict[str, int]]:
     """A sample for each hour, and what happened how often."""
     tracemalloc.start()
     with tempfile.TemporaryDirectory() as folder:
@@ -186,8 +181,7 @@ def virtual(hours: int, pace_s: float, show: bool) -> tuple[list[Sample], dict[s
             for _ in range(60):
                 churn.minute()
             samples.append(churn.sample(hour))
-            if show:
-                print(line(samples[-1]), flush=True)
+            print(line(samples[-1]), flush=True)
         churn.close()
         return samples, churn.events
 
@@ -259,7 +253,7 @@ class Visitors:
         self._over.set()
 
 
-def sockets(visits: int, show: bool) -> tuple[list[Sample], dict[str, int]]:
+def sockets(visits: int) -> tuple[list[Sample], dict[str, int]]:
     """A sample for each tenth of the visits, and how often each event is in the hub's log."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -284,16 +278,14 @@ def sockets(visits: int, show: bool) -> tuple[list[Sample], dict[str, int]]:
             while visitors.done < wanted and process.process.poll() is None and not visitors.failed:
                 time.sleep(0.05)
             if visitors.failed or process.process.poll() is not None:
-                sys.exit(f"not as promised: {visitors.failed} {process.path.read_text()[-2000:]}")
+                raise AssertionError(f"{visitors.failed} {process.path.read_text()[-2000:]}")
             samples.append(sample_of(process, visitors.done, journal))
-            if show:
-                print(line(samples[-1]), flush=True)
+            print(line(samples[-1]), flush=True)
         visitors.end()
         for thread in threads:
             thread.join(30)
         time.sleep(2.0)
-        if show:
-            print(line(sample_of(process, visitors.done, journal)), " when all have left")
+        print(line(sample_of(process, visitors.done, journal)), " when all have left")
         process.process.terminate()
         process.process.wait(30)
         words = ("joined", "left", "gone", "late", "refused")
@@ -365,32 +357,20 @@ def verdict(samples: Sequence[Sample]) -> list[str]:
     return wrong
 
 
-def main() -> None:
-    """Let them come and go; print; judge."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--hours", type=int, default=24, help="virtual")
-    parser.add_argument("--pace", type=float, default=0.7, help="virtual seconds of a round")
-    parser.add_argument("--warm", type=int, default=0, help="samples that are not judged")
-    parser.add_argument("--sockets", type=int, default=0, help="real joins, in place of hours")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    began = time.monotonic()
-    if not arguments.json:
-        print(HEADER)
-    show, warm = not arguments.json, arguments.warm or (3 if arguments.sockets else 1)
-    if arguments.sockets:
-        samples, events = sockets(arguments.sockets, show)
-    else:
-        samples, events = virtual(arguments.hours, arguments.pace, show)
-    if arguments.json:
-        print(json.dumps([asdict(each) for each in samples]))
+def judged(found: tuple[list[Sample], dict[str, int]], warm: int) -> list[str]:
+    """What is not as promised of these samples, without the first `warm`."""
+    samples, events = found
     print(", ".join(f"{count:,} {event}" for event, count in sorted(events.items())))
-    print(f"took {time.monotonic() - began:.0f} s")
-    wrong = verdict(samples[warm:])
-    if wrong:
-        sys.exit("not as promised: " + "; ".join(wrong))
-    print("as promised")
+    return verdict(samples[warm:])
 
 
-if __name__ == "__main__":
-    main()
+def day(hours: int) -> list[str]:
+    """Hours of virtual time, in rounds of 0.7 s, as a table; what is not as promised."""
+    print(HEADER)
+    return judged(virtual(hours, 0.7), warm=1)
+
+
+def crowd(visits: int) -> list[str]:
+    """Encrypted joins over sockets, as a table; what is not as promised."""
+    print(HEADER)
+    return judged(sockets(visits), warm=3)

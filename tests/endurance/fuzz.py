@@ -1,8 +1,6 @@
 """Millions of messages that are none, or wrong, or come at the wrong time: does the hub bear them?
 
-    python benchmarks/fuzz.py                          1,000,000 frames: about a minute
-    python benchmarks/fuzz.py --frames 10000000 --processes 2
-    python benchmarks/fuzz.py --only masked --seed 7 --json
+    make test-endurance TESTS=tests/endurance/test_fuzz.py FRAMES=10000000
 
 The real driver, hub and journal, two honest members and an insider, in virtual time; jobs of
 several kinds take turns. The insider's own messages are damaged on their way one time in four, and
@@ -20,11 +18,8 @@ that breaks a promise is printed.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
-import json
-import multiprocessing
 import os
 import random
 import sys
@@ -40,7 +35,6 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from room import Frames, Room, Trainee, Wire, copied
 
 import edgetrain
 from edgetrain import codecs
@@ -85,6 +79,7 @@ from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.statuses import Statuses
 from edgetrain.vectors.blob import blob_digest
 from edgetrain.vectors.vector import Buffer, checksum
+from endurance.room import Frames, Room, Trainee, Wire, copied
 
 ELEMENTS = 300
 HONEST = 2
@@ -811,7 +806,7 @@ def have_gone_on(attack: Attack, before: list[int]) -> bool:
     return all(each.applied > past for each, past in zip(attack.honest, before, strict=True))
 
 
-# -- the benchmark --------------------------------------------------------------------------------
+# -- printing ---------------------------------------------------------------------------------
 
 
 def line(result: Result) -> str:
@@ -829,52 +824,3 @@ HEADER = (
     f"{'job':8} {'frames':>11} {'messages':>11} {'frames/s':>9} {'rounds':>8} {'honest':>8} "
     f"{'code':>6} {'lines':>5} {'sent':>6} {'MB':>6} {'MB':>6}"
 )
-
-
-def work(task: tuple[str, int, int]) -> Result:
-    """In a process of its own."""
-    return attacked(*task)
-
-
-def main() -> None:
-    """Fuzz, print, judge."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--frames", type=int, default=1_000_000, help="in all")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default=",".join(KINDS_OF_JOB), help="jobs, by ','")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    chosen = [name.strip() for name in arguments.only.split(",")]
-    if unknown := set(chosen) - set(KINDS_OF_JOB):
-        parser.error(f"no job {unknown.pop()!r}: known are {', '.join(KINDS_OF_JOB)}")
-    share = -(-arguments.frames // (len(chosen) * arguments.processes))
-    tasks = [
-        (name, share, arguments.seed + 1000 * process)
-        for name in chosen
-        for process in range(arguments.processes)
-    ]
-    if not arguments.json:
-        print(HEADER, flush=True)
-    began = time.monotonic()
-    results = []
-    # One process for each task: memory is then that of one job from its beginning to its end.
-    with multiprocessing.get_context("spawn").Pool(arguments.processes, maxtasksperchild=1) as pool:
-        for result in pool.imap(work, tasks, chunksize=1):
-            results.append(result)
-            if not arguments.json:
-                print(line(result), flush=True)
-    took = time.monotonic() - began
-    frames = sum(result.frames for result in results)
-    wrong = [f"{result.kind}: {each}" for result in results for each in result.wrong]
-    if arguments.json:
-        print(json.dumps([asdict(result) for result in results]))
-    else:
-        print(f"{frames:,} frames in {took:.0f} s: {frames / took:,.0f} a second")
-    if wrong:
-        sys.exit("not as promised: " + "\n".join(wrong))
-    print("as promised", file=sys.stderr if arguments.json else sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
