@@ -1,19 +1,19 @@
-"""The timing-only plan against the simulator: seconds per step of the same jobs.
+"""The timing-only plan against the simulator: milliseconds of a step of the same jobs.
 
-python benchmarks/capacity.py            the table of docs/simulation.md
-python benchmarks/capacity.py --scaling  seconds that plans of 10 to 100,000 members take
+Below them, how long estimates of 10 to 100,000 members take, with gateways and without.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from harness import Measured, measure
 
 from edgetrain.jobs.capacity import estimate
 from edgetrain.jobs.capacity.question import Options, question_of
-from edgetrain.jobs.job import Job
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import look_up
@@ -33,50 +33,41 @@ JOBS = {
 }  # fmt: skip
 
 
-def planned(job: Job, beside: Path | None = None) -> estimate.Answer:
-    """The plan of a job, over as many rounds as it has.
-
-    The simulator's hub has no port and merges in no time: only its messages cost.
-    """
-    rounds = job.train.steps // look_up(job).every
-    options = Options(rounds=rounds, hub_rate_mbit=0, merge_bytes_per_s=0)
-    return estimate.answer(question_of(job, options, beside))
-
-
-def simulated(job: Job, beside: Path | None = None) -> float:
-    """Seconds per step of the simulated job."""
+def compared(words: tuple[str, ...]) -> dict[str, float]:
+    """A job, simulated and planned. The simulator's hub has no port and merges in no time: only
+    its messages cost."""
     from edgetrain.training.simulated import simulation
 
+    job = load(None, [*BASIS, *words])
     with tempfile.TemporaryDirectory() as folder:
-        summary = simulation.run(plan(job, beside), Path(folder))
-    return 1 / float(summary["steps_per_second"])
+        simulated = 1 / float(simulation.run(plan(job), Path(folder))["steps_per_second"])
+    rounds = job.train.steps // look_up(job).every
+    options = Options(rounds=rounds, hub_rate_mbit=0, merge_bytes_per_s=0)
+    planned = estimate.answer(question_of(job, options)).seconds_per_step
+    return {
+        "simulated, ms": 1000 * simulated,
+        "planned, ms": 1000 * planned,
+        "off by, %": 100 * (planned / simulated - 1),
+    }
 
 
-def compare() -> None:
-    """Print the table."""
-    print("| job | simulated | planned | difference |\n|---|---|---|---|")
-    for name, changes in JOBS.items():
-        job = load(None, [*BASIS, *changes])
-        step_s, answer = simulated(job), planned(job)
-        apart = 100 * (answer.seconds_per_step / step_s - 1)
-        ours = 1000 * answer.seconds_per_step
-        print(f"| {name} | {1000 * step_s:.1f} ms | {ours:.1f} ms | {apart:+.1f} % |", flush=True)
-
-
-def scaling() -> None:
-    """Print how long a plan takes."""
+def scaling() -> dict[str, float]:
+    """Seconds that estimates of a hundred rounds take."""
     job = load(None, ["device=raspberry-pi-4b", "network=wan-200ms", "delay=20"])
+    found = {}
     for gateways in (0, 100):
         options = Options(parameters=11_000_000, step_s=0.4, shards=4, gateways=gateways)
         question = question_of(job, options)
         for members in estimate.COUNTS:
             began = time.perf_counter()
             estimate.answers(question, [members])
-            print(f"{members:7,} members, {gateways:>3} gateways, 100 rounds: "
-                  f"{time.perf_counter() - began:.2f} s", flush=True)  # fmt: skip
+            took = time.perf_counter() - began
+            found[f"{members:,} members, {gateways} gateways, s"] = took
+    return found
 
 
-if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--scaling", action="store_true", help="time plans of many sizes")
-    scaling() if arguments.parse_args().scaling else compare()
+def measured() -> Iterator[Measured]:
+    """Each job, then the estimates."""
+    for name, words in JOBS.items():
+        yield measure(name, lambda: compared(words), 1)  # noqa: B023
+    yield measure("an estimate of 100 rounds", scaling, 1)

@@ -1,7 +1,7 @@
 """How fast the codecs are on this machine, and how small what they send.
 
     python benchmarks/codecs_speed.py                                   25 M elements: minutes
-    python benchmarks/codecs_speed.py --elements 1000000 --picture codecs.png
+    python benchmarks/codecs_speed.py --elements 1000000 --kernels avx2
 
 Speed is a ratio to `r += g`, the stream of twelve bytes an element that error feedback cannot do
 without, measured between the repetitions of the same run; 1 is the speed of memory. Time is this
@@ -17,12 +17,10 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from itertools import cycle
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +32,6 @@ from edgetrain.codecs.kernels.contract import LEVEL_BLOCK
 from edgetrain.codecs.sparse import TopK
 from edgetrain.codecs.spec import parse
 from edgetrain.vectors.vector import Vector, zeros
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DENSITIES = (0.001, 0.01, 0.1)
 DENSE = ("fp16", "bf16", "int8", "int4", "qsgd(7)", "ternary", "sign", "q2")
@@ -55,7 +50,6 @@ GOALS = {
     "encode": {0.001: 0.7, 0.01: 0.55, 0.1: 0.28},
     "numpy": {0.001: 0.3, 0.01: 0.2, 0.1: 0.05},
     "index": {0.001: 1.02, 0.01: 1.02, 0.1: 1.03},
-    "gradients": 0.92,
     "hub_ns": 4.0,
     "sign": 0.9,
     "int8": 0.8,
@@ -235,27 +229,6 @@ def hub(stage: Stage) -> Iterator[Row]:
     yield Row("hub: decode + add", 1e6 * ms / entries, "ns/entry", goal, True, note)
 
 
-def gradients(path: Path) -> Iterator[Row]:
-    """Bits per index on gradients written by benchmarks/codecs_gradients.py."""
-    with np.load(path) as arrays:
-        names = [name for name in arrays.files if arrays[name].dtype == np.float32]
-        for name in sorted(names):
-            x = np.ascontiguousarray(arrays[name])
-            density = _density_of(name)
-            for share in [density] if density else DENSITIES:
-                bits, bound = bits_per_index(x, share)
-                goal = GOALS["gradients"] if density and x.size >= LARGE else None
-                assert goal is None or isinstance(goal, float)
-                note = f"{bits:.3f} bits, log2 C(n,k)/k = {bound:.3f}"
-                what = f"index, {path.stem} {name}, {share:.1%}"
-                yield Row(what, bits / bound, "of bound", goal, True, note)
-
-
-def _density_of(name: str) -> float | None:
-    """The density in the name of an array of error feedback, as in `feedback_0.01`."""
-    return float(name.removeprefix("feedback_")) if name.startswith("feedback_") else None
-
-
 @dataclass(frozen=True)
 class Size:
     """A codec on one vector: times smaller than float32, relative error, speed."""
@@ -297,7 +270,7 @@ PARTS: dict[str, Callable[[Stage], Iterator[Row]]] = {
 
 
 def main() -> int:
-    """Measure, print and, where asked, draw. Returns 0: a missed goal is no error."""
+    """Measure and print. Returns 0: a missed goal is no error."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -305,8 +278,6 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=9, help="rounds that medians are taken of")
     parser.add_argument("--only", choices=[*PARTS, "sizes"], help="one part of it")
     parser.add_argument("--kernels", default="", help="numpy, portable, avx2, avx512, neon")
-    parser.add_argument("--gradients", type=Path, action="append", default=[], help=".npz files")
-    parser.add_argument("--picture", type=Path, help="write size against error and speed here")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     arguments = parser.parse_args()
     if arguments.elements < 4096 or arguments.repeats < 1:
@@ -325,8 +296,8 @@ def measure(arguments: argparse.Namespace) -> None:
     parts = [PARTS[name](stage) for name in PARTS if arguments.only in (None, name)]
     rows = []
     timed = ((judged(row, arguments.elements) for row in part) for part in parts)
-    for measured in [*timed, *(gradients(path) for path in arguments.gradients)]:
-        for row in measured:
+    for part in timed:
+        for row in part:
             rows.append(row)
             say(line_of(row))
     if parts and arguments.elements < GOALS_FROM:
@@ -344,9 +315,6 @@ def measure(arguments: argparse.Namespace) -> None:
             "sizes": [asdict(size) for size in found],
         }
         print(json.dumps(result, indent=2))
-    if arguments.picture and found:
-        draw(found, arguments.picture)
-        say(f"\nwrote {arguments.picture}")
 
 
 def line_of(row: Row) -> str:
@@ -356,53 +324,6 @@ def line_of(row: Row) -> str:
         sign = "<=" if row.at_most else ">="
         verdict = f"  goal {sign} {row.goal:g}  {'met' if row.met else 'MISSED'}"
     return f"{row.what:<44} {row.value:9.3f} {row.unit:<9}{verdict:<26} {row.note}".rstrip()
-
-
-# -- the picture ---------------------------------------------------------------------------------
-
-INCHES = (9.0, 5.5)
-HEIGHTS = (5, 16, -12)
-"""Of labels above their points, in points of 1/72 inch."""
-
-
-def draw(sizes: Sequence[Size], path: Path) -> None:
-    """Write the picture: how small a codec makes a vector, and what it loses. ConfigError if there
-    is no matplotlib or the file cannot be written."""
-    from edgetrain.runs.reports.plot.style import save
-
-    save(lambda: drawn(sizes), path)
-
-
-def drawn(sizes: Sequence[Size]) -> Figure:
-    """Error against size, each point labelled with its codec; the colour is the speed."""
-    from edgetrain.runs.reports.plot.style import as_text, new_figure, styled, write_heading
-
-    by_size = sorted(sizes, key=lambda size: size.times_smaller)
-    most = by_size[-1]
-    with styled():
-        figure = new_figure(INCHES)
-        write_heading(
-            figure,
-            as_text(
-                f"{most.codec} is {most.times_smaller:,.0f} times smaller than float32, one "
-                f"payload {most.error:.0%} off"
-            ),
-        )
-        axes = figure.add_subplot()
-        smaller, errors = [s.times_smaller for s in sizes], [s.error for s in sizes]
-        dots = axes.scatter(smaller, errors, c=[s.ratio for s in sizes], cmap="viridis", s=60)
-        # Neighbours in size may lie so close that their labels need different heights.
-        for size, height in zip(by_size, cycle(HEIGHTS), strict=False):
-            axes.annotate(
-                as_text(size.codec), (size.times_smaller, size.error), xytext=(5, height),
-                textcoords="offset points", fontsize=8,
-            )  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_xlabel("times smaller than float32")
-        axes.set_ylabel("relative error of one payload\n(feedback sends the rest later)")
-        axes.margins(x=0.15)
-        figure.colorbar(dots, label="speed with feedback, as a share of r += g")
-    return figure
 
 
 if __name__ == "__main__":

@@ -1,25 +1,23 @@
 """How fast cards are written, as ratios to a plain copy of the same blocks in the same run.
 
-    python benchmarks/flash.py [--mb 512] [--folder DIR] [--rounds 3]
-
-Writes to files of DIR, with O_DIRECT where it can; on an SD card the card is the limit. Prints
-medians: writing / plain copy, reading back / plain read, both in CPU seconds, two cards / one, what
-a second writing writes of a card that has the image, and of one in which 40 MB were changed; and
-the seconds of personalising a card, on the clock and of CPU: all files of its boot partition, with
-a worker archive of 120 MB, written and read back (needs mtools).
+Writes to files, with O_DIRECT where it can (TMPDIR says where; on an SD card the card is the
+limit). Also: what a second writing writes of a card that has the image, and of one in which 40 MB
+were changed; and what personalising a card takes: all files of its boot partition, with a worker
+archive of 120 MB, written and read back (needs mtools).
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
-import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from harness import Measured, measure
 
 from edgetrain.fleet.cards import personal, writing
 from edgetrain.fleet.cards.bootfiles import BootFiles
@@ -28,6 +26,7 @@ from edgetrain.fleet.cards.medium import FileMedium, aligned
 from edgetrain.fleet.cards.source import CHUNK, Source
 
 MB = 1 << 20
+SIZE = 256 * MB
 
 
 def make_image(path: Path, size: int) -> None:
@@ -134,8 +133,8 @@ def personalise(card: Path, worker: Path) -> tuple[float, float]:
     return time.monotonic() - began, cpu() - cpu_before
 
 
-def measure(image: Path, cards: list[Path], size: int) -> dict[str, float]:
-    """One round of all."""
+def written(image: Path, cards: list[Path], size: int) -> dict[str, float]:
+    """Copied, written and read back, once."""
     at = cpu()
     copied = plain_copy(image, cards[0], size)
     copied_cpu, at = cpu() - at, cpu()
@@ -166,31 +165,21 @@ def measure(image: Path, cards: list[Path], size: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Print the medians."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--mb", type=int, default=512, help="size of the image")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", default=None, help="where the files are made")
-    arguments = parser.parse_args()
-    size = arguments.mb * MB
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+def measured() -> Iterator[Measured]:
+    """Write cards of noise; personalise one."""
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         image, cards = folder / "os.img", [folder / "a.img", folder / "b.img"]
-        make_image(image, size)
+        make_image(image, SIZE)
         for card in cards:
-            FileMedium(card, size).close()
-            plain_copy(image, card, size)  # allocates its blocks
-        found = [measure(image, cards, size) for _ in range(arguments.rounds)]
+            FileMedium(card, SIZE).close()
+            plain_copy(image, card, SIZE)  # allocates its blocks
+        yield measure(f"an image of {SIZE / 1e6:.0f} MB", lambda: written(image, cards, SIZE), 5)
         if shutil.which("mformat"):
-            make_boot_partition(folder / "boot.img", folder / "worker.tar")
-            for each in found:
-                seconds, cpu_s = personalise(folder / "boot.img", folder / "worker.tar")
-                each["personalising, s"], each["personalising, CPU s"] = seconds, cpu_s
-    for key in found[0]:
-        values = sorted(each[key] for each in found)
-        print(f"{key:32} {statistics.median(values):8.2f}   ({values[0]:.2f} to {values[-1]:.2f})")
+            boot, worker = folder / "boot.img", folder / "worker.tar"
+            make_boot_partition(boot, worker)
 
+            def personalised() -> dict[str, float]:
+                return dict(zip(("seconds", "CPU seconds"), personalise(boot, worker), strict=True))
 
-if __name__ == "__main__":
-    main()
+            yield measure("personalising a card", personalised, 5)

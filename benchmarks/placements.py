@@ -1,26 +1,23 @@
 """The planner against layers that sleep: seconds of a step predicted and measured.
 
-    python benchmarks/placements.py [--choice]
-
-First every schedule with eight micro-batches or more. With `--choice` all placements on four ranks
-that are tried, and how far the planner's choice is from the fastest of them. Sleeping layers
-measure schedules and not the machine; on a busy machine ranks wake up late all the same.
+Every schedule with eight micro-batches on two ranks, then placements on four, and how far the
+planner's choice is from the fastest of them. Sleeping layers measure schedules and not the machine;
+on a busy machine ranks wake up late all the same.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from harness import Measured, measure
 from torch import Tensor, nn
 
 from edgetrain.jobs.placement.formulas import Kept, Link
@@ -33,8 +30,9 @@ from edgetrain.training import processes
 from edgetrain.training.servers.mesh import open_group, open_store
 from edgetrain.training.servers.rank import prepare_rank
 
+SLOWER = 3.0
 MS = (2.0, 1.0, 3.0, 1.5, 2.5, 1.0, 2.0, 3.0)
-"""Of each layer's forward pass for one sample; backward takes twice as long."""
+"""Of each layer's forward pass for one sample, times SLOWER; backward takes twice as long."""
 SAMPLES, MEMBERS = 8, 4
 SCHEDULES = (
     "gpipe", "1f1b", "interleaved", "looped-bfs", "zero-bubble", "zbv", "dualpipev"
@@ -88,11 +86,8 @@ class SleepingTask:
 
     name, metric, better, target = "sleeping", "loss", "lower", None
 
-    def __init__(self, slower: float = 1.0) -> None:
-        self.slower = slower
-
     def model(self) -> nn.Module:
-        return nn.Sequential(*(Sleeping(self.slower * ms / 1e3) for ms in MS))
+        return nn.Sequential(*(Sleeping(SLOWER * ms / 1e3) for ms in MS))
 
     def samples(self, member: int, members: int) -> int:
         return 100
@@ -106,10 +101,10 @@ class SleepingTask:
         return found
 
 
-def question(slower: float) -> tuple[Model, Servers, Work]:
+def question() -> tuple[Model, Servers, Work]:
     """The same as the planner sees it: a machine that does 1 Gflop/s, and layers of as many."""
     layers = tuple(
-        Layer(f"{i}", 1, slower * ms * 1e6, 2 * slower * ms * 1e6, 0, 0, 16.0, 16.0)
+        Layer(f"{i}", 1, SLOWER * ms * 1e6, 2 * SLOWER * ms * 1e6, 0, 0, 16.0, 16.0)
         for i, ms in enumerate(MS)
     )
     link = Link(3e-4, 1e9)
@@ -117,14 +112,14 @@ def question(slower: float) -> tuple[Model, Servers, Work]:
     return Model(layers), Servers((machine,), link), Work(MEMBERS, SAMPLES, Kept(4.0, 0))
 
 
-def serve(rank: int, count: int, port: int, words: list[str], slower: float, out: str) -> None:
+def serve(rank: int, count: int, port: int, words: list[str], out: str) -> None:
     """Measure placements, one after the other; rank 0 writes the seconds."""
     torch.set_num_threads(1)
     device = open_group(rank, count, port)
     job = load(None, [f"members={MEMBERS}", f"batch={SAMPLES}", "optimizer=sgd"])
     seconds = []
     for each in words:
-        found = prepare_rank(job, SleepingTask(slower), parse(each), device)  # type: ignore[arg-type]
+        found = prepare_rank(job, SleepingTask(), parse(each), device)  # type: ignore[arg-type]
         taken = []
         for _ in range(5):
             dist.barrier()
@@ -139,15 +134,14 @@ def serve(rank: int, count: int, port: int, words: list[str], slower: float, out
         Path(out).write_text(json.dumps(seconds))
 
 
-def measure(count: int, words: list[str], slower: float) -> list[float]:
+def timed(count: int, words: list[str]) -> list[float]:
     """Seconds of a step of each placement, all of `count` ranks."""
     context, store = processes.fork_server([]), open_store()
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "seconds.json")
         given = functools.partial(processes.start, context)
         ranks = [
-            given(f"r{rank}", serve, rank, count, store.port, words, slower, out)
-            for rank in range(count)
+            given(f"r{rank}", serve, rank, count, store.port, words, out) for rank in range(count)
         ]
         for each in ranks:
             each.process.join()
@@ -157,23 +151,30 @@ def measure(count: int, words: list[str], slower: float) -> list[float]:
     return found
 
 
-def schedules(slower: float) -> None:
+def predicted(words: Iterable[str]) -> list[Found]:
+    """What the planner says of these placements, of those that it can judge."""
+    judged = [evaluate(*question(), parse(each)) for each in words]
+    return [each for each in judged if isinstance(each, Found)]
+
+
+def beside(found: list[Found], taken: list[float], names: list[str]) -> dict[str, float]:
+    """Predicted and measured seconds of each."""
+    figures: dict[str, float] = {}
+    for each, seconds, name in zip(found, taken, names, strict=True):
+        figures |= {f"{name}, predicted s": each.seconds, f"{name}, measured s": seconds}
+        figures[f"{name}, off by, %"] = 100 * (each.seconds / seconds - 1)
+    return figures
+
+
+def schedules() -> dict[str, float]:
     """Every schedule, on two ranks."""
-    asked = [f"pipeline=2 schedule={name} microbatches=8" for name in SCHEDULES]
-    planned = [evaluate(*question(slower), parse(words)) for words in asked]
-    assert all(isinstance(each, Found) for each in planned)
-    found = [each for each in planned if isinstance(each, Found)]
-    taken = measure(2, [str(each.placement) for each in found], slower)
-    for each, seconds in zip(found, taken, strict=True):
-        print(
-            f"{each.placement.schedule:12} predicted {each.seconds:6.3f} s, measured "
-            f"{seconds:6.3f} s: {100 * (each.seconds / seconds - 1):+5.1f} %"
-        )
+    found = predicted(f"pipeline=2 schedule={name} microbatches=8" for name in SCHEDULES)
+    taken = timed(2, [str(each.placement) for each in found])
+    return beside(found, taken, [each.placement.schedule for each in found])
 
 
-def choice(slower: float) -> None:
-    """All placements of four ranks, and the planner's own."""
-    model, servers, work = question(slower)
+def choice() -> dict[str, float]:
+    """All placements of four ranks, and the planner's own, which is the first."""
     words = ["data=4", "data=4 microbatches=2"]
     for parts in (1, 2, 4, 8):
         words += [f"data=2 pipeline=2 microbatches={parts}", f"pipeline=4 microbatches={parts}"]
@@ -184,30 +185,14 @@ def choice(slower: float) -> None:
     ]
     words += [f"pipeline=4 schedule={name} microbatches=8" for name in ("interleaved", "zbv")]
     words += ["pipeline=4 microbatches=16", "pipeline=4 microbatches=32"]
-    ranked, _ = search(model, servers, work)
-    judged = [evaluate(model, servers, work, parse(each)) for each in words]
-    tried = [ranked[0], *(each for each in judged if isinstance(each, Found))]
-    taken = measure(4, [str(each.placement) for each in tried], slower)
-    for each, seconds in zip(tried, taken, strict=True):
-        print(
-            f"{each.placement!s:70} predicted {each.seconds:6.3f} s, measured {seconds:6.3f} s: "
-            f"{100 * (each.seconds / seconds - 1):+5.1f} %"
-        )
-    away = 100 * (taken[0] / min(taken) - 1)
-    print(f"the planner's choice, the first, is {away:.1f} % from the best of {len(taken)}")
+    ranked, _ = search(*question())
+    tried = [ranked[0], *predicted(words)]
+    taken = timed(4, [str(each.placement) for each in tried])
+    figures = beside(tried, taken, ["the choice", *(str(each.placement) for each in tried[1:])])
+    return {**figures, "the choice, from the best, %": 100 * (taken[0] / min(taken) - 1)}
 
 
-def main() -> int:
-    """Run what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--choice", action="store_true", help="also all placements on four ranks")
-    parser.add_argument("--slower", type=float, default=4.0, help="times the sleeps")
-    arguments = parser.parse_args()
-    schedules(arguments.slower)
-    if arguments.choice:
-        choice(arguments.slower)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def measured() -> Iterator[Measured]:
+    """Both."""
+    yield measure("a step on two ranks", schedules, 1)
+    yield measure("a step on four ranks", choice, 1)

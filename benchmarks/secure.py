@@ -1,92 +1,26 @@
-"""What masks cost: the same job with and without secure aggregation, in turns on this machine.
+"""The work that masks add to one round: processor seconds and bytes, by the sides alone.
 
-    python benchmarks/secure.py                                   4 members, digits, 3 turns
-    python benchmarks/secure.py --members 10 --strategy fedavg --network wan-50ms
-    python benchmarks/secure.py --part work --members 10 --elements 10000000
-
-The first table is of whole runs: real processes, a hub, its links; medians over the turns, and
-their ratio. The second is the work that masks add to one round, by the sides alone, and what it is
-with as many members dropped out as can be. Seconds are this machine's, and other work's on it.
+No network between them: what either side takes is counted, also with as many members dropped out
+as can be. `edgetrain sweep benchmarks/secure_runs.toml` runs a whole job with masks and without.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import tempfile
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
+from harness import Measured, measure
 
 from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.masker import Masker, parts
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 from edgetrain.exchange.messages import Masking
-from edgetrain.jobs.job import Job
-from edgetrain.jobs.plan import plan
-from edgetrain.jobs.reading import load
-from edgetrain.runs.folder import create, read_metrics
-from edgetrain.training import emulated
 
 ROUNDS = 16
 """In a block, as a hub asks for them."""
-
-
-def job_for(args: argparse.Namespace, secure: bool) -> Job:
-    """The digits job; nothing but the masks differs."""
-    return load(
-        None,
-        [
-            f"members={args.members}",
-            f"network={args.network}",
-            f"steps={args.steps}",
-            f"strategy={args.strategy}",
-            f"pace_s={args.pace}",
-            f"secure={'true' if secure else 'false'}",
-            "evaluate_every=1000000",
-            *args.job,
-        ],
-    )
-
-
-def measured(args: argparse.Namespace, folder: Path, secure: bool) -> dict[str, float]:
-    """One run: seconds, processor seconds and bytes, of a round."""
-    inside = create(folder, "masked" if secure else "plain")
-    summary = emulated.run(plan(job_for(args, secure)), inside)
-    rounds = list(read_metrics(inside, "round"))
-    count = len(rounds)
-    members_cpu: dict[str, float] = {}
-    for step in read_metrics(inside, "step"):
-        members_cpu[step["member"]] = step["cpu_s"]
-    return {
-        "round, s": summary["seconds"] / count,
-        "waiting, s a step": summary["wait_s"],
-        "member's processor, s a round": statistics.mean(members_cpu.values()) / count,
-        "hub's processor, s a round": (rounds[-1]["cpu_s"] - rounds[0]["cpu_s"]) / (count - 1),
-        "sent, bytes a round and member": summary["sent_bytes"] / count / args.members,
-        "received, bytes a round and member": summary["received_bytes"] / count / args.members,
-    }
-
-
-def whole_runs(args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Medians of both kinds over the turns."""
-    found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
-    with tempfile.TemporaryDirectory(prefix="edgetrain-secure-") as folder:
-        for turn in range(args.turns):
-            for secure in (False, True) if turn % 2 == 0 else (True, False):
-                found[secure].append(measured(args, Path(folder), secure))
-    return {
-        what: {
-            "plain": (plain := statistics.median(run[what] for run in found[False])),
-            "masked": (masked := statistics.median(run[what] for run in found[True])),
-            "ratio": masked / plain if plain else float("nan"),
-        }
-        for what in found[False][0]
-    }
+MEMBERS, ELEMENTS = 10, 1_000_000
 
 
 class _Bench:
@@ -160,47 +94,8 @@ def work(members: int, elements: int, dropped: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Run what was asked for, print tables, or one JSON object."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--part", choices=("runs", "work", "all"), default="all")
-    parser.add_argument("--members", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--strategy", default="dga")
-    parser.add_argument("--network", default="none")
-    parser.add_argument("--pace", type=float, default=0.02, help="seconds a step takes")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--elements", type=int, default=1_000_000, help="of the second table")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("job", nargs="*", help="key=value, as for `edgetrain run`")
-    args = parser.parse_args()
-    found: dict[str, Any] = {}
-    if args.part != "work":
-        found["runs"] = whole_runs(args)
-    if args.part != "runs":
-        dropped = args.members - default_threshold(args.members)
-        found["work"] = {
-            "nobody": work(args.members, args.elements, 0),
-            f"{dropped} dropped": work(args.members, args.elements, dropped),
-        }
-    if args.json:
-        print(json.dumps(found))
-        return
-    if "runs" in found:
-        print(
-            f"{args.members} members, {args.strategy}, network {args.network}, {args.turns} turns"
-        )
-        print(f"{'':36}{'plain':>12}{'masked':>12}{'ratio':>8}")
-        for what, row in found["runs"].items():
-            print(f"{what:36}{row['plain']:12.4g}{row['masked']:12.4g}{row['ratio']:8.2f}")
-    if "work" in found:
-        print(f"\nadded to one round, {args.members} members, {args.elements:,} elements")
-        print(f"{'':36}" + "".join(f"{name:>12}" for name in found["work"]))
-        for what in found["work"]["nobody"]:
-            print(f"{what:36}" + "".join(f"{row[what]:12.4g}" for row in found["work"].values()))
-
-
-if __name__ == "__main__":
-    main()
+def measured() -> Iterator[Measured]:
+    """Nobody dropped out, then as many as can."""
+    for dropped in (0, MEMBERS - default_threshold(MEMBERS)):
+        what = f"{MEMBERS} members, {dropped} dropped out, {ELEMENTS:,} elements"
+        yield measure(what, lambda: work(MEMBERS, ELEMENTS, dropped), 3)  # noqa: B023

@@ -24,6 +24,7 @@ from edgetrain.runs.folder import folders_in, read_summary, runs_in
 
 REFUSED = {command.line: command.answer for command in COMMANDS if "edgetrain: " in command.answer}
 BENCHMARKS = [line for line in OTHERS if line.startswith("python benchmarks/")]
+MEASURES = [line for line in OTHERS if line.startswith("python -m benchmarks")]
 INSTALLS = ("git clone ", "pip install ", "make ")
 LONGEST_S = 3600
 KEY = "vP6lGNBeDCqi8qL9bnRSpVjVy-Trxs-2J6SIRwKcY28"
@@ -40,7 +41,8 @@ accelerators = 2
 
 def lay(folder, line, typed):
     """Put into a folder what a command takes for granted; `typed` runs one that comes before."""
-    (folder / "examples").symlink_to(ROOT / "examples")
+    for beside in ("examples", "benchmarks"):
+        (folder / beside).symlink_to(ROOT / beside)
     words = shlex.split(line)
     if "job.toml" in words and words[1] != "init":
         members = ["members=2"] if words[1] in ("hub", "report") else []
@@ -83,9 +85,13 @@ def test_every_command_is_in_one_of_three_tables():
 
 
 def test_whatever_else_is_typed_is_there():
-    """What installs or is CI; and benchmarks, with flags that they know."""
+    """What installs or is CI; and benchmarks, with names and flags that they know."""
     assert [line for line in OTHERS if not line.startswith((*INSTALLS, "python "))] == []
-    assert [line for line in OTHERS if line.startswith("python ")] == BENCHMARKS
+    typed = sorted(line for line in OTHERS if line.startswith("python "))
+    assert typed == sorted([*BENCHMARKS, *MEASURES])
+    for line in MEASURES:
+        names = [word for word in shlex.split(line)[3:] if not word.startswith("--")]
+        assert all([*(ROOT / "benchmarks").glob(f"{name}.*")] for name in names), line
     for line in BENCHMARKS:
         script, *words = shlex.split(line)[1:]
         source = (ROOT / script).read_text("utf-8")

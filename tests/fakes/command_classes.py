@@ -123,6 +123,7 @@ NIGHTLY = {
     "edgetrain sweep job.toml --members 1,2,4,8 --codec fp32,int8 --seeds 3": "rows:",
     "edgetrain sweep job.toml --set optimizer.lr=0.05,0.1,0.2 --set"
     " 'partition=iid,dirichlet(0.3)'": "rows:",
+    "edgetrain sweep benchmarks/density.toml": "rows:",
     "edgetrain sweep examples/paper/correction.toml": "rows:",
     "edgetrain sweep examples/paper/latency.toml": "rows:",
     "edgetrain sweep examples/paper/latency.toml --rtt 1,100,200,500,1000 steps=100": "rows:",
@@ -219,6 +220,8 @@ ELSEWHERE = {
     "edgetrain calibrate members=2 codec=fp16 delay=0 pace_s=0.02 steps=100 --strategies"
     " fedavg,sync-sgd --networks slow.toml,slow-jitter.toml": "profiles of the reader's",
     "edgetrain sweep examples/paper/vision.toml": "fetches CIFAR-10, and hours",
+    "edgetrain sweep benchmarks/unequal.toml": _BENCHMARK,
+    "edgetrain sweep benchmarks/whole_job.toml": _BENCHMARK,
     "edgetrain sweep examples/paper/language.toml": _HOURS,
 }
 """Commands by the reason why no test types them."""

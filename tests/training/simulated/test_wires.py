@@ -380,7 +380,7 @@ MEASURED_MS = {
     (500, 100, 400): (4537, 2026, 1522, 1518, 1507, 1516, 1513, 1503),
 }
 """Messages of a warm connection, answers of the same size, pauses of 20 ms, over Linux 6.18:
-(round trip in ms, Mbit/s, kB): ms. By benchmarks/messages_after_pauses.py. Of 400 kB at 500 ms and
+(round trip in ms, Mbit/s, kB): ms. By benchmarks/messages.py. Of 400 kB at 500 ms and
 10 Mbit/s only two: later ones overflow the queue, and no two runs are alike."""
 
 

@@ -1,0 +1,109 @@
+"""What benchmarks share: figures measured again and again, and the machine that they are of.
+
+A benchmark is a module of this folder whose `measured()` yields what `measure` returns; `python -m
+benchmarks` prints it. Ratios are taken inside a job, against a reference of the same call, so that
+other work on the machine meets both.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edgetrain.runs import environment
+
+Job = Callable[[], Mapping[str, float]]
+"""Does all of it once. Figures by name, with their units."""
+QUIET_S = 2.0
+"""Without a word for this long, a measurement says where it is."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a measurement, over its repeats."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one job came to."""
+
+    name: str
+    figures: dict[str, Figure]
+    repeats: int
+    load: float
+    """Processes that wanted to run, on average over the last minute of it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """A line for each figure: its median and, of several repeats, its range."""
+        width = max(map(len, self.figures))
+        lines = [f"{self.name}: {times(self.repeats)}, load {self.load:.1f}"]
+        for what, figure in self.figures.items():
+            line = f"  {what:{width}} {spelled(figure.median):>12}"
+            if self.repeats > 1:
+                line += f"   ({spelled(figure.low)} to {spelled(figure.high)})"
+            lines.append(line)
+        return "\n".join(lines)
+
+
+def measure(name: str, job: Job, repeats: int) -> Measured:
+    """Call a job this often: the median of each figure that it returns, and its range. A figure may
+    be missing from some of the calls."""
+    found: dict[str, list[float]] = defaultdict(list)
+    began = said = time.monotonic()
+    if sys.stderr.isatty():
+        progress(f"{name} …")
+    for done in range(repeats):
+        for what, value in job().items():
+            found[what].append(value)
+        if done + 1 < repeats and time.monotonic() - said > QUIET_S:
+            said = time.monotonic()
+            progress(f"{name}: {done + 1} of {repeats}, {said - began:.0f} s")
+    progress("")
+    figures = {
+        what: Figure(statistics.median(values), min(values), max(values))
+        for what, values in found.items()
+    }
+    return Measured(name, figures, repeats, os.getloadavg()[0])
+
+
+def progress(text: str) -> None:
+    """Say where it is, to people: one line on a terminal, which "" clears."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
+
+
+def machine() -> str:
+    """The machine and what runs on it, in a line."""
+    found = environment.capture()
+    packages = found["packages"]
+    return (
+        f"{found['cpu'] or found['machine']}, {found['usable_cores']} cores, "
+        f"Linux {found['kernel']}, Python {found['python']}, torch {packages['torch']}, "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def spelled(value: float) -> str:
+    """A figure with four digits that say something."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def times(count: int) -> str:
+    """How often something was measured."""
+    return "once" if count == 1 else f"median of {count} (lowest to highest)"
