@@ -687,7 +687,7 @@ class Fitting:
                 rows = {p: rng.randbytes(size) for p in range(places) if p != own}
                 return Shares(block.number, write_table(rows, places, size))
         for round, entry in masks.open_sums.items():
-            covering = masks._covering(round)
+            covering = next((b for b in masks.blocks if b.first <= round < b.end), None)
             if entry.asked is not None and covering and peer.name in covering.holders:
                 if rng.random() < 0.5:
                     break
