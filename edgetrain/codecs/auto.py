@@ -95,7 +95,7 @@ class Auto(BaseCodec):
         self.name = "auto" if floor == FLOOR else f"auto({floor!r})"
 
     def at(self, rung: int) -> Auto:
-        """The same codec, encoding on this rung, or on its lowest one if that is above."""
+        """This codec, encoding on another rung, or on its lowest one if that is above."""
         return Auto(self.floor, rung)
 
     @property

@@ -59,7 +59,7 @@ def _room(values: Ranged, count: int) -> int:
 
 
 class Values:
-    """How kept values are coded: by the kernels (planes, raw float32) or by any dense codec."""
+    """Coding of kept values: by the kernels (planes, raw float32) or by any dense codec."""
 
     def __init__(self, codec: Ranged) -> None:
         self.codec = codec
@@ -131,7 +131,7 @@ class TopK(BaseCodec):
         self.name = f"topk({options}){tail}"
 
     def at_density(self, density: float) -> TopK:
-        """The same codec at another density; this one decodes its payloads.
+        """This codec at another density; this one decodes its payloads.
 
         Both cut a vector into the same parts, so decoders do not depend on the density.
         """

@@ -1,4 +1,4 @@
-"""How to start another interpreter that runs a module of this package."""
+"""The command that starts another interpreter with a module of this package."""
 
 from __future__ import annotations
 

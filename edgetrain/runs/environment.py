@@ -1,4 +1,4 @@
-"""Where a run ran: software, machine, and what this process has used of it.
+"""A run's environment: software, machine, and this process's use of it.
 
 What a board *can* do is in a device profile; this is what the machine reports of itself. Versions
 are read from installed packages: nothing is imported to learn them. Importing this module loads
@@ -107,7 +107,7 @@ def free_memory() -> int:
 
 
 class Usage(Protocol):
-    """What a process has used of its machine so far."""
+    """A process's use of its machine so far."""
 
     @property
     def cpu_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What the values of a run folder look like: the type and the limits of each key that is read.
+"""The shapes of the values of a run folder: the type and the limits of each key that is read.
 
 A folder may come from another machine, another version, a disk that tore a file, or from somebody
 who means harm. What has the wrong shape is refused where it is read, so that nothing behind the
@@ -104,7 +104,7 @@ def wrong(table: Mapping[str, Any], shape: Shape, path: str = "") -> str:
 
 
 def fits(table: Mapping[str, Any], shape: Mapping[str, Is]) -> bool:
-    """The same for a table without tables in it, at each line of metrics: soon."""
+    """Whether a table without tables in it fits. Quick: it is asked for each line of metrics."""
     for key, expected in shape.items():
         value = table.get(key)
         if value is not None and not expected(value):
@@ -118,7 +118,7 @@ def _short(value: Any) -> str:
 
 
 def _named(shape: Is) -> str:
-    """What a shape's docstring calls it."""
+    """The name of a shape, from its docstring."""
     said = (shape.__doc__ or "").rstrip(".").partition(":")[0]
     return said[:1].lower() + said[1:]
 

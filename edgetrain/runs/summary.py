@@ -61,7 +61,7 @@ def _from_job(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pace(tally: Tally) -> dict[str, Any]:
-    """What was in force at the end; a job may say "auto"."""
+    """Rounds, delay and codec in force at the end, where the job has "auto"."""
     if not tally.every:
         return {}
     codec = {"codec": tally.codec} if tally.codec else {}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a member's half works on."""
+    """The vectors and numbers that a member's half works on."""
 
     params: Vector
     """The model's flat parameters, float32 [elements]. Shared with the model."""
@@ -124,7 +124,7 @@ class Strategy:
 
     @property
     def spelling(self) -> str:
-        """How a job spells it, with the names of its parameters: "fedprox(mu)"."""
+        """Spelling in a job, with the names of its parameters: "fedprox(mu)"."""
         return _spelled(self.name, [parameter.name for parameter in self.parameters])
 
     @property
@@ -135,7 +135,7 @@ class Strategy:
         return _spelled(self.name, [spell(value) for value in self.arguments] + words)
 
     def corrected(self, correction: str) -> Strategy:
-        """The same with another correction; ConfigError for one that it does not have."""
+        """This strategy with another correction; ConfigError for one that it does not have."""
         if correction in self.corrections:
             return replace(self, correction=correction)
         if not self.corrections:

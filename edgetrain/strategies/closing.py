@@ -17,7 +17,7 @@ from typing import Protocol
 
 
 class RoundView(Protocol):
-    """What a closing rule sees of an open round; it lasts as long as the call."""
+    """A closing rule's view of an open round; it lasts as long as the call."""
 
     @property
     def opened(self) -> float:
@@ -25,7 +25,7 @@ class RoundView(Protocol):
 
     @property
     def contributions(self) -> int:
-        """How many whole contributions the round has, with those that missed earlier rounds."""
+        """Number of whole contributions in the round, with those that missed earlier rounds."""
 
     @property
     def members(self) -> Collection[str]:

@@ -37,7 +37,7 @@ SAMPLED = 4096
 
 
 class Growth:
-    """How much farther than others a round moves the parameters: see EXPLODED."""
+    """Measures how much farther than others a round moves the parameters: see EXPLODED."""
 
     def __init__(self) -> None:
         self.rates = 0.0

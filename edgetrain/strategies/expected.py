@@ -146,7 +146,7 @@ class Expected:
     def _subtract_tile(
         self, own: Vector, here: slice, before: Sequence[Vector], scratch: Vector, settle: bool
     ) -> bool:
-        """The same over one tile. Returns whether own is finite there."""
+        """`subtract` over one tile. Returns whether own is finite there."""
         expected = self.over(here, scratch, before) if settle else self.base[here]
         np.subtract(self.params[here], expected, out=own[here])
         if settle and self.drift is None:  # the same sum, without walking the others again

@@ -16,7 +16,7 @@ from edgetrain.vectors.vector import Vector, all_finite, checksum
 
 
 class Gradient:
-    """What DistributedDataParallel does: exact for every optimizer, and a full round trip a step.
+    """DistributedDataParallel's rule: exact for every optimizer, and a full round trip a step.
 
     All members start from equal parameters and step with equal gradients, so the parameters are the
     base. `params` is only read; `gradient` is overwritten by `apply` with the merged gradient.

@@ -1,4 +1,4 @@
-"""What runs on a member: the seam between a strategy and whatever drives it."""
+"""A member's half of a strategy: the seam to the driver that calls it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Contributes = Literal["gradient", "displacement"]
 
 
 class MemberHalf(Protocol):
-    """What runs on a member. The driver calls, for each training step::
+    """A member's half of a strategy. The driver calls, for each training step::
 
         exchange(half.before_step()); optimizer.step(); exchange(half.after_step())
 
@@ -100,7 +100,7 @@ class MemberHalf(Protocol):
         belong to the next round. It is in the next contribution."""
 
     def learned(self) -> dict[str, NDArray[Any]]:
-        """What the half has learned of the fleet, for a checkpoint; {}: it learns nothing. The
+        """State that the half has learned of the fleet, for a checkpoint; {}: none. The
         arrays are its own: read them at once."""
 
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:

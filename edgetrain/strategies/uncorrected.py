@@ -14,7 +14,7 @@ from edgetrain.vectors.vector import Vector, all_finite
 
 
 class Uncorrected(Displacement):
-    """What DGA would be without its correction: the stale mean alone moves the parameters.
+    """DGA without its correction: the stale mean alone moves the parameters.
 
     DGA's w <- w + mean_r - own_r lets a member keep own_r until mean_r takes its place (Zhu et al.,
     NeurIPS 2021, algorithm 1). Here a member gives own_r away when it submits it and goes on from

@@ -20,7 +20,7 @@ def blob_part_count(size: int) -> int:
 
 
 def blob_part(part: int, size: int) -> slice:
-    """Which bytes one part has; empty if there is no such part."""
+    """The bytes of one part; empty if there is no such part."""
     start = min(part * BLOB_PART_BYTES, size)
     return slice(start, min(start + BLOB_PART_BYTES, size))
 

@@ -32,7 +32,7 @@ def block_count(elements: int) -> int:
 
 
 def touched_blocks(vector: Vector) -> Flags:
-    """Which blocks have any bit set (-0.0 has one). Reads the vector once."""
+    """The blocks that have any bit set (-0.0 has one). Reads the vector once."""
     whole = vector.size // BLOCK * BLOCK
     flags = np.zeros(block_count(vector.size), np.bool_)
     words = vector[:whole].view(np.uint64).reshape(-1, BLOCK // 2)
@@ -56,7 +56,7 @@ def are_few(flags: Flags) -> bool:
 
 
 def places(flags: Flags, elements: int) -> Iterator[Place]:
-    """Where the flagged blocks of a vector of `elements` are, up to AT_ONCE at a time."""
+    """The places of the flagged blocks of a vector of `elements`, up to AT_ONCE at a time."""
     numbers = np.flatnonzero(flags)
     whole = elements // BLOCK
     ragged = numbers.size > 0 and int(numbers[-1]) == whole

@@ -1,4 +1,4 @@
-"""How a vector is cut into parts, each sent as one message. Numbers only: no vector, no codec, no
+"""The parts of a vector, each sent as one message. Numbers only: no vector, no codec, no
 message.
 """
 

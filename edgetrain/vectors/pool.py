@@ -33,7 +33,7 @@ class VectorPool:
         return self._lend(np.empty(self._elements, np.float32)) if spare is None else spare
 
     def borrow_spare(self) -> Vector | None:
-        """The same from memory that the pool already has; None if all of it is in use."""
+        """A vector from memory that the pool already has; None if all of it is in use."""
         return self._lend(self._spare.pop()) if self._spare else None
 
     def _lend(self, memory: Vector) -> Vector:

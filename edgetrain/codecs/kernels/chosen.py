@@ -25,7 +25,7 @@ _IN_WORDS = {
 
 @dataclass(frozen=True)
 class Backend:
-    """Which implementation: "c" or "numpy", the instruction set, the library's file, and why."""
+    """An implementation: "c" or "numpy", the instruction set, the library's file, and why."""
 
     name: str
     instructions: str
@@ -49,7 +49,7 @@ def current() -> Kernels:
 
 
 def backend() -> Backend:
-    """Which implementation is in use, and why."""
+    """The implementation in use, and why."""
     return _loaded()[1]
 
 
@@ -67,7 +67,7 @@ def using(choice: str) -> Iterator[Kernels]:
 
 
 def choices() -> list[str]:
-    """What `using` accepts on this machine; "numpy" is always among them."""
+    """Names that `using` accepts on this machine; "numpy" is always among them."""
     from edgetrain.codecs.kernels import native
 
     return ["numpy", *native.instruction_sets()]

@@ -1,4 +1,4 @@
-"""How kernels.c becomes a shared library: the compiler, its flags, the user's cache.
+"""From kernels.c to a shared library: the compiler, its flags, the user's cache.
 
 Only the standard library: the package's own build loads this file by its path (hatch_build.py).
 Why there is a cache, and what is trusted in it: docs/decisions/ on the codec kernels.
@@ -75,7 +75,7 @@ def compile_kernels(target: Path, source: Path = SOURCE) -> None:
 
 
 def cache_folder() -> Path:
-    """Where libraries built on first use are kept: edgetrain/ in $XDG_CACHE_HOME or ~/.cache."""
+    """Folder of libraries built on first use: edgetrain/ in $XDG_CACHE_HOME or ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "edgetrain"
 

@@ -1,4 +1,4 @@
-"""What every implementation of the inner loops offers: the protocol, its constants and types.
+"""The contract of every implementation of the inner loops: protocol, its constants and types.
 
 No implementation belongs here and none is imported; native.py and numpy_twin.py import this module.
 """
@@ -122,7 +122,7 @@ class Kernels(Protocol):
         """
 
     def threshold_of(self, r: Vector, g: Vector | None, rank: int) -> tuple[int, int]:
-        """The same for the rank-th largest magnitude of all of r + g, exactly."""
+        """The threshold for the rank-th largest magnitude of all of r + g, exactly."""
 
     def select(
         self, r: Vector, g: Vector | None, bound: int, zero: bool, room: int = 0

@@ -177,7 +177,7 @@ def pack_low(values: npt.NDArray[np.signedinteger[Any]], widths: npt.NDArray[np.
 
 
 def _pack_columns(low: Columns, rice: Columns, count: int) -> Bytes:
-    """As `pack_low` with one width of at most 8 a column: eight values fill whole bytes."""
+    """`pack_low` with one width of at most 8 a column: eight values fill whole bytes."""
     width = rice.astype(np.uint16)
     two = low.astype(np.uint16)
     two = two[0::2] | two[1::2] << width

@@ -94,7 +94,7 @@ class Tokens:
         return 0
 
     def counts(self, symbol: Integers) -> list[Integers]:
-        """How often each symbol occurs, not after a run and after one."""
+        """Counts of each symbol, not after a run and after one."""
         return [
             np.bincount(symbol[self.after == after], minlength=SYMBOLS) for after in (False, True)
         ]

@@ -1,4 +1,4 @@
-"""What all payloads share: varints, the hash behind noise, and why payloads are refused.
+"""Parts that all payloads share: varints, the hash behind noise, and why payloads are refused.
 
 The order of REASONS is that of `enum bad` in kernels.c, negated.
 """

@@ -34,7 +34,7 @@ _LEFT_OUT = ("__pycache__", "direct_url.json", "RECORD", "INSTALLER", "REQUESTED
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is in an archive, and where it runs."""
+    """The content of an archive, and the systems it runs on."""
 
     release: str
     """The operating system, as in `looking.RELEASES`."""
@@ -76,7 +76,7 @@ class Workers:
         return self.folder / f"{release}.txt"
 
     def torch_needs(self, version: str, machine: str) -> tuple[str, ...]:
-        """What a torch needs of the processor. Raises ConfigError for one that was not tried."""
+        """Processor features that a torch needs. Raises ConfigError for one that was not tried."""
         plain = version.partition("+")[0]
         if (plain, machine) not in self.torch:
             tried = sorted(v for v, m in self.torch if m == machine)

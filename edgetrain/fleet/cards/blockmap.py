@@ -24,7 +24,7 @@ class Range:
 
 @dataclass(frozen=True)
 class BlockMap:
-    """What of an image must be written. The rest may keep whatever a card has there."""
+    """The ranges of an image that must be written. The rest may keep whatever a card has there."""
 
     path: Path
     size: int

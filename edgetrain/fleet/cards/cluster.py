@@ -31,7 +31,7 @@ LOCAL_HOSTS = ("local", "localhost", "127.0.0.1")
 
 @dataclass(frozen=True)
 class HubPlace:
-    """Where the hub is."""
+    """The hub's addresses."""
 
     addresses: tuple[str, ...]
     """tcp://HOST:PORT; devices take the first that answers."""
@@ -205,7 +205,7 @@ def parse(table: Mapping[str, Any], path: Path) -> Cluster:
 
 
 def warnings(cluster: Cluster) -> list[str]:
-    """What is probably a mistake but may be meant, one line each."""
+    """Likely mistakes that may be meant, one line each."""
     found = []
     hubs = [h for h in map(_ip_of, cluster.hub.addresses if cluster.hub else ()) if h]
     for device in cluster.devices:

@@ -1,4 +1,4 @@
-"""Which disks of this machine are cards: a policy over what `lsblk --json` prints.
+"""The disks of this machine that are cards: a policy over what `lsblk --json` prints.
 
 Reads nothing of a disk and opens none; the kernel has the last word (O_EXCL, in `medium`).
 """
@@ -53,7 +53,7 @@ class Disk:
 
 
 def listing() -> str:
-    """What lsblk prints. Raises ConfigError if it is not there, or not Linux."""
+    """The output of lsblk. Raises ConfigError if it is not there, or not Linux."""
     if sys.platform != "linux":
         raise ConfigError(f"cards are written on Linux, not on {sys.platform}")
     if not shutil.which("lsblk"):

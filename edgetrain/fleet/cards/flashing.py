@@ -25,7 +25,7 @@ UNIT = "edgetrain-member.service"
 
 @dataclass(frozen=True)
 class Settings:
-    """What all cards have in common, and each device's token."""
+    """The settings that all cards share, and each device's token."""
 
     ssh_keys: tuple[str, ...]
     job: bytes
@@ -144,7 +144,7 @@ class Archives:
 def load_for(
     cluster: Cluster, device: DeviceEntry, settings: Settings, archives: Archives
 ) -> Callable[[Look], Load]:
-    """What a device gets besides the operating system's settings, once its system is known."""
+    """The files of a device besides the system's settings, once its system is known."""
     hubs = cluster.hub.addresses if cluster.hub else ()
     names = ["job.toml"]
     files: dict[str, bytes | Path] = {

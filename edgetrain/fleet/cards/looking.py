@@ -1,4 +1,4 @@
-"""What is in an image: partitions, operating system, Python, and how it is set up at first boot.
+"""The content of an image: partitions, operating system, Python, and its kind of first boot.
 
 Asks partx, blkid and debugfs, which every Debian has; mounts nothing and needs no root for files.
 """
@@ -55,7 +55,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Look:
-    """What an image is."""
+    """The description of an image."""
 
     release: str
     """Operating system, as in RELEASES, or another name of the same kind."""
@@ -74,7 +74,7 @@ class Look:
 
 
 def missing_tools(names: Sequence[str] = tuple(TOOLS)) -> list[str]:
-    """Those of the programs that are not installed."""
+    """The programs that are not installed."""
     return [name for name in names if not find_program(name)]
 
 
@@ -156,7 +156,7 @@ class Files:
         return b"Inode:" in self._ask(f"stat {name}").stdout
 
     def link(self, name: str) -> str:
-        """Where a symbolic link leads; "" if it is not one."""
+        """The target of a symbolic link; "" if it is not one."""
         found = re.search(rb'Fast link dest: "(.*?)"', self._ask(f"stat {name}").stdout)
         return found[1].decode(errors="replace") if found else ""
 
@@ -210,7 +210,7 @@ def _release(files: Files) -> str:
 
 
 def _first_boot(files: Files, release: str) -> str:
-    """How the image is set up at its first boot."""
+    """The format that sets the image up at its first boot."""
     has_cloud_init = files.exists("/usr/bin/cloud-init")
     if not release.startswith("raspberry-pi-os"):
         if not has_cloud_init:
@@ -226,7 +226,7 @@ def _first_boot(files: Files, release: str) -> str:
 
 
 def _machine(program: bytes) -> str:
-    """What an ELF program runs on."""
+    """The machine of an ELF program."""
     if program[:4] != b"\x7fELF" or len(program) < 20:
         return "an unknown machine"
     order = "<" if program[5] == 1 else ">"

@@ -1,4 +1,4 @@
-"""What a card is written through: a `Medium`, and the one that is a block device or a file.
+"""The access to a card: the seam `Medium`, and the one that is a block device or a file.
 
 This is the seam for cards that misbehave: everything that writes and reads back takes a `Medium`.
 """
@@ -31,7 +31,7 @@ class Medium(Protocol):
 
     @property
     def name(self) -> str:
-        """What a person calls it: a path."""
+        """Name for people: a path."""
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""What makes a card one device's: the files of its boot partition, for each first-boot format.
+"""The settings of one device: the files of its boot partition, for each first-boot format.
 
 Pure: nothing is read or written here. All formats do the same: host name, user with SSH keys and
 sudo, sshd with keys only, network, country, Wi-Fi power saving off; and start one unit, which runs
@@ -52,7 +52,7 @@ WantedBy=multi-user.target
 
 @dataclass(frozen=True)
 class Network:
-    """How a device reaches the hub. Texts that do not apply are empty."""
+    """The device's way to the hub. Texts that do not apply are empty."""
 
     address: str = DHCP
     gateway: str = ""
@@ -299,7 +299,7 @@ def _here(path: str, mode: str, text: str) -> str:
 
 
 def _preseed(device: Personal) -> str:
-    """What rpi-preseed reads, in version 1.1 of its format. No secret: the program rewrites the
+    """The file for rpi-preseed, in version 1.1 of its format. No secret: the program rewrites the
     file, and what it cuts out would stay in free clusters.
 
     Only the early commands run for certain: those of the late phase wait for a clock, which

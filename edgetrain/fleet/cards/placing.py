@@ -22,7 +22,7 @@ COMMAND_LINE = "cmdline.txt"
 
 @dataclass(frozen=True)
 class Load:
-    """What a device gets besides its settings: files below FOLDER, and config.json for them."""
+    """The files of a device besides its settings: those below FOLDER, and config.json for them."""
 
     files: Mapping[str, Content]
     """Files by their names in FOLDER: "worker.tar", "token", "job.toml", …"""
@@ -40,7 +40,7 @@ def placed(device: Personal, load: Load, found: Look, before: bytes) -> dict[str
 
 
 def finisher(device: Personal, load_for: Callable[[Look], Load]) -> Finish:
-    """What `writing.write` calls for a device's card: looks into it and writes its files.
+    """The function that writes a device's files to its card, for `writing.write` to call.
 
     load_for: what the device gets on the system that was found; may raise EdgetrainError. After
     any error the card does not boot.

@@ -108,7 +108,7 @@ class Source:
 
 
 def partition_starts(head: memoryview | bytes) -> tuple[int, ...]:
-    """Where the partitions begin, in bytes, from the beginning of an image; () without a table.
+    """Beginnings of the partitions, in bytes from the beginning of an image; () without a table.
 
     head: at least 17 KiB, which hold a GPT; an MBR is in the first sector.
     """
@@ -150,7 +150,7 @@ class _Counted:
         return int(count)
 
     def digest(self) -> str:
-        """Of the whole file: reads what the decoder left unread."""
+        """SHA-256 of the whole file: reads what the decoder left unread."""
         while self.read(1 << 20):
             pass
         return self._hash.hexdigest() if self._hash else ""

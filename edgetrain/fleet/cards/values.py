@@ -1,4 +1,4 @@
-"""Which values a device can work with: country, user, hub's and own address, SSH public key.
+"""Checks of the values of a device: country, user, hub's and own address, SSH public key.
 
 A value that only looks right makes a card that boots and is never seen. Each function raises
 ConfigError that begins with `where`, such as "cluster.toml: wifi.country".

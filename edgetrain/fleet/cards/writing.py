@@ -97,7 +97,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far it is: `phase` is "writing", "checking" or "finishing"; `share` from 0 to 1."""
+    """Progress: `phase` is "writing", "checking" or "finishing"; `share` from 0 to 1."""
 
     phase: str
     share: float
@@ -107,7 +107,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: bytes of the image, of what had to be written, and the cards."""
+    """The amount written: bytes of the image, of what had to be written, and the cards."""
 
     size: int
     mapped: int
@@ -329,7 +329,7 @@ def _digest(data: memoryview) -> bytes:
 
 @dataclass(frozen=True)
 class _Bounds:
-    """What of an image is written differently: bytes at its beginning that are held back, and the
+    """Parts of an image that are written differently: bytes held back at its beginning, and the
     place of its first partition, all of which is written."""
 
     held: int

@@ -1,5 +1,5 @@
-"""How warm a board is, and whether it slows itself down: read from files of the kernel, or asked of
-the firmware.
+"""A board's temperature, and whether it slows itself down: from files of the kernel, or from the
+firmware.
 
 `root` is the folder that contains /sys and /dev, so that tests can replace a board by a made-up
 tree.
@@ -72,7 +72,7 @@ class Health:
 
     @property
     def celsius(self) -> float | None:
-        """Of the hottest zone; None: the board does not say."""
+        """Temperature of the hottest zone; None: the board does not report one."""
         found = [each for zone in self._zones if (each := _number(zone)) is not None]
         return max(found) / 1000 if found else None
 
@@ -84,7 +84,7 @@ class Health:
 
 
 def _flags_of(root: Path, mailbox: Mailbox) -> Callable[[], int | None]:
-    """What reads the firmware's flags on this board."""
+    """The reader of the firmware's flags on this board."""
     platform = root / "sys/devices/platform"
     for pattern in _THROTTLED:
         for file in sorted(platform.glob(pattern)):

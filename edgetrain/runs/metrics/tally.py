@@ -24,7 +24,7 @@ class Counter:
 
 @dataclass
 class MemberTally:
-    """What one member's lines add up to. Times in seconds, memory in bytes."""
+    """The sum of one member's lines. Times in seconds, memory in bytes."""
 
     lines: int = 0
     """Steps in the lines so far (a line may stand for several)."""
@@ -65,7 +65,7 @@ class MemberTally:
 
     @property
     def parts(self) -> tuple[float, ...]:
-        """Where the seconds of a step went, on average: computing, waiting, overhead, evaluations,
+        """Mean seconds of the parts of a step: computing, waiting, overhead, evaluations,
         the wait for the last replies. They add up to `seconds_per_step`."""
         sums = self.compute_s, self.wait_s, self.overhead_s, self.eval_s, self.end_s
         return tuple(each / (self.lines or 1) for each in sums)

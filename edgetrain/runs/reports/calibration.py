@@ -51,13 +51,13 @@ class Pair:
     own_s: tuple[float, float] = (0.0, 0.0)
     """Seconds of a step that were neither the network nor waiting: computing and overhead."""
     incomplete: str = ""
-    """Which of the runs failed in part, and why; empty: none."""
+    """The runs that failed in part, and why; empty: none."""
     doubt: str = ""
     """Why the emulation is not to be trusted; empty: it is, or does not say."""
 
     @property
     def time_error(self) -> float:
-        """How much longer a step is simulated than emulated, relative."""
+        """Relative error of the simulated seconds per step."""
         return relative(self.step_s)
 
     @property
@@ -68,7 +68,7 @@ class Pair:
 
     @property
     def chance(self) -> float | None:
-        """How far off one emulated run may be by chance, relative; None: not simulated.
+        """Relative error of one emulated run by chance; None: not simulated.
 
         Two standard deviations of the difference between one run and the mean of those simulated.
         """

@@ -66,7 +66,7 @@ def as_text(columns: Sequence[Column], gap: int = 2) -> list[str]:
 
 
 def as_rich(columns: Sequence[Column], gap: int = 2, heading_style: str = "bold") -> Text:
-    """The same for a terminal, with cells in their styles.
+    """Rich text for a terminal, with cells in their styles.
 
     Not a rich Table: that measures and wraps everything again for each frame, at five times the
     cost.

@@ -189,7 +189,7 @@ def _count(value: Any) -> int | None:
 
 
 def seconds_per_step(summary: Summary) -> float | None:
-    """Of a member, by the clock, evaluations and the wait for the last replies included. Older
+    """A member's, by the clock, evaluations and the wait for the last replies included. Older
     summaries have the steps of a second only."""
     rate = summary.get("steps_per_second")
     seconds: float | None = summary.get("seconds_per_step") or (1 / rate if rate else None)
@@ -215,7 +215,7 @@ def _wait_share(summary: Summary) -> float | None:
 
 
 def _waiting(name: str, summary: Summary) -> Iterable[str]:
-    """What the members of a run waited for, if that took most of its time.
+    """The reason why members of a run waited, if that took most of its time.
 
     A contribution is handed over before the member waits for an older reply: a reply takes the
     steps of the delay, and the waits of all rounds in flight.

@@ -1,4 +1,4 @@
-"""What happened to a run besides training: faults, absences, lost members, another delay.
+"""Happenings in a run besides training: faults, absences, lost members, another delay.
 
 A pure function of the lines of a run folder.
 """

@@ -1,4 +1,4 @@
-"""What runs show, in one sentence: the title of a picture and of a page.
+"""The result of runs in one sentence: the title of a picture and of a page.
 
 Pure functions of a comparison or of a sweep's points. A sentence claims only what the figures hold:
 ties, targets that no run reached, single runs, runs that failed and runs that are not to be trusted
@@ -25,7 +25,7 @@ _MOST_NAMES = 4
 
 
 def message(compared: Comparison) -> str:
-    """What these runs show; the others are compared with the first."""
+    """The result of these runs; the others are compared with the first."""
     rows = compared.rows
     if not rows:
         return "No run"
@@ -118,7 +118,7 @@ Line = Mapping[str, Mapping[str, Any]]
 
 
 def speeds_message(axis: str, end: str, speeds: Mapping[str, float], base: str) -> str:
-    """How fast each line is at the value `end` of an axis, relative to its speed at `base`."""
+    """Speed of each line at the value `end` of an axis, relative to its speed at `base`."""
     if not speeds:
         return f"Along {axis}: nothing was measured at both ends"
     ranked = sorted(speeds, key=lambda name: -speeds[name])
@@ -132,7 +132,7 @@ def speeds_message(axis: str, end: str, speeds: Mapping[str, float], base: str) 
 
 
 def sweep_message(axis: str, labels: Sequence[str], lines: Mapping[str, Line], metric: str) -> str:
-    """What a sweep shows along one axis: how speed or, if speed hardly changes, the final figure
+    """The result of a sweep along one axis: how speed or, if speed hardly changes, the final figure
     changes from its first value to its last."""
     first, last = labels[0], labels[-1]
     ends = {
@@ -158,7 +158,7 @@ def sweep_message(axis: str, labels: Sequence[str], lines: Mapping[str, Line], m
 
 
 def latency_message(relative: Mapping[str, Sequence[tuple[float, float]]], doubtful: bool) -> str:
-    """What steps a second at the longest round trip are of those at 0 ms. `relative`: for each
+    """Steps a second at the longest round trip, relative to 0 ms. `relative`: for each
     strategy (round trip in ms, relative speed), as `plot.relative_speed` has them."""
     longest = max(points[-1][0] for points in relative.values())
     speeds = {name: points[-1][1] for name, points in relative.items() if points[-1][0] == longest}
@@ -170,7 +170,7 @@ def latency_message(relative: Mapping[str, Sequence[tuple[float, float]]], doubt
 
 
 def calibration_message(errors: Sequence[float], good: float) -> str:
-    """How many simulated times are within `good` (a share) of the emulated ones."""
+    """Number of simulated times within `good` (a share) of the emulated ones."""
     within = sum(abs(error) <= good for error in errors)
     if len(errors) == 1:
         return f"Simulated time is {errors[0] * 100:+.1f} % off the emulated one"
@@ -182,7 +182,7 @@ def calibration_message(errors: Sequence[float], good: float) -> str:
 
 
 def capacity_message(row: Mapping[str, Any]) -> str:
-    """What the largest fleet of a capacity plan comes to."""
+    """The result for the largest fleet of a capacity plan."""
     members, speed = row["members"], row["speed_up"]
     share = units.share(speed / members) if members else units.ABSENT
     return (

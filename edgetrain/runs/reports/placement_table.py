@@ -1,4 +1,4 @@
-"""Where a job fits and why not elsewhere, as plain text from plain values."""
+"""The places where a job fits, and why not elsewhere, as plain text from plain values."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def series(
 
 
 def labels_in(folder: Path) -> dict[str, str]:
-    """What each run of the sweep in `folder` is called there, by the name of its folder: the values
+    """Labels of the runs of the sweep in `folder`, by the name of its folder: the values
     of its axes and, where there are several, its seed. {}: no sweep, or none of it is over."""
     try:
         axes = list((read_summary(folder) or {}).get("axes") or {})

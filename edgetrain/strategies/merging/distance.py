@@ -206,7 +206,7 @@ class CenteredClip(WeightedSum):
 
 
 def _at_most(lengths: Weights, limit: float) -> Weights:
-    """What each length is to be multiplied with so that none exceeds the limit."""
+    """Factors of the lengths, so that none exceeds the limit."""
     return np.divide(limit, lengths, out=np.ones_like(lengths), where=lengths > limit)
 
 

@@ -41,7 +41,7 @@ class TrimmedMean:
         self.keeps_late = keeps_late
 
     def ends(self, members: int) -> int:
-        """How many values are cut at each end."""
+        """Number of values cut at each end."""
         return min(math.ceil(self.share * members - 1e-9), (members - 1) // 2)
 
     def reported(self, members: int) -> int:
@@ -149,6 +149,6 @@ def _mean(rows: Sequence[Vector], out: Vector) -> None:
 
 
 def _outside(rows: Rows, low: Vector, high: Vector) -> NDArray[np.int64]:
-    """Of each member: how many of its elements are below `low` or above `high`."""
+    """Number of elements below `low` or above `high`, for each member."""
     found: NDArray[np.int64] = ((rows < low) | (rows > high)).sum(axis=1, dtype=np.int64)
     return found

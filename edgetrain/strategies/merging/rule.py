@@ -44,7 +44,7 @@ class Cut:
 
 
 class MergeRule(Protocol):
-    """How contributions become one. A rule is a SliceRule or a RoundRule."""
+    """Makes one of the contributions. A rule is a SliceRule or a RoundRule."""
 
     keeps_late: bool
     """Whether a contribution that missed its round may join the next one."""

@@ -45,7 +45,7 @@ def run_command(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How long a shaping may last.
+    """Limits on the time that a shaping lasts.
 
     At most `seconds`; if `renew_seconds` is not 0, at most this long after the last renewal; if
     `owner` is not 0, at most as long as this process runs.

@@ -1,4 +1,4 @@
-"""How late an emulator delivers: a histogram, its percentiles, and the limit for trusting a run."""
+"""An emulator's lateness: a histogram, its percentiles, and the limit for trusting a run."""
 
 from __future__ import annotations
 

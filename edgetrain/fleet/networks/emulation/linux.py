@@ -127,7 +127,7 @@ class Timer:
 
 
 class Lead:
-    """How much earlier than due to wake, so that the median delivery is on time.
+    """Lead with which to wake before a delivery is due, so that the median delivery is on time.
 
     From the expiry of a timer until this process runs, 30 to 150 microseconds pass, depending on
     how deep the processor sleeps. The lead is measured at the start. Each delivery corrects it by a

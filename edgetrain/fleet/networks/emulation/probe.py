@@ -1,4 +1,4 @@
-"""Which backend this machine can run, and why. Does not change the machine."""
+"""The backends that this machine can run, and why. Does not change the machine."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Segments:
 
     @property
     def count(self) -> int:
-        """How many segments these are."""
+        """Number of these segments."""
         return _count(self.start, self.end)
 
 
@@ -145,7 +145,7 @@ def _count(start: int, end: int) -> int:
 
 
 class Recovery:
-    """What a sender knows of the segments it has sent.
+    """A sender's knowledge of the segments it has sent.
 
     The owner reports transmissions (`send`, `resend`) and acknowledgements (`acked`), and calls
     `expire` at `deadline`. It sends the segments in `lost` again, as far as the window has room,

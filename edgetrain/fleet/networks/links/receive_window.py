@@ -19,7 +19,7 @@ is for the headers of the kernel."""
 
 
 class ReceiveWindow:
-    """How many bytes beyond those received one end lets the other send."""
+    """The number of bytes beyond those received that one end lets the other send."""
 
     def __init__(self, rtt_ns: int, limit_bytes: int) -> None:
         self.offer = _FIRST_OFFER

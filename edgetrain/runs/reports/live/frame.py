@@ -1,4 +1,4 @@
-"""What a terminal shows of runs under way: a table of runs, one of members, news."""
+"""A terminal's view of runs under way: a table of runs, one of members, news."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def _pace(state: RunState) -> str:
 
 
 def _codec(states: Sequence[RunState]) -> list[Column]:
-    """Of runs whose codec follows what links carry."""
+    """The column of codecs, where they follow the links' speed."""
     if not any(state.codec for state in states):
         return []
     return [column("codec", (units.printable(state.codec) for state in states), rank=2)]

@@ -52,7 +52,7 @@ _NEWS_KEPT = 3
 
 
 class Speed:
-    """How many virtual seconds a simulation covers in a real second."""
+    """Virtual seconds that a simulation covers in a real second."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
@@ -194,7 +194,7 @@ class LiveView:
         return Frame(self._heading, states, tuple(self._news), with_members, clock)
 
     def _clock_in_words(self, states: Sequence[RunState]) -> str:
-        """How long the view has been there, and how long nothing came; "" when all is over."""
+        """Time since the view began, and since the last line; "" when all is over."""
         now = self._clock()
         if not self._heading or all(state.phase not in _UNDER_WAY for state in states):
             return ""

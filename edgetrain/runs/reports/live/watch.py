@@ -222,12 +222,12 @@ class Watch:
             del self._pace[0]
 
     def _seconds_per_step(self) -> float | None:
-        """As in the closing table: of a member, since training began."""
+        """Seconds per step of a member since training began, as in the closing table."""
         found = [each for member in self._present() if (each := member.seconds_per_step)]
         return sum(found) / len(found) if found else None
 
     def _recent_step_s(self) -> float | None:
-        """Of the last few seconds, for the time that is left."""
+        """Seconds per step lately, to predict the time that is left."""
         if not self._pace:
             return None
         (t0, step0), (t1, step1) = self._pace[0], self._pace[-1]

@@ -24,7 +24,7 @@ _MOST_STACKED = 12
 
 @dataclass(frozen=True)
 class View:
-    """What a chart has along x: its name, its label and how to say a value."""
+    """The x axis of a chart: its name, its label and its format of a value."""
 
     name: str
     label: str
@@ -295,14 +295,14 @@ def length_of(story: Story) -> float:
 
 
 def lanes_in_words(story: Story, most: int = MOST_LANES) -> str:
-    """Which members a timeline shows, where it does not show all: ", the first 3 of 8 members"."""
+    """The members that a timeline shows, where these are not all: ", the first 3 of 8 members"."""
     count = sum(bool(member.steps) for member in story.members.values())
     return f", the first {most} of {count:,} members" if count > most else ""
 
 
 def shares_of_members(story: Story) -> list[tuple[str, list[float]]]:
-    """How members differ: for each part of a step, its seconds at the member that has the least of
-    it, at a tenth, a half and nine tenths of the members, and at the one that has the most."""
+    """Differences between members: for each part of a step, its seconds at the member that has
+    the least of it, at a tenth, a half and nine tenths of members, and at that with the most."""
     every = [mean_parts([member]) for member in story.members.values() if member.steps]
     found = []
     for place, (_, said) in enumerate(PARTS):

@@ -91,7 +91,7 @@ def _listed(value: Any) -> str:
 
 
 def _notes(comparison: Comparison, stories: Sequence[Story]) -> str:
-    """What to know first; set apart only where a run failed or is not to be trusted."""
+    """The message to read first; set apart only where a run failed or is not to be trusted."""
     wrong = tuple(
         row.label for row in comparison.rows if row.status != "finished" or row.trusted is False
     )
@@ -190,7 +190,7 @@ def _timelines(stories: Sequence[Story]) -> str:
 
 
 def _distribution(story: Story) -> str:
-    """How members differ in where the time of their steps goes."""
+    """Differences between members in the parts of their steps."""
     rows = charts.shares_of_members(story)
     if not rows:
         return ""

@@ -72,7 +72,7 @@ class Axis:
         return [number * unit for number in range(first, last + 1)]
 
     def place(self, value: float, start: float, end: float) -> float:
-        """Where a value lies between two places."""
+        """The place of a value between two places."""
         span = self.high - self.low
         return start + (end - start) * ((value - self.low) / span if span > 0 else 0.5)
 
@@ -179,7 +179,7 @@ def key(names: Sequence[str]) -> str:
 
 
 def sign_key(kinds: Sequence[tuple[str, str]]) -> str:
-    """What the signs of these kinds stand for."""
+    """The legend of the signs of these kinds."""
     found = [
         '<span class="key"><svg viewBox="-8 -8 16 16" width="16" height="16" aria-hidden="true">'
         f'<path class="sign plain" d="{SHAPES[kind]}"/></svg>{html.escape(said)}</span>'

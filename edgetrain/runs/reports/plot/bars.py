@@ -74,7 +74,7 @@ def draw_stacked(
 
 
 def busy_seconds(parts: tuple[float, ...]) -> float:
-    """Of the parts of a step, those in which the member is at work."""
+    """Parts of a step in which the member is at work."""
     return sum(parts[part] for part in _BUSY if part < len(parts))
 
 

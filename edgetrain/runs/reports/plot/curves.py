@@ -31,7 +31,7 @@ class Curve:
 
     @property
     def plain_name(self) -> str:
-        """As `name`, before it is drawn as text."""
+        """The run's `name` before it is drawn as text."""
         return self.row.label + (" *" if self.row.trusted is False else "")
 
     @property

@@ -24,7 +24,7 @@ _MARGIN = 0.03
 
 @dataclass(frozen=True)
 class End:
-    """Where a line ends, in the units of its panel, and what is written there."""
+    """The end of a line, in the units of its panel, and its label."""
 
     x: float
     y: float

@@ -23,14 +23,14 @@ _SHAPES = {"fault": "X", "absence": "v", "gone": "s", "back": "^", "error": "P",
 
 @dataclass(frozen=True)
 class Marked:
-    """What happened in a run, and the colour of its line."""
+    """The happenings in a run, and the colour of its line."""
 
     found: tuple[Happening, ...]
     colour: str
 
 
 def marks_of(folder: Path) -> tuple[Happening, ...]:
-    """What happened in the run in a folder, in the order of time."""
+    """The happenings in the run of a folder, in the order of time."""
     return happenings([*read_metrics(folder, "event"), *read_metrics(folder, "round")])
 
 
