@@ -36,6 +36,8 @@ class Effects:
     """What attention has that cannot be computed slice by slice."""
     untraced: str = ""
     """What torch's tracer would leave out of a model that only it can cut."""
+    rebuilt: str = ""
+    """A module or parameter that the forward pass adds, takes away or replaces, by name."""
 
 
 def effects_of(task: Task, batch: Batch) -> Effects:
@@ -54,16 +56,23 @@ def effects_of(task: Task, batch: Batch) -> Effects:
     try:
         with torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True):
             model = task.model()
-            before = _buffers(model)
+            before, parts = _buffers(model), _parts(model)
             with watch:
                 loss = task.loss(model, batch)
-            after = _buffers(model)
+            after, left = _buffers(model), _parts(model)
             changed = [name for name, kept in before.items() if _is_changed(kept, after.get(name))]
             untraced = _function(loss) or watch.hook if traced(model) else ""
     except Exception:  # whatever a model's own code raises on tensors without numbers
         return Effects(**seen)
     first = changed[0] if changed else ""
+    others = [name for name in {**parts, **left} if parts.get(name) is not left.get(name)]
+    seen["rebuilt"] = others[0] if others else ""
     return Effects(buffer=first, attention=watch.attention, untraced=untraced, **seen)
+
+
+def _parts(model: nn.Module) -> dict[str, object]:
+    """Its modules and parameters."""
+    return {**dict(model.named_modules()), **dict(model.named_parameters())}
 
 
 def _first(model: nn.Module, kind: type[nn.Module]) -> str:

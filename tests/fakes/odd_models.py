@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,7 @@ from torch import nn
 from edgetrain.errors import EdgetrainError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import task_of
-from edgetrain.jobs.placement.decision import Question, check
+from edgetrain.jobs.placement.decision import Question, check, decide
 from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.placement.search import Refused, evaluate
 from edgetrain.jobs.placement.words import parse
@@ -30,7 +31,7 @@ from edgetrain.tasks.text import Block, Transformer
 from edgetrain.tasks.work import optimizer_for
 from edgetrain.training.servers.checking import check_group
 from edgetrain.training.servers.rank import prepare_rank
-from edgetrain.training.servers.rehearsing import problem_of
+from edgetrain.training.servers.rehearsing import problem_of, rehearsal
 from edgetrain.training.servers.steps import batches_of
 
 VOCABULARY, LENGTH, WIDTH, MASKED = 16, 8, 8, 15
@@ -268,6 +269,30 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 """The models, each with the mean of cross-entropies as its loss."""
 
 
+def drawn(seed: int) -> nn.Module:
+    """A decoder with several oddities at once."""
+    rng = random.Random(seed)
+    mask, shared = torch.full((LENGTH, LENGTH), -torch.inf).triu(1), nn.Linear(WIDTH, WIDTH)
+    block: dict[str, Callable[[], nn.Module]] = {
+        "plain": OddBlock,
+        "mask": lambda: MaskedBlock(mask),
+        "shared": lambda: OddBlock(shared, lambda block, h: h + block.extra(h)),
+        "running": lambda: OddBlock(Running(), lambda block, h: block.extra(h)),
+        "norm": lambda: OddBlock(nn.LayerNorm(WIDTH), lambda block, h: h + block.extra(h)),
+        "skip": lambda: OddBlock(nn.Linear(WIDTH, WIDTH), lambda block, h: block.extra(h) + h),
+    }
+    kinds = (Decoder, Decoder, Traced, Skipping, Twice, Hooked, Reversed, Straight, OnDevice)
+    names = ["plain", *rng.choices(list(block), k=2)]
+    model = rng.choice(kinds)([block[name]() for name in names], tied=rng.random() < 0.25)
+    for each in rng.sample([model.bytes, model.places, model.norm, *model.blocks], 2):
+        each.requires_grad_(rng.random() < 0.7)
+    if rng.random() < 0.2:
+        model.unused = nn.Parameter(torch.randn(WIDTH))
+    if rng.random() < 0.2:
+        model.blocks[0].register_forward_hook(lambda module, given, found: found * 1.1)
+    return model
+
+
 # -- losses ---------------------------------------------------------------------------------------
 
 
@@ -351,6 +376,8 @@ class Odd:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
+            if self._subject.startswith("drawn "):
+                return drawn(int(self._subject.removeprefix("drawn ")))
             return {**MODELS, "random mask": _copying}.get(self._subject, Decoder)()
         finally:
             torch.set_default_dtype(before)
@@ -487,6 +514,13 @@ def together(subject: str, words: str, checks: bool = False, ambient: int = 0):
 def _question(subject: str) -> Question:
     job = job_of(subject)
     return question_of(replace(job, servers=replace(job.servers, placement="data=4")))
+
+
+def first_choice(subject: str) -> str:
+    """What a plan for the four ranks of this machine takes; it was built without numbers."""
+    question = replace(_question(subject), placement="auto", fallback="when-faster")
+    decision = decide(question, rehearsal(job_of(subject), None))
+    return str(decision.found[0].placement)
 
 
 def planned(subject: str, words: str) -> str:

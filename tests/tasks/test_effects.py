@@ -66,6 +66,21 @@ def replace(model, hidden):
     return hidden
 
 
+def grow(model, hidden):
+    model.third = nn.Linear(4, 4)
+    return model.third(hidden)
+
+
+def prune(model, hidden):
+    model.last.bias = None
+    return hidden
+
+
+def anew(model, hidden):
+    model.last = nn.Linear(4, 4)
+    return hidden
+
+
 def attribute(model, hidden):
     model.table += 1
     return hidden
@@ -92,6 +107,9 @@ def hooked():
         (lambda: Model(replace), Effects(buffer="mean")),
         (lambda: Model(attribute), Effects(buffer="table")),
         (lambda: Model(note), Effects()),
+        (lambda: Model(grow), Effects(rebuilt="third")),
+        (lambda: Model(prune), Effects(rebuilt="last.bias")),
+        (lambda: Model(anew), Effects(rebuilt="last")),
         (lambda: Model(hook), Effects(untraced="a hook on a tensor's gradient")),
         (lambda: Named(hook), Effects()),
         (lambda: Model(lambda model, hidden: Reverse.apply(hidden)),

@@ -115,6 +115,9 @@ def _of_model(effects: Effects) -> list[Bar]:
         hint = "change it where the model is not called"
         words = ("data", "microbatches", *_SLICES, "recompute")
         found.append(Bar(words, reason, hint if not effects.samples else ""))
+    if effects.rebuilt:
+        reason = f"the forward pass makes the model another one, at '{effects.rebuilt}'"
+        found.append(Bar((), reason, "make it in the constructor"))
     if effects.hooked:
         reason = f"the parameter '{effects.hooked}' has a hook, which ranks would not call"
         found.append(Bar((), reason, "let the optimizer or the loss do it"))

@@ -6,6 +6,8 @@ The table of faults is what is not so yet: a letter goes when its fault is mende
 
 from __future__ import annotations
 
+import random
+
 import odd_models as odd
 import pytest
 
@@ -39,3 +41,35 @@ def test_a_group_computes_what_one_process_does_or_refuses(worlds, subject):
 @pytest.mark.parametrize("subject", odd.SUBJECTS)
 def test_so_it_is_on_all_placements_and_the_check_agrees(worlds, subject):
     compare(worlds, subject, [words for words in odd.PLACEMENTS if words not in FEW], checks=True)
+
+
+def compare_drawn(worlds, seed):
+    compare(worlds, f"drawn {seed}", random.Random(seed).sample(odd.PLACEMENTS, 2))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_oddities_together(worlds, seed):
+    compare_drawn(worlds, seed)
+
+
+@pytest.mark.groups
+@pytest.mark.parametrize("seed", range(4, 300))
+def test_more_oddities_together(worlds, seed):
+    compare_drawn(worlds, seed)
+
+
+def run_first_choice(worlds, seed):
+    words = odd.first_choice(f"drawn {seed}")
+    found = odd.judge(worlds, f"drawn {seed}", words)
+    assert found.kind == "exact", f"{words}: {found}"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_first_choice_of_a_plan_runs(worlds, seed):
+    run_first_choice(worlds, seed)
+
+
+@pytest.mark.groups
+@pytest.mark.parametrize("seed", range(2, 20))
+def test_the_first_choice_of_more_plans_runs(worlds, seed):
+    run_first_choice(worlds, seed)
