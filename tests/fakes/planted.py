@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import odd_models as odd
 import torch
 from torch import nn
@@ -170,11 +172,12 @@ DEFECTS = {
 """What is planted: a subject of odd_models, a placement of two ranks, and how."""
 
 
-def checked(defect: str, plants: bool = True) -> str:
+def checked(defect: str, plants: bool = True, precision: str = "fp32") -> str:
     """What the check says of a group with a defect; all ranks call it. `plants`: or without it."""
     subject, words, plant = DEFECTS[defect]
     # The planner refuses some of these jobs: ranks train what they are told to.
     job = odd.job_of(subject if subject not in odd.LOSSES else "plain")
+    job = replace(job, servers=replace(job.servers, precision=precision))
     rank = prepare_rank(job, task_of(job), parse(words), torch.device("cpu"))
     task = odd.Odd(subject)
     if plants:

@@ -38,6 +38,12 @@ def test_a_group_without_a_defect_passes(worlds):
     assert worlds(2).run(planted.checked, "a mask that is NaN", False) == ["", ""]
 
 
+@pytest.mark.parametrize("defect", ["a gradient without its mean", "targets of other samples"])
+def test_in_bf16_rounding_passes_and_a_defect_does_not(worlds, defect):
+    assert worlds(2).run(planted.checked, defect, False, "bf16") == ["", ""]
+    assert worlds(2).run(planted.checked, defect, True, "bf16")[0].startswith(checking.DIFFERS)
+
+
 def run(folder, *words):
     job = load(None, ["task=planted:Mixed", "members=2", "batch=4", "steps=2", "optimizer=adamw",
                       *words])  # fmt: skip
