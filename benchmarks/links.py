@@ -1,13 +1,12 @@
 """How far the simulator's time is off over a grid of links, message sizes and strategies.
 
     python benchmarks/links.py --rtt-ms 50,500 --rate-mbit 1,100 --strategies fedavg
-    python benchmarks/links.py --part 1/12 --keep links.jsonl        a twelfth of it, evenly chosen
     python benchmarks/links.py --keep links.jsonl                    288 jobs: three hours
 
 Each point is a job of two members behind one kind of link, run emulated and simulated as
 `edgetrain calibrate` does. With --keep each job's line is written as it ends, and a second start
 runs only what is missing; what was run with other settings or by another version is run again.
-Emulated runs mostly sleep: several parts side by side, with one file, save most of the time as long
+Emulated runs mostly sleep: several grids side by side, with one file, save most of the time as long
 as no emulation is marked NO. Below the jobs stand how many are within 5 % under each strategy and
 at each value of an axis, and which five are the worst.
 """
@@ -22,8 +21,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +44,14 @@ ROUNDS = 12
 MOST_DELAY = 60
 
 
-@dataclass(frozen=True)
-class Axes:
-    """The values along each axis of the grid."""
-
-    rtt_ms: tuple[float, ...] = (50, 100, 200, 500)
-    """Round trip times."""
-    rate_mbit: tuple[float, ...] = (1, 3, 10, 100)
-    """The same both ways."""
-    kilobytes: tuple[float, ...] = (4, 40, 400)
-    """Of one message (1,000 bytes), uncompressed."""
-    jitter_percent: tuple[float, ...] = (0, 8)
-    """Standard deviation of the delay, in percent of the round trip time."""
-
-
+Axes = dict[str, tuple[float, ...]]
+AXES: Axes = {
+    "rtt_ms": (50, 100, 200, 500),
+    "rate_mbit": (1, 3, 10, 100),  # the same both ways
+    "kilobytes": (4, 40, 400),  # of one message, uncompressed
+    "jitter_percent": (0, 8),  # standard deviation of the delay, of the round trip
+}
+"""The grid: the values along each axis."""
 RANGES = {
     "rtt_ms": (0.1, 10_000.0),
     "rate_mbit": (0.05, 10_000.0),
@@ -134,51 +127,25 @@ class Point:
         )  # fmt: skip
 
 
-def axes_of(given: dict[str, str | None]) -> Axes:
-    """Axes with these comma-separated values in place of the defaults (None: keep). Raises
-    ConfigError for what is no number or out of range."""
-    found: dict[str, tuple[float, ...]] = {}
-    for field in fields(Axes):
-        text = given.get(field.name)
-        if text is not None:
-            flag = f"--{field.name.replace('_', '-')}"
-            found[field.name] = tuple(_number(flag, field.name, each) for each in text.split(","))
-    return Axes(**found)
-
-
-def _number(flag: str, name: str, text: str) -> float:
+def values_of(name: str, text: str) -> tuple[float, ...]:
+    """The comma-separated values of an axis. Raises ConfigError for what is not in its range."""
     low, high = RANGES[name]
     try:
-        value = float(text)
+        values = tuple(float(each) for each in text.split(","))
     except ValueError:
-        value = math.nan
-    if not low <= value <= high:  # nan, too
+        values = (math.nan,)
+    if not all(low <= value <= high for value in values):  # nan, too
+        flag = f"--{name.replace('_', '-')}"
         raise ConfigError(f"{flag}: '{text}' is not in range", f"allowed are {low:g} to {high:g}")
-    return value
+    return values
 
 
-def points(axes: Axes, names: Sequence[str]) -> Iterator[Point]:
+def points(axes: Axes, names: Sequence[str]) -> list[Point]:
     """Every point of the grid under every strategy of these names."""
-    every = itertools.product(
-        axes.jitter_percent, axes.rtt_ms, sorted(axes.rate_mbit, reverse=True), axes.kilobytes
-    )
-    for jitter, rtt, rate, kilobytes in every:
-        for name in names:
-            yield Point(name, rtt, rate, kilobytes, jitter)
-
-
-def part_of(text: str, every: Sequence[Point]) -> list[Point]:
-    """One part of a grid, "2/4" the second of four. Each part has every strategy, message and rate
-    about equally often. Raises ConfigError for a text that is not K/N."""
-    first, slash, last = text.partition("/")
-    if not (slash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise ConfigError(f"--part '{text}' is not a part", "K/N with 1 <= K <= N, such as 1/4")
-    number, parts, total = int(first), int(last), len(every)
-    # Points that follow each other differ in one axis; a stride without a common divisor mixes all.
-    strides = itertools.count(max(round(0.618 * total), 1))
-    stride = next(step for step in strides if math.gcd(step, total) == 1)
-    low, high = (number - 1) * total // parts, number * total // parts
-    return [point for i, point in enumerate(every) if low <= i * stride % total < high]
+    jitters, rtts = axes["jitter_percent"], axes["rtt_ms"]
+    rates = sorted(axes["rate_mbit"], reverse=True)
+    every = itertools.product(jitters, rtts, rates, axes["kilobytes"], names)
+    return [Point(name, rtt, rate, size, jitter) for jitter, rtt, rate, size, name in every]
 
 
 # -- reporting ------------------------------------------------------------------------------------
@@ -200,16 +167,13 @@ def summed_up(groups: Mapping[str, Sequence[Pair]]) -> str:
     return "\n".join(as_text(columns)) + "\n"
 
 
-def groups_of(
-    named: Iterable[tuple[Sequence[str], Pair]],
-) -> dict[str, list[Pair]]:
+def groups_of(named: Iterable[tuple[Sequence[str], Pair]]) -> dict[str, list[Pair]]:
     """The pairs of each group, from pairs and the names of the groups that each is in. Groups of
     the first name come first, then those of the second, and so on."""
-    listed = list(named)
+    placed = [(at, name, pair) for names, pair in named for at, name in enumerate(names)]
     groups: dict[str, list[Pair]] = {}
-    for place in range(max((len(names) for names, _ in listed), default=0)):
-        for names, each in listed:
-            groups.setdefault(names[place], []).append(each)
+    for _, name, pair in sorted(placed, key=lambda each: each[0]):
+        groups.setdefault(name, []).append(pair)
     return groups
 
 
@@ -282,17 +246,15 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for flag in ("--rtt-ms", "--rate-mbit", "--kilobytes", "--jitter-percent"):
-        values = ",".join(f"{each:g}" for each in vars(Axes())[flag[2:].replace("-", "_")])
-        parser.add_argument(flag, metavar="N,N", help=f"default: {values}")
+        usual = ",".join(f"{each:g}" for each in AXES[flag[2:].replace("-", "_")])
+        parser.add_argument(flag, metavar="N,N", default=usual, help=f"default: {usual}")
     parser.add_argument("--strategies", default="fedavg,dga,sync-sgd")
-    parser.add_argument("--part", metavar="K/N", help="the K-th of N parts, evenly chosen")
     parser.add_argument("--draws", type=int, default=8, help="simulated runs where luck decides")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="go on with what it has")
     arguments = parser.parse_args()
     try:
-        axes = axes_of({name: getattr(arguments, name) for name in vars(Axes())})
-        grid = list(points(axes, split_list(arguments.strategies)))
-        grid = part_of(arguments.part, grid) if arguments.part else grid
+        axes = {name: values_of(name, getattr(arguments, name)) for name in AXES}
+        grid = points(axes, split_list(arguments.strategies))
     except ConfigError as error:
         parser.error(str(error))
     kept = Kept(arguments.keep, arguments.draws)

@@ -1,10 +1,10 @@
-"""How accurately the emulated networks follow their profiles, on this machine.
+"""What the emulated networks carry on this machine, and how real TCP fares on them.
 
-    python benchmarks/networks.py                    everything, about eight minutes
-    python benchmarks/networks.py round-trip rate    some of it
+    python benchmarks/networks.py                    everything, about five minutes
+    python benchmarks/networks.py crowd mathis       some of it
     python benchmarks/networks.py --backend packet
 
-Every line is target, measured, error; nothing is kept from an earlier run.
+How accurately links follow their profiles is for `edgetrain networks check` to say.
 """
 
 from __future__ import annotations
@@ -13,47 +13,20 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from edgetrain.fleet import networks
-from edgetrain.fleet.networks import Burst, Direction, Profile
-from edgetrain.fleet.networks.emulation.check import jitter_deviation, loss_deviation
+from edgetrain.fleet.networks import Direction, Profile
 from edgetrain.fleet.networks.emulation.measure import (
     PAYLOAD_SHARE,
     Bench,
-    drawn_ms,
-    line_mbit,
-    one_way,
-    one_ways,
     steady_mbit,
 )
-from edgetrain.fleet.networks.links.model import link_seeds
 
 
 def both(**figures: object) -> Profile:
     way = Direction(**figures)  # type: ignore[arg-type]
     return Profile("bench", "", way, way)
-
-
-def round_trip(backend: str) -> None:
-    """Median round trip: of datagrams by the kernel's stamps, of TCP as a program sees it."""
-    for rtt_ms in (1, 2, 10, 50, 200, 500, 1000):
-        profile = both(delay_ms=rtt_ms / 2)
-        with networks.emulate([profile], backend=backend) as net, Bench(net) as bench:
-            count = 200 if rtt_ms < 100 else 40
-            tcp = bench.client.do("rtt", count=count // 2, gap_s=0.003)
-            if backend == "stream":
-                link = tcp
-            else:
-                link = bench.client.do("echoes", count=count, gap_s=0.011)
-            report = net.report()
-        error = statistics.median(link) - rtt_ms
-        print(
-            f"round-trip {backend:6} target {rtt_ms:5} ms  link {rtt_ms + error:9.3f}  "
-            f"error {error:+.3f} ms  TCP as a program sees it {statistics.median(tcp):9.3f} ms  "
-            f"late p99 {report['late_ms_p99']:.3f}",
-            flush=True,
-        )
 
 
 def throughput(backend: str) -> None:
@@ -69,22 +42,6 @@ def throughput(backend: str) -> None:
         f"{share:.2f} of a core, ring dropped {report.get('ring_dropped', 0)}",
         flush=True,
     )
-
-
-def rate(backend: str) -> None:
-    """Payload rate against the rate that the profile gives, less headers."""
-    for mbit in (1, 5, 20, 100, 200, 500):
-        profile = both(delay_ms=10, rate_mbit=mbit)
-        target = mbit * PAYLOAD_SHARE
-        for way in ("push", "pull"):
-            with networks.emulate([profile], backend=backend) as net, Bench(net) as bench:
-                seen = bench.client.do(way, seconds=8 if mbit < 10 else 5)
-            got = line_mbit(seen, skip=0.5)
-            print(
-                f"rate {backend:6} {way} {mbit:4} Mbit/s  payload target {target:8.3f}  "
-                f"measured {got:8.3f}  error {100 * (got / target - 1):+.2f} %",
-                flush=True,
-            )
 
 
 def crowd(backend: str) -> None:
@@ -108,64 +65,6 @@ def crowd(backend: str) -> None:
         f"{report['late_ms_p99']:.3f} ms, ring dropped {report.get('ring_dropped', 0)}",
         flush=True,
     )
-
-
-def loss(backend: str) -> None:
-    """Datagrams lost, independent and in bursts, against the figure; in standard deviations."""
-    if backend == "stream":
-        return
-    count = 20_000
-    burst = Burst(1.0, 20.0)
-    cases = [(f"{p} %", both(delay_ms=5, loss_percent=p), p) for p in (0.1, 1.0, 5.0)]
-    cases.append(("burst 1/20", both(delay_ms=5, burst=burst), burst.mean_percent))
-    for name, profile, target in cases:
-        with networks.emulate([profile], backend=backend) as net, Bench(net) as bench:
-            seen = one_way(bench, count, 0.0001)
-        off = (seen.lost_percent - target) / loss_deviation(profile.up, count)
-        print(
-            f"loss {backend:6} {name:10} target {target:.3f} %  measured {seen.lost_percent:.3f} %"
-            f"  {off:+.2f} sigma",
-            flush=True,
-        )
-
-
-def jitter(backend: str) -> None:
-    """Mean and deviation of the one-way delay over four links, and whether order was kept.
-
-    The emulator's draws are repeated: their distance from the profile is chance, the distance of
-    the measurement from them is the error of emulation and measurement.
-    """
-    if backend == "stream":
-        return
-    links, seconds = 4, 40
-    for jitter_ms in (1.0, 2.0, 5.0):
-        profile = both(delay_ms=50, jitter_ms=jitter_ms)
-        emulation = networks.emulate([profile] * links, backend=backend, seed=1)
-        with emulation as net, Bench(net, range(links)) as bench:
-            seen = one_ways(bench, bench.clients, int(seconds / 0.001), 0.001)
-        mean, deviation = spread([s.delays_ms for s in seen])
-        line = (
-            f"jitter {backend:6} 50 ± {jitter_ms:g} ms  mean {mean:.3f} "
-            f"({100 * (mean / 50 - 1):+.2f} %)  deviation {deviation:.3f} "
-            f"({100 * (deviation / jitter_ms - 1):+.2f} %, chance alone "
-            f"±{100 * jitter_deviation(profile.up, links * seconds):.1f} %)"
-        )
-        if backend == "packet":
-            seeds = (link_seeds(1, place)[0] for place in range(links))
-            drawn = [
-                drawn_ms(profile.up, drawn_by, s.sent_ns)
-                for drawn_by, s in zip(seeds, seen, strict=True)
-            ]
-            _, ideal = spread(drawn)
-            line += f"  of the {ideal:.3f} drawn: {100 * (deviation / ideal - 1):+.2f} %"
-        print(f"{line}  order kept: {all(s.in_order for s in seen)}", flush=True)
-
-
-def spread(links: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the mean, and the root mean square of each link's deviation from its own mean."""
-    means = [statistics.fmean(delays) for delays in links]
-    squares = [statistics.pvariance(delays) for delays in links]
-    return statistics.fmean(means), math.sqrt(statistics.fmean(squares))
 
 
 def mathis(backend: str) -> None:
@@ -226,12 +125,8 @@ def _messages(
 
 
 PARTS: dict[str, Callable[[str], None]] = {
-    "round-trip": round_trip,
     "throughput": throughput,
-    "rate": rate,
     "crowd": crowd,
-    "loss": loss,
-    "jitter": jitter,
     "mathis": mathis,
     "transfers": transfers,
 }

@@ -140,6 +140,7 @@ NIGHTLY = {
     "edgetrain calibrate job.toml": "step",
     "edgetrain calibrate job.toml --strategies sync-sgd,dga --networks wan-200ms,4g-good": "step",
     "edgetrain calibrate examples/outages.toml --strategies dga,fedavg,sync-sgd": "step",
+    "edgetrain networks check home-fixed": "home-fixed",
     "edgetrain networks check wan-200ms": "wan-200ms",
     "edgetrain networks check wan-200ms 4g-bad": "4g-bad",
     "edgetrain networks check wan-200ms 4g-bad --backend packet": "4g-bad",
