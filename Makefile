@@ -49,13 +49,13 @@ test-damages: install-dev
 	DAMAGES=1000 $(BIN)/pytest tests/cli/test_damages.py
 
 test-boot: install-dev
-	$(BIN)/pytest -m boot tests/fleet/cards
+	$(BIN)/pytest -m boot tests/provisioning/cards
 
 test-boot-qemu: install-dev
-	$(BIN)/pytest -m boot_qemu -rs -k amd64 tests/fleet/cards
+	$(BIN)/pytest -m boot_qemu -rs -k amd64 tests/provisioning/cards
 
 test-boot-qemu-arm64 test-boot-qemu-raspi3b: test-boot-qemu-%: install-dev
-	$(BIN)/pytest -m boot_qemu -rs -k $* tests/fleet/cards
+	$(BIN)/pytest -m boot_qemu -rs -k $* tests/provisioning/cards
 
 test-commands: install-dev
 	$(BIN)/pytest -m nightly -p no:cacheprovider tests/test_commands.py
@@ -67,7 +67,7 @@ test-masks: install-dev
 	$(BIN)/pytest -m masks -n 2 tests/exchange/masks/test_secure_chaos.py
 
 test-arm-doctor: install-dev
-	$(BIN)/pytest -m arm_doctor -rs --durations=1 tests/fleet/cards
+	$(BIN)/pytest -m arm_doctor -rs --durations=1 tests/provisioning/cards
 
 test-groups: install-dev
 	$(BIN)/pytest -m groups tests/training/servers

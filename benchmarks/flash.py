@@ -19,11 +19,11 @@ from pathlib import Path
 
 from harness import Measured, measure
 
-from edgetrain.fleet.cards import personal, writing
-from edgetrain.fleet.cards.bootfiles import BootFiles
-from edgetrain.fleet.cards.looking import CLOUD_INIT, Partition
-from edgetrain.fleet.cards.medium import FileMedium, aligned
-from edgetrain.fleet.cards.source import CHUNK, Source
+from edgetrain.provisioning.cards import personal, writing
+from edgetrain.provisioning.cards.bootfiles import BootFiles
+from edgetrain.provisioning.cards.looking import CLOUD_INIT, Partition
+from edgetrain.provisioning.cards.medium import FileMedium, aligned
+from edgetrain.provisioning.cards.source import CHUNK, Source
 
 MB = 1 << 20
 SIZE = 256 * MB

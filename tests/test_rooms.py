@@ -22,7 +22,8 @@ MAY = {
     "jobs": GROUND | {"vectors", "codecs", "fleet", "runs", "strategies", "tasks", "exchange"},
 }
 MAY["training"] = MAY["jobs"] | {"jobs"}
-MAY["cli"] = MAY["training"] | {"training"}
+MAY["provisioning"] = GROUND | {"vectors", "fleet", "exchange", "jobs"}
+MAY["cli"] = MAY["training"] | {"training", "provisioning"}
 FACES = {"__init__", "__main__"}
 ROOT = {*MAY, *FACES, "py.typed"}
 """What stands at the root of the package: the rooms, and the two faces."""

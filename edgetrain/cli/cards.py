@@ -10,21 +10,19 @@ import json
 import os
 import secrets
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common, sudo
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgetrain.exchange.keys.keyring import Keyring
-    from edgetrain.fleet.cards.cluster import Cluster, DeviceEntry
-    from edgetrain.fleet.cards.disks import Disk
-    from edgetrain.fleet.cards.flashing import Image, Settings, Target
-    from edgetrain.fleet.cards.writing import Progress, Written
-    from edgetrain.jobs.job import Job
+    from edgetrain.fleet.cluster import Cluster, DeviceEntry
+    from edgetrain.provisioning.cards.disks import Disk
+    from edgetrain.provisioning.cards.flashing import Image, Settings, Target
+    from edgetrain.provisioning.cards.writing import Progress, Written
+    from edgetrain.provisioning.outfit import Tokens
 
 _FLASH = """\
 examples:
@@ -101,7 +99,7 @@ def archive_folder() -> Path:
 
 
 def _worker(arguments: argparse.Namespace) -> int:
-    from edgetrain.fleet.cards import archive, making
+    from edgetrain.provisioning.cards import archive, making
 
     sudo.use_callers_home()
     out: Path = arguments.out or archive_folder() / f"{arguments.release}.tar"
@@ -129,11 +127,13 @@ def _worker(arguments: argparse.Namespace) -> int:
 
 
 def _flash(arguments: argparse.Namespace) -> int:
-    from edgetrain.fleet.cards import archive, cluster, flashing, looking
+    from edgetrain.fleet import cluster
+    from edgetrain.provisioning import outfit
+    from edgetrain.provisioning.cards import archive, flashing, looking
 
     sudo.use_callers_home()
     found = cluster.load(arguments.cluster)
-    job = _job(found)
+    job = outfit.job_of(found)
     devices = found.chosen(tuple(arguments.devices))
     if not devices:
         raise ConfigError(f"{found.path} has no [[device]]")
@@ -146,16 +146,19 @@ def _flash(arguments: argparse.Namespace) -> int:
         common.warn(f"warning: {line}")
     workers = archive.workers()
     for device in devices:
-        _check_profile(workers, device)
+        outfit.check_profile(workers, device)
     archives = flashing.Archives(workers, arguments.worker, archive_folder())
     image = flashing.image_of(found)
     if image.look:
         for device in devices:
             archives.for_card(image.look, device)
     candidates = archives.candidates(image.look)
-    settings = _settings(arguments, found, job)
+    settings = outfit.settings_of(found, job, 60 * arguments.minutes, _ask_secret)
     tokens = _tokens(arguments, devices)
-    _check_task(found, job, settings, candidates)
+    user = sudo.caller()
+    owner = None if user is None else (user.pw_uid, user.pw_gid)
+    if unknown := outfit.check_task(found, job, settings, candidates, owner):
+        common.warn(f"warning: whether cards can train was not tried: {unknown}")
 
     def write(targets: Sequence[Target], told: Callable[[Progress], None]) -> Written:
         drawn = tokens.draw([target.device.name for target in targets])
@@ -167,190 +170,20 @@ def _flash(arguments: argparse.Namespace) -> int:
 
 
 def _finisher(found: Cluster, device: DeviceEntry, settings: Settings, archives: Any) -> Any:
-    from edgetrain.fleet.cards import flashing, placing
+    from edgetrain.provisioning.cards import flashing, placing
 
     me = flashing.person(found, device, settings, secrets.token_bytes(6))
     return placing.finisher(me, flashing.load_for(found, device, settings, archives))
 
 
-def _check_profile(workers: Any, device: DeviceEntry) -> None:
-    """Refuse a profile that does not exist, and one that no card can be made for."""
-    from edgetrain.fleet import devices
-
-    devices.load(device.profile)
-    if device.profile.startswith("jetson"):
-        raise ConfigError(
-            f"{device.name} is a {device.profile}, and Jetson boards are not flashed from here",
-            "use NVIDIA's SDK Manager or l4t_initrd_flash, then enrol the board by hand "
-            "(docs/real-machines.md)",
-        )
-    if device.profile not in workers.boards:
-        known = ", ".join(sorted(workers.boards))
-        raise ConfigError(f"no card can be made for '{device.profile}'", f"known: {known}")
-
-
-# -- what goes on the cards ----------------------------------------------------------------------
-
-
-def _job(found: Cluster) -> Job:
-    """The job of a cluster, checked against it. Raises ConfigError."""
-    from edgetrain.fleet.cards import cluster
-    from edgetrain.jobs.reading import load
-
-    for table in ("hub", "image", "ssh", "job"):
-        if getattr(found, table) is None:
-            raise ConfigError(
-                f"{found.path}: [{table}] is missing", "`edgetrain devices init` explains it"
-            )
-    assert found.job
-    job = load(found.job.file)
-    cluster.check_fleet(found, job.fleet.members, job.fleet.device)
-    return job
-
-
-def _settings(arguments: argparse.Namespace, found: Cluster, job: Job) -> Settings:
-    """What all cards have; without tokens."""
-    from edgetrain.fleet.cards import cluster, flashing
-
-    assert found.ssh
-    assert found.job
-    passphrase = ""
-    if found.wifi:
-        ssid = found.wifi.ssid
-        passphrase = cluster.secret(
-            found.wifi, found.path.parent, os.environ,
-            lambda: _ask_secret(f"passphrase of '{ssid}': "),
-        )  # fmt: skip
-    data = flashing.pack_data(found.job.data) if found.job.data else None
-    return flashing.Settings(
-        tuple(cluster.ssh_keys(found.ssh)),
-        found.job.file.read_bytes(),
-        {},
-        60 * arguments.minutes,
-        passphrase,
-        data,
-        _bundle(found, job),
-    )
-
-
-def _check_task(found: Cluster, job: Job, settings: Settings, candidates: Sequence[Path]) -> None:
-    """Raises ConfigError if no worker and card that this cluster has could make the job's task."""
-    from edgetrain.fleet.cards.archive import read_manifest
-    from edgetrain.jobs import on_card
-
-    assert found.job
-    folder = job.data.get("folder")
-    if folder and not found.job.data:
-        raise ConfigError(
-            f"the job's data.folder is '{folder}', which no card has",
-            'job.data = "FOLDER" in the cluster file copies a folder to every card',
-        )
-    user = sudo.caller()
-    owner = None if user is None else (user.pw_uid, user.pw_gid)
-    refused: list[ConfigError] = []
-    for path in candidates:
-        card = on_card.Card(
-            settings.job, read_manifest(path).modules, found.job.data, settings.bundle
-        )
-        try:
-            if unknown := on_card.check(card, owner):
-                common.warn(f"warning: whether cards can train was not tried: {unknown}")
-            return
-        except ConfigError as error:
-            refused.append(error)
-    raise refused[0]
-
-
-def _bundle(found: Cluster, job: Job) -> tuple[str, bytes, str] | None:
-    """The job's own code: its name on the device, content and digest. Raises ConfigError."""
-    from edgetrain.jobs.bundles import digest_of
-
-    assert found.job
-    named = job.task.partition("#")[0] if "#" in job.task else ""
-    if found.job.bundle is None:
-        if named:
-            raise ConfigError(
-                f"the job's task is in {named}, and {found.path} has no job.bundle",
-                f'bundle = "{named}"',
-            )
-        return None
-    if Path(named).name != named or found.job.bundle.name != named:
-        raise ConfigError(
-            f"the job's task is '{job.task}', and job.bundle is {found.job.bundle.name}",
-            "on a device both are in one folder: give the bundle's plain name in both",
-        )
-    try:
-        content = found.job.bundle.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {found.job.bundle}: {error.strerror}") from None
-    return named, content, digest_of(content)
-
-
-class _Tokens(Protocol):
-    """Where the tokens of cards come from."""
-
-    def draw(self, names: Sequence[str]) -> dict[str, str]:
-        """A token for each of these devices."""
-
-    def open(self, name: str) -> None:
-        """Let a device's token be used: its card is written."""
-
-
-class _MadeElsewhere:
-    """Tokens that the hub's machine has opened already."""
-
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
-        """Raises ConfigError if the file has not a token for each of these devices."""
-        from edgetrain.exchange.keys.keyring import read_token
-
-        self._known = _token_file(path)
-        if lacking := [name for name in names if name not in self._known]:
-            raise ConfigError(f"{path} has no token for {', '.join(lacking)}")
-        for name in names:
-            try:
-                read_token(self._known[name])
-            except ConfigError as error:
-                raise ConfigError(f"{path}, {name}: {error.message}", error.hint) from None
-        if len({self._known[name] for name in names}) < len(names):
-            raise ConfigError(f"{path} has one token for two devices", "each has its own")
-
-    def draw(self, names: Sequence[str]) -> dict[str, str]:
-        return {name: self._known[name] for name in names}
-
-    def open(self, name: str) -> None:
-        pass
-
-
-class _MadeHere:
-    """Tokens of this machine's keys. A token can be used, and the key of the device's older card
-    is taken off the list, when the new card is written: a card that fails changes nothing."""
-
-    def __init__(self, ring: Keyring, minutes: float) -> None:
-        self._ring, self._minutes = ring, minutes
-        self._drawn: dict[str, bytes] = {}
-
-    def draw(self, names: Sequence[str]) -> dict[str, str]:
-        from edgetrain.exchange.zeromq.curve import new_pair
-
-        tokens = {}
-        for name in names:
-            tokens[name], self._drawn[name] = self._ring.draw_token(new_pair)
-        return tokens
-
-    def open(self, name: str) -> None:
-        with sudo.as_owner_of(self._ring.path):
-            if name in self._ring.members().values():
-                self._ring.revoke(name)
-            self._ring.open_token(name, self._drawn[name], time.time(), self._minutes)
-
-
-def _tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> _Tokens:
+def _tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> Tokens:
     """Raises ConfigError if a token cannot be had for each of these devices."""
     from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+    from edgetrain.provisioning import outfit
 
     names = [device.name for device in devices]
     if arguments.tokens:
-        return _MadeElsewhere(arguments.tokens, names)
+        return outfit.GivenTokens(arguments.tokens, names)
     ring = Keyring(keys_folder(arguments.keys))
     roots = Keyring(sudo.roots_home() / ".config/edgetrain")
     if not ring.exists and not arguments.keys and sudo.caller() and roots.exists:
@@ -372,23 +205,7 @@ def _tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> _T
             "--replace takes that key off the list when the new card is written; or name the "
             "devices that are new",
         )
-    return _MadeHere(ring, arguments.minutes)
-
-
-def _token_file(path: Path) -> dict[str, str]:
-    from edgetrain.files.reading import OTHERS_READ, parse_json, read_guarded
-
-    try:
-        found = parse_json(read_guarded(path, 1 << 20, OTHERS_READ).encode())
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}") from None
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise ConfigError(
-            f"{path} is not a file of tokens", "edgetrain keys enroll --cluster FILE --out FILE"
-        )
-    return found
+    return outfit.DrawnTokens(ring, arguments.minutes, sudo.as_owner_of)
 
 
 # -- which cards ---------------------------------------------------------------------------------
@@ -469,14 +286,14 @@ class _Session:
 
     def _check_image(self) -> None:
         """What a dry run cannot find by writing: the wrong image. Raises ConfigError."""
-        from edgetrain.fleet.cards import flashing
+        from edgetrain.provisioning.cards import flashing
 
         if self._image.sha256 and not self._results:
             flashing.read_whole(self._image)
 
     def _targets(self) -> list[Target]:
         """The next cards to write, agreed with the user. Raises ConfigError."""
-        from edgetrain.fleet.cards.flashing import Target
+        from edgetrain.provisioning.cards.flashing import Target
 
         arguments = self._arguments
         if arguments.image_out:
@@ -493,7 +310,7 @@ class _Session:
         return targets
 
     def _disks(self) -> list[Disk]:
-        from edgetrain.fleet.cards import disks
+        from edgetrain.provisioning.cards import disks
 
         arguments, need = self._arguments, self._image.size or 0
         while True:
@@ -512,7 +329,7 @@ class _Session:
             _confirm(f"put in cards for {names} ({'; '.join(reasons)})")
 
     def _named(self, listing: list[Disk], path: str, need: int) -> Disk:
-        from edgetrain.fleet.cards import disks
+        from edgetrain.provisioning.cards import disks
 
         if len(set(self._arguments.to)) != len(self._arguments.to):
             raise ConfigError("--to names a card twice")

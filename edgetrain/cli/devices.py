@@ -84,7 +84,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _init(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet import devices
-    from edgetrain.fleet.cards.example import example
+    from edgetrain.provisioning.cards.example import example
 
     if not 1 <= arguments.count <= 10_000:
         raise ConfigError(f"--count {arguments.count}: allowed are 1 to 10000")

@@ -169,7 +169,7 @@ def _let_cluster_in(arguments: argparse.Namespace) -> int:
     """At the hub: write a token for each device of a cluster file, for another machine's cards."""
     from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.zeromq.curve import new_pair
-    from edgetrain.fleet.cards import cluster
+    from edgetrain.fleet import cluster
 
     if arguments.name or arguments.key or not arguments.out:
         raise ConfigError("--cluster wants --out FILE, and neither a name nor a key")
@@ -232,7 +232,7 @@ def _known_hosts(arguments: argparse.Namespace) -> int:
     """At the hub: print a line for each device that sent a host key with its enrolment."""
     from edgetrain.exchange.keys.host_keys import known_hosts_line
     from edgetrain.exchange.keys.keyring import Keyring, keys_folder
-    from edgetrain.fleet.cards import cluster
+    from edgetrain.fleet import cluster
 
     static = {}
     if arguments.cluster:

@@ -23,8 +23,8 @@ from edgetrain.cli import cards, sudo
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import Keyring, read_token
 from edgetrain.exchange.zeromq.curve import pair_of
-from edgetrain.fleet.cards import archive, bootfiles, disks, looking, making
 from edgetrain.jobs import on_card
+from edgetrain.provisioning.cards import archive, bootfiles, disks, looking, making
 
 WHY_NOT = pi_images.missing() or ", ".join(looking.missing_tools())
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"not installed: {WHY_NOT}")
@@ -625,7 +625,7 @@ def test_a_worker_that_cannot_run_there_is_refused_before_anything_is_written(fo
 
 
 def test_a_worker_is_made_from_the_list_of_its_system(folder, capsys, monkeypatch):
-    from edgetrain.fleet.cards import making
+    from edgetrain.provisioning.cards import making
 
     def make(workers, release, out, wheel, told):
         (folder / "made").mkdir()

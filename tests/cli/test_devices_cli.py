@@ -7,8 +7,7 @@ import json
 import pytest
 
 from edgetrain.__main__ import main
-from edgetrain.fleet import devices
-from edgetrain.fleet.cards import cluster
+from edgetrain.fleet import cluster, devices
 
 
 def test_list_has_a_line_for_each_profile(capsys):

@@ -26,7 +26,7 @@ import held
 import pi_worker
 import twin_root
 
-from edgetrain.fleet.cards import archive
+from edgetrain.provisioning.cards import archive
 
 MB = 1 << 20
 BOOT_MB, ROOT_MB = 448, 2600

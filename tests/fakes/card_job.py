@@ -12,7 +12,7 @@ import boot_card
 import held
 import sklearn
 
-from edgetrain.fleet.cards import bootfiles, looking
+from edgetrain.provisioning.cards import bootfiles, looking
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@host"
 PSK = "f42c6fc52df0ebef9ebb4b90b38a5f90e83fe1b135a70e23aed762e9710a12e5"

@@ -180,10 +180,10 @@ _RESUMED_HUB = "a hub of the reader's own that was killed: tests/cli/test_resume
 _BENCHMARK = "a benchmark of minutes to hours whose figures stand on the page"
 _HOURS = "hours; a smaller grid of the same verb is run nightly"
 ELSEWHERE = {
-    "edgetrain devices flash cluster.toml": "SD cards: tests/fleet/cards",
+    "edgetrain devices flash cluster.toml": "SD cards: tests/provisioning/cards",
     "edgetrain devices flash cluster.toml --dry-run": "an image that is fetched, and card readers",
-    "edgetrain devices flash cluster.toml --image-out cards": "an image: tests/fleet/cards",
-    "edgetrain devices flash cluster.toml --tokens tokens.json": "SD cards: tests/fleet/cards",
+    "edgetrain devices flash cluster.toml --image-out cards": "an image: tests/provisioning/cards",
+    "edgetrain devices flash cluster.toml --tokens tokens.json": "SD cards: see above",
     "edgetrain devices flash cluster.toml pi-3 --to /dev/sdb --yes": "an SD card",
     "edgetrain devices worker --for raspberry-pi-os-13": "fetches all of torch for arm64",
     "edgetrain devices worker --for ubuntu-24.04 -o worker.tar": "fetches all of torch for arm64",

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-PROGRAM = Path(__file__).parents[2] / "edgetrain/fleet/cards/first_boot.py"
+PROGRAM = Path(__file__).parents[2] / "edgetrain/provisioning/cards/first_boot.py"
 TOKEN = "edgetrain-" + "t" * 86
 PSK = "f42c6fc52df0ebef9ebb4b90b38a5f90"
 FSTAB = "PARTUUID=1-01 /boot/firmware vfat defaults 0 2\nPARTUUID=1-02 / ext4 defaults 0 1\n"

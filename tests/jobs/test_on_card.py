@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards import archive
 from edgetrain.jobs import bundles
 from edgetrain.jobs.on_card import Card, check
+from edgetrain.provisioning.cards import archive
 
 LOCKS = archive.workers().folder.glob("*.txt")
 LOCKED = {

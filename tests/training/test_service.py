@@ -14,7 +14,7 @@ from command_line import hub, running, write_tiny
 from hub_runs import hub_folder, wait_for_rounds
 
 from edgetrain.fleet import catalog
-from edgetrain.fleet.cards import flashing
+from edgetrain.provisioning.cards import flashing
 from edgetrain.runs.folder import read_metrics
 from edgetrain.training.service import AWAY_S, SLOWEST, UNKNOWN_S, Service
 

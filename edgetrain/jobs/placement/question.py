@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.fleet import cluster as clusters
 from edgetrain.fleet import devices
 from edgetrain.fleet.assignment import devices_of
-from edgetrain.fleet.cards import cluster as clusters
 from edgetrain.fleet.devices import Device
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.named import check_optimizer

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards.cluster import Cluster
+from edgetrain.fleet.cluster import Cluster
 from edgetrain.jobs.placement.machines import Servers
 from edgetrain.jobs.placement.question import check_trust
 from edgetrain.jobs.placement.replanning import ranks_of

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards.cluster import LOCAL_HOSTS, Cluster
+from edgetrain.fleet.cluster import LOCAL_HOSTS, Cluster
 from edgetrain.training.servers.attempt import End
 from edgetrain.training.servers.far import There
 from edgetrain.training.servers.here import Here

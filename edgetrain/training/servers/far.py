@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from edgetrain.fleet.cards.cluster import LOCAL_HOSTS
-from edgetrain.fleet.cards.cluster import Server as Entry
+from edgetrain.fleet.cluster import LOCAL_HOSTS
+from edgetrain.fleet.cluster import Server as Entry
 from edgetrain.training.servers.agent import versions
 from edgetrain.training.servers.attempt import Attempt, End
 

@@ -30,7 +30,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from edgetrain.errors import EdgetrainError
-from edgetrain.fleet.cards.cluster import Cluster
+from edgetrain.fleet.cluster import Cluster
 from edgetrain.jobs.placement.decision import Question
 from edgetrain.jobs.placement.replanning import Placed, nearest, place_again, ranks_of
 from edgetrain.jobs.placement.search import Found

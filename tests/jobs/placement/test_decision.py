@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards import cluster
+from edgetrain.fleet import cluster
 from edgetrain.jobs.placement.decision import Board, Question, decide
 from edgetrain.jobs.placement.formulas import Kept, Link
 from edgetrain.jobs.placement.layers import Layer, Model

@@ -20,7 +20,7 @@ import torch
 from command_line import TINY
 
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.fleet.cards import cluster as clusters
+from edgetrain.fleet import cluster as clusters
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.placement.decision import decide
 from edgetrain.jobs.placement.question import check_trust, cluster_of, question_of

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards import disks
+from edgetrain.provisioning.cards import disks
 
 GB = 10**9
 THIS_MACHINE = """{"blockdevices": [

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards import archive, looking, making
+from edgetrain.provisioning.cards import archive, looking, making
 
 ROOT = Path(__file__).parents[3]
 MANIFEST = archive.Manifest(

@@ -30,9 +30,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.fleet.cards.blockmap import BlockMap, RangeChecks
-from edgetrain.fleet.cards.medium import ALIGNMENT, Medium, aligned, same
-from edgetrain.fleet.cards.source import CHUNK, SECTOR, Source, partition_starts
+from edgetrain.provisioning.cards.blockmap import BlockMap, RangeChecks
+from edgetrain.provisioning.cards.medium import ALIGNMENT, Medium, aligned, same
+from edgetrain.provisioning.cards.source import CHUNK, SECTOR, Source, partition_starts
 
 HELD_BACK = 1 << 20
 """Bytes at the beginning that are written last, unless a partition begins earlier."""

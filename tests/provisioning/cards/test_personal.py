@@ -14,9 +14,9 @@ import pi_images
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards import bootfiles, looking, personal, placing, writing
-from edgetrain.fleet.cards.medium import FileMedium
-from edgetrain.fleet.cards.source import Source
+from edgetrain.provisioning.cards import bootfiles, looking, personal, placing, writing
+from edgetrain.provisioning.cards.medium import FileMedium
+from edgetrain.provisioning.cards.source import Source
 
 GOLDEN = Path(__file__).parent / "golden"
 WHY_NOT = pi_images.missing() or ", ".join(looking.missing_tools())

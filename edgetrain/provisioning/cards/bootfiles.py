@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards.looking import Partition, find_program
+from edgetrain.provisioning.cards.looking import Partition, find_program
 
 Content = bytes | Path
 """Content of a file: its bytes, or a file of this machine that has them."""

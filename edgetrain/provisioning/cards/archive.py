@@ -23,7 +23,7 @@ from typing import Any
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet import catalog
-from edgetrain.fleet.cards.looking import RELEASES, Look
+from edgetrain.provisioning.cards.looking import RELEASES, Look
 
 VERSION = 2
 """Version of the format."""

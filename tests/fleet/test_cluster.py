@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards import cluster, example, personal, values
+from edgetrain.fleet import cluster, values
+from edgetrain.provisioning.cards import example, personal
 
 GOOD = """
 [hub]

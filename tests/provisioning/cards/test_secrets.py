@@ -11,9 +11,9 @@ import media
 import pi_images
 import pytest
 
-from edgetrain.fleet.cards import archive, blockmap, looking, personal, placing, writing
-from edgetrain.fleet.cards.medium import FileMedium
-from edgetrain.fleet.cards.source import Source
+from edgetrain.provisioning.cards import archive, blockmap, looking, personal, placing, writing
+from edgetrain.provisioning.cards.medium import FileMedium
+from edgetrain.provisioning.cards.source import Source
 
 IMAGES = {
     "raspberry-pi-os-13": "cloud-init",

@@ -11,7 +11,7 @@ import media
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards.medium import FileMedium, Medium, aligned
+from edgetrain.provisioning.cards.medium import FileMedium, Medium, aligned
 
 SIZE = 1 << 20
 KINDS = ["memory", "file", "file without O_DIRECT", "loop device"]

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgetrain.fleet.cards.cluster import DHCP
-from edgetrain.fleet.cards.looking import CLOUD_INIT, FIRSTRUN, PRESEED
+from edgetrain.fleet.cluster import DHCP
+from edgetrain.provisioning.cards.looking import CLOUD_INIT, FIRSTRUN, PRESEED
 
 BOOT = "/boot/firmware"
 """Folder where devices mount the boot partition."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards.source import SECTOR
+from edgetrain.provisioning.cards.source import SECTOR
 
 TOOLS = {
     "partx": "util-linux",

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards import looking, personal
-from edgetrain.fleet.cards.bootfiles import BootFiles, Content
-from edgetrain.fleet.cards.looking import Look
-from edgetrain.fleet.cards.personal import FOLDER, Personal
-from edgetrain.fleet.cards.writing import Card, Finish
+from edgetrain.provisioning.cards import looking, personal
+from edgetrain.provisioning.cards.bootfiles import BootFiles, Content
+from edgetrain.provisioning.cards.looking import Look
+from edgetrain.provisioning.cards.personal import FOLDER, Personal
+from edgetrain.provisioning.cards.writing import Card, Finish
 
 PROGRAM = Path(__file__).with_name("first_boot.py")
 """Program that runs on the device."""

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import catalog
-from edgetrain.fleet.cards import archive, blockmap, looking, personal, writing
-from edgetrain.fleet.cards.archive import Manifest, Workers
-from edgetrain.fleet.cards.blockmap import BlockMap
-from edgetrain.fleet.cards.cluster import Cluster, DeviceEntry
-from edgetrain.fleet.cards.looking import Look
-from edgetrain.fleet.cards.medium import FileMedium
-from edgetrain.fleet.cards.placing import Load
-from edgetrain.fleet.cards.source import CHUNK, Source
-from edgetrain.fleet.cards.writing import Card, Progress, Written
+from edgetrain.fleet.cluster import Cluster, DeviceEntry
+from edgetrain.provisioning.cards import archive, blockmap, looking, personal, writing
+from edgetrain.provisioning.cards.archive import Manifest, Workers
+from edgetrain.provisioning.cards.blockmap import BlockMap
+from edgetrain.provisioning.cards.looking import Look
+from edgetrain.provisioning.cards.medium import FileMedium
+from edgetrain.provisioning.cards.placing import Load
+from edgetrain.provisioning.cards.source import CHUNK, Source
+from edgetrain.provisioning.cards.writing import Card, Progress, Written
 
 UNIT = "edgetrain-member.service"
 

@@ -21,9 +21,9 @@ from media import MB, MemoryMedium, block_map, image
 from test_medium import loop_device
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards import blockmap, writing
-from edgetrain.fleet.cards.medium import FileMedium
-from edgetrain.fleet.cards.source import CHUNK, Source, partition_starts
+from edgetrain.provisioning.cards import blockmap, writing
+from edgetrain.provisioning.cards.medium import FileMedium
+from edgetrain.provisioning.cards.source import CHUNK, Source, partition_starts
 
 IMAGE = image()
 SIZE = len(IMAGE)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards.medium import aligned
+from edgetrain.provisioning.cards.medium import aligned
 
 CHUNK = 4 << 20
 """Bytes read at a time."""

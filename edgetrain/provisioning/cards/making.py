@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.cards import archive
-from edgetrain.fleet.cards.archive import Manifest, Workers
 from edgetrain.fleet.interpreters import PACKAGE_PARENT
+from edgetrain.provisioning.cards import archive
+from edgetrain.provisioning.cards.archive import Manifest, Workers
 
 _GLIBC = range(17, 36)
 """Minor versions of glibc 2 that a device's system has at least: Debian 12 has 2.36."""

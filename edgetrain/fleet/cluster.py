@@ -16,7 +16,7 @@ from typing import Any
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.files.reading import OTHERS_READ, read_bytes, read_guarded
 from edgetrain.files.toml import read_toml
-from edgetrain.fleet.cards import values
+from edgetrain.fleet import values
 from edgetrain.fleet.checks import number, text
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")

@@ -15,7 +15,7 @@ import first_boot_device as device
 import pytest
 
 from edgetrain.exchange.keys.host_keys import read_host_key
-from edgetrain.fleet.cards import archive
+from edgetrain.provisioning.cards import archive
 
 CONFIG = {"name": "pi-0", "hubs": ["tcp://hub:5555"], "settings": ["job.toml"]}
 STEPS = ["survives", "unpack", "settings", "keys", "enrol", "blank", "tune", "start"]

@@ -1,0 +1,201 @@
+"""What goes on the devices of a cluster: the job, its code and data, settings, one-time tokens.
+
+Knows no command line: who asks for a secret and who owns a file is handed in.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from edgetrain.errors import ConfigError
+from edgetrain.exchange.keys.keyring import Keyring, read_token
+from edgetrain.files.reading import OTHERS_READ, parse_json, read_guarded
+from edgetrain.fleet import cluster, devices
+from edgetrain.fleet.cluster import Cluster, DeviceEntry
+from edgetrain.jobs import on_card
+from edgetrain.jobs.bundles import digest_of
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.reading import load
+from edgetrain.provisioning.cards import flashing
+from edgetrain.provisioning.cards.archive import Workers, read_manifest
+from edgetrain.provisioning.cards.flashing import Settings
+
+AsOwner = Callable[[Path], AbstractContextManager[None]]
+"""A block in which files beside this one get its owner."""
+
+
+def check_profile(workers: Workers, device: DeviceEntry) -> None:
+    """Refuse a profile that does not exist, and one that no card can be made for."""
+    devices.load(device.profile)
+    if device.profile.startswith("jetson"):
+        raise ConfigError(
+            f"{device.name} is a {device.profile}, and Jetson boards are not flashed from here",
+            "use NVIDIA's SDK Manager or l4t_initrd_flash, then enrol the board by hand "
+            "(docs/real-machines.md)",
+        )
+    if device.profile not in workers.boards:
+        known = ", ".join(sorted(workers.boards))
+        raise ConfigError(f"no card can be made for '{device.profile}'", f"known: {known}")
+
+
+def job_of(found: Cluster) -> Job:
+    """The job of a cluster, checked against it. Raises ConfigError."""
+    for table in ("hub", "image", "ssh", "job"):
+        if getattr(found, table) is None:
+            raise ConfigError(
+                f"{found.path}: [{table}] is missing", "`edgetrain devices init` explains it"
+            )
+    assert found.job
+    job = load(found.job.file)
+    cluster.check_fleet(found, job.fleet.members, job.fleet.device)
+    return job
+
+
+def settings_of(found: Cluster, job: Job, token_s: float, ask: Callable[[str], str]) -> Settings:
+    """What all cards have; without tokens, which hold for `token_s` seconds. `ask` gets a question
+    and returns the secret that answers it. Raises ConfigError."""
+    assert found.ssh
+    assert found.job
+    passphrase = ""
+    if found.wifi:
+        question = f"passphrase of '{found.wifi.ssid}': "
+        passphrase = cluster.secret(
+            found.wifi, found.path.parent, os.environ, lambda: ask(question)
+        )
+    data = flashing.pack_data(found.job.data) if found.job.data else None
+    return flashing.Settings(
+        tuple(cluster.ssh_keys(found.ssh)),
+        found.job.file.read_bytes(),
+        {},
+        token_s,
+        passphrase,
+        data,
+        _bundle(found, job),
+    )
+
+
+def check_task(
+    found: Cluster,
+    job: Job,
+    settings: Settings,
+    candidates: Sequence[Path],
+    owner: tuple[int, int] | None,
+) -> str:
+    """Why it was not tried whether a worker and card of this cluster can make the job's task; "" if
+    they can. It is tried as `owner`, user and group. Raises ConfigError if none can."""
+    assert found.job
+    folder = job.data.get("folder")
+    if folder and not found.job.data:
+        raise ConfigError(
+            f"the job's data.folder is '{folder}', which no card has",
+            'job.data = "FOLDER" in the cluster file copies a folder to every card',
+        )
+    refused: list[ConfigError] = []
+    for path in candidates:
+        card = on_card.Card(
+            settings.job, read_manifest(path).modules, found.job.data, settings.bundle
+        )
+        try:
+            return on_card.check(card, owner)
+        except ConfigError as error:
+            refused.append(error)
+    raise refused[0]
+
+
+def _bundle(found: Cluster, job: Job) -> tuple[str, bytes, str] | None:
+    """The job's own code: its name on the device, content and digest. Raises ConfigError."""
+    assert found.job
+    named = job.task.partition("#")[0] if "#" in job.task else ""
+    if found.job.bundle is None:
+        if named:
+            raise ConfigError(
+                f"the job's task is in {named}, and {found.path} has no job.bundle",
+                f'bundle = "{named}"',
+            )
+        return None
+    if Path(named).name != named or found.job.bundle.name != named:
+        raise ConfigError(
+            f"the job's task is '{job.task}', and job.bundle is {found.job.bundle.name}",
+            "on a device both are in one folder: give the bundle's plain name in both",
+        )
+    try:
+        content = found.job.bundle.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {found.job.bundle}: {error.strerror}") from None
+    return named, content, digest_of(content)
+
+
+class Tokens(Protocol):
+    """Where the tokens of cards come from."""
+
+    def draw(self, names: Sequence[str]) -> dict[str, str]:
+        """A token for each of these devices."""
+
+    def open(self, name: str) -> None:
+        """Let a device's token be used: its card is written."""
+
+
+class GivenTokens:
+    """Tokens that the hub's machine has opened already."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        """Raises ConfigError if the file has not a token for each of these devices."""
+        self._known = read_tokens(path)
+        if lacking := [name for name in names if name not in self._known]:
+            raise ConfigError(f"{path} has no token for {', '.join(lacking)}")
+        for name in names:
+            try:
+                read_token(self._known[name])
+            except ConfigError as error:
+                raise ConfigError(f"{path}, {name}: {error.message}", error.hint) from None
+        if len({self._known[name] for name in names}) < len(names):
+            raise ConfigError(f"{path} has one token for two devices", "each has its own")
+
+    def draw(self, names: Sequence[str]) -> dict[str, str]:
+        return {name: self._known[name] for name in names}
+
+    def open(self, name: str) -> None:
+        pass
+
+
+class DrawnTokens:
+    """Tokens of this machine's keys. A token can be used, and the key of the device's older card
+    is taken off the list, when the new card is written: a card that fails changes nothing."""
+
+    def __init__(self, ring: Keyring, minutes: float, as_owner: AsOwner) -> None:
+        """Tokens hold for so many minutes. Files of the ring are written in `as_owner` of it."""
+        self._ring, self._minutes, self._as_owner = ring, minutes, as_owner
+        self._drawn: dict[str, bytes] = {}
+
+    def draw(self, names: Sequence[str]) -> dict[str, str]:
+        from edgetrain.exchange.zeromq.curve import new_pair
+
+        tokens = {}
+        for name in names:
+            tokens[name], self._drawn[name] = self._ring.draw_token(new_pair)
+        return tokens
+
+    def open(self, name: str) -> None:
+        with self._as_owner(self._ring.path):
+            if name in self._ring.members().values():
+                self._ring.revoke(name)
+            self._ring.open_token(name, self._drawn[name], time.time(), self._minutes)
+
+
+def read_tokens(path: Path) -> dict[str, str]:
+    try:
+        found = parse_json(read_guarded(path, 1 << 20, OTHERS_READ).encode())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise ConfigError(
+            f"{path} is not a file of tokens", "edgetrain keys enroll --cluster FILE --out FILE"
+        )
+    return found
