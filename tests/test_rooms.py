@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import edgetrain
 
 PACKAGE = Path(edgetrain.__file__).parent
@@ -64,6 +66,25 @@ def test_rooms_import_only_what_they_may():
         if room(name) not in FACES | {room(other)} and room(other) not in MAY[room(name)]
     ]
     assert not wrong, "\n".join(sorted(wrong))
+
+
+def doors(name: str) -> set[str]:
+    """The modules that a room lists in its docstring: others may import them, and the room."""
+    text = ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text("utf-8"))) or ""
+    listed = text.partition("Doors: ")[2].partition(".\n")[0].removesuffix(".")
+    return {f"edgetrain.{name}.{each.strip()}" for each in listed.split(",") if each.strip()}
+
+
+@pytest.mark.parametrize("name", sorted(MAY.keys() - {"errors", "cli"}))
+def test_other_rooms_come_through_the_doors(name):
+    known = modules()
+    entered = {
+        other
+        for module, path in known.items()
+        for other in imported(path, known)
+        if room(other) == name and room(module) != name and other != f"edgetrain.{name}"
+    }
+    assert entered == doors(name), "list what others import, and nothing else"
 
 
 def test_no_import_cycles():

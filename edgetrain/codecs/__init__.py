@@ -8,6 +8,8 @@
 Codecs that depend on the tensors' shapes are bound first: `codec.bind(layout)`. What `memory`
 makes is the state that belongs around a codec: feedback, or Deep Gradient Compression. The bytes of
 payloads are in docs/codecs.md; `kernels.backend()` says whether C or NumPy does the work.
+
+Doors: auto, base, kernels.chosen, table.
 """
 
 from edgetrain.codecs.auto import Auto, OnRungs

@@ -1,1 +1,4 @@
-"""Files that may be anything, read within limits; TOML, read and written."""
+"""Files that may be anything, read within limits; TOML, read and written.
+
+Doors: reading, toml.
+"""

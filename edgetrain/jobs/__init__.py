@@ -1,4 +1,9 @@
 """A job on paper: the file, its rules, its names looked up, what it costs and promises.
 
 Nothing is started here; torch is not imported before a task is loaded.
+
+Doors: building, bundles, capacity.estimate, capacity.question, grid, job, lookup, named, on_card,
+placement.bars, placement.decision, placement.machines, placement.question, placement.replanning,
+placement.search, placement.words, plan, privacy.accounting, privacy.promise, reading, resolved,
+rules, schema.
 """

@@ -1,4 +1,7 @@
 """From a fleet on paper to devices that train by themselves: cards, later SSH.
 
 Stands above jobs and keys. Nothing that trains may need it.
+
+Doors: cards.archive, cards.disks, cards.example, cards.flashing, cards.looking, cards.making,
+cards.placing, cards.writing, outfit.
 """

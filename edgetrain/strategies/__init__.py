@@ -6,6 +6,8 @@ at once.
 
 To add a strategy, write its half (`half.MemberHalf`) in a file of its own, a function here that
 builds it, and a row.
+
+Doors: closing, factored, half, merging, merging.private, merging.rule, spelling.
 """
 
 from __future__ import annotations
