@@ -22,7 +22,6 @@ import itertools
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from harness import machine, progress
 
 from edgetrain.training import processes
 
@@ -71,7 +71,7 @@ def obey(pipe: Connection, one_round: Callable[[], object], report: Callable[[],
         pipe.send((began, time.monotonic(), report()))
 
 
-def hub(pipe: Connection, members: int) -> None:
+def hub(pipe: Connection, members: int, strategy: str = "local-sgd", every: int = 1) -> None:
     """Our hub."""
     from edgetrain import codecs
     from edgetrain.exchange.hub.protocol import Hub
@@ -82,7 +82,7 @@ def hub(pipe: Connection, members: int) -> None:
 
     socket = HubSocket("tcp://127.0.0.1:0")
     pipe.send(socket.address)
-    terms = Terms("local-sgd", 1, 0)
+    terms = Terms(strategy, every, 0)
     pure = Hub(terms, Policy(members), Mean(), codecs.Dense(), codecs.Dense())
     serve(pure, socket, time.monotonic, lambda effect: None)
     socket.close()
@@ -130,22 +130,6 @@ def member(pipe: Connection, address: str, elements: int) -> None:
 
     obey(pipe, joined.step, report)
     joined.close()
-
-
-def loop_hub(pipe: Connection) -> None:
-    """A hub for the loop that is joined: its rounds are longer than what is measured."""
-    from edgetrain import codecs
-    from edgetrain.exchange.hub.protocol import Hub
-    from edgetrain.exchange.hub.serve import serve
-    from edgetrain.exchange.hub.terms import Policy, Terms
-    from edgetrain.exchange.zeromq.hub_socket import HubSocket
-    from edgetrain.strategies.merging.rule import Mean
-
-    socket = HubSocket("tcp://127.0.0.1:0")
-    pipe.send(socket.address)
-    pure = Hub(Terms("fedavg", 1 << 30, 0), Policy(1), Mean(), codecs.Dense(), codecs.Dense())
-    serve(pure, socket, time.monotonic, lambda effect: None)
-    socket.close()
 
 
 def loop(pipe: Connection, address: str = "") -> None:
@@ -356,7 +340,9 @@ def fleets(args: argparse.Namespace, store: Path) -> Iterator[list[Fleet]]:
         where = f"file://{store / 'gloo'}"
         gloo.players(count, gloo_rank, [(r, count, elements, where) for r in range(count)])
         bare.players(1, loop, [()])
-        joined.players(1, loop, [(joined.hear(joined.start("hub", loop_hub)),)])
+        # Rounds that are longer than what is measured.
+        endless = joined.hear(joined.start("hub", hub, 1, "fedavg", 1 << 30))
+        joined.players(1, loop, [(endless,)])
         yield made
         for fleet in made:
             fleet.dismiss()
@@ -385,20 +371,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for turn in range(args.turns):
             for fleet in made[turn % 2 :] + made[: turn % 2]:
                 block = fleet.play(rounds[fleet.name])
-                say(
-                    args,
-                    f"turn {turn + 1} of {args.turns}: {fleet.name} {block.seconds:.3f} s a round",
-                )
+                if not args.json:
+                    done = f"turn {turn + 1} of {args.turns}"
+                    progress(f"{done}: {fleet.name} {block.seconds:.3f} s a round")
         after = threads()
         return result(args, made, before, after)
-
-
-def say(args: argparse.Namespace, text: str) -> None:
-    """Progress, for people only."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-    elif not args.json:
-        print(text, file=sys.stderr, flush=True)
 
 
 def result(
@@ -520,11 +497,11 @@ def main() -> None:
         found = measure(args)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
+    progress("")
     if args.json:
         print(json.dumps(found, indent=2))
     else:
+        print(machine())
         show(found)
 
 
