@@ -376,16 +376,16 @@ def _guards(elements: int, wanted: int) -> list[tuple[int, int]]:
 
 def _select(r: Vector, g: Vector | None, bound: int, zero: bool) -> tuple[Indices, Vector]:
     """`select` over a long vector, ROOM entries at a time, copied from the kernels' scratch."""
-    found: list[tuple[Indices, Vector]] = []
+    pieces: list[tuple[Indices, Vector]] = []
     at = 0
     while at < r.size:
         here = None if g is None else g[at:]
         positions, values, stopped = kernels.current().select(r[at:], here, bound, zero, ROOM)
-        found.append((positions + np.uint32(at), values.copy()))
+        pieces.append((positions + np.uint32(at), values.copy()))
         at += stopped
-    if len(found) == 1:
-        return found[0]
-    return np.concatenate([p for p, _ in found]), np.concatenate([v for _, v in found])
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate([p for p, _ in pieces]), np.concatenate([v for _, v in pieces])
 
 
 class RandK(BaseCodec):

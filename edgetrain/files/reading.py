@@ -65,19 +65,19 @@ def read_guarded(path: Path, most: int, forbidden: int = OTHERS_WRITE) -> str:
 def check_guarded(folder: Path) -> int:
     """Raise ConfigError if others than this user and root can change what is in a folder. Returns
     its owner: what root does in a user's folder (`sudo`), it does for that user."""
-    found = folder.stat()
-    _check(folder, found, OTHERS_WRITE, found.st_uid if os.geteuid() == 0 else 0)
-    return found.st_uid
+    status = folder.stat()
+    _check(folder, status, OTHERS_WRITE, status.st_uid if os.geteuid() == 0 else 0)
+    return status.st_uid
 
 
-def _check(path: Path, found: os.stat_result, forbidden: int, owner: int) -> None:
-    if found.st_mode & forbidden & OTHERS_WRITE:
+def _check(path: Path, status: os.stat_result, forbidden: int, owner: int) -> None:
+    if status.st_mode & forbidden & OTHERS_WRITE:
         raise ConfigError(f"{path} can be written by others than its owner", f"chmod go-w {path}")
-    if found.st_mode & forbidden:
+    if status.st_mode & forbidden:
         raise ConfigError(f"{path} can be read by others", f"chmod 600 {path}")
-    if found.st_uid not in (0, os.geteuid(), owner):
+    if status.st_uid not in (0, os.geteuid(), owner):
         raise ConfigError(
-            f"{path} belongs to another user (number {found.st_uid})",
+            f"{path} belongs to another user (number {status.st_uid})",
             "who owns it decides who may come in: chown it",
         )
 

@@ -33,15 +33,15 @@ def networks_of(text: str, members: int | None = None) -> list[str]:
     If `members` is given, a single name without a count stands for all members, and any other text
     must name exactly this many. Raises ConfigError for a bad count or an unknown network.
     """
-    found = _named(text, "network", "wifi:4", load_network)
+    profiles = _named(text, "network", "wifi:4", load_network)
     if members is not None and not any(mark in text for mark in ",:"):
-        return found * members
-    if members is not None and len(found) != members:
+        return profiles * members
+    if members is not None and len(profiles) != members:
         raise ConfigError(
-            f"network '{text}' names {len(found)} members, the fleet has {members}",
+            f"network '{text}' names {len(profiles)} members, the fleet has {members}",
             "give one name for all, or counts that add up",
         )
-    return found
+    return profiles
 
 
 def spread(names: Sequence[str], members: int, what: str) -> tuple[str, ...]:
@@ -61,14 +61,14 @@ def spread(names: Sequence[str], members: int, what: str) -> tuple[str, ...]:
 
 def _named(text: str, what: str, example: str, load: Callable[[str], object]) -> list[str]:
     """Parse names with counts, and `load` each name so that an unknown one is refused."""
-    found: list[str] = []
+    names: list[str] = []
     for item in (part.strip() for part in text.split(",")):
         name, colon, count = (part.strip() for part in item.partition(":"))
         if not name or (colon and not (count.isdecimal() and int(count) > 0)):
             raise ConfigError(f"'{item}' in {what} '{text}' is not NAME or NAME:COUNT", example)
         load(name)
-        found += [name] * (int(count) if colon else 1)
-    return found
+        names += [name] * (int(count) if colon else 1)
+    return names
 
 
 def parse_sites(text: str, members: int) -> tuple[Site, ...]:

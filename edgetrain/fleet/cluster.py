@@ -197,27 +197,27 @@ def parse(table: Mapping[str, Any], path: Path) -> Cluster:
     given: dict[str, Any] = {
         name: make(table[name], path) for name, make in read.items() if name in table
     }
-    found = Cluster(path, devices=devices, servers=servers, trusted=trusted, **given)
+    cluster = Cluster(path, devices=devices, servers=servers, trusted=trusted, **given)
     for address in static:
-        if address in map(str, map(_ip_of, found.hub.addresses if found.hub else ())):
+        if address in map(str, map(_ip_of, cluster.hub.addresses if cluster.hub else ())):
             raise ConfigError(f"{path}: a device has the hub's address, {address}")
-    return found
+    return cluster
 
 
 def warnings(cluster: Cluster) -> list[str]:
     """Likely mistakes that may be meant, one line each."""
-    found = []
+    lines = []
     hubs = [h for h in map(_ip_of, cluster.hub.addresses if cluster.hub else ()) if h]
     for device in cluster.devices:
         if device.address == DHCP or not hubs or device.gateway:
             continue
         network = ipaddress.ip_interface(device.address).network
         if not any(hub in network for hub in hubs if hub.version == network.version):
-            found.append(
+            lines.append(
                 f"{device.name} has the address {device.address}, and the hub at {hubs[0]} is not "
                 f"in {network}: without a gateway they cannot reach each other"
             )
-    return found
+    return lines
 
 
 def check_fleet(cluster: Cluster, members: int, profile: str) -> None:
@@ -250,7 +250,7 @@ def secret(wifi: Wifi, folder: Path, environment: Mapping[str, str], ask: Callab
     if kind == "file":
         path = folder / Path(rest).expanduser()
         try:
-            found = read_guarded(path, LARGEST, OTHERS_READ).rstrip("\r\n")
+            passphrase = read_guarded(path, LARGEST, OTHERS_READ).rstrip("\r\n")
         except FileNotFoundError:
             raise ConfigError(f"wifi.secret: there is no file {path}") from None
         except ConfigError as error:
@@ -258,21 +258,21 @@ def secret(wifi: Wifi, folder: Path, environment: Mapping[str, str], ask: Callab
     elif kind == "env":
         if rest not in environment:
             raise ConfigError(f"wifi.secret: the environment has no {rest}", f"export {rest}=…")
-        found = environment[rest]
+        passphrase = environment[rest]
     else:
-        found = ask()
-    hexadecimal = re.fullmatch(r"[0-9a-fA-F]{64}", found)
-    if not hexadecimal and not (8 <= len(found.encode()) <= 63 and found.isprintable()):
+        passphrase = ask()
+    hexadecimal = re.fullmatch(r"[0-9a-fA-F]{64}", passphrase)
+    if not hexadecimal and not (8 <= len(passphrase.encode()) <= 63 and passphrase.isprintable()):
         raise ConfigError(
-            f"the passphrase of '{wifi.ssid}' has {len(found.encode())} characters",
+            f"the passphrase of '{wifi.ssid}' has {len(passphrase.encode())} characters",
             "WPA wants 8 to 63, or 64 hexadecimal digits",
         )
-    return found
+    return passphrase
 
 
 def ssh_keys(ssh: Ssh) -> list[str]:
     """The public keys, one a line of their files. Raises ConfigError for anything else."""
-    found = []
+    listed = []
     for path in ssh.keys:
         try:
             lines = read_bytes(path, LARGEST).decode(errors="replace").splitlines()
@@ -292,8 +292,8 @@ def ssh_keys(ssh: Ssh) -> list[str]:
             raise ConfigError(
                 f"ssh.keys: {path} is not a whole SSH public key", "one line: ssh-ed25519 AAAA…"
             )
-        found += keys
-    return found
+        listed += keys
+    return listed
 
 
 # -- tables --------------------------------------------------------------------------------------

@@ -88,13 +88,13 @@ def check_user(user: str, where: str) -> None:
 
 def check_hub(address: str, where: str) -> None:
     """An address at which devices can find the hub."""
-    found = HUB_ADDRESS.match(address)
-    if not found or not 1 <= int(found[2]) <= 65535:
+    match = HUB_ADDRESS.match(address)
+    if not match or not 1 <= int(match[2]) <= 65535:
         raise ConfigError(
             f"{where} has '{address}', which is not an address with a port",
             "write tcp://HOST:PORT, as in tcp://hub.local:5555",
         )
-    host = found[1].strip("[]")
+    host = match[1].strip("[]")
     if host == "localhost" or host.endswith(".localhost"):
         raise ConfigError(*_not_the_hub(where, address, "which means the device itself"))
     if not re.fullmatch(r"[0-9.]+", host) and ":" not in host:
@@ -122,37 +122,37 @@ def _not_the_hub(where: str, address: str, why: str) -> tuple[str, str]:
 def static_address(address: str, where: str) -> str:
     """A device's own IPv4 address with the length of its network, in the usual spelling."""
     try:
-        found = ipaddress.ip_interface(address)
+        interface = ipaddress.ip_interface(address)
     except ValueError:
-        found = None
-    if found is None or "/" not in address or found.network.num_addresses == 1:
+        interface = None
+    if interface is None or "/" not in address or interface.network.num_addresses == 1:
         raise ConfigError(
             f"{where} = '{address}' is not an address with the length of its network",
             'allowed: "dhcp", or as in "192.168.1.20/24"',
         )
-    if found.version != 4:
+    if interface.version != 4:
         raise ConfigError(
             f"{where} = '{address}' is an IPv6 address", 'IPv4 only, as in "192.168.1.20/24"'
         )
-    if found.ip in (found.network.network_address, found.network.broadcast_address):
+    if interface.ip in (interface.network.network_address, interface.network.broadcast_address):
         raise ConfigError(f"{where} = '{address}' is the network itself, not a machine")
-    if not _is_a_machine(found.ip):
+    if not _is_a_machine(interface.ip):
         raise ConfigError(
             f"{where} = '{address}' is no address of a machine", 'as in "192.168.1.20/24"'
         )
-    return str(found)
+    return str(interface)
 
 
 def check_gateway(gateway: str, address: str, where: str) -> None:
     """A gateway in the network of a static address, and not the device itself."""
     own = ipaddress.ip_interface(address)
     try:
-        found = ipaddress.ip_address(gateway)
+        parsed = ipaddress.ip_address(gateway)
     except ValueError:
-        found = None
-    if found is None or found not in own.network:
+        parsed = None
+    if parsed is None or parsed not in own.network:
         raise ConfigError(f"{where} = '{gateway}' is not an address in {own.network}")
-    if found in (own.ip, own.network.network_address, own.network.broadcast_address):
+    if parsed in (own.ip, own.network.network_address, own.network.broadcast_address):
         raise ConfigError(f"{where} = '{gateway}' is not another machine in {own.network}")
 
 
@@ -163,11 +163,11 @@ def _is_a_machine(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 def is_public_key(line: str) -> bool:
     """Whether a line is a whole SSH public key: its parts have the lengths that it states."""
-    found = PUBLIC_KEY.match(line)
-    if not found:
+    match = PUBLIC_KEY.match(line)
+    if not match:
         return False
     try:
-        left = base64.b64decode(found[2], validate=True)
+        left = base64.b64decode(match[2], validate=True)
     except binascii.Error:
         return False
     parts = []
@@ -177,5 +177,5 @@ def is_public_key(line: str) -> bool:
         if len(left) < 4 + length:
             return False
         left = left[4 + length :]
-    whole = len(parts) == _FIELDS[found[1]] and parts[0] == found[1].encode() and all(parts)
-    return whole and ("ed25519" not in found[1] or len(parts[1]) == 32)
+    whole = len(parts) == _FIELDS[match[1]] and parts[0] == match[1].encode() and all(parts)
+    return whole and ("ed25519" not in match[1] or len(parts[1]) == 32)

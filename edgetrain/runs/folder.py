@@ -137,9 +137,9 @@ def remove_unbegun(folder: Path) -> None:
     try:
         if (folder / METRICS).exists() and (folder / METRICS).stat().st_size:
             return
-        found = {each.name for each in folder.iterdir()}
-        if found <= {JOB, ENVIRONMENT, METRICS, SUMMARY}:
-            for name in found:
+        names = {each.name for each in folder.iterdir()}
+        if names <= {JOB, ENVIRONMENT, METRICS, SUMMARY}:
+            for name in names:
                 (folder / name).unlink()
             folder.rmdir()
     except OSError:
@@ -193,10 +193,10 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(summary, dict):
         raise ConfigError(f"{path} holds no summary")
-    found = summary.get("format", 1)
-    if not isinstance(found, int) or found > FORMAT:
+    version = summary.get("format", 1)
+    if not isinstance(version, int) or version > FORMAT:
         raise NewerFormat(
-            f"{folder} is a run folder of format {found!r}; this edgetrain reads up to {FORMAT}",
+            f"{folder} is a run folder of format {version!r}; this edgetrain reads up to {FORMAT}",
             "read it with the edgetrain that wrote it, or a newer one",
         )
     return _shaped(path, summary, shapes.SUMMARY)
@@ -205,11 +205,11 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 def read_environment(folder: Path) -> dict[str, Any]:
     """Read environment.json; {} if there is none, or it is damaged."""
     try:
-        found = read_json(folder / ENVIRONMENT, _MOST_BYTES)
+        environment = read_json(folder / ENVIRONMENT, _MOST_BYTES)
     except (FileNotFoundError, ConfigError):
         return {}
-    fine = isinstance(found, dict) and not shapes.wrong(found, shapes.ENVIRONMENT)
-    return found if fine else {}
+    fine = isinstance(environment, dict) and not shapes.wrong(environment, shapes.ENVIRONMENT)
+    return environment if fine else {}
 
 
 def _shaped(path: Path, table: dict[str, Any], shape: shapes.Shape) -> dict[str, Any]:
@@ -252,8 +252,8 @@ def runs_in(folder: Path) -> list[Path]:
 def folders_in(root: Path | str, *, begun: bool = True) -> list[Path]:
     """Folders of runs, comparisons and sweeps in `root`, the newest last. Without `begun`: also
     those in which no run has begun yet."""
-    found = [path for path in Path(root).glob("*/") if _has_runs(path, begun)]
-    return sorted(found, key=lambda path: (path.name[:15], _changed_at(path), path.name))
+    folders = [path for path in Path(root).glob("*/") if _has_runs(path, begun)]
+    return sorted(folders, key=lambda path: (path.name[:15], _changed_at(path), path.name))
 
 
 def _has_runs(path: Path, begun: bool) -> bool:
@@ -270,12 +270,12 @@ def _has_runs(path: Path, begun: bool) -> bool:
 def newest_whole(root: Path | str) -> Path:
     """The newest of `folders_in`, begun or not; a hub's in place of that of a member which trains
     with it on this machine. Raises ConfigError if there is none."""
-    found = folders_in(root, begun=False)
+    folders = folders_in(root, begun=False)
     last = newest(root, begun=False)
     if not _is_of_one_member(last):
         return last
     began = _changed_at(last / ENVIRONMENT)
-    written = (path for path in reversed(found) if _written_at(path) >= began)
+    written = (path for path in reversed(folders) if _written_at(path) >= began)
     return next((path for path in written if not _is_of_one_member(path)), last)
 
 
@@ -302,12 +302,12 @@ def _changed_at(path: Path) -> float:
 
 def newest(root: Path | str, *, begun: bool = True) -> Path:
     """The newest of `folders_in`. Raises ConfigError if there is none."""
-    found = folders_in(root, begun=begun)
-    if not found:
+    folders = folders_in(root, begun=begun)
+    if not folders:
         raise ConfigError(
             f"no run in {root}", "`edgetrain run` makes one; --runs says where to look"
         )
-    return found[-1]
+    return folders[-1]
 
 
 def _write(path: Path, text: str) -> None:

@@ -91,11 +91,11 @@ def _speed(tally: Tally) -> dict[str, Any]:
 def _least_waiting(tally: Tally, members: int) -> dict[str, Any]:
     """The member that waited least, and its step: no member is slower, so it waits for replies
     alone. None where not every member writes into the folder: another one may be slower then."""
-    found = {name: member.parts for name, member in tally.members.items() if member.lines}
-    if tally.is_told or not found or len(tally.members) < members:
+    parts = {name: member.parts for name, member in tally.members.items() if member.lines}
+    if tally.is_told or not parts or len(tally.members) < members:
         return dict.fromkeys(("least_waiting", "least_busy_s", "least_wait_s"))
-    name = min(found, key=lambda each: found[each][_PARTS.index("wait_s")])
-    compute_s, wait_s, overhead_s, *_ = found[name]
+    name = min(parts, key=lambda each: parts[each][_PARTS.index("wait_s")])
+    compute_s, wait_s, overhead_s, *_ = parts[name]
     busy_s = compute_s + overhead_s
     return {"least_waiting": name, "least_busy_s": busy_s, "least_wait_s": wait_s}
 

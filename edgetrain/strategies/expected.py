@@ -124,10 +124,10 @@ class Expected:
             blocks = slice(start // BLOCK, block_count(stop))
             flags = touched[blocks]
             if are_few(flags) and not self._differs_much(start, stop):
-                found = np.subtract(
+                progress = np.subtract(
                     self.params[start:stop], self.base[start:stop], out=own[start:stop]
                 )
-                flags |= touched_blocks(found)
+                flags |= touched_blocks(progress)
                 if are_few(flags):
                     few[blocks] = flags
                     continue

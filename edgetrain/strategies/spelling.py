@@ -21,10 +21,10 @@ def split(text: str) -> tuple[str, list[str]]:
     >>> split("multi-krum(2, 5)")
     ('multi-krum', ['2', '5'])
     """
-    found = _SPELLED.match(text)
-    if found is None:
+    match = _SPELLED.match(text)
+    if match is None:
         return text.strip(), []
-    name, inside = found[1], found[2]
+    name, inside = match[1], match[2]
     return name, [] if inside is None else [word.strip() for word in inside.split(",")]
 
 

@@ -37,9 +37,9 @@ def sampled(piece: Vector, start: int, stride: int) -> tuple[slice, NDArray[np.f
     """The sample's elements in the piece that begins at element `start`: their place in the sample,
     and float64 copies."""
     skip = -start % stride
-    found = piece[skip::stride].astype(np.float64)
+    elements = piece[skip::stride].astype(np.float64)
     first = (start + skip) // stride
-    return slice(first, first + found.size), found
+    return slice(first, first + elements.size), elements
 
 
 class Unsent:
@@ -89,12 +89,12 @@ class Unsent:
         """Compare a reply, in consecutive pieces, with the sample of its round."""
         measured, start = np.zeros(4), 0
         for piece in reply:
-            place, found = sampled(piece, start, self.stride)
+            place, replied = sampled(piece, start, self.stride)
             unsent = sample[place].astype(np.float64)
-            both = (found != 0) & (unsent != 0)
-            unsent, found = unsent[both], found[both]
+            both = (replied != 0) & (unsent != 0)
+            unsent, replied = unsent[both], replied[both]
             # Not np.dot: its rounding depends on how many threads BLAS has.
-            sums = (unsent * found).sum(), (unsent * unsent).sum(), (found * found).sum()
+            sums = (unsent * replied).sum(), (unsent * unsent).sum(), (replied * replied).sum()
             measured += [*sums, unsent.size]
             start += piece.size
         self._evidence = FORGET * self._evidence + measured

@@ -34,7 +34,7 @@ def blob_parts(blob: Buffer) -> Iterator[memoryview]:
 
 def blob_digest(pieces: Iterable[Buffer]) -> str:
     """64 hexadecimal digits of the bytes in consecutive pieces (BLAKE2b), however they are cut."""
-    found = hashlib.blake2b(digest_size=32)
+    digest = hashlib.blake2b(digest_size=32)
     for piece in pieces:
-        found.update(piece)
-    return found.hexdigest()
+        digest.update(piece)
+    return digest.hexdigest()

@@ -85,8 +85,8 @@ def write_blocks(vector: Vector, place: Place, values: Vector) -> None:
 
 def has_negative_zero(vector: Vector, flags: Flags) -> bool:
     """Whether an element of the flagged blocks is -0.0."""
-    found = (read_blocks(vector, at).view(np.uint32) for at in places(flags, vector.size))
-    return any(bool((words == 0x8000_0000).any()) for words in found)
+    chunks = (read_blocks(vector, at).view(np.uint32) for at in places(flags, vector.size))
+    return any(bool((words == 0x8000_0000).any()) for words in chunks)
 
 
 def move_sums(sums: list[int], place: Place, before: Vector, after: Vector) -> None:

@@ -69,8 +69,8 @@ def digest(description: Buffer, fixed: str = "") -> str:
     `fixed` is a digest of the values that are not in the vector, which it then ends with; "": they
     are not to be compared.
     """
-    found = hashlib.sha256(description).hexdigest()[:32]
-    return f"{found}:{fixed}" if fixed else found
+    names = hashlib.sha256(description).hexdigest()[:32]
+    return f"{names}:{fixed}" if fixed else names
 
 
 def tensors_agree(one: str, other: str) -> bool:

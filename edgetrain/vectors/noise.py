@@ -62,8 +62,8 @@ def normal(count: int, source: Source) -> Doubles:
 def chosen(count: int, rate: float, source: Source) -> NDArray[np.int64]:
     """Indices of a Poisson sample of `count`: each with probability `rate`, independently."""
     bits = np.frombuffer(source(8 * count), "<u8") >> np.uint64(11)
-    found: NDArray[np.int64] = np.flatnonzero(bits * 2.0**-53 < rate)
-    return found
+    indices: NDArray[np.int64] = np.flatnonzero(bits * 2.0**-53 < rate)
+    return indices
 
 
 def length(vector: Vector) -> float:

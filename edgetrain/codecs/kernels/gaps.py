@@ -107,17 +107,17 @@ class GapReader:
 
     def _look_ahead(self, wanted: int) -> Integers:
         """The places of the next `wanted` ones, removed from the stream. Raises BadPayload."""
-        found, have = [self._ones], self._ones.size
+        batches, have = [self._ones], self._ones.size
         while have < wanted and self._seen < self._unary.size:
             octets = self._unary[self._seen : self._seen + UNARY_BYTES]
             ones = np.flatnonzero(np.unpackbits(octets, bitorder="little"))
             ones += 8 * self._seen
-            found.append(ones)
+            batches.append(ones)
             have += ones.size
             self._seen += octets.size
         if have < wanted:
             raise wire.bad(wire.COUNT)
-        together: Integers = np.concatenate(found)
+        together: Integers = np.concatenate(batches)
         self._ones = together[wanted:].copy()
         return together[:wanted]
 

@@ -106,7 +106,7 @@ class NumpyTwin:
         self, r: Vector, g: Vector | None, bound: int, zero: bool, room: int = 0
     ) -> tuple[Indices, Vector, int]:
         magnitudes, keep = np.empty(TILE, np.int32), np.empty(TILE, np.bool_)
-        found: list[tuple[Indices, Vector]] = []
+        pieces: list[tuple[Indices, Vector]] = []
         for start, tile in tiles_of(r):
             if g is not None:
                 tile += g[start : start + tile.size]
@@ -116,11 +116,11 @@ class NumpyTwin:
             )
             np.greater(magnitudes[: tile.size], np.int32(bound - 1), out=keep[: tile.size])
             here = keep[: tile.size].nonzero()[0]
-            found.append((here.astype(np.uint32) + np.uint32(start), tile.take(here)))
+            pieces.append((here.astype(np.uint32) + np.uint32(start), tile.take(here)))
             if zero:
                 tile[here] = 0
-        positions = [p for p, _ in found] or [np.empty(0, np.uint32)]
-        values = [v for _, v in found] or [np.empty(0, np.float32)]
+        positions = [p for p, _ in pieces] or [np.empty(0, np.uint32)]
+        values = [v for _, v in pieces] or [np.empty(0, np.float32)]
         return np.concatenate(positions), np.concatenate(values), r.size
 
     def trim(

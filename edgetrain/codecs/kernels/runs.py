@@ -369,8 +369,8 @@ class RunReader:
 
     def _next_symbols(self, number: int) -> Integers:
         """The symbols of the next `number` tokens. Raises BadPayload."""
-        found, context = bytearray(), self._context
-        while len(found) < number:
+        decoded, context = bytearray(), self._context
+        while len(decoded) < number:
             first = self._bit >> 3
             here = self._codes[first : first + WINDOW + 2]
             octets = np.zeros(WINDOW + 2, np.int32)
@@ -381,15 +381,15 @@ class RunReader:
             symbols = [table[ahead].tobytes() for table in self._symbols]
             lengths = [table[ahead].tobytes() for table in self._lengths]
             at = self._bit & 7
-            while at < 8 * WINDOW and len(found) < number:
+            while at < 8 * WINDOW and len(decoded) < number:
                 symbol = symbols[context][at]
                 if symbol == _NO_SYMBOL:
                     raise wire.bad(wire.CODE)
                 at += lengths[context][at]
-                found.append(symbol)
+                decoded.append(symbol)
                 context = _AFTER_RUN[symbol]
             self._bit = 8 * first + at
             if self._bit > 8 * self._codes.size:
                 raise wire.bad(wire.TRUNCATED)
         self._context = context
-        return np.frombuffer(bytes(found), np.uint8).astype(np.int64)
+        return np.frombuffer(bytes(decoded), np.uint8).astype(np.int64)

@@ -98,8 +98,8 @@ def largest_of(magnitudes: Indices, rank: int) -> Indices:
     if 4 * safe > some.size:
         return magnitudes
     bound = np.partition(some, some.size - safe)[some.size - safe]
-    found = magnitudes[(magnitudes >= bound).nonzero()[0]]
-    return found if found.size >= rank else magnitudes
+    large = magnitudes[(magnitudes >= bound).nonzero()[0]]
+    return large if large.size >= rank else magnitudes
 
 
 def check_scales(stream: Bytes) -> None:

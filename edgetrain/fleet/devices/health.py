@@ -73,8 +73,8 @@ class Health:
     @property
     def celsius(self) -> float | None:
         """Temperature of the hottest zone; None: the board does not report one."""
-        found = [each for zone in self._zones if (each := _number(zone)) is not None]
-        return max(found) / 1000 if found else None
+        readings = [each for zone in self._zones if (each := _number(zone)) is not None]
+        return max(readings) / 1000 if readings else None
 
     @property
     def throttled(self) -> bool | None:

@@ -101,9 +101,9 @@ class Schedule:
 
     def changes(self) -> list[tuple[float, Fault, bool]]:
         """Return (seconds, fault, begins) in time order; at equal times, ends come first."""
-        found = [(fault.at_s, fault, True) for fault in self._faults]
-        found += [(fault.at_s + fault.for_s, fault, False) for fault in self._faults]
-        return sorted(found, key=lambda change: (change[0], change[2]))
+        events = [(fault.at_s, fault, True) for fault in self._faults]
+        events += [(fault.at_s + fault.for_s, fault, False) for fault in self._faults]
+        return sorted(events, key=lambda change: (change[0], change[2]))
 
     def switch(self, fault: Fault, begins: bool) -> None:
         """Begin or end a fault."""

@@ -207,11 +207,11 @@ def _modules(folder: Path) -> Iterator[str]:
 
 def installed(folder: Path) -> dict[str, str]:
     """Names and versions of the packages in a folder that pip filled."""
-    found = {}
+    versions = {}
     for info in sorted(folder.glob("*.dist-info")):
         name, _, version = info.name.removesuffix(".dist-info").rpartition("-")
-        found[name.lower().replace("_", "-")] = version
-    return found
+        versions[name.lower().replace("_", "-")] = version
+    return versions
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -252,18 +252,18 @@ def check(path: Path) -> Manifest:
     return manifest
 
 
-def check_fits(manifest: Manifest, found: Look) -> None:
+def check_fits(manifest: Manifest, look: Look) -> None:
     """Raises ConfigError if an archive does not run on the system of an image."""
-    python = f"{found.python[0]}.{found.python[1]}"
-    if (manifest.python, manifest.machine) != (python, found.machine):
+    python = f"{look.python[0]}.{look.python[1]}"
+    if (manifest.python, manifest.machine) != (python, look.machine):
         raise ConfigError(
             f"the worker is for Python {manifest.python} on {manifest.machine}, and the image has "
-            f"Python {python} on {found.machine}",
-            f"edgetrain devices worker --for {found.release}",
+            f"Python {python} on {look.machine}",
+            f"edgetrain devices worker --for {look.release}",
         )
-    if manifest.release != found.release:
+    if manifest.release != look.release:
         raise ConfigError(
             f"the worker is for {RELEASES.get(manifest.release, manifest.release)}, and the image "
-            f"is {RELEASES.get(found.release, found.release)}",
-            f"edgetrain devices worker --for {found.release}",
+            f"is {RELEASES.get(look.release, look.release)}",
+            f"edgetrain devices worker --for {look.release}",
         )

@@ -53,13 +53,13 @@ class RangeChecks:
 
         Raises ConfigError when a range that ends here has another digest than the map says.
         """
-        found = []
+        pieces = []
         ranges, end = self._map.ranges, offset + len(data)
         while self._at < len(ranges) and ranges[self._at].begin < end:
             this = ranges[self._at]
             low, high = max(this.begin, offset), min(this.end, end)
             part = data[low - offset : high - offset]
-            found.append((low, part))
+            pieces.append((low, part))
             self._hash.update(part)
             if high < this.end:
                 break
@@ -71,7 +71,7 @@ class RangeChecks:
                 )
             self._at += 1
             self._hash = _HASHES[self._map.kind]()
-        return found
+        return pieces
 
 
 def read(path: str | Path) -> BlockMap:
@@ -105,10 +105,10 @@ def digest_beside(image: Path) -> str:
     path = image.with_name(f"{image.name}.sha256")
     if not path.is_file():
         return ""
-    found = re.match(r"([0-9a-fA-F]{64})\b", path.read_text(encoding="utf-8", errors="replace"))
-    if not found:
+    match = re.match(r"([0-9a-fA-F]{64})\b", path.read_text(encoding="utf-8", errors="replace"))
+    if not match:
         raise ConfigError(f"{path} does not begin with a SHA-256", "download it again")
-    return found[1].lower()
+    return match[1].lower()
 
 
 def _parse(path: Path, raw: bytes) -> BlockMap:

@@ -33,10 +33,10 @@ class BootFiles:
     def free(self) -> int:
         """Bytes that are free."""
         done = self._run("mdir", "::")
-        found = re.search(rb"([\d ]+) bytes free", done.stdout)
-        if done.returncode or not found:
+        match = re.search(rb"([\d ]+) bytes free", done.stdout)
+        if done.returncode or not match:
             raise ConfigError("the boot partition cannot be read", _said(done))
-        return int(found[1].replace(b" ", b""))
+        return int(match[1].replace(b" ", b""))
 
     def write(self, files: Mapping[str, Content]) -> None:
         """Write files, in place of those of the same name. Folders are made.
@@ -72,15 +72,15 @@ class BootFiles:
 
     def _digest_of(self, name: str) -> bytes | None:
         """SHA-256 of a file; None if it cannot be read."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         with subprocess.Popen(
             self._words("mcopy", "-n", f"::{name}", "-"), bufsize=0, env=_ENVIRONMENT,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         ) as process:  # fmt: skip
             assert process.stdout is not None
             while data := process.stdout.read(1 << 20):
-                found.update(data)
-        return None if process.returncode else found.digest()
+                digest.update(data)
+        return None if process.returncode else digest.digest()
 
     def _run(
         self, name: str, *words: str, data: bytes | None = None

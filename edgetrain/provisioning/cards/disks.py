@@ -118,23 +118,23 @@ def why_not(disk: Disk, need: int = 0, *, larger: bool = False, loops: bool = Fa
     return ""
 
 
-def cards(found: list[Disk], need: int = 0, *, larger: bool = False) -> list[Disk]:
+def cards(disks: list[Disk], need: int = 0, *, larger: bool = False) -> list[Disk]:
     """The disks of a listing that may be written."""
-    return [disk for disk in found if not why_not(disk, need, larger=larger)]
+    return [disk for disk in disks if not why_not(disk, need, larger=larger)]
 
 
-def disk_at(path: str, found: list[Disk]) -> Disk:
+def disk_at(path: str, disks: list[Disk]) -> Disk:
     """The disk with this path. Raises ConfigError for a partition and for a path that is not there.
 
     Links such as /dev/disk/by-id/… have to be resolved before.
     """
-    for disk in found:
+    for disk in disks:
         if disk.path == path:
             return disk
         if path in [part["path"] for part in _below(disk.entry)]:
             raise ConfigError(f"{path} is a part of {disk.path}", "a card is written whole")
     # Only what may be written is named: the nearest name may be the disk of this system.
-    writable = [disk.path for disk in cards(found, larger=True)]
+    writable = [disk.path for disk in cards(disks, larger=True)]
     raise ConfigError(f"no disk {path}", did_you_mean(path, writable))
 
 

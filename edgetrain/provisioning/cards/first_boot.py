@@ -251,10 +251,10 @@ class FirstBoot:
         best, kind = "", ""
         table = self.root / "proc/mounts"
         for line in table.read_text("utf-8").splitlines() if table.exists() else ():
-            _, place, found, *_ = line.split()
+            _, place, filesystem, *_ = line.split()
             under = place == "/" or path == place or path.startswith(place.rstrip("/") + "/")
             if under and len(place) >= len(best):
-                best, kind = place, found
+                best, kind = place, filesystem
         return kind
 
 

@@ -76,11 +76,11 @@ def image_of(cluster: Cluster) -> Image:
     source = Source(path)
     try:
         size = block_map.size if block_map else source.size
-        found = None
+        look = None
         if source.kind == "raw":
             _, head = next(source.chunks(), (0, memoryview(b"")))
-            found = looking.look(str(path), head[: min(len(head), CHUNK)], source.packed_size)
-        return Image(path, sha256, block_map, size, found)
+            look = looking.look(str(path), head[: min(len(head), CHUNK)], source.packed_size)
+        return Image(path, sha256, block_map, size, look)
     finally:
         source.close()
 
@@ -118,11 +118,11 @@ class Archives:
             )
         return path
 
-    def candidates(self, found: Look | None) -> list[Path]:
+    def candidates(self, look: Look | None) -> list[Path]:
         """The archives that a card may get: the one for the system of its image or, while that is
         not known, all that are there. Raises ConfigError if there is none."""
-        if found or self._given:
-            return [self.path(found.release if found else "")]
+        if look or self._given:
+            return [self.path(look.release if look else "")]
         there = sorted(self._folder.glob("*.tar"))
         if not there:
             raise ConfigError(
@@ -131,12 +131,12 @@ class Archives:
             )
         return there
 
-    def for_card(self, found: Look, device: DeviceEntry) -> Path:
+    def for_card(self, look: Look, device: DeviceEntry) -> Path:
         """The archive for a card. Raises ConfigError if it cannot run there."""
-        path = self.path(found.release)
+        path = self.path(look.release)
         if path not in self._checked:
             self._checked[path] = archive.check(path)
-        archive.check_fits(self._checked[path], found)
+        archive.check_fits(self._checked[path], look)
         self._workers.check_board(self._checked[path], device.profile)
         return path
 
@@ -167,8 +167,8 @@ def load_for(
         names.append(name)
         config["bundle"] = digest
 
-    def load(found: Look) -> Load:
-        return Load({**files, "worker.tar": archives.for_card(found, device)}, config)
+    def load(look: Look) -> Load:
+        return Load({**files, "worker.tar": archives.for_card(look, device)}, config)
 
     return load
 

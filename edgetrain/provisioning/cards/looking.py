@@ -107,14 +107,14 @@ def look(path: str, head: memoryview | bytes, size: int) -> Look:
             )
     boot = next((p for p in parts if p.filesystem == "vfat"), None)
     root = next((p for p in parts if p.filesystem in ("ext4", "ext3", "ext2")), None)
-    found = ", ".join(f"{p.number}: {p.filesystem or 'unknown'}" for p in parts) or "none"
+    listed = ", ".join(f"{p.number}: {p.filesystem or 'unknown'}" for p in parts) or "none"
     if boot is None or boot.number != parts[0].number:
         raise ConfigError(
-            f"the image's first partition is not FAT (partitions: {found})",
+            f"the image's first partition is not FAT (partitions: {listed})",
             "a Raspberry Pi boots from one; for a Jetson use NVIDIA's SDK Manager",
         )
     if root is None:
-        raise ConfigError(f"the image has no ext4 partition to look into (partitions: {found})")
+        raise ConfigError(f"the image has no ext4 partition to look into (partitions: {listed})")
     files = Files(path, root)
     return _judge(files, boot, root)
 
@@ -129,14 +129,14 @@ def partitions(path: str, head: memoryview | bytes, size: int) -> list[Partition
         done = _run("partx", *words)
     if done.returncode:
         raise ConfigError("the image has no partition table that partx can read")
-    found = []
+    entries = []
     for line in done.stdout.decode().splitlines():
         row = dict(word.split("=", 1) for word in shlex.split(line))
         start, length = SECTOR * int(row["START"]), SECTOR * int(row["SECTORS"])
         about = _probe(path, start, length)
         kind, label = about.get("TYPE", ""), about.get("LABEL", "")
-        found.append(Partition(int(row["NR"]), start, length, kind, label))
-    return found
+        entries.append(Partition(int(row["NR"]), start, length, kind, label))
+    return entries
 
 
 class Files:
@@ -157,8 +157,8 @@ class Files:
 
     def link(self, name: str) -> str:
         """The target of a symbolic link; "" if it is not one."""
-        found = re.search(rb'Fast link dest: "(.*?)"', self._ask(f"stat {name}").stdout)
-        return found[1].decode(errors="replace") if found else ""
+        match = re.search(rb'Fast link dest: "(.*?)"', self._ask(f"stat {name}").stdout)
+        return match[1].decode(errors="replace") if match else ""
 
     def _ask(self, request: str) -> subprocess.CompletedProcess[bytes]:
         return _run("debugfs", "-R", request, self._device)

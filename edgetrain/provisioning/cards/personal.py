@@ -184,19 +184,19 @@ def _network_config(network: Network) -> dict[str, Any]:
     # The boot waits for what is not optional. If everything is, systemd-networkd waits two minutes
     # for nothing.
     optional = {"optional": True} if network.ssid else {}
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "version": 2,
         "ethernets": {"cable": {"match": {"name": "e*"}, **optional, **cable}},
     }
     if network.ssid:
-        found["wifis"] = {
+        config["wifis"] = {
             "wlan0": {
                 **addressing,
                 "regulatory-domain": network.country,
                 "access-points": {network.ssid: {"password": network.psk}},
             }
         }
-    return found
+    return config
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
@@ -259,7 +259,7 @@ def _country(network: Network) -> list[str]:
 
 def _network_files(network: Network) -> list[str]:
     """NetworkManager's files for a static address and for a wireless network."""
-    found = []
+    shell = []
     manual = f"method=manual\naddress1={network.address}"
     if network.gateway:
         manual += f",{network.gateway}"
@@ -270,11 +270,11 @@ def _network_files(network: Network) -> list[str]:
             f"ssid={_nm_ssid(network.ssid)}\n\n[wifi-security]\nkey-mgmt=wpa-psk\npsk={network.psk}\n\n"
             f"[ipv4]\n{address}\n"
         )
-        found.append(_nm("edgetrain-wifi", lines))
+        shell.append(_nm("edgetrain-wifi", lines))
     elif network.address != DHCP:
         lines = f"[connection]\nid=edgetrain-cable\ntype=ethernet\n\n[ipv4]\n{address}\n"
-        found.append(_nm("edgetrain-cable", lines))
-    return found
+        shell.append(_nm("edgetrain-cable", lines))
+    return shell
 
 
 def _nm_ssid(ssid: str) -> str:

@@ -29,13 +29,13 @@ class Load:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def placed(device: Personal, load: Load, found: Look, before: bytes) -> dict[str, Content]:
+def placed(device: Personal, load: Load, look: Look, before: bytes) -> dict[str, Content]:
     """All files that go onto the boot partition. `before` is what is in cmdline.txt."""
     ours: dict[str, Content] = {f"{FOLDER}/{name}": data for name, data in load.files.items()}
     ours[f"{FOLDER}/first_boot.py"] = PROGRAM.read_bytes()
     ours[f"{FOLDER}/config.json"] = json.dumps(load.config, indent=1).encode() + b"\n"
-    settings = personal.files(device, found.first_boot)
-    line = personal.command_line(before.decode(errors="replace"), device, found.first_boot)
+    settings = personal.files(device, look.first_boot)
+    line = personal.command_line(before.decode(errors="replace"), device, look.first_boot)
     return {**ours, **settings, COMMAND_LINE: line.encode()}
 
 
@@ -48,14 +48,14 @@ def finisher(device: Personal, load_for: Callable[[Look], Load]) -> Finish:
 
     def finish(card: Card, head: memoryview) -> None:
         medium = card.medium
-        found = looking.look(medium.name, head, medium.size)
-        boot = BootFiles(medium.name, found.boot)
+        look = looking.look(medium.name, head, medium.size)
+        boot = BootFiles(medium.name, look.boot)
         before = boot.read(COMMAND_LINE)
         if before is None:
             raise ConfigError(
                 f"the boot partition has no {COMMAND_LINE}: the image is not for a Raspberry Pi"
             )
-        files = placed(device, load_for(found), found, before)
+        files = placed(device, load_for(look), look, before)
         boot.write(files)
         medium.flush()
         medium.forget()

@@ -82,10 +82,10 @@ class Source:
         if not self._wanted:
             return
         with _reading(self.path):
-            found = self._file.digest()
-        if self._wanted not in (found, self._decoded.hexdigest()):
+            digest = self._file.digest()
+        if self._wanted not in (digest, self._decoded.hexdigest()):
             raise ConfigError(
-                f"{self.path} is not the image that was meant: its SHA-256 is {found}, wanted is "
+                f"{self.path} is not the image that was meant: its SHA-256 is {digest}, wanted is "
                 f"{self._wanted}",
                 "download it again",
             )
@@ -120,10 +120,10 @@ def partition_starts(head: memoryview | bytes) -> tuple[int, ...]:
             return ()
         count, length = struct.unpack_from("<II", head, SECTOR + 80)
         places = range(2 * SECTOR, min(2 * SECTOR + count * length, len(head) - 40), length or 128)
-        found = [
+        rows = [
             (bytes(head[p : p + 16]), struct.unpack_from("<Q", head, p + 32)[0]) for p in places
         ]
-        return tuple(sorted(SECTOR * first for kind, first in found if kind != bytes(16)))
+        return tuple(sorted(SECTOR * first for kind, first in rows if kind != bytes(16)))
     return tuple(sorted(SECTOR * first for kind, first, sectors in entries if kind and sectors))
 
 

@@ -226,15 +226,15 @@ def _probes(medium: Medium, size: int) -> list[tuple[int, memoryview]]:
     """
     last = medium.size // ALIGNMENT * ALIGNMENT - ALIGNMENT
     places = [*range(-(-size // PROBE_EVERY) * PROBE_EVERY, last, PROBE_EVERY), last]
-    nonce, found = os.urandom(16), []
+    nonce, probes = os.urandom(16), []
     for place in places:
         if place < size:
             continue
         block = aligned(ALIGNMENT)
         block[:32] = hashlib.sha256(nonce + place.to_bytes(8, "little")).digest()
         medium.write(place, block)
-        found.append((place, block))
-    return found
+        probes.append((place, block))
+    return probes
 
 
 def _check_probes(card: Card) -> None:
@@ -314,9 +314,9 @@ class _Hashes:
         """The digest of a buffer that does not change any more. Waits if too many are under way."""
         if len(self._under_way) == QUEUED:
             self._under_way.popleft().result()
-        found = self._pool.submit(_digest, data)
-        self._under_way.append(found)
-        return found
+        future = self._pool.submit(_digest, data)
+        self._under_way.append(future)
+        return future
 
     def close(self) -> None:
         """Wait until all are done."""
@@ -471,11 +471,11 @@ def _check(card: Card, plan: Sequence[Block], told: Callable[[], None]) -> None:
                 there = buffers[number % 2]
                 length = -(-block.length // ALIGNMENT) * ALIGNMENT
                 count = card.medium.read(block.offset, there[:length])
-                found = there[: min(count, block.length)]
+                read = there[: min(count, block.length)]
                 if before:
                     _passed(card, *before)
                     told()
-                before = block, pool.submit(_is_good, block, found)
+                before = block, pool.submit(_is_good, block, read)
             if before:
                 _passed(card, *before)
                 told()
@@ -483,12 +483,12 @@ def _check(card: Card, plan: Sequence[Block], told: Callable[[], None]) -> None:
         card.check_s = time.monotonic() - began
 
 
-def _is_good(block: Block, found: memoryview) -> bool:
-    if len(found) < block.length:
+def _is_good(block: Block, content: memoryview) -> bool:
+    if len(content) < block.length:
         return False
     if block.digest is None:
-        return same(found, _ZEROS[: block.length])
-    return _digest(found) == block.digest.result()
+        return same(content, _ZEROS[: block.length])
+    return _digest(content) == block.digest.result()
 
 
 def _passed(card: Card, block: Block, good: Future[bool]) -> None:

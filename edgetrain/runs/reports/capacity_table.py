@@ -65,11 +65,11 @@ def left_out(table: Sequence[Row]) -> list[str]:
     for row in table:
         if row.get("left_out"):
             sizes.setdefault(row["left_out"], []).append(f"{row['members']:,}")
-    found = []
+    lines = []
     for said, members in sizes.items():
         where = "" if len(members) == len(table) else f", with {' and '.join(members)} members"
-        found += wrap(f"left out: {said}{where}", WIDTH, subsequent_indent="  ")
-    return found
+        lines += wrap(f"left out: {said}{where}", WIDTH, subsequent_indent="  ")
+    return lines
 
 
 def _busiest(row: Row, most: int = 3) -> str:
@@ -79,5 +79,5 @@ def _busiest(row: Row, most: int = 3) -> str:
 
 def _aligned_left(cells: Iterable[str]) -> list[str]:
     """Cells padded on the right: columns align all but the first to the right."""
-    found = list(cells)
-    return [cell.ljust(max(map(len, found))) for cell in found]
+    texts = list(cells)
+    return [cell.ljust(max(map(len, texts))) for cell in texts]

@@ -34,23 +34,23 @@ class Happening:
 
 def happenings(records: Iterable[Record]) -> tuple[Happening, ...]:
     """The happenings in lines of events and rounds, in the order of time. Ignores other lines."""
-    found, delays = [], []
+    listed, delays = [], []
     for record in records:
         kind, t = record["kind"], max(0.0, float(record["t"]))
         event = str(record.get("event"))
         if kind == "event" and event in KINDS and event != "delay":
             about = units.printable(str(record.get("about") or record["member"]))
             reason = units.printable(str(record.get("reason") or ""))
-            found.append(Happening(event, t, f"{about} {event}" + f": {reason}" * bool(reason)))
+            listed.append(Happening(event, t, f"{about} {event}" + f": {reason}" * bool(reason)))
         elif kind == "round" and isinstance(record.get("delay"), int):
             delays.append((t, int(record["delay"])))
     delays.sort()
-    found += [
+    listed += [
         Happening("delay", t, f"delay {before} to {after}")
         for (_, before), (t, after) in itertools.pairwise(delays)
         if before != after
     ]
-    return tuple(sorted(found, key=lambda each: each.t))
+    return tuple(sorted(listed, key=lambda each: each.t))
 
 
 def height_at(line: Sequence[tuple[float, float]], t: float, lowest: float) -> float:

@@ -56,33 +56,33 @@ def points(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
 
 def _medians(group: Sequence[Row]) -> Row:
     good = [row for row in group if row["status"] == "finished"]
-    found: Row = {"runs": len(good), "failed": len(group) - len(good)}
+    point: Row = {"runs": len(good), "failed": len(group) - len(good)}
     for key in MEANT:
         values = [row[key] for row in good if row.get(key) is not None]
         # If some seeds never reached the target, a median over the others would be too early.
         known = len(values) == len(good) if key == "target_seconds" else bool(values)
-        found[key] = statistics.median(values) if values and known else None
-    found["ranges"] = {
+        point[key] = statistics.median(values) if values and known else None
+    point["ranges"] = {
         key: (min(values), max(values))
         for key in RANGED
-        if found[key] is not None and (values := [row[key] for row in good if row[key] is not None])
+        if point[key] is not None and (values := [row[key] for row in good if row[key] is not None])
     }
     finals = [row["final"] for row in good if row.get("final") is not None]
-    found["low"], found["high"] = (min(finals), max(finals)) if finals else (None, None)
-    found["mean"] = statistics.fmean(finals) if finals else None
-    return found
+    point["low"], point["high"] = (min(finals), max(finals)) if finals else (None, None)
+    point["mean"] = statistics.fmean(finals) if finals else None
+    return point
 
 
 def series(
-    axis: str, axes: Sequence[str], found: Sequence[Row], most: int = 8
+    axis: str, axes: Sequence[str], rows: Sequence[Row], most: int = 8
 ) -> dict[str, dict[str, Row]]:
     """For each combination of the other axes, the points along `axis`: label -> value -> point.
 
     If there are more than `most` lines, the last of the other axes stay at their first value.
     """
     others = [name for name in axes if name != axis]
-    varies = [name for name in others if len({point[name] for point in found}) > 1]
-    kept = list(found)
+    varies = [name for name in others if len({point[name] for point in rows}) > 1]
+    kept = list(rows)
     while len({tuple(point[name] for name in varies) for point in kept}) > most:
         last = varies.pop()
         kept = [point for point in kept if point[last] == kept[0][last]]
@@ -103,12 +103,12 @@ def labels_in(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, TypeError, ConfigError, csv.Error):
         return {}
     several = len({row.get("seed") for row in rows}) > 1
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for row in rows:
         parts = [_named(name, row.get(name) or "") for name in axes]
         parts += [f"seed {row.get('seed')}"] if several else []
-        found.setdefault(str(row.get("cell")), units.printable(", ".join(filter(None, parts))))
-    return found
+        labels.setdefault(str(row.get("cell")), units.printable(", ".join(filter(None, parts))))
+    return labels
 
 
 def numbers_of(labels: Sequence[str]) -> list[float] | None:

@@ -86,8 +86,8 @@ def inner_products(contributions: Sequence[Sequence[Piece]], out: Sequence[Vecto
 def distances(products: Matrix) -> Matrix:
     """Squared distances between contributions, from their inner products."""
     squares = np.diag(products)
-    found: Matrix = np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
-    return found
+    apart: Matrix = np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
+    return apart
 
 
 def _limit(tau: Length, lengths: Weights) -> float:

@@ -150,5 +150,5 @@ def _mean(rows: Sequence[Vector], out: Vector) -> None:
 
 def _outside(rows: Rows, low: Vector, high: Vector) -> NDArray[np.int64]:
     """Number of elements below `low` or above `high`, for each member."""
-    found: NDArray[np.int64] = ((rows < low) | (rows > high)).sum(axis=1, dtype=np.int64)
-    return found
+    counts: NDArray[np.int64] = ((rows < low) | (rows > high)).sum(axis=1, dtype=np.int64)
+    return counts

@@ -61,10 +61,10 @@ def check(profile: Profile, backend: str = "auto", seconds: float = 4.0) -> Iter
 def _round_trip(profile: Profile, net: Emulation, bench: Bench) -> Finding:
     count = max(10, min(100, int(3000 / max(profile.rtt_ms, 1))))
     if net.backend in ("stream", "none"):
-        found, note = bench.client.do("rtt", count=count, gap_s=0.005), "as a program sees it"
+        seconds, note = bench.client.do("rtt", count=count, gap_s=0.005), "as a program sees it"
     else:
-        found, note = bench.client.do("echoes", count=count, gap_s=0.02), "by the kernel's stamps"
-    measured = statistics.median(found) if found else float("nan")
+        seconds, note = bench.client.do("echoes", count=count, gap_s=0.02), "by the kernel's stamps"
+    measured = statistics.median(seconds) if seconds else float("nan")
     spent = count * 0.02
     chance = math.hypot(*(median_deviation(way, spent) for way in (profile.up, profile.down)))
     allowed = max(0.3, 0.02 * profile.rtt_ms, 3 * chance)

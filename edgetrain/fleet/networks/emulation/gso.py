@@ -75,15 +75,15 @@ def _fold(total: int) -> int:
 
 def runs(kept: Sequence[bool], most: int) -> list[tuple[int, int]]:
     """Return ranges [first, last) of neighbouring kept segments, each of at most `most`."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     start = -1
     for number, keep in enumerate([*kept, False]):
         if keep and start < 0:
             start = number
         elif not keep and start >= 0:
-            found += [(low, min(low + most, number)) for low in range(start, number, most)]
+            ranges += [(low, min(low + most, number)) for low in range(start, number, most)]
             start = -1
-    return found
+    return ranges
 
 
 def corrupt(packet: bytes, bit: int) -> bytes:

@@ -164,7 +164,7 @@ class Client:
 
     def rtt(self, count: int, gap_s: float) -> list[float]:
         """Return round trips of small TCP messages, in ms."""
-        found = []
+        seconds = []
         with self._connect() as end:
             end.sendall(struct.pack("!cq", b"e", count))
             for _ in range(count):
@@ -172,9 +172,9 @@ class Client:
                 sent = _now()
                 end.sendall(probe)
                 _receive(end, _PROBE_BYTES)
-                found.append((_now() - sent) / 1e6)
+                seconds.append((_now() - sent) / 1e6)
                 time.sleep(gap_s)
-        return found
+        return seconds
 
     def push(self, seconds: float, greedy: bool = False) -> list[tuple[int, int]]:
         """Send for `seconds`; return what had arrived at the server, and when.
@@ -205,7 +205,7 @@ class Client:
 
         `fresh` opens a connection for each message and includes its handshake.
         """
-        found: list[float] = []
+        seconds: list[float] = []
         body = bytes(size)
         end = None if fresh else self._connect()
         for _ in range(count):
@@ -213,12 +213,12 @@ class Client:
             link = end or self._connect()
             link.sendall(struct.pack("!cq", b"m", size) + body)
             _receive(link, 1)
-            found.append((_now() - began) / 1e9)
+            seconds.append((_now() - began) / 1e9)
             if end is None:
                 link.close()
         if end is not None:
             end.close()
-        return found
+        return seconds
 
     def datagrams(self, count: int, gap_s: float, size: int, first: int = 0) -> int:
         """Send one-way datagrams at a steady pace, numbered from `first`.
@@ -241,25 +241,25 @@ class Client:
 
         Measured by the kernel's stamps, which do not include the time of measuring processes.
         """
-        found: list[float] = []
+        seconds: list[float] = []
         with _datagram_socket() as end:
             end.connect(self._to)
             began = time.monotonic()
             for number in range(count):
                 end.send(_STAMP.pack(number, _now(), 0).ljust(_PROBE_BYTES, b"\0"))
-                self._collect(end, began + (number + 1) * gap_s, found)
-            self._collect(end, time.monotonic() + 3, found, until=count)
-        return found
+                self._collect(end, began + (number + 1) * gap_s, seconds)
+            self._collect(end, time.monotonic() + 3, seconds, until=count)
+        return seconds
 
     @staticmethod
-    def _collect(end: socket.socket, until_s: float, found: list[float], until: int = -1) -> None:
-        while len(found) != until:
+    def _collect(end: socket.socket, until_s: float, seconds: list[float], until: int = -1) -> None:
+        while len(seconds) != until:
             left = until_s - time.monotonic()
             if left <= 0 or not select.select([end], [], [], left)[0]:
                 return
             data, arrived, _ = _take_datagram(end)
             _, sent, held = _STAMP.unpack_from(data)
-            found.append((arrived - sent - held) / 1e6)
+            seconds.append((arrived - sent - held) / 1e6)
 
 
 def _act(client: Client | None, server: Server | None, command: Mapping[str, Any]) -> Any:

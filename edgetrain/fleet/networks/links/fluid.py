@@ -55,12 +55,12 @@ class Losses:
         self._model.pause(now)
         if not self._independent:
             return [place for place in range(segments) if self._model.lost()]
-        found, at = [], self._gap
+        losses, at = [], self._gap
         while at < segments:
-            found.append(at)
+            losses.append(at)
             at += 1 + self._draw_gap()
         self._gap = at - segments
-        return found
+        return losses
 
     def loses_retransmission(self) -> bool:
         """Draw whether a retransmission is lost too."""

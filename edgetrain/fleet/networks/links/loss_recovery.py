@@ -301,9 +301,9 @@ class Recovery:
         if self._end_of_probe(piece):
             self.window.cut()
             self.window.recovered()
-        waits, found = self._detect(now)
+        waits, lost = self._detect(now)
         if self._state == _RECOVERY:
-            self._reduce(size, advanced and not found)
+            self._reduce(size, advanced and not lost)
         if advanced:
             self._backoff = 0
             if not waits:
@@ -355,21 +355,21 @@ class Recovery:
         Returns whether the reorder timer was armed, and whether a loss was found.
         """
         patience = self._patience()
-        due, found = 0, False
+        due, lost = 0, False
         for piece in list(self._flying):
             if (piece.order, piece.end) >= self._newest:
                 break
             at = piece.sent + self._newest_rtt + patience
             if at <= now:
                 self._mark_lost(piece)
-                found = True
+                lost = True
             else:
                 due = max(due, at)
-        if found and self._state == _OPEN:
+        if lost and self._state == _OPEN:
             self._enter_recovery()
         if due:
             self._timer, self.deadline = _REORDER, due
-        return bool(due), found
+        return bool(due), lost
 
     def _patience(self) -> int:
         """Return how much longer to wait: tcp_rack_reo_wnd, if no reordering was seen."""

@@ -162,14 +162,14 @@ class LiveView:
 
     def _told_once(self, name: str, records: list[Record]) -> list[Record]:
         """The records without overruns but the first of the run: each member reports its own."""
-        found = []
+        once = []
         for record in records:
             if record["kind"] == "event" and record.get("event") == "overrun":
                 if name in self._overran:
                     continue
                 self._overran.add(name)
-            found.append(record)
-        return found
+            once.append(record)
+        return once
 
     def say_above(self, line: str) -> None:
         """Print a line above the table, which stays."""

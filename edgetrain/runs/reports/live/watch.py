@@ -164,10 +164,10 @@ class Watch:
 
     def _metric_of(self, evaluation: Record) -> str:
         """The task's figure: the one that was named, or else the first one that it evaluates."""
-        found = list(figures(evaluation)) if evaluation else []
-        if not found or self._metric in found:
+        names = list(figures(evaluation)) if evaluation else []
+        if not names or self._metric in names:
             return self._metric
-        return next((name for name in found if name != "loss"), "loss")
+        return next((name for name in names if name != "loss"), "loss")
 
     def _untold(self) -> bool:
         """Whether this is a hub's folder to which members write no lines and send no reports."""
@@ -223,8 +223,8 @@ class Watch:
 
     def _seconds_per_step(self) -> float | None:
         """Seconds per step of a member since training began, as in the closing table."""
-        found = [each for member in self._present() if (each := member.seconds_per_step)]
-        return sum(found) / len(found) if found else None
+        paces = [each for member in self._present() if (each := member.seconds_per_step)]
+        return sum(paces) / len(paces) if paces else None
 
     def _recent_step_s(self) -> float | None:
         """Seconds per step lately, to predict the time that is left."""

@@ -73,7 +73,7 @@ _MOST_SIGNS = 25
 
 def signs_of(stories: Sequence[Story], every: Sequence[Points], y: Axis) -> list[Sign]:
     """Signs on the lines of figures against time, where something happened."""
-    end, found = end_of_figures(stories), []
+    end, signs = end_of_figures(stories), []
     for place, (story, points) in enumerate(zip(stories, every, strict=True)):
         for kind in KINDS:
             those = [each for each in story.happened if each.kind == kind and each.t <= end]
@@ -83,8 +83,8 @@ def signs_of(stories: Sequence[Story], every: Sequence[Points], y: Axis) -> list
             for each in those:
                 height = min(max(height_at(points, each.t, y.low), y.low), y.high)
                 said = f"{story.label}: {each.said}, {units.duration(each.t)}"
-                found.append(Sign(kind, each.t, height, place, said))
-    return found
+                signs.append(Sign(kind, each.t, height, place, said))
+    return signs
 
 
 def loss_chart(stories: Sequence[Story], view: View) -> str:
@@ -130,26 +130,26 @@ def losses_of(story: Story, view: View | None = None) -> list[tuple[float, float
     if not steps:
         return []
     steps.sort(key=lambda step: step.t)
-    view, found = view or VIEWS[0], []
+    view, points = view or VIEWS[0], []
     size = max(len(steps) // 150, 1)
     for first in range(0, len(steps), size):
         some = steps[first : first + size]
         last = some[-1]
         loss = statistics.median(step.loss for step in some if step.loss is not None)
         if math.isfinite(loss):
-            found.append((view.of(story, last.t, last.step), loss))
-    return found
+            points.append((view.of(story, last.t, last.step), loss))
+    return points
 
 
 def value_range(values: Sequence[float], mark: float | None, fraction: bool) -> tuple[float, float]:
     """The range of an axis: all values, but not the few far beyond the rest of a run that
     diverged."""
-    found = sorted([value for value in values if math.isfinite(value)])
-    if not found:
+    finite = sorted([value for value in values if math.isfinite(value)])
+    if not finite:
         return 0.0, 1.0
-    low, high = found[0], found[-1]
-    if not fraction and high > 20 * (abs(statistics.median(found)) + 1e-9):
-        high = 4 * found[int(0.75 * (len(found) - 1))] or high
+    low, high = finite[0], finite[-1]
+    if not fraction and high > 20 * (abs(statistics.median(finite)) + 1e-9):
+        high = 4 * finite[int(0.75 * (len(finite) - 1))] or high
     if mark is not None:
         low, high = min(low, mark), max(high, mark)
     room = 0.04 * (high - low) or 0.05 * (abs(high) or 1.0)
@@ -197,24 +197,24 @@ def bars(stories: Sequence[Story]) -> str:
     most = max(sum(parts) for _, parts in rows) or 1.0
     left, width, pitch = 150.0, 640.0, 26.0
     axis = Axis(0.0, most, "", units.duration)
-    found = []
+    drawn = []
     bottom = pitch * len(rows) + 6
     for tick in axis.ticks(5):
         at = axis.place(tick, left, width - 70)
-        found.append(f'<path class="grid" d="M{at:.1f} 0V{bottom:.1f}"/>')
-        found.append(text(at, bottom + 14, units.duration(tick), "middle", "tick"))
+        drawn.append(f'<path class="grid" d="M{at:.1f} 0V{bottom:.1f}"/>')
+        drawn.append(text(at, bottom + 14, units.duration(tick), "middle", "tick"))
     for number, (name, parts) in enumerate(rows):
         y, at = 4 + pitch * number, left
-        found.append(text(left - 8, y + 13, name, "end", "tick"))
+        drawn.append(text(left - 8, y + 13, name, "end", "tick"))
         for kind, said, seconds in _busy_first(parts):
             wide = axis.place(seconds, 0.0, width - 70 - left)
             share = units.share(seconds / sum(parts)) if sum(parts) else "-"
-            found.append(
+            drawn.append(
                 rect(at, y, wide, 17, kind, f"{name}: {said} {units.duration(seconds)}, {share}")
             )
             at += wide
-        found.append(text(at + 6, y + 13, units.duration(sum(parts)), "start", "tick"))
-    return figure(found, width, bottom + 20, "where the time of a step goes")
+        drawn.append(text(at + 6, y + 13, units.duration(sum(parts)), "start", "tick"))
+    return figure(drawn, width, bottom + 20, "where the time of a step goes")
 
 
 def _rows(stories: Sequence[Story]) -> list[tuple[str, Parts]]:
@@ -304,13 +304,13 @@ def shares_of_members(story: Story) -> list[tuple[str, list[float]]]:
     """Differences between members: for each part of a step, its seconds at the member that has
     the least of it, at a tenth, a half and nine tenths of members, and at that with the most."""
     every = [mean_parts([member]) for member in story.members.values() if member.steps]
-    found = []
+    shares = []
     for place, (_, said) in enumerate(PARTS):
         values = sorted(parts[place] for parts in every)
         last = len(values) - 1
         if values and values[-1] > 0:
-            found.append((said, [values[round(share * last)] for share in (0, 0.1, 0.5, 0.9, 1)]))
-    return found
+            shares.append((said, [values[round(share * last)] for share in (0, 0.1, 0.5, 0.9, 1)]))
+    return shares
 
 
 def timeline(story: Story, window: Window, most: int = MOST_LANES) -> str:
@@ -320,27 +320,27 @@ def timeline(story: Story, window: Window, most: int = MOST_LANES) -> str:
     axis = Axis(begin, end, "", units.duration)
     widest = max((len(member.called) for member in members), default=0)
     left, right, y = max(64.0, 16 + 7.0 * widest), 944.0, 8.0
-    found: list[str] = []
+    lanes: list[str] = []
     for member in members:
         seen = [e for e in member.exchanges if e.applied > begin and e.submitted < end]
         rows = stacked(seen)
         high = 7.0 * max(len(rows), 1)
         for number, row in enumerate(rows):
             for exchange in row:
-                found.append(_flight(exchange, axis, left, right, y + high - 7.0 * (number + 1)))
+                lanes.append(_flight(exchange, axis, left, right, y + high - 7.0 * (number + 1)))
         y += high + 1
-        found.append(text(left - 8, y + 12, member.called, "end", "tick"))
-        found.append(rect(left, y, right - left, 15, "lane"))
+        lanes.append(text(left - 8, y + 12, member.called, "end", "tick"))
+        lanes.append(rect(left, y, right - left, 15, "lane"))
         for step in member.steps:
             if step.t > begin and step.began < end:
-                found += _activity(step, axis, left, right, y)
+                lanes += _activity(step, axis, left, right, y)
         y += 15 + 9
     for tick in axis.ticks(8):
         at = axis.place(tick, left, right)
-        found.insert(0, f'<path class="grid" d="M{at:.1f} 4V{y:.1f}"/>')
-        found.append(text(at, y + 12, units.duration(tick) if tick else "0", "middle", "tick"))
+        lanes.insert(0, f'<path class="grid" d="M{at:.1f} 4V{y:.1f}"/>')
+        lanes.append(text(at, y + 12, units.duration(tick) if tick else "0", "middle", "tick"))
     title = f"what {len(members)} members did from {begin:.3g} to {end:.3g} seconds"
-    return figure(found, right + 16, y + 20, title)
+    return figure(lanes, right + 16, y + 20, title)
 
 
 def _activity(step: Step, axis: Axis, left: float, right: float, y: float) -> Iterable[str]:

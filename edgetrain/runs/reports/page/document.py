@@ -159,33 +159,33 @@ def _seconds(stories: Sequence[Story]) -> str:
 
 
 def _timelines(stories: Sequence[Story]) -> str:
-    found = []
+    parts = []
     if len(stories) == 1:
         for window in charts.windows(stories[0]):
             drawn = charts.timeline(stories[0], window)
             named = f"{window.name}{charts.lanes_in_words(stories[0])}"
-            found.append(f'<h3>{named}</h3><div class="wide">{drawn}</div>')
+            parts.append(f'<h3>{named}</h3><div class="wide">{drawn}</div>')
     else:  # the same seconds of every run, so that lengths can be compared
         shown = [s for s in stories if charts.length_of(s)][:_MOST_TIMELINES]
         length = statistics.median(map(charts.length_of, shown)) if shown else 0.0
         for story in shown:
             drawn = charts.timeline(story, charts.middle_of(story, length), _LANES_OF_EACH)
             named = f"{story.label}{charts.lanes_in_words(story, _LANES_OF_EACH)}"
-            found.append(f'<h3>{_text(named)}</h3><div class="wide">{drawn}</div>')
-    if not found:
+            parts.append(f'<h3>{_text(named)}</h3><div class="wide">{drawn}</div>')
+    if not parts:
         return (
             "<section><h2>Timeline of rounds</h2><p>These runs recorded no exchanges: fleets of "
             "more than 64 simulated members do not, nor do runs of older versions.</p>"
             f"{''.join(map(_distribution, stories))}</section>"
         )
     if len(stories) > _MOST_TIMELINES:
-        found.append(f"<p>Of the first {_MOST_TIMELINES} runs.</p>")
+        parts.append(f"<p>Of the first {_MOST_TIMELINES} runs.</p>")
     kinds = (*charts.PARTS, ("flight", "exchange in flight"), ("kept", "answered, not yet applied"))
     return (
         "<section><h2>Timeline of rounds</h2><p>Below: what each member does. Above it: its "
         "contributions, from handing over to the reply. A member that computes under its exchanges "
         f"hides the network; one that waits under them does not.</p>{_legend(kinds)}"
-        f"{''.join(found)}</section>"
+        f"{''.join(parts)}</section>"
     )
 
 
@@ -214,23 +214,23 @@ def _exchanges(stories: Sequence[Story]) -> str:
     else:
         members = sorted(stories[0].members.values(), key=charts.natural)[: charts.MOST_BARS]
         groups = [(member.called, member.exchanges) for member in members]
-    groups = [(name, found) for name, found in groups if found]
+    groups = [(name, each) for name, each in groups if each]
     if not groups:
         return ""
 
     def seconds(key: str) -> list[str]:
         """A simulation knows none of these."""
-        found = [statistics.median(getattr(e, key) for e in each) for _, each in groups]
-        return [units.duration(seconds or None) for seconds in found]
+        medians = [statistics.median(getattr(e, key) for e in each) for _, each in groups]
+        return [units.duration(seconds or None) for seconds in medians]
 
     def sizes(key: str) -> list[str]:
-        known = [[x for e in found if (x := getattr(e, key)) is not None] for _, found in groups]
+        known = [[x for e in each if (x := getattr(e, key)) is not None] for _, each in groups]
         return [units.size(statistics.median(each)) if each else units.ABSENT for each in known]
 
-    flights = [statistics.median(e.arrived - e.submitted for e in found) for _, found in groups]
+    flights = [statistics.median(e.arrived - e.submitted for e in each) for _, each in groups]
     columns = [
         column("run" if len(stories) > 1 else "member", [name for name, _ in groups]),
-        column("exchanges", [f"{len(found):,}" for _, found in groups]),
+        column("exchanges", [f"{len(each):,}" for _, each in groups]),
         column("in flight", map(units.duration, flights)),
         column("encode", seconds("submit_s"), below="hand over"),
         column("decode", seconds("decode_s")),
@@ -279,7 +279,7 @@ def _events(stories: Sequence[Story]) -> str:
 
 
 def _appendix(stories: Sequence[Story]) -> str:
-    found = []
+    parts = []
     for story in stories:
         command = story.environment.get("command")
         again = command if isinstance(command, str) else shlex.join(map(str, command or []))
@@ -290,12 +290,12 @@ def _appendix(stories: Sequence[Story]) -> str:
             if story.environment.get(name)
         )
         job = to_toml(story.job) if story.job else "no job.toml"
-        found.append(
+        parts.append(
             f"<details><summary>{_text(story.label)}: job and machine</summary>"
             f"<p>{_text(machine)}</p><p>Made by <code>{_text(again)}</code>; the same again: "
             f"<code>{_text(same)}</code></p><pre>{_text(job)}</pre></details>"
         )
-    return f"<section><h2>Job and machine</h2>{''.join(found)}</section>"
+    return f"<section><h2>Job and machine</h2>{''.join(parts)}</section>"
 
 
 def _text(value: str) -> str:

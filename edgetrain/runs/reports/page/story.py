@@ -157,12 +157,12 @@ def report_of(folders: Sequence[Path]) -> list[Story]:
     A hub's folder and the folders of its members, given together, are one run. Raises ConfigError
     for what is no run folder, for runs of different tasks, and for more than MOST_RUNS.
     """
-    found = [run for folder in folders for run in runs_in(folder)]
-    if len(found) > MOST_RUNS:
+    runs = [run for folder in folders for run in runs_in(folder)]
+    if len(runs) > MOST_RUNS:
         raise ConfigError(
-            f"{len(found)} runs are too many for one page", f"give at most {MOST_RUNS}"
+            f"{len(runs)} runs are too many for one page", f"give at most {MOST_RUNS}"
         )
-    stories = _joined([_read(run) for run in found])
+    stories = _joined([_read(run) for run in runs])
     for story in stories:
         story.evaluations = story.evaluations or sorted(story.told, key=lambda told: told["t"])
         for member in story.members.values():
@@ -312,15 +312,15 @@ _OF_THE_TASK = (
 def _speed_of(parts: Sequence[Story]) -> dict[str, Any]:
     """The steps of several members' summaries: the most of them, and means of their times."""
     rates = [rate for part in parts if (rate := part.summary.get("steps_per_second"))]
-    found: dict[str, Any] = {
+    speed: dict[str, Any] = {
         "steps": max(part.summary["steps"] for part in parts),
         "seconds": max(part.summary["seconds"] for part in parts),
         "steps_per_second": sum(rates) / len(rates) if rates else None,
     }
     for key in ("seconds_per_step", "compute_s", "wait_s", "overhead_s", "eval_s", "end_s"):
         values = [part.summary[key] for part in parts if part.summary.get(key) is not None]
-        found[key] = sum(values) / len(values) if values else None
-    return found
+        speed[key] = sum(values) / len(values) if values else None
+    return speed
 
 
 def _label(stories: Sequence[Story]) -> None:

@@ -102,21 +102,21 @@ def figure(body: Sequence[str], width: float, height: float, title: str) -> str:
 def axes(x: Axis, y: Axis, width: float = WIDTH, height: float = HEIGHT) -> list[str]:
     """Grid, ticks and labels of a chart."""
     right, bottom = width - _RIGHT, height - _BOTTOM
-    found = []
+    drawn = []
     for tick in y.ticks():
         at = y.place(tick, bottom, _TOP)
-        found.append(f'<path class="grid" d="M{_LEFT} {at:.1f}H{right:.1f}"/>')
-        found.append(text(_LEFT - 6, at + 4, y.say(tick), "end", "tick"))
+        drawn.append(f'<path class="grid" d="M{_LEFT} {at:.1f}H{right:.1f}"/>')
+        drawn.append(text(_LEFT - 6, at + 4, y.say(tick), "end", "tick"))
     for tick in x.ticks():
         at = x.place(tick, _LEFT, right)
-        found.append(f'<path class="grid" d="M{at:.1f} {_TOP}V{bottom:.1f}"/>')
+        drawn.append(f'<path class="grid" d="M{at:.1f} {_TOP}V{bottom:.1f}"/>')
         # A word in the middle of the last tick would leave the picture.
         anchor = "end" if right - at < 3 * len(x.say(tick)) else "middle"
         place = min(at + 6, WIDTH) if anchor == "end" else at
-        found.append(text(place, bottom + 16, x.say(tick), anchor, "tick"))
-    found.append(text((_LEFT + right) / 2, height - 6, x.label, "middle", "label"))
-    found.append(text(2, _TOP - 16, y.label, "start", "label"))
-    return found
+        drawn.append(text(place, bottom + 16, x.say(tick), anchor, "tick"))
+    drawn.append(text((_LEFT + right) / 2, height - 6, x.label, "middle", "label"))
+    drawn.append(text(2, _TOP - 16, y.label, "start", "label"))
+    return drawn
 
 
 def lines(
@@ -131,11 +131,11 @@ def lines(
     """A chart of lines (`key` names them). `mark`: a level to draw across, called `said`; `signs`
     are drawn on top (`sign_key` explains them)."""
     right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
-    found = axes(x, y)
+    drawn = axes(x, y)
     if mark is not None and y.low <= mark <= y.high:
         at = y.place(mark, bottom, _TOP)
-        found.append(f'<path class="mark" d="M{_LEFT} {at:.1f}H{right:.1f}"/>')
-        found.append(text(right - 2, at - 4, said, "end", "tick"))
+        drawn.append(f'<path class="mark" d="M{_LEFT} {at:.1f}H{right:.1f}"/>')
+        drawn.append(text(right - 2, at - 4, said, "end", "tick"))
     for line in every:
         if not line.points:
             continue
@@ -144,17 +144,17 @@ def lines(
             for px, py in _thinned(line.points)
         )
         dashes = _DASHES[line.place // SERIES % len(_DASHES)] or _DASHES[line.place % 4]
-        found.append(
+        drawn.append(
             f'<path class="line s{line.place % SERIES}" stroke-dasharray="{dashes}" d="{d}"/>'
         )
     for sign in signs:
         at, height = x.place(sign.x, _LEFT, right), y.place(sign.y, bottom, _TOP)
-        found.append(
+        drawn.append(
             f'<path class="sign s{sign.place % SERIES}" d="{SHAPES[sign.kind]}" '
             f'transform="translate({at:.1f} {height:.1f})"><title>{html.escape(sign.title)}'
             "</title></path>"
         )
-    return figure(found, WIDTH, HEIGHT, title)
+    return figure(drawn, WIDTH, HEIGHT, title)
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -167,22 +167,22 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 def key(names: Sequence[str]) -> str:
     """The names of the lines of a chart, each with a piece of its line."""
-    found = []
+    entries = []
     for place, name in enumerate(names):
         dashes = _DASHES[place // SERIES % len(_DASHES)] or _DASHES[place % 4]
-        found.append(
+        entries.append(
             '<span class="key"><svg viewBox="0 0 34 10" width="34" height="10" aria-hidden="true">'
             f'<path class="line s{place % SERIES}" stroke-dasharray="{dashes}" d="M1 5H33"/></svg>'
             f"{html.escape(name)}</span>"
         )
-    return f'<p class="keys">{"".join(found)}</p>'
+    return f'<p class="keys">{"".join(entries)}</p>'
 
 
 def sign_key(kinds: Sequence[tuple[str, str]]) -> str:
     """The legend of the signs of these kinds."""
-    found = [
+    entries = [
         '<span class="key"><svg viewBox="-8 -8 16 16" width="16" height="16" aria-hidden="true">'
         f'<path class="sign plain" d="{SHAPES[kind]}"/></svg>{html.escape(said)}</span>'
         for kind, said in kinds
     ]
-    return f'<p class="keys">{"".join(found)}</p>' if found else ""
+    return f'<p class="keys">{"".join(entries)}</p>' if entries else ""

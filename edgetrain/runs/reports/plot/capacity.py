@@ -50,8 +50,8 @@ def draw_capacity(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
 def _draw_growth(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     members = [row["members"] for row in rows]
     axes.plot(members, members, color=TARGET, lw=1.2, ls=(0, (4, 3)), label="nobody ever waits")
-    found = [row["speed_up"] for row in rows]
-    axes.plot(members, found, "o-", color=COLOURS[1], label="this fleet")
+    growth = [row["speed_up"] for row in rows]
+    axes.plot(members, growth, "o-", color=COLOURS[1], label="this fleet")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_title("throughput of one member, times")

@@ -89,7 +89,7 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
         places[-1] = high
         for i in range(len(places) - 2, -1, -1):
             places[i] = min(places[i], places[i + 1] - gap)
-    found = [0.0] * len(values)
+    spaced = [0.0] * len(values)
     for place, i in zip(places, order, strict=True):
-        found[i] = place
-    return found
+        spaced[i] = place
+    return spaced

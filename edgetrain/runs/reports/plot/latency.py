@@ -93,12 +93,12 @@ def _draw_doubt(
 
 def relative_speed(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
     """For each strategy (rtt_ms, steps per second relative to 0 ms), in order of round trip."""
-    found: dict[str, dict[float, list[float]]] = {}
+    curves: dict[str, dict[float, list[float]]] = {}
     for row in rows:
-        at = found.setdefault(row["strategy"], {}).setdefault(float(row["rtt_ms"]), [])
+        at = curves.setdefault(row["strategy"], {}).setdefault(float(row["rtt_ms"]), [])
         at.append(float(row["steps_per_second"]))
     relative = {}
-    for strategy, by_rtt in found.items():
+    for strategy, by_rtt in curves.items():
         if not by_rtt.get(0.0):
             raise ConfigError(
                 f"'{strategy}' was not measured at a round trip of 0 ms",

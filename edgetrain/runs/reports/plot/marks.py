@@ -57,11 +57,11 @@ def draw_marks(
         )  # fmt: skip
 
 
-def legend_of(found: Sequence[Happening]) -> list[Line2D]:
+def legend_of(happenings: Sequence[Happening]) -> list[Line2D]:
     """An entry for each kind of mark that is there, with their number."""
     from matplotlib.lines import Line2D
 
-    counts = Counter(each.kind for each in found)
+    counts = Counter(each.kind for each in happenings)
     return [
         Line2D(
             [], [], ls="", marker=_SHAPES[kind], color="#333333", mfc="white", mew=1.6, ms=8,

@@ -71,11 +71,11 @@ def _ends(curve: Curve, compared: Comparison) -> list[End]:
         return []
     last, end = curve.values[-1], curve.t[-1]
     _, unit = unit_of_time(end or 1.0)
-    found = [End(end / unit, last, units.figure(compared.metric, last), curve.colour)]
+    ends = [End(end / unit, last, units.figure(compared.metric, last), curve.colour)]
     if compared.target is not None:
         goal = f"target {units.goal(compared.metric, compared.target)}"
-        found.append(End(end / unit, compared.target, goal, TARGET, bold=False))
-    return found
+        ends.append(End(end / unit, compared.target, goal, TARGET, bold=False))
+    return ends
 
 
 class History:
@@ -108,8 +108,8 @@ class History:
         """(step, median, least, greatest) training loss of the members, for each interval."""
         middle = (self._each + 1) / 2
         return [
-            (interval * self._each + middle, statistics.median(found), min(found), max(found))
-            for interval, found in sorted(self._losses.items())
+            (interval * self._each + middle, statistics.median(points), min(points), max(points))
+            for interval, points in sorted(self._losses.items())
         ]
 
     def traffic(self) -> list[tuple[float, float, float]]:
@@ -143,18 +143,16 @@ def _top(losses: Sequence[tuple[float, float, float, float]]) -> float:
 def _draw_members(axes: Axes, tally: Tally, most: int = 10) -> None:
     """Draw the members that are busy longest in a step, the busiest first: their order is that of
     the ends of the dark parts, which begin each bar."""
-    found = [
-        (as_text(name), member.parts) for name, member in tally.members.items() if member.lines
-    ]
+    bars = [(as_text(name), member.parts) for name, member in tally.members.items() if member.lines]
     # To a microsecond: what is noise must not decide the order.
-    found.sort(key=lambda item: -round(busy_seconds(item[1]), 6))
-    shown = found[:most]
+    bars.sort(key=lambda item: -round(busy_seconds(item[1]), 6))
+    shown = bars[:most]
     names, parts = [name for name, _ in shown], [split for _, split in shown]
     draw_stacked(axes, names, parts, ["#000000"] * len(shown))
     unit = axes.get_title(loc="left").split()[0]
-    if len(found) > len(shown):
-        axes.set_title(f"{unit} per step: {most} busiest of {len(found)}")
-    elif len(found) > 1:
+    if len(bars) > len(shown):
+        axes.set_title(f"{unit} per step: {most} busiest of {len(bars)}")
+    elif len(bars) > 1:
         axes.set_title(f"{unit} per step, busiest member first")
 
 

@@ -47,13 +47,13 @@ _LOOKS = {
 
 def formats_of(text: str) -> list[str]:
     """The formats in a comma-separated list. ConfigError for one that cannot be written."""
-    found = [each.strip() for each in text.split(",") if each.strip()]
-    for name in found:
+    formats = [each.strip() for each in text.split(",") if each.strip()]
+    for name in formats:
         if name not in FORMATS:
             raise ConfigError(f"--format {name}", did_you_mean(name, FORMATS))
-    if not found:
+    if not formats:
         raise ConfigError("--format names no format", f"known: {', '.join(FORMATS)}")
-    return found
+    return formats
 
 
 def paper_figures(stories: Sequence[Story], folder: Path, formats: Sequence[str]) -> list[Path]:

@@ -50,26 +50,26 @@ def draw_against_time(
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
     for curve in curves:
-        found = tuple(each for each in curve.happened if begin <= each.t <= end)
+        shown = tuple(each for each in curve.happened if begin <= each.t <= end)
         points = list(zip(curve.t, curve.values, strict=True))
-        draw_marks(axes, Marked(found, curve.colour), points, end, seconds)
+        draw_marks(axes, Marked(shown, curve.colour), points, end, seconds)
 
 
 def time_ends(curves: Sequence[Curve], compared: Comparison, end: float) -> list[End]:
     """The ends of the lines of `draw_against_time`, with the time to the target."""
     _, seconds = unit_of_time(end)
-    found = []
+    ends = []
     for curve in curves:
         points = [point for point in zip(curve.t, curve.values, strict=True) if point[0] <= end]
         if points:
             text = f"{curve.plain_name}{_time_to_target(curve, compared)}"
-            found.append(End(points[-1][0] / seconds, points[-1][1], text, curve.colour))
-    return found
+            ends.append(End(points[-1][0] / seconds, points[-1][1], text, curve.colour))
+    return ends
 
 
 def step_ends(curves: Sequence[Curve], compared: Comparison) -> list[End]:
     """The ends of the lines of `draw_against_steps`, with the last value, and the target."""
-    found = [
+    ends = [
         End(
             curve.steps[-1],
             curve.values[-1],
@@ -82,8 +82,8 @@ def step_ends(curves: Sequence[Curve], compared: Comparison) -> list[End]:
     if compared.target is not None:
         last = max((curve.steps[-1] for curve in curves if curve.steps), default=1)
         goal = f"target {units.goal(compared.metric, compared.target)}"
-        found.append(End(last, compared.target, goal, TARGET, bold=False))
-    return found
+        ends.append(End(last, compared.target, goal, TARGET, bold=False))
+    return ends
 
 
 def _time_to_target(curve: Curve, compared: Comparison) -> str:

@@ -105,13 +105,13 @@ def seeds_in_words(points: Sequence[Mapping[str, Any]]) -> str:
 
 def _ends(panel: Axes) -> list[End]:
     """The ends of the lines of a panel that have a name."""
-    found = []
+    ends = []
     for line in panel.get_lines():
         points: Any = line.get_xydata()
         if not str(line.get_label()).startswith("_") and len(points):
             x, y = map(float, points[-1])
-            found.append(End(x, y, str(line.get_label()), str(line.get_color())))
-    return found
+            ends.append(End(x, y, str(line.get_label()), str(line.get_color())))
+    return ends
 
 
 def _from_zero(axes: Axes) -> None:
@@ -162,9 +162,9 @@ def _ranges(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0)
     """Ranges of another figure, in this unit."""
     return {
         label: {
-            value: (found[0] * unit, found[1] * unit)
+            value: (limits[0] * unit, limits[1] * unit)
             for value, point in line.items()
-            if point["runs"] > 1 and (found := point.get("ranges", {}).get(key))
+            if point["runs"] > 1 and (limits := point.get("ranges", {}).get(key))
         }
         for label, line in lines.items()
     }
@@ -172,11 +172,11 @@ def _ranges(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0)
 
 def _ranges_of_speed(lines: Mapping[str, Mapping[str, Any]]) -> Ranges:
     """Ranges of the speed relative to the median at the first value, as the marks are."""
-    key, found = "fleet_steps_per_second", {}
+    key, ranges = "fleet_steps_per_second", {}
     for label, line in lines.items():
         first = next((point[key] for point in line.values() if point[key]), None)
-        found[label] = _ranges({label: line}, key, 1 / first)[label] if first else {}
-    return found
+        ranges[label] = _ranges({label: line}, key, 1 / first)[label] if first else {}
+    return ranges
 
 
 _SPREAD = 0.6
