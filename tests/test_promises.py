@@ -56,3 +56,21 @@ def test_every_section_of_promises_names_a_test(page):
     text = (ROOT / page).read_text("utf-8")
     sections = re.split(r"^##+ ", text, flags=re.MULTILINE)[1:]
     assert [each.partition("\n")[0] for each in sections if not NAMED.search(each)] == []
+
+
+def test_a_release_has_a_page_in_the_changelog():
+    """What a user finds, not what was done: say it in a line that is there, or in one more."""
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert sections
+    assert [section.split("\n")[0] for section in sections if section.count("\n") > 80] == []
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_files_to_open_are_there(page):
+    """In the package, where no other folder is named."""
+    text = (ROOT / page).read_text("utf-8")
+    named = re.findall(r"`((?:[\w.-]+/)+[\w-]+\.\w+|[\w-]+\.py)`", text)
+    assert len(named) > 5
+    homes = (ROOT, ROOT / "edgetrain", ROOT / "edgetrain" / "codecs")
+    assert [name for name in named if not any((home / name).exists() for home in homes)] == []

@@ -120,15 +120,6 @@ def test_every_column_of_the_closing_table_is_explained(tmp_path):
     assert headings <= explained
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
-def test_files_that_are_named_are_there(page):
-    """In the package, where no other folder is named."""
-    named = re.findall(r"`([\w./-]+\.(?:py|md|toml))`", (ROOT / page).read_text("utf-8"))
-    assert len(named) > 5
-    homes = (ROOT, ROOT / "edgetrain", ROOT / "edgetrain" / "codecs")
-    assert [name for name in named if not any((home / name).exists() for home in homes)] == []
-
-
 def test_the_hooks_are_the_linters_of_make_check():
     check = (ROOT / "Makefile").read_text().split("\ncheck:")[1].split("\n\n")[0]
     linters = re.findall(r"\$\(BIN\)/(?!pytest)(.*)", check)
