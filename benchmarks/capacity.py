@@ -16,7 +16,7 @@ from edgetrain.jobs.capacity import estimate
 from edgetrain.jobs.capacity.question import Options, question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
-from edgetrain.jobs.resolved import look_up
+from edgetrain.jobs.rules import resolve
 
 BASIS = ("members=8", "pace_s=0.05", "steps=100", "optimizer={ name = 'sgd', lr = 0.2 }")
 JOBS = {
@@ -41,9 +41,10 @@ def compared(words: tuple[str, ...]) -> dict[str, float]:
     job = load(None, [*BASIS, *words])
     with tempfile.TemporaryDirectory() as folder:
         simulated = 1 / float(simulation.run(plan(job), Path(folder))["steps_per_second"])
-    rounds = job.train.steps // look_up(job).every
+    found = resolve(job)
+    rounds = job.train.steps // found.every
     options = Options(rounds=rounds, hub_rate_mbit=0, merge_bytes_per_s=0)
-    planned = estimate.answer(question_of(job, options)).seconds_per_step
+    planned = estimate.answer(question_of(found, options)).seconds_per_step
     return {
         "simulated, ms": 1000 * simulated,
         "planned, ms": 1000 * planned,
@@ -57,7 +58,7 @@ def scaling() -> dict[str, float]:
     found = {}
     for gateways in (0, 100):
         options = Options(parameters=11_000_000, step_s=0.4, shards=4, gateways=gateways)
-        question = question_of(job, options)
+        question = question_of(resolve(job), options)
         for members in estimate.COUNTS:
             began = time.perf_counter()
             estimate.answers(question, [members])

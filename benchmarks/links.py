@@ -29,8 +29,9 @@ from typing import Any
 from edgetrain import __version__, strategies
 from edgetrain.errors import ConfigError
 from edgetrain.files.toml import to_toml
-from edgetrain.jobs.plan import Plan, plan
+from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.reports import calibration
 from edgetrain.runs.reports.calibration import GOOD, Pair
 from edgetrain.runs.reports.columns import as_text, column
@@ -226,7 +227,7 @@ class Kept:
                 file.write(json.dumps(line) + "\n")
 
 
-def plan_of(point: Point, folder: Path) -> Plan:
+def plan_of(point: Point, folder: Path) -> Resolved:
     """The planned job of a point. Its network is written into `folder`."""
     path = folder / f"{point.network}.toml"
     path.write_text(to_toml(point.profile()), "utf-8")

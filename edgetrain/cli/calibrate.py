@@ -82,14 +82,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--draws {arguments.draws}", "allowed are 1 to 1000")
     jobs, beside = jobs_of(arguments)
     common.require_simulator()
-    common.check_before_torch(arguments, jobs.values())
-    from edgetrain.jobs.plan import plan
+    checked = common.check_before_torch(arguments, jobs.values())
+    from edgetrain.jobs.plan import with_task
     from edgetrain.runs.folder import create
     from edgetrain.training import both_ways, emulated
 
     emulated.warm_up()
-    jobs = {name: common.with_host_pace(arguments, job, beside) for name, job in jobs.items()}
-    planned = {name: plan(job, beside) for name, job in jobs.items()}
+    checked = [common.with_host_pace(arguments, each, beside) for each in checked]
+    planned = {name: with_task(each, beside) for name, each in zip(jobs, checked, strict=True)}
     folder = create(arguments.runs, "calibrate")
     pairs: list[Pair] = []
     told = _Progress(len(planned), time.monotonic)

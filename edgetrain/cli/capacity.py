@@ -96,18 +96,20 @@ def _options(arguments: argparse.Namespace) -> Options:
 def run(arguments: argparse.Namespace) -> int:
     """Work the fleet out, print and draw the answer."""
     job, beside = common.job_of(arguments, SIMULATED)
-    from edgetrain.jobs.named import check_names
+    from edgetrain.jobs.plan import check_names
+    from edgetrain.jobs.rules import check
 
-    check_names(job)
+    named = check_names(job)
+    check(named)
     options = _options(arguments)
     if options.measures(job):
         common.say_loading(arguments)
     if not options.step_s:
-        job = common.with_host_pace(arguments, job, beside)
+        named = common.with_host_pace(arguments, named, beside)
     from edgetrain.jobs.capacity import estimate
     from edgetrain.runs.folder import create, write_job
 
-    question = question_of(job, options, beside)
+    question, job = question_of(named, options, beside), named.job
     found = estimate.answer(question)
     folder = create(arguments.runs, f"capacity-{job.name or job.task.rpartition(':')[2]}")
     write_job(folder, job.to_dict())

@@ -7,14 +7,18 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 from edgetrain.runs.reports import units
+
+if TYPE_CHECKING:
+    from edgetrain.jobs.resolved import Resolved
 
 RUNS = "runs"
 
@@ -136,18 +140,18 @@ def say(text: str) -> None:
     print(units.printable_lines(text), flush=True)
 
 
-def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> None:
+def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> list[Resolved]:
     """Look up what these jobs name, then say that torch is being loaded: that takes seconds.
 
     Raises ConfigError and NetworkError before torch is imported.
     """
-    from edgetrain.jobs.named import name_all
+    from edgetrain.jobs.plan import check
 
-    for job in jobs:
-        name_all(job)
+    found = [check(job) for job in jobs]
     if getattr(arguments, "simulate", False):
         require_simulator()
     say_loading(arguments)
+    return found
 
 
 def say_loading(arguments: argparse.Namespace) -> None:
@@ -161,7 +165,7 @@ def say_start(arguments: argparse.Namespace, count: int, what: str = "members") 
         tell(arguments, f"starting {count} {what} …")
 
 
-def with_host_pace(arguments: argparse.Namespace, job: Job, beside: Path | None) -> Job:
+def with_host_pace(arguments: argparse.Namespace, found: Resolved, beside: Path | None) -> Resolved:
     """The job with the time of a step on this machine, if that is needed and not known yet."""
     from edgetrain.training.host_pace import measured
 
@@ -172,7 +176,7 @@ def with_host_pace(arguments: argparse.Namespace, job: Job, beside: Path | None)
             f"pace_s={seconds:g} repeats it",
         )
 
-    return measured(job, beside, told)
+    return replace(found, job=measured(found.job, beside, told))
 
 
 def tell(arguments: argparse.Namespace, text: str) -> None:

@@ -68,8 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.strategies.spelling import split_list
 
     jobs = variants(job, split_list(arguments.strategies))
-    common.check_before_torch(arguments, jobs)
-    from edgetrain.jobs.plan import plan
+    found = common.check_before_torch(arguments, jobs)
+    from edgetrain.jobs.plan import with_task
     from edgetrain.runs.folder import create, create_inside, remove_unbegun, write_job
     from edgetrain.runs.reports.live.view import LiveView
     from edgetrain.training import emulated
@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.simulate:
         emulated.warm_up()
     else:
-        jobs = [common.with_host_pace(arguments, each, beside) for each in jobs]
-    planned = [plan(each, beside) for each in jobs]
+        found = [common.with_host_pace(arguments, each, beside) for each in found]
+    planned = [with_task(each, beside) for each in found]
     first = planned[0]
     folder = create(arguments.runs, f"compare-{first.job.name}")
     write_job(folder, job.to_dict())
@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _refuse_strategy(words: Sequence[str]) -> None:
     """ConfigError for strategy=NAME, which --strategies would overrule."""
-    from edgetrain.jobs.named import check_names
+    from edgetrain.jobs.plan import check_names
 
     for word in words:
         key, _, name = word.partition("=")

@@ -110,7 +110,7 @@ def names() -> dict[str, list[str]]:
     from edgetrain import strategies
     from edgetrain.codecs.table import TABLE as CODECS
     from edgetrain.fleet import devices, networks
-    from edgetrain.jobs.named import optimizers
+    from edgetrain.jobs.optimizers import optimizers
     from edgetrain.strategies import merging
 
     return {

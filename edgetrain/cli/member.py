@@ -18,9 +18,9 @@ from edgetrain.training.stopping import Stop
 
 if TYPE_CHECKING:
     from edgetrain.cli.screen import Screen
+    from edgetrain.jobs.resolved import Resolved
     from edgetrain.runs.metrics.log import MetricsLog
     from edgetrain.tasks.protocol import Task
-    from edgetrain.training.train import Place
 
 _EXAMPLES = """\
 examples:
@@ -133,13 +133,14 @@ class _Record:
         self.folder: Path | None = None
         self._began = ""
         self._figures: dict[str, Any] = {}
+        self.task: Task | None = None
 
     def take_task(self, task: Task) -> None:
-        """Keep what the task measures, and what counts as trained. ConfigError for a target that
-        cannot be."""
+        """Keep the task, what it measures, and what counts as trained. ConfigError for a target
+        that cannot be."""
         from edgetrain.jobs.plan import target_of
 
-        target = target_of(self._job, task)
+        target, self.task = target_of(self._job, task), task
         self._figures = {"metric": task.metric, "better": task.better, "target": target}
 
     def open_log(self, name: str, began: float) -> MetricsLog:
@@ -197,8 +198,10 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     common.say(f"joining {hub} over {via}" + (", encrypted" if credentials else ""))
     service.status(f"joining {hub}")
     from edgetrain.exchange.member.link import PATIENCE_S
+    from edgetrain.jobs.resolved import look_up
     from edgetrain.training.train import Place, train
 
+    found = look_up(job)
     record = _Record(arguments.runs, job, arguments.index, screen)
     named = devices_of(job.fleet.device)
     device = named[arguments.index] if len(named) > 1 else named[0]
@@ -207,7 +210,7 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     try:
         with screen:
             train(
-                job,
+                found,
                 place,
                 rotated(arguments.hub, hub),
                 record.open_log,
@@ -226,7 +229,7 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
         common.say(refused.message)
         return 0
     finally:
-        record.close(lambda: _promise(job, place))
+        record.close(lambda: _promise(found, record.task))
     common.say("done")
     return 0
 
@@ -260,22 +263,22 @@ def _check(arguments: argparse.Namespace, job: Job) -> None:
         )
 
 
-def _promise(job: Job, place: Place) -> dict[str, Any]:
+def _promise(found: Resolved, task: Task | None) -> dict[str, Any]:
     """The privacy of the job, for the summary; {} if the job has none.
 
     A device that only trains need not have the accountant installed: a warning then takes its
     place.
     """
-    if job.privacy.unit == "none":
+    if found.job.privacy.unit == "none" or task is None:
         return {}
-    from edgetrain.jobs.lookup import samples_of, task_of
-    from edgetrain.jobs.privacy.promise import fix_noise, promise
-    from edgetrain.jobs.resolved import look_up
+    from edgetrain.jobs.lookup import samples_of
+    from edgetrain.jobs.privacy.promise import promise
+    from edgetrain.jobs.rules import settle
 
     try:
-        samples = samples_of(job, task_of(job, place.beside, place.keys))
-        found = promise(fix_noise(look_up(job), samples), samples)
+        samples = samples_of(found.job, task)
+        kept = promise(settle(found, samples), samples)
     except ConfigError as error:
         common.warn(f"epsilon is not in the summary: {error}")
         return {}
-    return {"privacy": found.to_dict() if found else None}
+    return {"privacy": kept.to_dict() if kept else None}

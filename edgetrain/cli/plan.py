@@ -55,10 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
         job = replace(job, servers=replace(job.servers, placement=arguments.placement))
     from edgetrain.jobs.placement.decision import decide
     from edgetrain.jobs.placement.question import question_of
+    from edgetrain.jobs.resolved import with_all_members
+    from edgetrain.jobs.rules import resolve
     from edgetrain.runs.reports.placement_table import text
     from edgetrain.training.servers.rehearsing import rehearsal
 
-    question = question_of(job, beside)
+    question = question_of(resolve(with_all_members(job)), beside)
     decision = decide(question, rehearsal(job, beside))
     plan = plain(question, decision) | {"name": job.name or job.task.rpartition(":")[2]}
     common.say(json.dumps(plan) if arguments.json else text(plan))

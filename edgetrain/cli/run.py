@@ -19,7 +19,7 @@ from edgetrain.jobs.reading import load
 if TYPE_CHECKING:
     from edgetrain.jobs.placement.decision import Question
     from edgetrain.jobs.placement.search import Found
-    from edgetrain.jobs.plan import Plan
+    from edgetrain.jobs.resolved import Resolved
 
 SIMULATED = ("device=raspberry-pi-4b", "network=wan-200ms")
 """Defaults of a simulation without a job file: this machine's own speed means nothing in it."""
@@ -71,18 +71,18 @@ def run(arguments: argparse.Namespace) -> int:
     After Ctrl-C the result is that of what was trained; the interrupt is raised again.
     """
     job, beside = _job(arguments)
-    common.check_before_torch(arguments, [job])
-    from edgetrain.jobs.plan import plan
+    (found,) = common.check_before_torch(arguments, [job])
+    from edgetrain.jobs.plan import with_task
     from edgetrain.runs.folder import create, remove_unbegun
     from edgetrain.runs.reports.live.view import LiveView
     from edgetrain.training import emulated
 
     run_planned = common.runner(arguments)
-    if not arguments.simulate:
-        emulated.warm_up()
     if arguments.simulate:
-        job = common.with_host_pace(arguments, job, beside)
-    planned = plan(job, beside)
+        found = common.with_host_pace(arguments, found, beside)
+    else:
+        emulated.warm_up()
+    planned = with_task(found, beside)
     asked = None if arguments.simulate else _group(arguments, planned)
     group = asked[0] if asked else None
     if arguments.print_commands:
@@ -131,7 +131,7 @@ def _job(arguments: argparse.Namespace) -> tuple[Job, Path | None]:
     return job, Path.cwd()
 
 
-def _group(arguments: argparse.Namespace, planned: Plan) -> tuple[Found, Question] | None:
+def _group(arguments: argparse.Namespace, planned: Resolved) -> tuple[Found, Question] | None:
     """The placement of the group that the job runs on, and the question that it answers; None: it
     runs on its devices.
 
@@ -144,7 +144,7 @@ def _group(arguments: argparse.Namespace, planned: Plan) -> tuple[Found, Questio
     job = planned.job
     found = question = None
     if wants_group(job) or may_not_fit(planned):
-        question = question_of(job, planned.beside)
+        question = question_of(planned, planned.beside)
         decision = decide(question, rehearsal(job, planned.beside))
         if not decision.chosen:
             raise ConfigError(f"the job fits nowhere: {decision.why}", "see `edgetrain plan`")
@@ -168,7 +168,7 @@ def _run_group(
     run: Callable[..., dict[str, Any]],
     group: Found,
     question: Question,
-    planned: Plan,
+    planned: Resolved,
     folder: Path,
     watch: Any,
 ) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _run_group(
     return run(planned, group, folder, watch, question=question, cluster=cluster)
 
 
-def _print_commands(arguments: argparse.Namespace, planned: Plan, group: Found | None) -> int:
+def _print_commands(arguments: argparse.Namespace, planned: Resolved, group: Found | None) -> int:
     from edgetrain.jobs.placement.question import cluster_of, servers_of
     from edgetrain.training.servers.commands import commands
 
@@ -198,7 +198,7 @@ def _print_commands(arguments: argparse.Namespace, planned: Plan, group: Found |
     return 0
 
 
-def _group_heading(planned: Plan, group: Found) -> str:
+def _group_heading(planned: Resolved, group: Found) -> str:
     job = planned.job
     return (
         f"{planned.name}: {group.placement.ranks} ranks, {group.placement}, {job.train.steps} steps"
@@ -224,7 +224,7 @@ def _report(arguments: argparse.Namespace, summary: dict[str, Any], folder: Path
         common.say_pictures([picture])
 
 
-def _heading(planned: Any) -> str:
+def _heading(planned: Resolved) -> str:
     job = planned.job
     text = (
         f"{planned.name}: {job.fleet.members} members, {job.fleet.device}, "

@@ -67,7 +67,7 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run every cell, then print and draw the results."""
     from edgetrain.jobs.grid import write
-    from edgetrain.jobs.named import check_names
+    from edgetrain.jobs.plan import check, check_names
     from edgetrain.runs.folder import create
     from edgetrain.training import sweep
 
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if chosen.how == "simulated":
         common.require_simulator()
     common.say_loading(arguments)
-    plan, run_cell = driver_of(chosen)
+    with_task, run_cell = driver_of(chosen)
     if folder is None:
         folder = create(arguments.runs, f"sweep-{_name(chosen)}")
         write(folder, chosen)
@@ -87,9 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{unique} runs, {chosen.how}; folder: {folder}", file=out, flush=True)
 
     def paced(job: Job, beside: Path | None) -> Any:
+        found = check(job)
         if chosen.how == "simulated":
-            job = common.with_host_pace(arguments, job, beside)
-        return plan(job, beside)
+            found = common.with_host_pace(arguments, found, beside)
+        return with_task(found, beside)
 
     def report(progress: Progress) -> None:
         print(progress_line(chosen, progress), file=out, flush=True)
@@ -107,15 +108,15 @@ def run(arguments: argparse.Namespace) -> int:
 def driver_of(
     chosen: Sweep,
 ) -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
-    """The functions that plan and run a cell, as `training.sweep.run` takes them."""
-    from edgetrain.jobs.plan import plan
+    """The functions that look up the task of a cell and run it."""
+    from edgetrain.jobs.plan import with_task
 
     if chosen.how == "simulated":
-        return plan, common.simulator()
+        return with_task, common.simulator()
     from edgetrain.training import emulated
 
     emulated.warm_up()
-    return plan, emulated.run
+    return with_task, emulated.run
 
 
 def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:

@@ -13,7 +13,7 @@ from edgetrain.exchange.keys.keyring import keys_folder
 from edgetrain.fleet import devices
 from edgetrain.jobs import bundles, schedule
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.resolved import strategy_of
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.environment import free_memory
 from edgetrain.vectors.noise import Gaussian, Source, system
 
@@ -67,11 +67,11 @@ def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
     return job.train.accumulate * devices.load(device).step_seconds(flops, operators)
 
 
-def buffers_of(job: Job) -> str:
+def buffers_of(found: Resolved) -> str:
     """What becomes of running statistics: "mean" if the job says so and its strategy can, that is
     if it exchanges displacements and no examples are to be protected; otherwise "local"."""
-    can = strategy_of(job.strategy).moves_params
-    return job.strategy.buffers if can and job.privacy.unit != "example" else "local"
+    can = found.strategy.moves_params and found.job.privacy.unit != "example"
+    return found.job.strategy.buffers if can else "local"
 
 
 def tuning_of(job: Job) -> Tuning:

@@ -146,7 +146,7 @@ def main() -> None:
     """Make the task, its model and a batch; prints how that ended as one line of JSON."""
     from edgetrain.jobs.bundles import Allowed
     from edgetrain.jobs.lookup import task_of
-    from edgetrain.jobs.named import name_all
+    from edgetrain.jobs.plan import check
     from edgetrain.jobs.reading import load
 
     scratch = Path(sys.argv[2])
@@ -157,7 +157,7 @@ def main() -> None:
         if table["bundle"]:
             Allowed(keys).allow(table["bundle"])
         job = load(place / "job.toml", overrides)
-        name_all(job)
+        check(job)
         if not job.data.get("download") or table["data"]:
             task = task_of(job, place, keys)
             task.model()

@@ -1,45 +1,75 @@
 """A job with every name in it looked up: what cannot work fails before anything starts.
 
-Nothing is started here.
+`check` does without torch and data: a misspelt name costs no second. `with_task` adds what only the
+task knows. Nothing is started here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
+from edgetrain.fleet import devices, networks
+from edgetrain.fleet.assignment import devices_of, networks_of, parse_sites, spread
+from edgetrain.fleet.presence import Presence, parse_absences
+from edgetrain.jobs import bundles
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.named import Named, name_all
-from edgetrain.jobs.privacy.promise import Promise, fix_noise, promise
-from edgetrain.jobs.rules import check_on_member
+from edgetrain.jobs.optimizers import check_optimizer
+from edgetrain.jobs.privacy.promise import promise
+from edgetrain.jobs.resolved import Resolved, look_up, with_all_members
+from edgetrain.jobs.rules import refuse_absences, resolve, settle
+from edgetrain.tasks import spelling
 
 if TYPE_CHECKING:
     from edgetrain.tasks.protocol import Task
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan(Named):
-    """A job, and the objects that it names. Its noise is known, and its name is not empty."""
+def check(job: Job) -> Resolved:
+    """Look up what a job names but its task, and check that it goes together. ConfigError,
+    NetworkError. Loads neither torch nor the task.
+    """
+    found = resolve(with_all_members(job))
+    job, count = found.job, found.job.fleet.members
+    check_optimizer(job)
+    _check_task(job)
+    boards = spread(devices_of(job.fleet.device), count, "device")
+    links = spread(networks_of(job.fleet.network), count, "network")
+    profiles = {name: networks.load(name) for name in set(links)}
+    faults = networks.parse_faults(job.faults, count)
+    networks.refuse_idle(faults, [profiles[name] for name in links])
+    absences = parse_absences(job.absences, count)
+    presence = Presence(absences, job.fleet.stays_s, job.fleet.away_s, job.seed)
+    refuse_absences(found.strategy, presence)
+    return replace(
+        found,
+        devices=boards,
+        device_profiles={name: devices.load(name) for name in set(boards)},
+        networks=links,
+        network_profiles=profiles,
+        sites=parse_sites(job.fleet.sites, count),
+        faults=faults,
+        congestion=networks.parse_congestion(job.fleet.congestion),
+        presence=presence,
+    )
 
-    name: str
-    """The task's."""
-    metric: str
-    better: str
-    target: float | None
-    beside: Path | None
-    """The folder of the job file."""
-    promise: Promise | None
-    """What the job's privacy is worth, if all goes as planned."""
-    samples: tuple[int, ...]
-    """How many each member holds, where the job's privacy depends on it; else ()."""
-    buffers: str | None
-    """What becomes of running statistics, "mean" or "local"; None: the model measures none."""
-    parameters: int
-    """Of the model, trained ones, tied ones once."""
-    notes: tuple[str, ...] = ()
-    """What the owner of the job may want to know of the plan itself."""
+
+def check_names(job: Job) -> Resolved:
+    """ConfigError for a name that does not exist; NetworkError for a network's. Whether the names
+    go together is not checked. Loads neither torch nor the task."""
+    found = look_up(job)
+    devices_of(job.fleet.device)
+    networks_of(job.fleet.network)
+    check_optimizer(job)
+    _check_task(job)
+    return found
+
+
+def _check_task(job: Job) -> None:
+    """TaskError for what is wrong with the job's task and can be said before it is loaded."""
+    if bundles.named(job.task) is None:
+        spelling.check(job.task, job.data)
 
 
 def target_of(job: Job, task: Task) -> float | None:
@@ -54,30 +84,29 @@ def target_of(job: Job, task: Task) -> float | None:
     return wanted or task.target
 
 
-def plan(job: Job, beside: Path | None = None) -> Plan:
-    """Look up task, devices, network, strategy, codec and optimizer. Loads torch and the data.
+def plan(job: Job, beside: Path | None = None) -> Resolved:
+    """Look up all that a job names. `beside` is the folder of the job file. ConfigError,
+    NetworkError, TaskError."""
+    return with_task(check(job), beside)
 
-    The model is built without memory, where it can be.
 
-    `beside` is the folder of the job file. ConfigError, NetworkError, TaskError.
-    """
+def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
+    """A job that `check` has looked up, with its task, and its optimizer built. Loads torch and
+    the data. The model is built without memory, where it can be. ConfigError, TaskError."""
     from edgetrain.jobs.lookup import buffers_of, rehearse, samples_of, task_of
     from edgetrain.tasks.flat import statistics_of
     from edgetrain.tasks.meta import outline_of
     from edgetrain.tasks.work import optimizer_for
 
-    found = name_all(job)
     job = found.job
     task = task_of(job, beside)
     outline = outline_of(task)
     optimizer_for(outline.model, job.train.optimizer, task)
     samples = samples_of(job, task)
-    named = replace(found, job=replace(job, name=job.name or task.name))
-    fixed = fix_noise(named, samples)
-    check_on_member(fixed)
+    fixed = settle(replace(found, job=replace(job, name=job.name or task.name)), samples)
     rehearse(fixed.job, task)
-    return Plan(
-        **vars(fixed),
+    return replace(
+        fixed,
         name=task.name,
         metric=task.metric,
         better=task.better,
@@ -85,7 +114,6 @@ def plan(job: Job, beside: Path | None = None) -> Plan:
         beside=beside,
         promise=promise(fixed, samples),
         samples=samples,
-        buffers=buffers_of(fixed.job) if statistics_of(outline.model) else None,
+        buffers=buffers_of(fixed) if statistics_of(outline.model) else None,
         parameters=outline.parameters,
-        notes=tuple(filter(None, [outline.problem])),
     )

@@ -1,11 +1,13 @@
-"""What a job's [strategy] table names, looked up once: the strategy, codecs, merge rule and masks.
+"""What a job names, looked up once and handed on: strategy, codecs, devices, links, task.
 
-Whether they go together is checked in `rules`. Needs neither torch nor data.
+`look_up` fills in what the [strategy] table names. Whether that goes together is checked in
+`rules`, and `plan` adds the fleet and the task. Needs neither torch nor data.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from edgetrain import codecs, strategies
 from edgetrain.codecs import Codec
@@ -13,7 +15,12 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.delay import APART_SHARE, SHARE
 from edgetrain.exchange.hub.journal import Fsync, Settings
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
+from edgetrain.fleet.assignment import devices_of
+from edgetrain.fleet.devices import Device
+from edgetrain.fleet.networks import Fault, Profile, Site
+from edgetrain.fleet.presence import Presence
 from edgetrain.jobs.job import Job, StrategyTable
+from edgetrain.jobs.privacy.accounting import Promise
 from edgetrain.strategies import Strategy, merging
 from edgetrain.strategies.merging import RuleRow
 
@@ -33,9 +40,14 @@ and the delay were an eighth of the run; with so many, 4 at most (docs/decisions
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A job, and the objects that its [strategy] table names. `rules.resolve` makes it."""
+    """A job, and the objects that it names.
+
+    Hubs and members know what `rules.resolve` finds; `plan.check` adds the fleet, `plan.plan` the
+    task. What has not been looked up is empty.
+    """
 
     job: Job
+    """Planned, its noise is known and its name is not empty."""
     strategy: Strategy
     every: int
     """Local steps in a round: the job's; or the strategy's default, less in a short run whose delay
@@ -48,6 +60,44 @@ class Resolved:
     merge: RuleRow
     mask_terms: MaskTerms | None
     """How contributions are masked; None: they are not."""
+
+    devices: tuple[str, ...] = ()
+    """The device profile of each member."""
+    device_profiles: dict[str, Device] = field(default_factory=dict)
+    """Those profiles, by name."""
+    networks: tuple[str, ...] = ()
+    """The network profile of each member."""
+    network_profiles: dict[str, Profile] = field(default_factory=dict)
+    """Those profiles, by name."""
+    sites: tuple[Site, ...] = ()
+    """Members that share an uplink."""
+    faults: tuple[Fault, ...] = ()
+    """What goes wrong with the links, and when."""
+    congestion: str = ""
+    """The congestion control of all links."""
+    presence: Presence = field(default_factory=Presence)
+    """Which devices come and go."""
+
+    name: str = ""
+    """The task's."""
+    metric: str = ""
+    better: str = ""
+    target: float | None = None
+    beside: Path | None = None
+    """The folder of the job file."""
+    promise: Promise | None = None
+    """What the job's privacy is worth, if all goes as planned."""
+    samples: tuple[int, ...] = ()
+    """How many each member holds, where the job's privacy depends on it; else ()."""
+    buffers: str | None = None
+    """What becomes of running statistics, "mean" or "local"; None: the model measures none."""
+    parameters: int = 0
+    """Of the model, trained ones, tied ones once."""
+
+    @property
+    def links(self) -> list[Profile]:
+        """The network profile of each member."""
+        return [self.network_profiles[name] for name in self.networks]
 
     @property
     def one_in_flight(self) -> bool:
@@ -96,6 +146,14 @@ def look_up(job: Job) -> Resolved:
         merge=merging.find(table.merge),
         mask_terms=mask_terms_of(job),
     )
+
+
+def with_all_members(job: Job) -> Job:
+    """One device per member: a device list with counts also says how many members there are."""
+    named = devices_of(job.fleet.device)
+    if len(named) > 1:
+        job = replace(job, fleet=replace(job.fleet, members=len(named)))
+    return job
 
 
 def strategy_of(table: StrategyTable) -> Strategy:

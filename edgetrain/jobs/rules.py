@@ -14,7 +14,7 @@ from edgetrain.exchange.masks import terms as masks
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs import schedule
 from edgetrain.jobs.job import Job, Privacy
-from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS
+from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_noise
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.strategies import Strategy, merging
 
@@ -34,7 +34,7 @@ Refusal = tuple[str, str]
 def resolve(job: Job) -> Resolved:
     """Look up what a job names, and check that it goes together. ConfigError.
 
-    Profiles, data and model are looked up by `plan.plan`.
+    Profiles, data and model are looked up by `plan`.
     """
     found = look_up(job)
     check(found)
@@ -56,7 +56,7 @@ def check(found: Resolved) -> None:
     _check_codecs(found)
     _check_masked(found)
     journal_settings(found.job)
-    check_on_member(found)
+    _check_on_member(found)
     _check_merged(found)
 
 
@@ -68,9 +68,18 @@ def _check_accumulated(found: Resolved) -> None:
         )
 
 
-def check_on_member(found: Resolved) -> None:
-    """ConfigError for what a member has to refuse by itself, whatever its hub says: contributions
-    that would not be masked, or not be private, as the job says."""
+def settle(found: Resolved, samples: Sequence[int]) -> Resolved:
+    """The job with the noise that its epsilon asks for. ConfigError for what a member has to refuse
+    by itself, whatever its hub says: contributions that would not be masked, or not be private, as
+    the job says. `samples`: see `privacy.promise`."""
+    _check_on_member(found)
+    fixed = fix_noise(found, samples)
+    if fixed is not found:
+        _check_on_member(fixed)
+    return fixed
+
+
+def _check_on_member(found: Resolved) -> None:
     _check_mask_terms(found)
     _check_privacy(found.job.privacy)
     if found.job.privacy.unit == "none":

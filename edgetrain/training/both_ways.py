@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgetrain.jobs.plan import Plan
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.folder import create_inside, read_metrics
 from edgetrain.runs.reports.calibration import Pair, bases_of, pair
 from edgetrain.training import emulated
@@ -20,7 +20,7 @@ Make = Callable[[str], Path]
 
 def run(
     name: str,
-    plan: Plan,
+    plan: Resolved,
     folder: Path,
     draws: int,
     report: Callable[[str], None],
@@ -64,7 +64,7 @@ def _timed(
     return Done(summary, bases_of(read_metrics(inside, "event")), real_s)
 
 
-def depends_on_luck(plan: Plan) -> bool:
+def depends_on_luck(plan: Resolved) -> bool:
     """Whether any link of the job loses packets or has a delay that is drawn."""
     uplinks = [site.uplink for site in plan.sites]
     profiles = [*plan.network_profiles.values(), *uplinks]

@@ -17,9 +17,7 @@ from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.fleet import networks
 from edgetrain.fleet.networks import Attachment
 from edgetrain.jobs.building import hub_of
-from edgetrain.jobs.job import Job
-from edgetrain.jobs.plan import Plan
-from edgetrain.jobs.rules import resolve
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
@@ -45,7 +43,7 @@ def warm_up() -> None:
 
 
 def run(
-    planned: Plan,
+    planned: Resolved,
     folder: Path,
     watch: Callable[[], None] = lambda: None,
     poll_s: float = 0.1,
@@ -89,7 +87,7 @@ class _Emulated:
 
     def __init__(
         self,
-        planned: Plan,
+        planned: Resolved,
         folder: Path,
         emulation: networks.Emulation,
         watch: Callable[[], None],
@@ -128,9 +126,7 @@ class _Emulated:
         return self._verdict(hub, members)
 
     def _start(self, name: str, target: Callable[..., None], *arguments: Any) -> Child:
-        return processes.start(
-            self._context, name, target, self._planned.job, self._folder, *arguments
-        )
+        return processes.start(self._context, name, target, self._planned, self._folder, *arguments)
 
     def _follow(self, hub: Child, members: list[Child]) -> None:
         """Wait until all members have ended, or the hub has failed and they cannot go on."""
@@ -186,7 +182,9 @@ class _Emulated:
 # -- what runs in the processes -------------------------------------------------------------------
 
 
-def hub_process(job: Job, folder: Path, attachment: Attachment, began: Synchronized[float]) -> None:
+def hub_process(
+    planned: Resolved, folder: Path, attachment: Attachment, began: Synchronized[float]
+) -> None:
     """The hub of an emulated job."""
     from edgetrain.exchange.hub.serve import serve
     from edgetrain.exchange.zeromq.hub_socket import HubSocket
@@ -200,14 +198,14 @@ def hub_process(job: Job, folder: Path, attachment: Attachment, began: Synchroni
 
     recorder = HubRecorder(folder, time.monotonic, socket.traffic, on_start=on_start)
     try:
-        serve(hub_of(resolve(job)), socket, time.monotonic, recorder)
+        serve(hub_of(planned), socket, time.monotonic, recorder)
     finally:
         recorder.close()
         socket.close()
 
 
 def member_process(
-    job: Job,
+    planned: Resolved,
     folder: Path,
     attachment: Attachment,
     began: Synchronized[float],
@@ -221,4 +219,4 @@ def member_process(
     def open_log(name: str, at: float) -> MetricsLog:
         return MetricsLog(metrics_path(folder), name, time.monotonic, began.value)
 
-    train(job, Place(*place), attachment.address, open_log, keeps_model=True)
+    train(planned, Place(*place), attachment.address, open_log, keeps_model=True)

@@ -11,8 +11,9 @@ from typing import Any
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import devices
-from edgetrain.jobs.plan import Plan
-from edgetrain.jobs.privacy.promise import Promise, promise
+from edgetrain.jobs.privacy.accounting import Promise
+from edgetrain.jobs.privacy.promise import promise
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.folder import (
     JOB,
     metrics_path,
@@ -40,7 +41,7 @@ class RunOutcome:
 
 
 @contextlib.contextmanager
-def recorded(planned: Plan, folder: Path) -> Iterator[RunOutcome]:
+def recorded(planned: Resolved, folder: Path) -> Iterator[RunOutcome]:
     """Within: a run in `folder`, which exists and gets the environment, and the job unless it has
     one: a run that goes on with another job may yet be refused.
 
@@ -80,7 +81,9 @@ def write_errors(folder: Path, began: float, errors: Iterable[tuple[str, str, fl
             log.event("error", error, about=name)
 
 
-def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str) -> dict[str, Any]:
+def summary_of(
+    planned: Resolved, folder: Path, report: dict[str, Any], status: str
+) -> dict[str, Any]:
     """The part of the summary that only the driver of a run knows; `report` is the network's."""
     delay = every = 0
     codec = planned.job.strategy.codec
@@ -106,7 +109,7 @@ def summary_of(planned: Plan, folder: Path, report: dict[str, Any], status: str)
     }
 
 
-def _promise_of(planned: Plan, folder: Path, *, seeded: bool) -> Promise | None:
+def _promise_of(planned: Resolved, folder: Path, *, seeded: bool) -> Promise | None:
     """The promise for what was trained: an interrupted run has released less than planned."""
     if planned.promise is None:
         return None

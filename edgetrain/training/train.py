@@ -25,9 +25,8 @@ from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
-from edgetrain.jobs.privacy.promise import fix_noise
-from edgetrain.jobs.resolved import look_up, mask_terms_of
-from edgetrain.jobs.rules import check_on_member, refuse_checkpoint
+from edgetrain.jobs.resolved import Resolved
+from edgetrain.jobs.rules import refuse_checkpoint, settle
 from edgetrain.runs.environment import Meter
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
@@ -62,7 +61,7 @@ class Place:
 
 
 def train(
-    job: Job,
+    found: Resolved,
     place: Place,
     hub: str | Sequence[str],
     open_log: Callable[[str, float], MetricsLog],
@@ -88,11 +87,12 @@ def train(
 
     Raises what `join` raises, TaskError and ConfigError, Stopped.
     """
-    torch.set_num_threads(job.train.threads)
-    task = task_of(job, place.beside, place.keys)
+    torch.set_num_threads(found.job.train.threads)
+    task = task_of(found.job, place.beside, place.keys)
     on_task(task)
-    job, agreed = _settled(job, task), job
-    model, optimizer, flat, pace = prepare(job, place, task)
+    agreed, found = found, settle(found, samples_of(found.job, task))
+    job = found.job
+    model, optimizer, flat, pace = prepare(found, place, task)
     keeping = None if checkpoint is None else _keeping(job, place, checkpoint, model, optimizer)
     energy = devices.Energy(devices.load(place.device), clock)
     socket = MemberSocket(hub, credentials=credentials)
@@ -176,15 +176,6 @@ def _keeping(
     return keeping_of(Keep(folder, job.checkpoint.sparing()), place.name, model, optimizer)
 
 
-def _settled(job: Job, task: Task) -> Job:
-    """The job with the noise that its epsilon asks for; ConfigError for one that cannot be here."""
-    found = look_up(job)
-    check_on_member(found)
-    found = fix_noise(found, samples_of(job, task))
-    check_on_member(found)
-    return found.job
-
-
 def _keep_model(member: Member, model: torch.nn.Module, log: MetricsLog) -> None:
     """Write the fleet's model beside the log. Training is over: an error does not undo it."""
     try:
@@ -212,10 +203,11 @@ def device_for(accelerator: str, unit: str = "none") -> torch.device:
 
 
 def prepare(
-    job: Job, place: Place, task: Task
+    found: Resolved, place: Place, task: Task
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer, FlatModel, Pace]:
     """A member's model as every member of the job begins with it, its optimizer, the model as flat
     vectors, and the pace of its device. ConfigError for an optimizer that cannot be."""
+    job = found.job
     torch.manual_seed(job.seed)
     model = task.model()
     pace = Pace(step_times(job, place, pace_of(job, place.device, model, task)))
@@ -223,15 +215,15 @@ def prepare(
     model.to(device_for(job.train.accelerator, job.privacy.unit))
     optimizer = optimizer_for(model, job.train.optimizer, task)
     tune(optimizer, tuning_of(job))
-    flat = bind(model, optimizer, job.train.fixed, buffers_of(job))
+    flat = bind(model, optimizer, job.train.fixed, buffers_of(found))
     return model, optimizer, flat, pace
 
 
-def request_of(job: Job, place: Place, task: Task, digest: str | None = None) -> Request:
+def request_of(found: Resolved, place: Place, task: Task, digest: str = "") -> Request:
     """What a member of this job says of itself; `digest` is the job's, where it is known."""
-    samples = task.samples(place.index, job.fleet.members)
-    agreed = mask_terms_of(job)
-    return Request("", place.name, float(samples), digest or job.digest(), secure=agreed or False)
+    samples = task.samples(place.index, found.job.fleet.members)
+    terms = found.mask_terms or False
+    return Request("", place.name, float(samples), digest or found.job.digest(), secure=terms)
 
 
 def step_times(job: Job, place: Place, seconds: float) -> Callable[[int], float]:

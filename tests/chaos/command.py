@@ -241,11 +241,12 @@ def _in_short(outcome: Outcome) -> str:
 def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcomes:
     job, beside = common.job_of(arguments, SIMULATED)
     common.require_simulator()
-    job = common.with_host_pace(arguments, job, beside)
-    from chaos import laws, schedule, simulated
-    from edgetrain.jobs.plan import plan
+    from edgetrain.jobs.plan import check, with_task
 
-    planned = plan(job, beside)
+    found = common.with_host_pace(arguments, check(job), beside)
+    from chaos import laws, schedule, simulated
+
+    planned = with_task(found, beside)
     laws.Merging.of(planned)
     calm_s = simulated.calm_seconds(planned)
     members = planned.job.fleet.members

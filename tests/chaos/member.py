@@ -173,15 +173,16 @@ def _task(
     import torch
 
     from edgetrain.jobs.lookup import task_of, work_of
+    from edgetrain.jobs.resolved import look_up
     from edgetrain.training.member import Member, release_of
     from edgetrain.training.train import Place, prepare, request_of
     from edgetrain.vectors.noise import system
 
-    job, place = post.job, Place(post.index, post.device, post.beside)
+    found, job, place = look_up(post.job), post.job, Place(post.index, post.device, post.beside)
     torch.set_num_threads(job.train.threads)
     task = task_of(job, post.beside)
-    model, optimizer, flat, pace = prepare(job, place, task)
-    request = request_of(job, place, task)
+    model, optimizer, flat, pace = prepare(found, place, task)
+    request = request_of(found, place, task)
     with Member.join(
         Link(socket, clock, outage_s=job.hub.outage_s),
         flat,

@@ -33,8 +33,7 @@ from edgetrain.exchange.hub.journal import Disk, Journal, Settings
 from edgetrain.exchange.hub.records import Record, Round
 from edgetrain.exchange.messages import Contribute, unpack
 from edgetrain.fleet.networks import Fault
-from edgetrain.jobs.plan import Plan
-from edgetrain.jobs.resolved import journal_settings
+from edgetrain.jobs.resolved import Resolved, journal_settings
 from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.simulated.simulation import Simulation
@@ -50,7 +49,7 @@ SLOW_SHARE = 0.05
 """Of its rate, on a link that is slow."""
 
 
-def run(planned: Plan, seed: int, happenings: Sequence[Happening], calm_s: float) -> Outcome:
+def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: float) -> Outcome:
     """Run a planned job through one schedule, and judge it. `calm_s`: its virtual seconds without
     faults, see `calm_seconds`. ConfigError for a job that no verdict can be given on."""
     merging = Merging.of(planned)
@@ -159,7 +158,7 @@ class _ShownJournal(Journal):
 
 
 def _judged(
-    planned: Plan, simulation: Simulation, seen: _Seen, folder: Path, merging: Merging
+    planned: Resolved, simulation: Simulation, seen: _Seen, folder: Path, merging: Merging
 ) -> list[str]:
     """The laws that the schedule broke. Everything has ended."""
     events = list(read_metrics(folder, "event"))
@@ -208,7 +207,7 @@ def _content(record: Round) -> tuple[object, ...]:
     return record.round, record.counted, record.checksum, b"".join(map(bytes, record.reply))
 
 
-def calm_seconds(planned: Plan) -> float:
+def calm_seconds(planned: Resolved) -> float:
     """Virtual seconds that the job takes if nothing goes wrong."""
     with tempfile.TemporaryDirectory(prefix="edgetrain-chaos-") as made:
         simulation = Simulation(planned, Path(made), False)

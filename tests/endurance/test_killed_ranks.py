@@ -21,6 +21,7 @@ from edgetrain.jobs.placement.decision import decide
 from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.rules import resolve
 from edgetrain.runs.folder import read_metrics, read_summary
 from edgetrain.tasks import weights
 from edgetrain.training.servers import group
@@ -65,7 +66,7 @@ def train(folder: Path, words: str, name: str, kill_after_s: float | None) -> tu
                       "data.width=32", "data.layers=4", "members=4", "batch=4", f"steps={STEPS}",
                       "optimizer=adamw", "evaluate_every=1000", "servers.snapshot_every=10",
                       f"servers.placement={words}"])  # fmt: skip
-    question = question_of(job, folder)
+    question = question_of(resolve(job), folder)
     out = folder / name
     out.mkdir()
     state = {"began": 0.0, "killed": kill_after_s is None}

@@ -26,6 +26,7 @@ from edgetrain.jobs.placement.decision import Question, check, decide
 from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.placement.search import Refused, evaluate
 from edgetrain.jobs.placement.words import parse
+from edgetrain.jobs.rules import resolve
 from edgetrain.tasks.protocol import evaluating
 from edgetrain.tasks.text import Block, Transformer
 from edgetrain.tasks.work import optimizer_for
@@ -513,7 +514,7 @@ def together(subject: str, words: str, checks: bool = False, ambient: int = 0):
 @functools.cache
 def _question(subject: str) -> Question:
     job = job_of(subject)
-    return question_of(replace(job, servers=replace(job.servers, placement="data=4")))
+    return question_of(resolve(replace(job, servers=replace(job.servers, placement="data=4"))))
 
 
 def first_choice(subject: str) -> str:

@@ -30,6 +30,7 @@ from edgetrain.jobs.capacity.flows import Ports, StepTimesOfMany, Streams
 from edgetrain.jobs.capacity.question import Options, question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.rules import resolve
 from edgetrain.runs.reports import capacity_table
 
 BOARD = devices.load("raspberry-pi-4b")
@@ -503,7 +504,9 @@ def test_a_plan_agrees_with_the_event_driven_simulation(name, tmp_path):
     folder.mkdir()
     summary = simulation.run(plan(job), folder)
     rounds = 100 // summary["every"]
-    question = question_of(job, Options(rounds=rounds, hub_rate_mbit=0, merge_bytes_per_s=0))
+    question = question_of(
+        resolve(job), Options(rounds=rounds, hub_rate_mbit=0, merge_bytes_per_s=0)
+    )
     found = answer(question)
     tolerance, draws = (0.20, 20) if "loss" in name else (0.07, 1)
     planned = [

@@ -17,7 +17,8 @@ from edgetrain.fleet.networks import Fault
 from edgetrain.fleet.networks.emulation import probe
 from edgetrain.jobs import reading
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.plan import Plan, plan
+from edgetrain.jobs.plan import plan
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.folder import read_job, read_metrics, read_summary
 
 PACKETS, WHY_NOT = probe.packets_possible()
@@ -27,7 +28,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "shared-uplink.toml"
 pytestmark = pytest.mark.usefixtures("own_imports")
 
 
-def planned(tmp_path: Path, *overrides: str, **tables: object) -> Plan:
+def planned(tmp_path: Path, *overrides: str, **tables: object) -> Resolved:
     write_tiny(tmp_path, **tables)
     return plan(reading.load(tmp_path / "job.toml", overrides), tmp_path)
 

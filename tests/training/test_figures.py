@@ -79,7 +79,7 @@ def train_fleet(folder: Path, *more: str, any_job: bool = False) -> Path:
         def log(name, began):
             return MetricsLog(folder / f"{name}.jsonl", name, time.monotonic, began)
 
-        train(job, Place(index, "host"), address, log)
+        train(resolve(job), Place(index, "host"), address, log)
 
     children.in_threads(serve, *(functools.partial(member, i) for i in range(2)))
     (found,) = runs.iterdir()

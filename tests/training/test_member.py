@@ -37,6 +37,7 @@ from edgetrain.exchange.seam import Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.jobs import reading
+from edgetrain.jobs.rules import resolve
 from edgetrain.runs.folder import folders_in, read_metrics, read_summary
 from edgetrain.tasks.work import optimizer_for
 from edgetrain.training import processes
@@ -359,7 +360,7 @@ class Held:
 
 def test_weights_follow_the_data_that_each_member_holds():
     job = reading.parse({"fleet": {"members": 3}})
-    requests = [request_of(job, Place(i, "host"), Held()) for i in range(3)]
+    requests = [request_of(resolve(job), Place(i, "host"), Held()) for i in range(3)]
     requests = [dataclasses.replace(request, job="") for request in requests]
     settings = [{"request": request} for request in requests]
     _, hub = fleet_of(2, *settings, strategy="fedavg")

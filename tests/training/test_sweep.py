@@ -380,7 +380,9 @@ def faked(monkeypatch, tmp_path):
     from edgetrain.cli import sweep as command
 
     fake = Fake()
-    monkeypatch.setattr(command, "driver_of", lambda chosen: (fake.plan, fake))
+    monkeypatch.setattr(
+        command, "driver_of", lambda chosen: (lambda found, beside: found.job, fake)
+    )
     monkeypatch.chdir(tmp_path)
     return fake
 

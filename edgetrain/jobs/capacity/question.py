@@ -14,6 +14,7 @@ from edgetrain.jobs.job import Job
 if TYPE_CHECKING:
     from edgetrain.codecs import Auto
     from edgetrain.jobs.capacity.estimate import ExchangeSizes, Kind, Question
+    from edgetrain.jobs.resolved import Resolved
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class Options:
         return not (self.step_s or job.fleet.pace_s) or not self.parameters
 
 
-def question_of(job: Job, options: Options = Options(), beside: Path | None = None) -> Question:
+def question_of(
+    found: Resolved, options: Options = Options(), beside: Path | None = None
+) -> Question:
     """The question about a job's fleet. `beside` is the folder of the job file.
 
     ConfigError for names and numbers that cannot be. Loads the task if the options leave open what
@@ -58,9 +61,8 @@ def question_of(job: Job, options: Options = Options(), beside: Path | None = No
     from edgetrain.fleet import networks
     from edgetrain.fleet.assignment import parse_sites
     from edgetrain.jobs.capacity.estimate import ExchangeSizes, Hubs, Question
-    from edgetrain.jobs.rules import resolve
 
-    found = resolve(job)
+    job = found.job
     kinds, elements = _kinds(job, options, beside)
     members = options.members or max(job.fleet.members, len(kinds))
     sites = parse_sites(job.fleet.sites, job.fleet.members)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.named import ELEMENTWISE
+from edgetrain.jobs.optimizers import ELEMENTWISE
 from edgetrain.jobs.placement.words import Placement
 
 if TYPE_CHECKING:

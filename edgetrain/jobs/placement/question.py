@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from edgetrain.fleet import devices
 from edgetrain.fleet.assignment import devices_of
 from edgetrain.fleet.devices import Device
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.named import check_optimizer
+from edgetrain.jobs.optimizers import check_optimizer
 from edgetrain.jobs.placement.bars import bars_of
 from edgetrain.jobs.placement.decision import Board, Decision, Question, decide, kept_by
 from edgetrain.jobs.placement.formulas import USABLE, Kept, Link, edge_bytes
@@ -22,8 +21,7 @@ from edgetrain.jobs.placement.machines import Server, Servers
 from edgetrain.jobs.placement.replanning import ranks_of
 from edgetrain.jobs.placement.search import Found, Work
 from edgetrain.jobs.placement.words import EDGE, parse
-from edgetrain.jobs.plan import Plan
-from edgetrain.jobs.resolved import Resolved
+from edgetrain.jobs.resolved import Resolved, with_all_members
 from edgetrain.jobs.rules import resolve
 
 if TYPE_CHECKING:
@@ -53,22 +51,19 @@ def plan_placement(job: Job, beside: Path | None = None) -> Decision:
 
     ConfigError, TaskError, NetworkError for what cannot be anywhere.
     """
-    return decide(question_of(job, beside))
+    return decide(question_of(resolve(with_all_members(job)), beside))
 
 
-def question_of(job: Job, beside: Path | None = None) -> Question:
+def question_of(found: Resolved, beside: Path | None = None) -> Question:
     """The question of a job. See `plan_placement`."""
     from edgetrain.jobs.lookup import task_of
 
-    found = resolve(job)
+    job = found.job
     check_optimizer(job)
-    named = devices_of(job.fleet.device)
-    if len(named) > 1:
-        job = replace(job, fleet=replace(job.fleet, members=len(named)))
-        found = replace(found, job=job)
     task = task_of(job, beside)
     model, notes = model_of(task, job)
-    boards, edge_problem = _boards(found, model, sorted(set(named)), beside)
+    named = sorted(set(devices_of(job.fleet.device)))
+    boards, edge_problem = _boards(found, model, named, beside)
     others, _ = _boards(found, model, devices.names(), beside)
     slots = _slots(job)
     servers = servers_of(job, beside)
@@ -158,7 +153,7 @@ def wants_group(job: Job) -> bool:
     return job.servers.placement not in ("auto", EDGE) or job.servers.fallback != "never"
 
 
-def may_not_fit(planned: Plan) -> bool:
+def may_not_fit(planned: Resolved) -> bool:
     """Whether parameters alone, without activations, are more than a device of the fleet holds."""
     kept = "waits" if planned.strategy.moves_params else "gradient"
     kind = "runs on" if planned.strategy.delays else kept
@@ -193,14 +188,14 @@ def _boards(
         step_s = found.job.fleet.pace_s or train.accumulate * device.step_seconds(
             model.flops * train.batch, model.operators
         )
-        seconds, said = _fleet_seconds(found.job, model, step_s, beside)
+        seconds, said = _fleet_seconds(found, model, step_s, beside)
         problem = problem or said
         boards.append(Board(name, USABLE * device.memory_bytes, seconds))
     return tuple(boards), problem
 
 
 def _fleet_seconds(
-    job: Job, model: Model, step_s: float, beside: Path | None
+    found: Resolved, model: Model, step_s: float, beside: Path | None
 ) -> tuple[float | None, str]:
     """Seconds of a step of the fleet, if each of its devices takes `step_s` to compute one."""
     from edgetrain.errors import NetworkError
@@ -211,7 +206,7 @@ def _fleet_seconds(
         return None, ""
     options = Options(rounds=20, parameters=model.parameters, step_s=step_s)
     try:
-        return answer(question_of(job, options, beside)).seconds_per_step, ""
+        return answer(question_of(found, options, beside)).seconds_per_step, ""
     except NetworkError as error:
         return None, error.message
 

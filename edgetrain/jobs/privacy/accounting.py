@@ -7,6 +7,7 @@ when it is used: a machine that is told the noise need not have it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -40,6 +41,31 @@ class Releases:
     noise: float
     count: int
     rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Promise:
+    """(epsilon, delta)-differential privacy, and what it is about."""
+
+    unit: str
+    """member or example."""
+    where: str
+    """Where the noise is added: what leaves that place is protected."""
+    clip: float
+    noise: float
+    delta: float
+    count: int
+    """Releases: rounds for a member; steps, or passes over its shard, for an example."""
+    rate: float
+    """The probability that an example is in a step; 1: no gain by sampling."""
+    epsilon: float | None
+    """None: there is no noise, or none worth the name, and no promise."""
+    accountant: str
+    noise_source: str = "the operating system's generator"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a summary."""
+        return dataclasses.asdict(self)
 
 
 def epsilon(releases: Releases, delta: float, accountant: str = "pld") -> float | None:

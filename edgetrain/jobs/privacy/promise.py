@@ -7,13 +7,12 @@ What privacy does not go together with is in `jobs.rules`.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.jobs.privacy.accounting import Releases, epsilon, noise_for
+from edgetrain.jobs.privacy.accounting import Promise, Releases, epsilon, noise_for
 
 if TYPE_CHECKING:
     from edgetrain.jobs.resolved import Resolved
@@ -28,31 +27,6 @@ LITTLE = 20.0
 ROOM = 5.0
 """Deviations of noise that masked contributions must have room for: one element in 1.7 million is
 further out."""
-
-
-@dataclass(frozen=True)
-class Promise:
-    """(epsilon, delta)-differential privacy, and what it is about."""
-
-    unit: str
-    """member or example."""
-    where: str
-    """Where the noise is added: what leaves that place is protected."""
-    clip: float
-    noise: float
-    delta: float
-    count: int
-    """Releases: rounds for a member; steps, or passes over its shard, for an example."""
-    rate: float
-    """The probability that an example is in a step; 1: no gain by sampling."""
-    epsilon: float | None
-    """None: there is no noise, or none worth the name, and no promise."""
-    accountant: str
-    noise_source: str = "the operating system's generator"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for a summary."""
-        return dataclasses.asdict(self)
 
 
 def said(promise: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ from edgetrain.fleet.cluster import Cluster
 from edgetrain.jobs.placement.decision import Question
 from edgetrain.jobs.placement.replanning import Placed, nearest, place_again, ranks_of
 from edgetrain.jobs.placement.search import Found
-from edgetrain.jobs.plan import Plan
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.folder import metrics_path, read_metrics, write_job
 from edgetrain.runs.metrics.log import EventName, MetricsLog
 from edgetrain.training import processes
@@ -66,7 +66,7 @@ def warm_up() -> None:
 
 
 def run(
-    planned: Plan,
+    planned: Resolved,
     chosen: Found,
     folder: Path,
     watch: Callable[[], None] = lambda: None,
@@ -126,7 +126,7 @@ class _Group:
 
     def __init__(
         self,
-        planned: Plan,
+        planned: Resolved,
         chosen: Found,
         folder: Path,
         crew: Crew,

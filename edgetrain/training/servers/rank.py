@@ -11,7 +11,7 @@ from torch import Tensor
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import tuning_of
-from edgetrain.jobs.named import ELEMENTWISE
+from edgetrain.jobs.optimizers import ELEMENTWISE
 from edgetrain.jobs.placement.bars import bars_of, refuse
 from edgetrain.jobs.placement.words import Placement
 from edgetrain.tasks.profiling import inputs_of

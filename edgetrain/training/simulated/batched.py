@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from edgetrain.exchange.member.driver import Flat, Stepper, in_place
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import tuning_of
-from edgetrain.jobs.named import ELEMENTWISE
-from edgetrain.jobs.resolved import strategy_of
+from edgetrain.jobs.optimizers import ELEMENTWISE
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.layerwise import LAYER_WISE, LayerWise
@@ -371,8 +371,9 @@ def _item(losses: Callable[[], list[float]], place: int) -> float:
 class Rows:
     """Members as rows of matrices [BLOCK, elements]."""
 
-    def __init__(self, task: Task, job: Job) -> None:
-        self._task, self._job, self._data = task, job, batches_of(task)
+    def __init__(self, task: Task, found: Resolved) -> None:
+        self._task, self._job, self._data = task, found.job, batches_of(task)
+        job = found.job
         torch.manual_seed(job.seed)
         self._model = task.model()
         plain = copy.deepcopy(self._model)
@@ -380,7 +381,7 @@ class Rows:
         members = job.fleet.members
         self._initial = torch.from_numpy(self._flat.params.copy())
         # A gradient that the strategy adjusts, or replaces, must not be stepped with before it has.
-        self._steps_too = not strategy_of(job.strategy).adjusts_gradient
+        self._steps_too = not found.strategy.adjusts_gradient
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "gradients", self._one_thread)
         self._blocks = [
             self._block(plain, min(BLOCK, members - start)) for start in range(0, members, BLOCK)

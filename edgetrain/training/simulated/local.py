@@ -15,6 +15,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import buffers_of, tuning_of, work_of
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.work import Local, begin_at, optimizer_for, tune
@@ -47,35 +48,35 @@ class Gradients(Protocol):
         """End worker threads. No member may be used any more."""
 
 
-def choose(task: Task, job: Job, batched: bool | None) -> Gradients:
+def choose(task: Task, found: Resolved, batched: bool | None) -> Gradients:
     """Members one by one or batched, as asked; None: batched if they are many and it is possible.
 
     ConfigError if batching was asked for and the model or its optimizer cannot be batched.
     """
-    if batched is False or (batched is None and job.fleet.members < BATCHED_FROM):
-        return OneByOne(task, job, "members one by one, as on a device")
-    problem = why_not_batched(task, job)
+    if batched is False or (batched is None and found.job.fleet.members < BATCHED_FROM):
+        return OneByOne(task, found, "members one by one, as on a device")
+    problem = why_not_batched(task, found.job)
     if problem is None:
-        return Rows(task, job)
+        return Rows(task, found)
     if batched:
         raise ConfigError(f"members cannot be batched: {problem}", "simulate them one by one")
-    return OneByOne(task, job, f"members one by one: {problem}")
+    return OneByOne(task, found, f"members one by one: {problem}")
 
 
 class OneByOne:
     """Members with a torch model and a random state of their own each."""
 
-    def __init__(self, task: Task, job: Job, reason: str) -> None:
-        self._task, self._job, self.reason = task, job, reason
+    def __init__(self, task: Task, found: Resolved, reason: str) -> None:
+        self._task, self._found, self.reason = task, found, reason
         self._first = torch.nn.Module()
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
         """See Gradients."""
-        job = self._job
+        job = self._found.job
         torch.manual_seed(job.seed)
         model = self._task.model()
-        flat = FlatModel(model, fixed=job.train.fixed, statistics=buffers_of(job) == "mean")
+        flat = FlatModel(model, fixed=job.train.fixed, statistics=buffers_of(self._found) == "mean")
         optimizer = self._optimizers[index] = optimizer_for(model, job.train.optimizer, self._task)
         tune(optimizer, tuning_of(job))
         work = work_of(job, self._task, model, flat, index, noise_of(job, index))

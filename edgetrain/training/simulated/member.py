@@ -19,7 +19,7 @@ from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.fleet import devices
-from edgetrain.jobs.plan import Plan
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
 from edgetrain.training.loop import Loop, Steps
@@ -42,7 +42,7 @@ LINES = 64
 class Surroundings:
     """What all devices of a simulation share."""
 
-    planned: Plan
+    planned: Resolved
     world: World
     network: SimulatedNetwork
     task: Task
@@ -131,7 +131,7 @@ class SimulatedMember:
         seconds = around.step_seconds[place.device]
         pace = Pace(devices.StepTimes(device, seconds, job.seed, index), clock, world.sleep)
         energy = devices.Energy(device, world.clock, Path("/nonexistent"))
-        request = request_of(job, place, around.task, around.digest)
+        request = request_of(around.planned, place, around.task, around.digest)
         with self._joined(flat, optimizer, request) as member:
             self.training = member
             around.gradients.begin_at(index, member.begins_at)

@@ -25,7 +25,7 @@ import torch
 
 from edgetrain.errors import ConfigError, EdgetrainError, in_words
 from edgetrain.jobs.lookup import pace_of, task_of
-from edgetrain.jobs.plan import Plan
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
@@ -53,7 +53,7 @@ objects that stay; with the usual thresholds searching them took a third of the 
 
 
 def run(
-    planned: Plan,
+    planned: Resolved,
     folder: Path,
     watch: Callable[[], None] = lambda: None,
     poll_s: float = 0.1,
@@ -92,7 +92,7 @@ class Simulation:
 
     def __init__(
         self,
-        planned: Plan,
+        planned: Resolved,
         folder: Path,
         batched: bool | None = None,
         *,
@@ -118,7 +118,7 @@ class Simulation:
         torch.set_num_threads(planned.job.train.threads)
         self.task = task_of(planned.job, planned.beside)
         step_seconds = _step_seconds(planned, self.task)
-        self._gradients = local.choose(self.task, planned.job, batched)
+        self._gradients = local.choose(self.task, planned, batched)
         self._logs: list[MetricsLog] = []
         self._began = 0.0
         self.began: str | None = None
@@ -290,7 +290,7 @@ class Simulation:
         self._gradients.close()
 
 
-def _step_seconds(planned: Plan, task: Task) -> dict[str, float]:
+def _step_seconds(planned: Resolved, task: Task) -> dict[str, float]:
     """Seconds of a step on each kind of device of the fleet; ConfigError where one has no speed."""
     torch.manual_seed(planned.job.seed)
     model = task.model()

@@ -18,6 +18,7 @@ from edgetrain.jobs.placement.machines import Server, Servers
 from edgetrain.jobs.placement.question import plan_placement, question_of
 from edgetrain.jobs.placement.search import Work
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.rules import resolve
 from edgetrain.tasks.classification import Classification
 
 PI4, PI5 = Board("pi-4", 3.4e9, 100.0), Board("pi-5", 6.8e9, 86.0)
@@ -132,7 +133,7 @@ def test_a_sequence_is_split_only_where_attention_and_places_are_known():
 
 def test_char_lm_says_what_its_attention_sees():
     words = ["task=edgetrain.tasks:char_lm", "data.context=8", "data.limit_bytes=20000"]
-    model = question_of(load(None, words)).model
+    model = question_of(resolve(load(None, words))).model
     assert (model.length, model.knows_place) == (8, True)
     assert [layer.attentions for layer in model.layers] == [0, 1, 1, 0]
 
@@ -235,7 +236,7 @@ def test_servers_come_from_the_cluster_file(tmp_path, own_imports):
         '[[server]]\nname = "b"\nhost = "b"\nprofile = "gpu-server"\naccelerators = 2\n'
     )
     job = load(None, ["servers.cluster=cluster.toml", "precision=bf16", "members=2"])
-    servers = question_of(job, tmp_path).servers
+    servers = question_of(resolve(job), tmp_path).servers
     assert [each.accelerators for each in servers.servers] == [8, 2]
     assert servers.between == Link(0.001, 1e9)
     assert servers.servers[0].flops_s == 395600e9

@@ -13,6 +13,7 @@ import pytest
 from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.placement.search import evaluate
 from edgetrain.jobs.placement.words import parse
+from edgetrain.jobs.rules import resolve
 
 MOST = 1e-9
 JOBS = {
@@ -60,7 +61,9 @@ def test_a_run_that_goes_on_takes_the_batches_that_are_left(worlds, tmp_path):
 
 @pytest.mark.parametrize("words", ["data=2", "pipeline=2 microbatches=2"])
 def test_a_plan_takes_longer_and_no_more_memory(words):
-    asked = question_of(group_cases.job_of(*group_cases.CHARS, f"servers.placement={words}"))
+    asked = question_of(
+        resolve(group_cases.job_of(*group_cases.CHARS, f"servers.placement={words}"))
+    )
     placement = replace(parse(words), microbatches=2)
     found = [
         evaluate(asked.model, asked.servers, replace(asked.work, accumulate=each), placement)

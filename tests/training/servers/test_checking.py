@@ -10,6 +10,7 @@ from edgetrain.jobs.placement.decision import decide
 from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.rules import resolve
 from edgetrain.runs.folder import read_metrics
 from edgetrain.training.servers import checking, group
 
@@ -47,7 +48,7 @@ def test_in_bf16_rounding_passes_and_a_defect_does_not(worlds, defect):
 def run(folder, *words):
     job = load(None, ["task=planted:Mixed", "members=2", "batch=4", "steps=2", "optimizer=adamw",
                       *words])  # fmt: skip
-    question = question_of(job, folder)
+    question = question_of(resolve(job), folder)
     group.run(plan(job, folder), decide(question).found[0], folder, question=question)
     return [each["reason"] for each in read_metrics(folder, "event") if each["event"] == "started"]
 

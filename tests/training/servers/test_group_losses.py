@@ -14,6 +14,7 @@ from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.placement.decision import check, decide
 from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.placement.words import parse
+from edgetrain.jobs.rules import resolve
 
 MOST = 1e-9
 
@@ -77,7 +78,7 @@ def test_what_a_loss_cannot_bear_is_refused_by_plan_and_run_alike(worlds, of, wo
     job = cases.job_of(of)
     with pytest.raises(EdgetrainError) as run:
         worlds(2).run(group_cases.train, job, words)
-    asked = question_of(cases.job_of(of, f"servers.placement={words}"))
+    asked = question_of(resolve(cases.job_of(of, f"servers.placement={words}")))
     with pytest.raises(ConfigError) as planned:
         check(parse(words), asked.model, asked.servers, asked.work)
     assert said in str(planned.value)
@@ -90,7 +91,7 @@ def test_what_is_no_loss_is_one_line_from_plan_and_run(worlds, of):
     with pytest.raises(EdgetrainError) as run:
         worlds(2).run(group_cases.train, cases.job_of(of), "data=2")
     with pytest.raises(EdgetrainError) as planned:
-        question_of(cases.job_of(of, "servers.placement=data=2"))
+        question_of(resolve(cases.job_of(of, "servers.placement=data=2")))
     for refused in (planned, run):
         assert str(refused.value).startswith("task 'char-lm': loss(model, batch) returns a ")
         assert str(refused.value).endswith("(the mean loss, a scalar with a graph)")
@@ -103,7 +104,7 @@ def test_what_is_no_loss_is_one_line_from_plan_and_run(worlds, of):
 )
 def test_the_planner_leaves_out_what_a_loss_cannot_bear(of, barred):
     words = "servers.placement=auto", "servers.fallback=when-needed"
-    decisions = [decide(question_of(cases.job_of(each, *words))) for each in ("plain", of)]
+    decisions = [decide(question_of(resolve(cases.job_of(each, *words)))) for each in ("plain", of)]
     free, left = (
         set().union(*(each.placement.parts for each in decision.found)) for decision in decisions
     )

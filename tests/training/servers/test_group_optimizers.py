@@ -14,6 +14,7 @@ from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.placement.decision import check, decide
 from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.placement.words import parse
+from edgetrain.jobs.rules import resolve
 
 MOST = 1e-9
 BY_LAYER = ["Muon", "Adafactor", "lars", "LAMB"]
@@ -69,7 +70,7 @@ def test_parts_of_tensors_are_refused_by_plan_and_run_alike(worlds, name, words)
     job = cases.weights_job(name, f"servers.placement={words}")
     with pytest.raises(EdgetrainError) as run:
         worlds(2).run(group_cases.train, job, words)
-    asked = question_of(job)
+    asked = question_of(resolve(job))
     with pytest.raises(ConfigError) as planned:
         check(parse(words), asked.model, asked.servers, asked.work)
     assert f"and {name} looks at whole tensors, of which ranks would have parts" in str(run.value)
@@ -80,7 +81,7 @@ def test_parts_of_tensors_are_refused_by_plan_and_run_alike(worlds, name, words)
 def test_a_divided_layer_is_refused_and_left_out():
     words = ("servers.placement=auto", "servers.fallback=when-needed")
     job = group_cases.job_of(*group_cases.CHARS, "optimizer={ name = 'lamb' }", *words)
-    asked = question_of(job)
+    asked = question_of(resolve(job))
     with pytest.raises(ConfigError, match="leave tensor out, or take adamw or sgd"):
         check(parse("tensor=2"), asked.model, asked.servers, asked.work)
     found = decide(asked).found

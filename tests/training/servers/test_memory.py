@@ -64,6 +64,7 @@ from edgetrain.jobs.placement.formulas import WHOLE_BYTES
 from edgetrain.jobs.placement.question import plan_placement, question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.rules import resolve
 from edgetrain.runs.folder import read_metrics
 from edgetrain.training.servers import group
 
@@ -71,7 +72,7 @@ here = Path.cwd()
 for line in sys.stdin:
     job, out = load(None, json.loads(line)), Path(tempfile.mkdtemp(dir=here))
     found = plan_placement(job, here).found[0]
-    whole = WHOLE_BYTES * question_of(job, here).model.parameters
+    whole = WHOLE_BYTES * question_of(resolve(job), here).model.parameters
     group.run(plan(job, here), found, out)
     took = [max(r["peak_bytes"] for r in read_metrics(out, "step") if r["member"] == rank)
             for rank in ("r0", "r1")]

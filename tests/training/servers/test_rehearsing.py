@@ -11,6 +11,7 @@ from edgetrain.jobs.placement.decision import decide
 from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.rules import resolve
 from edgetrain.training.servers.rehearsing import problem_of, rehearsal
 
 pytestmark = pytest.mark.usefixtures("own_imports")
@@ -42,7 +43,7 @@ def test_what_cannot_be_built_is_said_in_one_line(subject, words, said):
 def test_a_plan_passes_over_what_cannot_be_built(tmp_path):
     words = [*JOB, "servers.fallback=when-faster", "servers.placement=pipeline=2"]
     job = load(None, [*words, "data.subject=tensor on device"])
-    decision = decide(question_of(job, tmp_path), rehearsal(job, tmp_path))
+    decision = decide(question_of(resolve(job), tmp_path), rehearsal(job, tmp_path))
     assert decision.chosen == ""
     assert "RecursionError" in decision.why
     assert decision.why.endswith(" runs")

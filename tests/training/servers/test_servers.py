@@ -26,6 +26,7 @@ from edgetrain.jobs.placement.decision import decide
 from edgetrain.jobs.placement.question import check_trust, cluster_of, question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.rules import resolve
 from edgetrain.runs.folder import read_metrics, read_summary
 from edgetrain.tasks import weights
 from edgetrain.training.servers import crew, far, group
@@ -116,7 +117,7 @@ def run(folder, name, words=(), watch=lambda: None, task="Waiting"):
     job = load(None, [f"task=waiting:{task}", "members=2", "steps=40", "evaluate_every=40",
                       "servers.snapshot_every=5", "servers.cluster=cluster.toml",
                       "servers.placement=data=2", "optimizer=adamw", *words])  # fmt: skip
-    question, cluster = question_of(job, folder), cluster_of(job, folder)
+    question, cluster = question_of(resolve(job), folder), cluster_of(job, folder)
     found = decide(question).found[0]
     if cluster is not None:
         check_trust(found, cluster, question.servers)
@@ -240,9 +241,11 @@ def test_builds_of_one_version_are_the_same(monkeypatch):
 def test_no_memory_at_the_start_takes_the_next_placement_once(tmp_path, always, attempts):
     (tmp_path / "waiting.py").write_text(WAITING)
     words = ["task=waiting:Hungry", "members=2", "batch=4", "steps=6", f"data.always={always}"]
-    told = decide(question_of(load(None, [*words, "servers.placement=data=1"]), tmp_path)).found[0]
+    told = decide(
+        question_of(resolve(load(None, [*words, "servers.placement=data=1"])), tmp_path)
+    ).found[0]
     job = load(None, [*words, "fallback=when-needed"])
-    question, out = question_of(job, tmp_path), tmp_path / "run"
+    question, out = question_of(resolve(job), tmp_path), tmp_path / "run"
     out.mkdir()
     ends = pytest.raises(EdgetrainError, match=r"r0: out of memory, .* asked for at once")
     with ends if always == "true" else contextlib.nullcontext():

@@ -102,7 +102,7 @@ def test_capacity_settles_on_the_rung_that_links_carry(tmp_path):
             None, ["codec=auto", "pace_s=0.05", "members=4", network(tmp_path, rate)]
         )
         options = Options(parameters=parameters, hub_rate_mbit=0.0)
-        return question_of(job, options).exchange.codec.rung
+        return question_of(resolve(job), options).exchange.codec.rung
 
     rates = [0.01, 0.1, 1, 10, 100, 1000]
     found = [rung(rate, 100_000) for rate in rates]

@@ -12,6 +12,7 @@ from torch import nn
 from edgetrain.errors import ConfigError
 from edgetrain.jobs import reading
 from edgetrain.jobs.lookup import task_of
+from edgetrain.jobs.rules import resolve
 from edgetrain.training.simulated import local
 from edgetrain.training.simulated.batched import Rows
 
@@ -46,12 +47,12 @@ OPTIMIZERS = [
 def test_many_at_once_step_as_one_by_one(optimizer, task):
     asked = job(optimizer, f"task=edgetrain.tasks:{task}", "strategy=fedavg")
     loaded = task_of(asked)
-    batched = local.choose(loaded, asked, True)
+    batched = local.choose(loaded, resolve(asked), True)
     assert isinstance(batched, Rows), batched.reason
     found, losses = stepped(batched, 5, 3)
-    wanted, expected = stepped(local.choose(loaded, asked, False), 5, 3)
+    wanted, expected = stepped(local.choose(loaded, resolve(asked), False), 5, 3)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
-    start = local.OneByOne(loaded, asked, "").member(0)[0].params
+    start = local.OneByOne(loaded, resolve(asked), "").member(0)[0].params
     # Together: an optimizer that divides by the gradient's size blows up what is all rounding.
     assert np.linalg.norm(found - wanted) <= 1e-2 * np.linalg.norm(wanted - start)
 
@@ -60,8 +61,8 @@ def test_members_may_ask_in_any_order_and_not_all_at_once():
     asked = job("strategy=fedavg")
     task = task_of(asked)
     orders = [[4, 0, 2], [1, 3], [0, 1, 2, 3, 4]]
-    found, _ = stepped(Rows(task, asked), 5, 3, order=orders.__getitem__)
-    wanted, _ = stepped(local.OneByOne(task, asked, ""), 5, 3, order=orders.__getitem__)
+    found, _ = stepped(Rows(task, resolve(asked)), 5, 3, order=orders.__getitem__)
+    wanted, _ = stepped(local.OneByOne(task, resolve(asked), ""), 5, 3, order=orders.__getitem__)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
@@ -71,13 +72,13 @@ def test_the_bits_do_not_depend_on_the_cores(monkeypatch):
     found = []
     for cores in (1, 4):
         monkeypatch.setattr(os, "cpu_count", lambda c=cores: c)
-        found.append(stepped(Rows(task, asked), 260, 3)[0])
+        found.append(stepped(Rows(task, resolve(asked)), 260, 3)[0])
     assert found[0].tobytes() == found[1].tobytes()
 
 
 def test_gradient_strategies_step_only_with_what_comes_back():
     asked = job("strategy=sync-sgd", "optimizer={ name = 'sgd', lr = 1.0 }")
-    flat, optimizer, work = Rows(task_of(asked), asked).member(1)
+    flat, optimizer, work = Rows(task_of(asked), resolve(asked)).member(1)
     before = flat.params.copy()
     work.backward()()
     assert (flat.params == before).all()
@@ -88,7 +89,7 @@ def test_gradient_strategies_step_only_with_what_comes_back():
 
 def test_a_member_that_starts_anew_has_fresh_parameters_and_a_fresh_optimizer():
     asked = job("strategy=fedavg", OPTIMIZERS[1])
-    rows = Rows(task_of(asked), asked)
+    rows = Rows(task_of(asked), resolve(asked))
     first, _ = stepped(rows, 5, 4)
     again, _ = stepped(rows, 5, 4)
     assert first.tobytes() == again.tobytes()
@@ -97,8 +98,8 @@ def test_a_member_that_starts_anew_has_fresh_parameters_and_a_fresh_optimizer():
 def test_evaluation_is_of_the_members_own_parameters():
     asked = job("strategy=fedavg")
     task = task_of(asked)
-    flat, _, work = Rows(task, asked).member(0)
-    plain, _, single = local.OneByOne(task, asked, "").member(0)
+    flat, _, work = Rows(task, resolve(asked)).member(0)
+    plain, _, single = local.OneByOne(task, resolve(asked), "").member(0)
     assert work.evaluate() == single.evaluate()
     flat.params[:] = plain.params[:] = 0.01
     assert work.evaluate() == single.evaluate()
@@ -160,13 +161,13 @@ def tied():
 )
 def test_what_cannot_be_batched_is_stepped_one_by_one_and_why_is_said(task, words, says):
     asked = job("members=64", *words)
-    chosen = local.choose(task, asked, None)
+    chosen = local.choose(task, resolve(asked), None)
     assert isinstance(chosen, local.OneByOne)
     assert says in chosen.reason
     with pytest.raises(ConfigError, match="members cannot be batched: "):
-        local.choose(task, asked, True)
+        local.choose(task, resolve(asked), True)
 
 
 def test_few_members_are_stepped_one_by_one():
     asked = job()
-    assert isinstance(local.choose(task_of(asked), asked, None), local.OneByOne)
+    assert isinstance(local.choose(task_of(asked), resolve(asked), None), local.OneByOne)
