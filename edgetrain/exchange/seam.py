@@ -82,6 +82,27 @@ class Past:
 
 
 @dataclass(frozen=True)
+class Submission:
+    """A contribution to a round, and what its member says with it."""
+
+    round: int
+    vector: Vector
+    """The contribution."""
+    weight: float
+    """Samples behind it; NO_WEIGHT: none, and it is not merged."""
+    applied: int
+    """Replies in the member's base."""
+    checksum: int
+    """Checksum of that base."""
+    wanted_delay: int = 0
+    """Local steps that would have hidden the last round trip; 0: not known."""
+    step_s: float = 1.0
+    """Seconds of one of them."""
+    rest_later: bool = True
+    """Whether what a lossy codec leaves out goes with a later contribution."""
+
+
+@dataclass(frozen=True)
 class RoundReply:
     """The reply to one round, whole and decoded, and what the hub says with it."""
 
@@ -215,27 +236,11 @@ class Exchange(Protocol):
     def restore_unsent(self, unsent: Mapping[str, Vector]) -> None:
         """Go on with what `unsent` returned before; copied. ConfigError where it does not fit."""
 
-    def submit(
-        self,
-        round: int,
-        contribution: Vector,
-        *,
-        weight: float,
-        applied: int,
-        checksum: int,
-        wanted_delay: int,
-        step_s: float = 1.0,
-        rest_later: bool = True,
-    ) -> Vector | None:
+    def submit(self, submission: Submission) -> Vector | None:
         """Hand a contribution over; returns at once.
 
-        `contribution` belongs to the exchange from now on: the caller does not write it again, and
-        its memory is free (`memory` lends it again) once nobody holds it. `weight`: samples behind
-        it; NO_WEIGHT: none, and it is not merged. `applied`, `checksum`: the member's base.
-        `wanted_delay`: local steps of `step_s` seconds that would have hidden the last round trip,
-        0: not known.
-
-        What a lossy codec leaves out goes with a later contribution (`rest_later`), and the result
+        Its vector belongs to the exchange from now on: the caller does not write it again, and its
+        memory is free (`memory` lends it again) once nobody holds it. With `rest_later` the result
         is None. Otherwise the rest is the caller's, and the result is what others will read: a
         vector of the caller's; None: they will read all of it.
         """

@@ -25,6 +25,7 @@ from chaos.standin import StandIn
 from edgetrain.errors import HubUnreachable, Refused
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.seam import Submission
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.job import Job
 from edgetrain.vectors.vector import Buffer, Vector
@@ -94,30 +95,10 @@ class PromisingLink(Link):
         super().__init__(socket, clock, outage_s=outage_s)
         self._ledger = ledger
 
-    def submit(
-        self,
-        round: int,
-        contribution: Vector,
-        *,
-        weight: float,
-        applied: int,
-        checksum: int,
-        wanted_delay: int,
-        step_s: float = 1.0,
-        rest_later: bool = True,
-    ) -> Vector | None:
+    def submit(self, submission: Submission) -> Vector | None:
         """See Exchange."""
-        self._ledger.promise(round)
-        return super().submit(
-            round,
-            contribution,
-            weight=weight,
-            applied=applied,
-            checksum=checksum,
-            wanted_delay=wanted_delay,
-            step_s=step_s,
-            rest_later=rest_later,
-        )
+        self._ledger.promise(submission.round)
+        return super().submit(submission)
 
 
 class _Entered:

@@ -41,7 +41,7 @@ from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.seam import CatchUp, Request
+from edgetrain.exchange.seam import CatchUp, Request, Submission
 from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.strategies.merging.rule import Mean
@@ -229,7 +229,7 @@ class Visitors:
             applied, known, round = start.applied, start.checksum, start.round
             while not enough(rounds):
                 time.sleep(0.02)
-                link.submit(round, own, weight=1.0, applied=applied, checksum=known, wanted_delay=0)
+                link.submit(Submission(round, own, 1.0, applied, known))
                 round, rounds = round + 1, rounds + 1
                 while applied < round:
                     found = link.wait(applied)

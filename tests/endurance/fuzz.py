@@ -71,7 +71,7 @@ from edgetrain.exchange.messages import (
     pack,
     unpack,
 )
-from edgetrain.exchange.seam import Request
+from edgetrain.exchange.seam import Request, Submission
 from edgetrain.exchange.transport import owned
 from edgetrain.runs.metrics.lines import format_line
 from edgetrain.strategies import merging
@@ -525,8 +525,8 @@ class Attack(Room):
             own = rng.choice((np.ones, np.zeros))(ELEMENTS, np.float32) * rng.choice(
                 (1, 1e-3, 1e30)
             )
-            link.submit(round, own.astype(np.float32), weight=1.0, applied=applied,
-                        checksum=known, wanted_delay=rng.randrange(50))  # fmt: skip
+            vector, wanted = own.astype(np.float32), rng.randrange(50)
+            link.submit(Submission(round, vector, 1.0, applied, known, wanted))
             round += 1
             while applied < round:
                 if rng.random() < 0.05:

@@ -16,7 +16,7 @@ from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.seam import CatchUp, FixedTensors, Request
+from edgetrain.exchange.seam import CatchUp, FixedTensors, Request, Submission
 from edgetrain.exchange.transport import Traffic
 from edgetrain.training.simulated.virtual import SECOND, Mailbox, Process, World
 from edgetrain.vectors.vector import Buffer, Vector, checksum
@@ -179,9 +179,7 @@ class Trainee:
         own: Vector = np.ones(self.elements, np.float32)
         while not self.leaving:
             room.world.sleep(self.pace_s)
-            link.submit(
-                round, own, weight=1.0, applied=self.applied, checksum=known, wanted_delay=0
-            )
+            link.submit(Submission(round, own, 1.0, self.applied, known))
             self.rounds += 1
             round += 1
             while self.applied < round:

@@ -13,8 +13,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.seam import Request
+from edgetrain.exchange.seam import Request, Submission
 from edgetrain.exchange.transport import MemberTransport
 from edgetrain.tasks import Task, load_task
 from edgetrain.tasks.flat import FlatModel
@@ -66,9 +65,10 @@ class Hostile(Link):
         super().__init__(transport, time.monotonic)
         self._lie, self._rng = lie, rng
 
-    def submit(self, round: int, contribution: Vector, **other: Any) -> Vector | None:
+    def submit(self, submission: Submission) -> Vector | None:
         """Hand over a lie."""
-        return super().submit(round, self._lie(contribution, self._rng, round + 1), **other)
+        lie = self._lie(submission.vector, self._rng, submission.round + 1)
+        return super().submit(replace(submission, vector=lie))
 
 
 @dataclass(frozen=True)

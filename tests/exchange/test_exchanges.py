@@ -16,7 +16,7 @@ from edgetrain.errors import Diverged, Refused
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.driver import Driver, FlatVectors
 from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.seam import Past, Request
+from edgetrain.exchange.seam import Past, Request, Submission
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
@@ -75,9 +75,8 @@ class Life:
         vector = self.exchange.memory.borrow_vector()
         vector[:] = value
         return self.exchange.submit(
-            round, vector, weight=self.weight, applied=self.applied,
-            checksum=checksum(self.base), wanted_delay=0,
-        )  # fmt: skip
+            Submission(round, vector, self.weight, self.applied, checksum(self.base))
+        )
 
     def take(self, round):
         reply = self.exchange.wait(round)

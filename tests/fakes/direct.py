@@ -16,7 +16,7 @@ import numpy as np
 from edgetrain import strategies
 from edgetrain.errors import ConfigError, Diverged, Refused
 from edgetrain.exchange.messages import NO_WEIGHT, Figure, Telemetry
-from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply
+from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, Submission
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies.merging.rule import SliceRule
 from edgetrain.vectors.pool import VectorPool
@@ -265,20 +265,12 @@ class DirectExchange:
             names = ", ".join(unsent)
             raise ConfigError(f"nothing is left unsent here, the checkpoint has {names}")
 
-    def submit(
-        self,
-        round: int,
-        contribution: Vector,
-        *,
-        weight: float,
-        applied: int,
-        checksum: int,
-        wanted_delay: int,
-        step_s: float = 1.0,
-        rest_later: bool = True,
-    ) -> None:
+    def submit(self, submission: Submission) -> None:
         """See Exchange."""
-        self._where.give(self._name, round, _Given(contribution, weight), applied, checksum)
+        given = _Given(submission.vector, submission.weight)
+        self._where.give(
+            self._name, submission.round, given, submission.applied, submission.checksum
+        )
 
     @property
     def sent_nearly_all(self) -> bool:

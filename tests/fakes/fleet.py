@@ -11,6 +11,7 @@ import functools
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.member.driver import Driver, FlatVectors
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import pack, unpack
-from edgetrain.exchange.seam import CatchUp, Exchange, Request, RoundReply
+from edgetrain.exchange.seam import CatchUp, Exchange, Request, RoundReply, Submission
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors import layout as layouts
@@ -162,14 +163,14 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def submit(self, round: int, contribution: Vector, **more: Any) -> Vector | None:
+    def submit(self, submission: Submission) -> Vector | None:
         """See Exchange."""
         member = self._member
         member.note_base()
-        member.submitted.add(round)
-        own = contribution.copy()
-        more["wanted_delay"], more["step_s"] = member.fleet.wanted_delay, 1e6
-        read = self._inner.submit(round, contribution, **more)
+        member.submitted.add(submission.round)
+        own = submission.vector.copy()
+        wanted = member.fleet.wanted_delay
+        read = self._inner.submit(replace(submission, wanted_delay=wanted, step_s=1e6))
         member.sent += own if read is None else read
         if read is not None:
             member.unsent = own - read

@@ -235,9 +235,9 @@ class Watched(Link):
         super().__init__(transport, clock)
         self.sent = []
 
-    def submit(self, round, contribution, **more):
-        self.sent.append(contribution.copy())
-        return super().submit(round, contribution, **more)
+    def submit(self, submission):
+        self.sent.append(submission.vector.copy())
+        return super().submit(submission)
 
 
 def trained(table, strategy="dga", codec="fp32", source=None, members=3):

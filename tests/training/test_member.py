@@ -33,7 +33,7 @@ from edgetrain.exchange.messages import (
     pack,
     unpack,
 )
-from edgetrain.exchange.seam import Request
+from edgetrain.exchange.seam import Request, Submission
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.jobs import reading
@@ -770,7 +770,7 @@ def test_a_reply_before_one_that_should_have_come_first_is_a_loss(rounds, asks, 
 def test_a_contribution_to_a_round_that_is_not_settled_is_kept_until_it_is_merged():
     cut, link, member = renewable()
     for round in range(2):
-        link.submit(round, member.flat.params, weight=1.0, applied=0, checksum=0, wanted_delay=0)
+        link.submit(Submission(round, member.flat.params, 1.0, 0, 0))
         cut.said.append(pack(Reply(round, 0, 1, 1, 0, 0, round == 1, REPLY)))
     link.poll()
     assert link.statistics().kept == (0,)

@@ -18,7 +18,7 @@ from edgetrain import codecs, strategies
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.delay import MARGIN
 from edgetrain.exchange.messages import NO_WEIGHT
-from edgetrain.exchange.seam import CatchUp, Entry, Exchange, FixedTensors, Request
+from edgetrain.exchange.seam import CatchUp, Entry, Exchange, FixedTensors, Request, Submission
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors.vector import Vector, checksum, zeros
@@ -435,14 +435,16 @@ class Driver:
         # The half takes the whole contribution as in flight, not what was released: the reply
         # replaces all of it, what was cut off and without the noise. Neither may be in a later one.
         read = self.exchange.submit(
-            round,
-            contribution if self._release is None else self._released(contribution),
-            weight=weight,
-            applied=self.half.applied,
-            checksum=self.half.checksum,
-            wanted_delay=0 if self._meter is None or self._is_waiting else self._meter.wanted,
-            step_s=1.0 if self._meter is None else self._meter.step_s,
-            rest_later=self._release is not None or not self.half.keeps_rest,
+            Submission(
+                round,
+                contribution if self._release is None else self._released(contribution),
+                weight,
+                self.half.applied,
+                self.half.checksum,
+                0 if self._meter is None or self._is_waiting else self._meter.wanted,
+                1.0 if self._meter is None else self._meter.step_s,
+                rest_later=self._release is not None or not self.half.keeps_rest,
+            )
         )
         if read is not None:
             self.half.sent(read)

@@ -34,7 +34,7 @@ from edgetrain.exchange.messages import (
     pack,
     unpack,
 )
-from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply
+from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, Submission
 from edgetrain.exchange.transport import MemberTransport, Traffic
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.pool import VectorPool
@@ -174,30 +174,23 @@ class Link:
         """See Exchange."""
         self.outbox.restore_unsent(unsent)
 
-    def submit(
-        self,
-        round: int,
-        contribution: Vector,
-        *,
-        weight: float,
-        applied: int,
-        checksum: int,
-        wanted_delay: int,
-        step_s: float = 1.0,
-        rest_later: bool = True,
-    ) -> Vector | None:
+    def submit(self, submission: Submission) -> Vector | None:
         """Encode, or mask, and send a contribution: see Exchange."""
-        session, self._submitted = self._session, round
-        session.next_round, session.applied, session.checksum = round + 1, applied, checksum
-        head = Contribute(round, 0, 1, weight, applied, checksum, wanted_delay, b"", step_s)
+        given, session, self._submitted = submission, self._session, submission.round
+        session.next_round = given.round + 1
+        session.applied, session.checksum = given.applied, given.checksum
+        head = Contribute(
+            given.round, 0, 1, given.weight, given.applied, given.checksum, given.wanted_delay,
+            b"", given.step_s,
+        )  # fmt: skip
         if self.outbox.is_masked:
-            self.outbox.add_unmasked(head, contribution)
+            self.outbox.add_unmasked(head, given.vector)
             self._send_masked()
             return None
-        read = self.outbox.add(head, contribution, rest_later)
+        read = self.outbox.add(head, given.vector, given.rest_later)
         # A member that is coming back sends everything that is kept once the hub has answered.
-        if session.state == "training" and round >= session.resend:
-            self._send_kept(round)
+        if session.state == "training" and given.round >= session.resend:
+            self._send_kept(given.round)
         return read
 
     @property

@@ -28,7 +28,7 @@ from edgetrain.exchange.limits import ENTRIES_A_MINUTE, Entries
 from edgetrain.exchange.loopback import Loopback, LoopbackMember
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import PROTOCOL, Base, Join, Leave, Reply, Start, Welcome, pack
-from edgetrain.exchange.seam import Request
+from edgetrain.exchange.seam import Request, Submission
 from edgetrain.exchange.transport import owned
 from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
@@ -280,8 +280,7 @@ def test_a_device_that_is_revoked_while_it_trains_is_gone_within_a_second(tmp_pa
                 join()
         first.join(20)
         known = checksum(np.zeros(3, np.float32))
-        give = {"weight": 1.0, "applied": 0, "checksum": known, "wanted_delay": 0}
-        links[0].submit(0, np.ones(3, np.float32), **give)
+        links[0].submit(Submission(0, np.ones(3, np.float32), 1.0, 0, known))
         ring.revoke("pi-1")
         assert links[0].wait(0).members == 1  # and not after the deadline of a minute
         with pytest.raises(Refused, match="does not let this machine's key in"):

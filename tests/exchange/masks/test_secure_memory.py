@@ -23,7 +23,7 @@ from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import KINDS
-from edgetrain.exchange.seam import Entry, Request
+from edgetrain.exchange.seam import Entry, Request, Submission
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs import reading
 from edgetrain.jobs.resolved import mask_terms_of
@@ -158,9 +158,7 @@ def test_no_single_contribution_is_in_the_memory_or_journal_of_a_hub(strategy, s
             share = (member + 1) / MEMBERS if strategy == "fedavg" else 1.0
             given[member, round] = needles(vector, share)
             weight, start = float(member + 1) if strategy == "fedavg" else 1.0, started[member]
-            links[member].submit(
-                round, vector, weight=weight, applied=0, checksum=start.checksum, wanted_delay=0
-            )
+            links[member].submit(Submission(round, vector, weight, 0, start.checksum))
 
         for round in range(ROUNDS):
             held_back = round % MEMBERS

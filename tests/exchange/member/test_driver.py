@@ -108,14 +108,13 @@ class Alone:
     def restore_unsent(self, unsent):
         pass
 
-    def submit(self, round, contribution, **other):
-        self.submitted.append((round, contribution, other))
+    def submit(self, submission):
+        self.submitted.append(submission)
 
     def wait(self, round):
         if self.replies:
             return self.replies.pop(0)
-        _, own, _ = self.submitted[round]
-        return RoundReply(round, 1, 7, 0, 0.0, [own])
+        return RoundReply(round, 1, 7, 0, 0.0, [self.submitted[round].vector])
 
     def settle(self):
         return True
@@ -147,7 +146,7 @@ def test_any_exchange_will_do():
     for _ in range(3):
         optimizer.backward()
         driver.step()
-    assert [round for round, _, _ in exchange.submitted] == [0, 1, 2]
+    assert [given.round for given in exchange.submitted] == [0, 1, 2]
     driver.drain()
     driver.drain()
     driver.leave("done")
@@ -164,9 +163,10 @@ def test_what_is_given_up_at_the_end_leaves_the_model_as_well():
     """A dense codec: there is no last round, whose reply would bring the base to the model."""
 
     class Rounding(Alone):
-        def submit(self, round, contribution, **other):
-            super().submit(round, contribution.round(1), **other)
-            return contribution.round(1)
+        def submit(self, submission):
+            rounded = submission.vector.round(1)
+            super().submit(replace(submission, vector=rounded))
+            return rounded
 
     class Copy(FlatVectors):
         is_storage = False
@@ -256,9 +256,10 @@ def test_what_is_released_is_sent_and_the_half_keeps_the_whole():
     driver, optimizer = driver_over(exchange, half_of_it)
     optimizer.backward()
     driver.step()
-    ((_, sent, other),) = exchange.submitted
+    (given,) = exchange.submitted
+    sent = given.vector
     np.testing.assert_allclose(sent, 0.05, rtol=1e-6)
-    assert other["rest_later"]
+    assert given.rest_later
     assert driver.flat.params.tobytes() == driver.half.base.tobytes() == sent.tobytes()
 
 
