@@ -34,7 +34,7 @@ from edgetrain.training.member import Member, bind
 
 def hub_of(codec: str) -> tuple[Loopback, Hub]:
     row = strategies.find("fedavg")
-    terms = Terms.of_strategy(row, 5, 0)
+    terms = Terms.of_strategy(row, 5)
     parsed = codecs.parse(codec)
     return Loopback(), Hub(terms, Policy(1), row.merge_rule(), parsed, parsed)
 

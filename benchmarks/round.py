@@ -82,7 +82,7 @@ def hub(pipe: Connection, members: int, strategy: str = "local-sgd", every: int 
 
     socket = HubSocket("tcp://127.0.0.1:0")
     pipe.send(socket.address)
-    terms = Terms(strategy, every, 0)
+    terms = Terms(strategy, every)
     pure = Hub(terms, Policy(members), Mean(), codecs.Dense(), codecs.Dense())
     serve(pure, socket, time.monotonic, lambda effect: None)
     socket.close()

@@ -176,7 +176,7 @@ def heading_of(job: Job, question: Question) -> str:
     exchange, hubs = question.exchange, question.hubs
     up = contribution(exchange.elements, exchange.codec, exchange.ratio).bytes
     down = reply(exchange.elements, exchange.reply_codec, exchange.reply_ratio).bytes
-    delay = "auto" if exchange.delay is None else exchange.delay
+    delay = "auto" if exchange.delay.is_measured else exchange.delay.steps
     codec = f", {exchange.codec.chosen.name}" if isinstance(exchange.codec, Auto) else ""
     behind = f", {hubs.gateways} gateways" if hubs.gateways else ""
     behind += f", {hubs.uplinks} shared uplinks" if hubs.uplinks else ""

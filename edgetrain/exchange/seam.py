@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.messages import Figure, Telemetry
 from edgetrain.exchange.transport import Traffic
@@ -159,10 +160,7 @@ class Entry:
     """As the strategy is spelled in the job."""
     every: int
     """Local steps in a round, as the job begins."""
-    auto_delay: bool
-    """Whether the delay follows from what members measure. Each reply says the next one."""
-    delay: int
-    """The delay in force, in local steps."""
+    delay: Delay
     codec: str
     is_masked: bool
     """Whether contributions are masked."""

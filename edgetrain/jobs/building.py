@@ -5,8 +5,6 @@ Needs no torch. Nothing is started here.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.protocol import Hub
@@ -54,11 +52,10 @@ def hub_of(found: Resolved, *, any_job: bool = False, source: Source = system) -
 
 def _terms(found: Resolved, any_job: bool) -> Terms:
     job = found.job
-    terms = Terms.of_strategy(
+    return Terms.of_strategy(
         found.strategy, found.every, found.delay, "" if any_job else job.digest(),
         0 if any_job else job.train.steps,
     )  # fmt: skip
-    return replace(terms, one_in_flight=found.one_in_flight, share=found.share)
 
 
 LARGEST_PART_BYTES = 1 << 30

@@ -112,11 +112,6 @@ class StrategyTable:
     honest_hub: bool = _switch(False, "secure: the hub is trusted, thresholds may be above 1/2")
     span: float = _ranged(8.0, 2**-20, 2**20, "secure: elements are sent within [-span, span]")
 
-    @property
-    def fixed_delay(self) -> int | None:
-        """The delay in local steps; None: it is measured."""
-        return None if self.delay == AUTO else int(self.delay)
-
 
 @dataclass(frozen=True)
 class HubTable:

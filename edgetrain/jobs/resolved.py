@@ -12,7 +12,7 @@ from pathlib import Path
 from edgetrain import codecs, strategies
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import APART_SHARE, SHARE
+from edgetrain.exchange.hub.delay import APART_SHARE, SHARE, Delay
 from edgetrain.exchange.hub.journal import Fsync, Settings
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 from edgetrain.fleet.assignment import devices_of
@@ -52,8 +52,7 @@ class Resolved:
     every: int
     """Local steps in a round: the job's; or the strategy's default, less in a short run whose delay
     is measured."""
-    delay: int | None
-    """Local steps that a reply may take; None: measured. 0 where the strategy has no delay."""
+    delay: Delay
     codec: Codec
     """Of contributions; not bound to tensors yet."""
     reply_codec: Codec
@@ -100,28 +99,6 @@ class Resolved:
         return [self.network_profiles[name] for name in self.networks]
 
     @property
-    def one_in_flight(self) -> bool:
-        """Whether rounds become as long as a measured delay. The job's `every` is kept, and the
-        default with optimizers whose steps do not follow the size of gradients."""
-        by_gradient = str(self.job.train.optimizer.get("name", "")).lower() in _BY_GRADIENT
-        return self.strategy.wants_one_in_flight and by_gradient and not self.job.strategy.every
-
-    @property
-    def keeps_together(self) -> bool:
-        """Whether members' steps lead the same way: their samples are known to be drawn from the
-        same, and enough of them are in a step. A task of one's own may read any files, unless its
-        `partition` says so."""
-        own_files = not self.job.task.startswith("edgetrain.tasks:")
-        partition = self.job.data.get("partition", None if own_files else "iid")
-        is_equal = partition == "iid" or str(partition).startswith("shared(")
-        return is_equal and self.job.train.batch * self.job.train.accumulate >= _SAMPLES
-
-    @property
-    def share(self) -> int:
-        """An automatic delay and a round together are at most one in so many of the steps."""
-        return SHARE if self.keeps_together else APART_SHARE
-
-    @property
     def rounds(self) -> int:
         """Contributions that each member makes, at most."""
         return -(-self.job.train.steps // self.every)
@@ -132,9 +109,9 @@ def look_up(job: Job) -> Resolved:
     table = job.strategy
     strategy = strategy_of(table)
     codec = codecs.parse(table.codec)
-    delay = table.fixed_delay if strategy.delays else 0
+    delay = _delay_of(job, strategy)
     every = strategy.every
-    if delay is None and job.train.steps:
+    if delay.is_measured and job.train.steps:
         every = min(every, max(1, job.train.steps // SHORTEST))
     return Resolved(
         job=job,
@@ -146,6 +123,27 @@ def look_up(job: Job) -> Resolved:
         merge=merging.find(table.merge),
         mask_terms=mask_terms_of(job),
     )
+
+
+def _delay_of(job: Job, strategy: Strategy) -> Delay:
+    """The job's delay. Rounds get as long as a measured one where the job does not say how long
+    they are, with an optimizer whose steps follow the size of gradients."""
+    steps = job.strategy.delay if strategy.delays else 0
+    if isinstance(steps, int):
+        return Delay(steps)
+    by_gradient = str(job.train.optimizer.get("name", "")).lower() in _BY_GRADIENT
+    one_in_flight = strategy.wants_one_in_flight and by_gradient and not job.strategy.every
+    return Delay(0, True, SHARE if _stay_together(job) else APART_SHARE, one_in_flight)
+
+
+def _stay_together(job: Job) -> bool:
+    """Whether members' steps lead the same way: their samples are known to be drawn from the same,
+    and enough of them are in a step. A task of one's own may read any files, unless its `partition`
+    says so."""
+    own_files = not job.task.startswith("edgetrain.tasks:")
+    partition = job.data.get("partition", None if own_files else "iid")
+    is_equal = partition == "iid" or str(partition).startswith("shared(")
+    return is_equal and job.train.batch * job.train.accumulate >= _SAMPLES
 
 
 def with_all_members(job: Job) -> Job:

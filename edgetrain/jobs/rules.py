@@ -13,7 +13,7 @@ from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.exchange.masks import terms as masks
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs import schedule
-from edgetrain.jobs.job import Job, Privacy
+from edgetrain.jobs.job import AUTO, Job, Privacy
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_noise
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.strategies import Strategy, merging
@@ -125,9 +125,9 @@ def _check_pace(found: Resolved) -> None:
         raise ConfigError(
             f"hub.quorum = {job.hub.quorum}: the job has only {job.fleet.members} members"
         )
-    if not strategy.delays and job.strategy.fixed_delay:
+    if not strategy.delays and job.strategy.delay not in (0, AUTO):
         raise ConfigError(
-            f"strategy.delay = {job.strategy.fixed_delay}: {strategy.name} waits for every reply",
+            f"strategy.delay = {job.strategy.delay}: {strategy.name} waits for every reply",
             "leave it out, or choose dga",
         )
 

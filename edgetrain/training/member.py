@@ -181,7 +181,7 @@ class Member:
         )
         self.recording.known |= {
             "strategy": entry.strategy, "members": self.members, "every": entry.every,
-            "delay": entry.delay,
+            "delay": entry.delay.steps,
         }  # fmt: skip
         self.observe_exchanges(self.recording.add_exchange)
         log.info("%s writes its run folder %s", self.name, self.recording.folder)

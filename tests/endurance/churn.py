@@ -94,7 +94,7 @@ class Churn:
     def __init__(self, folder: Path, pace_s: float) -> None:
         codec = codecs.Dense()
         hub = Hub(
-            Terms("local-sgd", 1, 0),
+            Terms("local-sgd", 1),
             Policy(PLACES, 1, 30.0, GONE_S, 1.0, 60.0),
             Mean(), codec, codec,
         )  # fmt: skip

@@ -40,6 +40,7 @@ import edgetrain
 from edgetrain import codecs
 from edgetrain.codecs import Codec
 from edgetrain.errors import EdgetrainError
+from edgetrain.exchange.hub.delay import AT_ONCE, Delay
 from edgetrain.exchange.hub.effects import Evaluated, Note, Observed, Reported
 from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
 from edgetrain.exchange.hub.members import MemberRecord
@@ -105,7 +106,7 @@ class Kind:
     reply_codec: str = "fp32"
     merge: Callable[[], Any] = Mean
     masked: bool = False
-    delay: int | None = 0
+    delay: Delay = AT_ONCE
     part_elements: int = 0
     """Of a codec without loss; 0: the named codec's."""
     waiting: bool = False
@@ -128,7 +129,7 @@ KINDS_OF_JOB: dict[str, Kind] = {
     "topk": Kind("topk(0.1)", "int8"),
     "replies": Kind("fp32", "int8"),
     "robust": Kind("int8", merge=lambda: merging.parse("median")),
-    "delayed": Kind("qsgd(4)", "fp16", delay=None),
+    "delayed": Kind("qsgd(4)", "fp16", delay=Delay(is_measured=True)),
     "masked": Kind(masked=True),
     "waiting": Kind(waiting=True),
     "first": Kind(fixed_bytes=40),
@@ -173,7 +174,7 @@ def hub_of(kind: Kind) -> Hub:
     members = HONEST if kind.waiting else HONEST + 4
     masks = Aggregator(MaskTerms(members, 2, 8.0)) if kind.masked else None
     return Hub(
-        Terms("local-sgd" if kind.delay == 0 else "dga", 1, kind.delay),
+        Terms("dga" if kind.delay.is_measured else "local-sgd", 1, kind.delay),
         Policy(members, 1, 1.0, 2.0, 1.0, 20.0, status_s=1.0),
         kind.merge(),
         *kind.codecs(),

@@ -21,6 +21,7 @@ import torch
 
 from edgetrain import codecs, strategies
 from edgetrain.errors import EdgetrainError
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.effects import Closed, Observed
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
@@ -99,7 +100,7 @@ def train(setting: Setting, task: Task) -> Outcome:
     row = strategies.find(setting.strategy)
     codec = codecs.Dense()
     delay = DELAY if row.delays else 0
-    terms = Terms.of_strategy(row, EVERY, delay)
+    terms = Terms.of_strategy(row, EVERY, Delay(delay))
     hub = Hub(terms, Policy(MEMBERS), row.merge_rule(setting.rule), codec, codec)
     wire = Loopback()
     cuts = {f"m{i}": 0.0 for i in range(MEMBERS)}

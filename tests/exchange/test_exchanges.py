@@ -13,6 +13,7 @@ from every_strategy import SPELLED
 
 from edgetrain import strategies
 from edgetrain.errors import Diverged, Refused
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.driver import Driver, FlatVectors
 from edgetrain.exchange.member.link import Link
@@ -109,10 +110,11 @@ def test_all_start_from_one_base_with_places_of_their_own(meeting):
         assert [entry.name for entry in entries] == ["m0", "m1", "m2"]
         assert {entry.index for entry in entries} == {0, 1, 2}
         for entry in entries:
-            assert (entry.members, entry.strategy, entry.every, entry.delay) == (3, "dga", 2, 5)
+            assert (entry.members, entry.strategy) == (3, "dga")
+            assert (entry.every, entry.delay) == (2, Delay(5))
             assert (entry.round, entry.applied) == (0, 0)
             assert entry.checksum == checksum(lives[0].params)
-            assert (entry.is_exact, entry.auto_delay, entry.is_masked) == (True, False, False)
+            assert (entry.is_exact, entry.is_masked) == (True, False)
         leave(*lives)
 
 

@@ -39,7 +39,7 @@ def starts(end):
 @pytest.mark.parametrize("earlier_s", [0.0, 100.0])
 def test_start_says_how_long_training_has_been_going_on(earlier_s):
     wires, now = Loopback(), [50.0]
-    hub = Hub(Terms("local-sgd", 1, 0), Policy(2), Mean(), codecs.Dense(), codecs.Dense())
+    hub = Hub(Terms("local-sgd", 1), Policy(2), Mean(), codecs.Dense(), codecs.Dense())
     ends = [join(wires, "a"), join(wires, "b")]
     ends[0].send(pack(Base(0, 1, ZEROS.tobytes())))
 

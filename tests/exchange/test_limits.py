@@ -11,7 +11,14 @@ from edgetrain import codecs
 from edgetrain.codecs import Dense
 from edgetrain.exchange import limits
 from edgetrain.exchange.hub import rounds as exchange
-from edgetrain.exchange.hub.delay import AUTO_ROUNDS, MAX_AHEAD, MAX_IN_FLIGHT, AgreedDelay, Wish
+from edgetrain.exchange.hub.delay import (
+    AUTO_ROUNDS,
+    MAX_AHEAD,
+    MAX_IN_FLIGHT,
+    AgreedDelay,
+    Delay,
+    Wish,
+)
 from edgetrain.exchange.hub.effects import Note, Send
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
@@ -59,7 +66,7 @@ def test_a_flood_is_dropped_and_told_and_others_are_heard(monkeypatch):
         flood.send(pack(Beat()))
     other.send(pack(Beat()))
     codec, told = Dense(), []
-    hub = Hub(Terms("local-sgd", 1, 0), Policy(1), Mean(), codec, codec)
+    hub = Hub(Terms("local-sgd", 1), Policy(1), Mean(), codec, codec)
     turns = itertools.count()
     serve(hub, wire, lambda: 0.5, told.append, stop=lambda: next(turns) > 3)
     assert [n.reason for n in told] == ["more than 50 messages a second: the rest is dropped"]
@@ -135,7 +142,7 @@ def refusals(effects):
 
 def test_a_member_cannot_pile_up_rounds_at_the_hub():
     room = Room(Mean(), "ab")
-    most = AgreedDelay(1, 0).slack
+    most = AgreedDelay(1, Delay()).slack
     assert most == 8
     for round in range(most + 1):
         assert refusals(room.contribute("a", round, filled(1.0))) == []
@@ -144,8 +151,8 @@ def test_a_member_cannot_pile_up_rounds_at_the_hub():
 
 
 def test_slack_grows_with_the_delay_and_has_an_end():
-    assert AgreedDelay(1, 20).slack == 4 * 22
-    assert AgreedDelay(1, 10**9).slack == MAX_AHEAD
+    assert AgreedDelay(1, Delay(20)).slack == 4 * 22
+    assert AgreedDelay(1, Delay(10**9)).slack == MAX_AHEAD
 
 
 def test_a_member_that_takes_no_replies_is_given_up(monkeypatch):
@@ -169,6 +176,6 @@ def test_a_member_that_takes_no_replies_is_given_up(monkeypatch):
 
 
 def test_an_automatic_delay_does_not_grow_without_end_because_one_member_says_so():
-    delay = AgreedDelay(5, None)
+    delay = AgreedDelay(5, Delay(is_measured=True))
     delay.agree(AUTO_ROUNDS - 1, [Wish("a", 10**9, 1.0, 0, 0.0)], 0.0)
     assert delay.delay + delay.every == (MAX_IN_FLIGHT + 1) * 5

@@ -47,7 +47,7 @@ CURVE_BYTES = 2 * (33 + 2)
 def hub_with(status_s):
     """A hub that the member "a" has joined."""
     hub = Hub(
-        Terms("local-sgd", 1, 0), Policy(1, status_s=status_s), Mean(), codecs.Dense(),
+        Terms("local-sgd", 1), Policy(1, status_s=status_s), Mean(), codecs.Dense(),
         codecs.Dense(),
     )  # fmt: skip
     hub.handle(b"a", Join(PROTOCOL, "", "model", 3, "a", 1.0, checksum(ZEROS), 1), 0.0)
@@ -242,7 +242,7 @@ def test_no_loss_and_no_figure_is_on_the_wire(private, masked):
         pytest.importorskip("Crypto", reason="masks need edgetrain[private]")
         row, codec = strategies.find("local-sgd"), codecs.parse("fp32")
         hub.hub = Hub(
-            Terms.of_strategy(row, 1, 0), Policy(members, beat_s=0.05, status_s=0.001),
+            Terms.of_strategy(row, 1), Policy(members, beat_s=0.05, status_s=0.001),
             row.merge_rule(), codec, codec, Aggregator(MaskTerms(members, members, 64.0)),
         )  # fmt: skip
 

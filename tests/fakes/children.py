@@ -16,6 +16,7 @@ from torch import nn
 
 import edgetrain.training.joining
 from edgetrain import codecs, strategies
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.effects import Closed, Note, Observed
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
@@ -195,7 +196,7 @@ class HubThread:
         policy = Policy(members, **({"beat_s": 0.05, "gone_s": 0.3} | other.pop("policy", {})))
         codec = codecs.parse(other.pop("codec", "fp32"))
         reply_codec = codecs.parse(other.pop("reply_codec", codec.name))
-        terms = Terms.of_strategy(row, every, delay, **other)
+        terms = Terms.of_strategy(row, every, Delay(delay or 0, delay is None), **other)
         self.hub = Hub(terms, policy, row.merge_rule(), codec, reply_codec)
         self.transport = transport
         self.notes: list[Note] = []

@@ -15,6 +15,7 @@ import numpy as np
 
 from edgetrain import strategies
 from edgetrain.errors import ConfigError, Diverged, Refused
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.messages import NO_WEIGHT, Figure, Telemetry
 from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, Submission
 from edgetrain.exchange.transport import Traffic
@@ -123,8 +124,7 @@ class Direct:
                 members=self.members,
                 strategy=self.row.spelled,
                 every=self.every,
-                auto_delay=False,
-                delay=self.delay,
+                delay=Delay(self.delay),
                 codec="fp32",
                 is_masked=False,
                 round=seat.next_round,

@@ -19,6 +19,7 @@ from greenlet import GreenletExit, greenlet
 
 from edgetrain import codecs, strategies
 from edgetrain.errors import Refused
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.effects import Closed, Note, Replay, Save, Send, Write, replies_of
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Round, State, decode, encode
@@ -355,8 +356,8 @@ class Fleet:
         self.notes: list[Note] = []
         self.closed: list[Closed] = []
         every = every if self.strategy.has_local_steps else 1
-        delay = delay if self.strategy.delays else 0
-        terms = Terms.of_strategy(self.strategy, every, delay, steps=steps if bounded else 0)
+        pace = Delay(delay or 0, delay is None) if self.strategy.delays else Delay()
+        terms = Terms.of_strategy(self.strategy, every, pace, steps=steps if bounded else 0)
         self.fresh_hub = lambda: Hub(
             terms, policy or Policy(members), self.strategy.merge_rule(), *named
         )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgetrain import codecs, strategies
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.effects import Closed, Note, Send
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
@@ -48,7 +49,7 @@ class Desk:
         **policy,
     ):
         row = replace(strategies.find("sync-sgd" if gradient else "dga"), weighted=weighted)
-        terms = Terms.of_strategy(row, 1, delay, "job-a")
+        terms = Terms.of_strategy(row, 1, Delay(delay or 0, delay is None), "job-a")
         codec = codec or codecs.Dense()
         reply_codec = reply_codec or codecs.Dense()
         self.hub = Hub(terms, Policy(members, **policy), Mean(not gradient), codec, reply_codec)

@@ -23,7 +23,7 @@ class Room:
     def __init__(self, rule, names, quorum=1, closing=None):
         codec = Dense()
         codec.part_elements = PART
-        terms = Terms("local-sgd", 1, 0)
+        terms = Terms("local-sgd", 1)
         policy = Policy(len(names), quorum, deadline_s=10.0)
         self.hub = Hub(terms, policy, rule, codec, codec, closing=closing)
         self.known = [checksum(START)]

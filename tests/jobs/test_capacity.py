@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from edgetrain import codecs
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.messages import Contribute, pack
 from edgetrain.fleet import devices, networks
 from edgetrain.fleet.networks import Burst, Direction, Profile
@@ -56,7 +57,7 @@ def question(
     network = networks.load(network) if isinstance(network, str) else network
     kind = Kind(device, step_s, network)
     coder = codecs.parse(codec)
-    exchange = ExchangeSizes(every, delay, elements, coder, coder)
+    exchange = ExchangeSizes(every, Delay(delay or 0, delay is None), elements, coder, coder)
     return Question(members, (kind,), exchange, hubs or Hubs(), **{"rounds": 40, **more})
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from edgetrain import strategies
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.member.link import Link
@@ -251,7 +252,7 @@ def trained(table, strategy="dga", codec="fp32", source=None, members=3):
 
     row = strategies.find(strategy)
     every = 1 if row.contributes == "gradient" else 2
-    terms = Terms.of_strategy(row, every, 3 if row.delays else 0)
+    terms = Terms.of_strategy(row, every, Delay(3 if row.delays else 0))
     rule = row.merge_rule()
     if table.where == "hub" and table.unit == "member":
         rule = PrivateMean(Gaussian(table.clip, table.noise), seeded("hub"))

@@ -180,7 +180,7 @@ ZEROS = np.zeros(3, np.float32)
 
 def hub_of_three():
     hub = Hub(
-        Terms("dga", 1, 0), Policy(3, status_s=5.0), Mean(), codecs.Dense(), codecs.Dense()
+        Terms("dga", 1), Policy(3, status_s=5.0), Mean(), codecs.Dense(), codecs.Dense()
     )  # fmt: skip
     for name in "abc":
         join = Join(PROTOCOL, "", "model", 3, name, 1.0, checksum(ZEROS), ord(name))

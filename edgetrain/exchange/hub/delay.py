@@ -12,9 +12,7 @@ With an automatic delay, `agree` at turns 1, 3, 6, 12, … (rounds merged) decid
     more than the run can bear            as long as it can longer, in proportion
     anything else                         as long           as before, but not over twice D
 
-What a run can bear: K + D, the steps that a member may be away from what the others do, is at most
-one in SHARE of its steps; one in APART_SHARE where members are led apart, by unequal data or small
-batches (docs/decisions/004 has what that costs). Rounds grow up to half of that. Where rounds begin
+What a run can bear is said by `Delay.together`; rounds grow up to half of that. Where rounds begin
 faster than they close, the hub or a link is the bottleneck: a longer delay would lengthen its
 queue, and hide nothing.
 """
@@ -41,11 +39,9 @@ MAX_AHEAD = 1024
 MAX_IN_FLIGHT = 128
 """Rounds that an automatic delay may hide, whatever members ask for."""
 
-SHARE = 8
-"""An automatic delay and a round together are at most one in so many of a run's steps."""
-
-APART_SHARE = 16
-"""The same, where members are led apart by their data, or by the noise of small batches."""
+SHARE, APART_SHARE = 8, 16
+"""See `Delay.together`: of members that stay together, and of members that unequal data, or the
+noise of small batches, lets diverge (docs/decisions/004 has what that costs)."""
 
 GREW = 1.1
 """A delay that was enough is so no more, and rounds take longer than their steps, from this factor
@@ -53,6 +49,39 @@ on; and rounds get longer than they take by it."""
 
 REMEMBERED = 4 * MAX_IN_FLIGHT
 """Rounds for which it is known how long each contribution waited for the others."""
+
+
+@dataclass(frozen=True)
+class Delay:
+    """D, the local steps that a reply may take: fixed, or measured while training goes on."""
+
+    steps: int = 0
+    """The delay in force; 0 for a measured one before training."""
+    is_measured: bool = False
+    """Whether replies say the next one. Only then the rest counts."""
+    share: int = SHARE
+    """See `together`."""
+    one_in_flight: bool = False
+    """Whether rounds get as long as the delay, where the run can bear two of these."""
+
+    def together(self, every: int, steps: int) -> int:
+        """The most that K + D may be, the steps that a member may diverge from the fleet: one in
+        `share` of the run's `steps` (0: not known), or two rounds of `every` steps."""
+        return max(2 * every, steps // self.share) if steps else (MAX_IN_FLIGHT + 1) * every
+
+    @property
+    def code(self) -> int:
+        """The delay as `Welcome` says it: the steps; -1: measured."""
+        return -1 if self.is_measured else self.steps
+
+    @classmethod
+    def decoded(cls, code: int, steps: int) -> Delay:
+        """The delay with this code, of which `steps` are in force."""
+        return cls(steps, is_measured=code < 0)
+
+
+AT_ONCE = Delay()
+"""Every reply is waited for."""
 
 
 @dataclass(frozen=True)
@@ -78,24 +107,16 @@ def is_turn(round: int) -> bool:
 
 
 class AgreedDelay:
-    """The delay of one job, in local steps, of which a round has `every`. None: measured.
+    """The delay of one job, in local steps, of which a round has `every`.
 
-    `steps` is what each member takes in the whole run; 0: not known. `one_in_flight`: rounds get as
-    long as a measured delay, where the run can bear two of these. `share`: one in so many of the
-    steps is what it can bear.
+    `steps` is what each member takes in the whole run; 0: not known.
     """
 
-    def __init__(
-        self,
-        every: int,
-        delay: int | None,
-        steps: int = 0,
-        one_in_flight: bool = False,
-        share: int = SHARE,
-    ) -> None:
+    def __init__(self, every: int, delay: Delay, steps: int = 0) -> None:
         self.every = every
         """Steps in a round, in force now."""
-        self.delay = every if delay is None else delay
+        self._is_measured = delay.is_measured
+        self.delay = every if delay.is_measured else delay.steps
         """In force now. An automatic one begins with a round: nobody waits for the first reply
         before there is something to do meanwhile."""
         self.merged_steps = 0
@@ -103,12 +124,10 @@ class AgreedDelay:
         self._lengths = [(0, every)]
         """(replies after which members know it, steps in a round), of each change."""
         self._shortest = every
-        self._is_measured = delay is None
         self._steps = steps
-        self._one_in_flight = one_in_flight
-        self._together = max(2 * every, steps // share) if steps else (MAX_IN_FLIGHT + 1) * every
-        """The most steps that a round and an automatic delay may have together."""
-        self._longest = self.first // every if delay is None else 0
+        self._one_in_flight = delay.one_in_flight
+        self._together = delay.together(every, steps)
+        self._longest = self.first // every if delay.is_measured else 0
         """The most rounds in flight so far: members still act on it for a while."""
         self._is_enough = self._is_settled = False
         self._again = -1

@@ -48,7 +48,7 @@ def _welcome(
         members=policy.members,
         strategy=terms.strategy,
         every=terms.every,
-        delay=-1 if terms.delay is None else terms.delay,
+        delay=terms.delay.code,
         codec=merger.codec.name,
         reply_codec=merger.reply_codec.name,
         beat_s=policy.beat_s,

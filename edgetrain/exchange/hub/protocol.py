@@ -104,7 +104,7 @@ class Hub:
             merge, codec, reply_codec, keeps_base=terms.keeps_base, masked=masks is not None
         )
         closing = closing or QuorumAndDeadline(policy.quorum, policy.deadline_s)
-        delay = AgreedDelay(terms.every, terms.delay, terms.steps, terms.one_in_flight, terms.share)
+        delay = AgreedDelay(terms.every, terms.delay, terms.steps)
         self.rounds = Rounds(self.members, merger, delay, closing, masks, policy.deadline_s)
         self.membership = Membership(terms, policy, self.members, self.rounds)
         self._first: list[Effect] = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import SHARE
+from edgetrain.exchange.hub.delay import AT_ONCE, Delay
 from edgetrain.exchange.messages import MAX_ELEMENTS
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ class Terms:
     """Its name with its arguments: only sent and written, never compared."""
     every: int
     """Local steps in a round."""
-    delay: int | None
-    """Local steps, or None: measured."""
+    delay: Delay = AT_ONCE
     weighted: bool = False
     """Whether members count by the weights they join with."""
     keeps_base: bool = True
@@ -37,14 +36,10 @@ class Terms:
     """Digest of the job, or "": any job whose model fits."""
     steps: int = 0
     """Steps of each member, which bound an automatic delay; 0: not known."""
-    one_in_flight: bool = False
-    """Whether rounds get as long as an automatic delay, so that one is in flight at a time."""
-    share: int = SHARE
-    """An automatic delay and a round together are at most one in so many of the steps."""
 
     @classmethod
     def of_strategy(
-        cls, row: Strategy, every: int, delay: int | None, job: str = "", steps: int = 0
+        cls, row: Strategy, every: int, delay: Delay = AT_ONCE, job: str = "", steps: int = 0
     ) -> Terms:
         """The terms of a job with this strategy."""
         return cls(
@@ -60,8 +55,9 @@ class Terms:
 
     def agreed(self, codec: str, reply_codec: str, masked: bool) -> str:
         """The terms as text, with the names of the codecs: how a journal names its job."""
+        delay = None if self.delay.is_measured else self.delay.steps
         return (
-            f"{self.strategy}, every {self.every}, delay {self.delay}, {codec}, {reply_codec}, "
+            f"{self.strategy}, every {self.every}, delay {delay}, {codec}, {reply_codec}, "
             f"{'masked, ' if masked else ''}{f'job {self.job}' if self.job else ANY_JOB}"
         )
 

@@ -215,7 +215,7 @@ class Driver:
         self.exchange, self.flat, self.entry = exchange, flat, entry
         self.strategy = strategies.find(entry.strategy)
         self.half: MemberHalf = self.strategy.member_half(
-            flat.params, flat.gradient, entry.every_now or entry.every, entry.delay,
+            flat.params, flat.gradient, entry.every_now or entry.every, entry.delay.steps,
             exchange.memory,
             exchange.factors(),
             momentum_of(optimizer),
@@ -228,13 +228,14 @@ class Driver:
         self.is_mid_step = self.is_drained = False
         self.optimizer, self.clock, self._release = optimizer, clock, release
         self._weight = float(weight) if self.strategy.weighted else 1.0
-        is_measured = entry.auto_delay or isinstance(codecs.parse(entry.codec), codecs.Auto)
+        is_measured = entry.delay.is_measured or isinstance(codecs.parse(entry.codec), codecs.Auto)
         self._meter = DelayMeter() if is_measured else None
         self._longest = 0
         """With an automatic delay, the longest it may be until the first reply says the delay; 0:
         it is known."""
-        if entry.auto_delay and not (entry.applied or entry.round):
-            self._longest, self.half.delay = entry.delay, min(entry.delay, self.half.every)
+        if entry.delay.is_measured and not (entry.applied or entry.round):
+            self._longest = entry.delay.steps
+            self.half.delay = min(self._longest, self.half.every)
         self._skipped = 0
         """Steps taken elsewhere since the last one that was taken here."""
         self._computed_s = 0.0
@@ -502,7 +503,7 @@ class Driver:
         self._take_delay(found.delay, found.every)
 
     def _take_delay(self, delay: int, every: int) -> None:
-        if self.entry.auto_delay and not self.is_drained:
+        if self.entry.delay.is_measured and not self.is_drained:
             self.half.delay, self.half.every = delay, every or self.half.every
 
     def _compare(self, wanted: int) -> None:

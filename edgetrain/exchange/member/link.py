@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edgetrain import codecs
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.member.beginning import Beginning
 from edgetrain.exchange.member.inbox import Inbox, joined_base
 from edgetrain.exchange.member.outbox import Outbox, masker_of
@@ -366,8 +367,7 @@ def _entry(welcome: Welcome, start: Start, sent: float) -> Entry:
         members=welcome.members,
         strategy=welcome.strategy,
         every=welcome.every,
-        auto_delay=welcome.delay < 0,
-        delay=start.delay,
+        delay=Delay.decoded(welcome.delay, start.delay),
         codec=welcome.codec,
         is_masked=welcome.threshold > 0,
         round=start.round,

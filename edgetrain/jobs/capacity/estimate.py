@@ -18,7 +18,7 @@ import numpy as np
 
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import SHARE, AgreedDelay, is_turn
+from edgetrain.exchange.hub.delay import AgreedDelay, Delay, is_turn
 from edgetrain.exchange.messages import Contribute, Message, Reply, pack
 from edgetrain.fleet.devices import Device
 from edgetrain.fleet.networks import Profile
@@ -54,15 +54,12 @@ class ExchangeSizes:
     """
 
     every: int
-    delay: int | None
-    """Local steps, or None: measured, as the hub does for delay = "auto"."""
+    delay: Delay
     elements: int
     codec: Codec
     reply_codec: Codec
     ratio: float = 0.0
     reply_ratio: float = 0.0
-    share: int = SHARE
-    """An automatic delay and a round together are at most one in so many of the steps."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +360,7 @@ class _Run:
         self.waited = np.zeros(members)
         self.wanted = max(1, math.ceil(MARGIN * farthest_s / float(np.max(self.steps.seconds))))
         steps = question.rounds * exchange.every
-        self.agreed = AgreedDelay(exchange.every, exchange.delay, steps, share=exchange.share)
+        self.agreed = AgreedDelay(exchange.every, exchange.delay, steps)
         self.delay = self.agreed.delay
         self.late = 0
         self.trips: list[float] = []
@@ -415,7 +412,7 @@ class _Run:
 
     def _apply(self, flight: _Flight, delay: int) -> int:
         """Wait for a reply and take it in; the delay from now on."""
-        if self.question.exchange.delay is not None:
+        if not self.question.exchange.delay.is_measured:
             self._wait(flight.arrives)
             return delay
         # Replies are taken in at a step's end, unless somebody waits for them.
@@ -436,7 +433,7 @@ class _Run:
         self.late += late
         self.trips.append(float((arrives - submitted).min()))
         self.spreads.append(float(submitted.max() - submitted.mean()))
-        if question.exchange.delay is None and is_turn(step // question.exchange.every - 1):
+        if question.exchange.delay.is_measured and is_turn(step // question.exchange.every - 1):
             self.delay = min(self.wanted, self.agreed.most)
         return _Flight(step, submitted, arrives, self.delay)
 
@@ -509,7 +506,7 @@ class _Run:
     def _not_modelled(self) -> str:
         """In words: what members would do that the figures leave out."""
         every = self.question.exchange.every
-        if self.question.exchange.delay is not None or self.wanted <= self.agreed.most:
+        if not self.question.exchange.delay.is_measured or self.wanted <= self.agreed.most:
             return ""
         return (
             f"members would make rounds longer than {every} steps, which these figures leave out "

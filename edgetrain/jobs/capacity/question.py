@@ -75,7 +75,6 @@ def question_of(
         reply_codec=found.reply_codec,
         ratio=options.ratio,
         reply_ratio=options.reply_ratio or options.ratio,
-        share=found.share,
     )
     if isinstance(found.codec, Auto):
         exchange = on_rung(exchange, found.codec, kinds, members, options)
@@ -113,7 +112,7 @@ def on_rung(
     from edgetrain.exchange.hub.density import rung_for, spare_s
 
     steps = options.rounds * exchange.every
-    most_delay = AgreedDelay(exchange.every, exchange.delay, steps, share=exchange.share).most
+    most_delay = AgreedDelay(exchange.every, exchange.delay, steps).most
     step_s = max(kind.step_s for kind in kinds)
     port_s = 8e-6 * members / options.hub_rate_mbit if options.hub_rate_mbit else 0.0
     rung = 0

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.exchange.hub.delay import APART_SHARE, MARGIN, SHARE, AgreedDelay, Wish
+from edgetrain.exchange.hub.delay import APART_SHARE, MARGIN, SHARE, AgreedDelay, Delay, Wish
 
 
 class Timed:
     """Members that step and wait, and a hub that takes `message_s` for each contribution."""
 
     def __init__(self, every, steps, step_s, trips_s, message_s=0.0, share=SHARE):
-        self.agreed, self.share = AgreedDelay(every, None, steps, share=share), share
+        self.agreed, self.share = AgreedDelay(every, Delay(0, True, share), steps), share
         self.steps, self.step_s, self.trips_s, self.message_s = steps, step_s, trips_s, message_s
         self.paces, self.told = [(self.agreed.every, self.agreed.delay)], []
         self.waited = []
@@ -69,6 +69,7 @@ class Timed:
 
 
 STEP_S = st.floats(0.002, 0.5)
+MEASURED = Delay(is_measured=True)
 SHARES = st.sampled_from([SHARE, APART_SHARE])
 TRIP_S = st.floats(0.0, 2.0)
 
@@ -138,7 +139,7 @@ def test_where_the_hub_is_the_bottleneck_rounds_get_longer(step_s, members, busy
 )  # fmt: skip
 def test_one_round_in_flight_is_as_long_as_the_delay(every, step_s, trip_s, steps, share):
     """Where the run can bear it; elsewhere the delay hides what it can, and rounds stay short."""
-    agreed = AgreedDelay(every, None, steps, one_in_flight=True, share=share)
+    agreed = AgreedDelay(every, Delay(0, True, share, one_in_flight=True), steps)
     wanted = math.ceil(MARGIN * trip_s / step_s)
     for round in range(24):
         agreed.agree(round, [Wish("a", wanted, step_s, round, 9.0)], 9.0)
@@ -166,13 +167,17 @@ def test_a_short_run_says_what_its_delay_cannot_hide():
 
 
 def test_nothing_changes_before_anything_is_measured():
-    agreed = AgreedDelay(5, None, 400)
+    agreed = AgreedDelay(5, MEASURED, 400)
     assert (agreed.every, agreed.delay) == (5, 5), "the first round waits for nothing either"
     agreed.agree(0, [Wish("a", 0, 1.0, 0, 0.0)], 0.0)
     assert (agreed.every, agreed.delay) == (5, 5)
 
 
-@given(st.integers(1, 9), st.one_of(st.none(), st.integers(0, 30)), st.integers(0, 40))
+@given(
+    st.integers(1, 9),
+    st.one_of(st.just(MEASURED), st.integers(0, 30).map(Delay)),
+    st.integers(0, 40),
+)
 def test_a_hub_that_was_restored_agrees_on_the_same(every, delay, rounds):
     """From a journal's records alone, and from a snapshot in the middle."""
     one, again = AgreedDelay(every, delay, 400), AgreedDelay(every, delay, 400)
@@ -186,7 +191,7 @@ def test_a_hub_that_was_restored_agrees_on_the_same(every, delay, rounds):
 
 
 def test_a_round_in_flight_when_rounds_get_longer_counts_as_long_as_it_was():
-    agreed, said = AgreedDelay(5, None, 400), [5]
+    agreed, said = AgreedDelay(5, MEASURED, 400), [5]
     for round in range(12):
         before, applied = agreed.merged_steps, max(0, round - 3)
         agreed.agree(round, [Wish("a", 200, 0.1, applied, 0.0)], 1.0 * round)

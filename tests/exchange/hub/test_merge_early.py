@@ -30,7 +30,7 @@ class Counting(Mean):
 def started(names: str) -> tuple[Hub, Counting]:
     codec, rule = Dense(), Counting()
     codec.part_elements = PART
-    terms = Terms("local-sgd", 1, 0)
+    terms = Terms("local-sgd", 1)
     hub = Hub(terms, Policy(len(names)), rule, codec, codec)
     base = np.zeros(ELEMENTS, np.float32)
     for name in names:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from edgetrain import codecs
 from edgetrain.errors import ConfigError, Diverged
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.effects import Save, Send, Write
 from edgetrain.exchange.hub.journal import Journal, Settings
 from edgetrain.exchange.hub.protocol import Hub
@@ -241,7 +242,7 @@ def test_the_record_of_a_round_that_does_not_lead_to_its_checksum_is_divergence(
 
 def test_the_journal_of_another_job_is_refused_with_both():
     found = fleet("dga", 1)
-    terms = Terms("dga", 3, 5)
+    terms = Terms("dga", 3, Delay(5))
     other = Hub(terms, Policy(3), Mean(), codecs.Dense(), codecs.Dense())
     with pytest.raises(ConfigError, match=r"every 2, delay 5.*this one is dga, every 3, delay 5"):
         other.restore(found.disk.state, [], 0.0)
@@ -358,7 +359,7 @@ def test_a_restored_hub_is_finished_where_the_one_before_was(history):
 def test_a_job_that_is_over_leaves_no_snapshot_that_looks_deserted(tmp_path):
     journal = Journal(tmp_path, Settings(snapshot_every=1))
     codec = codecs.Dense()
-    hub = Hub(Terms("local-sgd", 1, 0), Policy(2), Mean(), codec, codec)
+    hub = Hub(Terms("local-sgd", 1), Policy(2), Mean(), codec, codec)
     wires = Loopback()
     a, b = wires.connect(), wires.connect()
     zeros = np.zeros(3, np.float32)
@@ -374,7 +375,7 @@ def test_a_job_that_is_over_leaves_no_snapshot_that_looks_deserted(tmp_path):
     assert journal.due
     journal.close()
     opened = Journal(tmp_path, Settings())
-    again = Hub(Terms("local-sgd", 1, 0), Policy(2), Mean(), codec, codec)
+    again = Hub(Terms("local-sgd", 1), Policy(2), Mean(), codec, codec)
     again.restore(opened.state, opened.records(), 0.0)
     opened.close()
     assert again.finished

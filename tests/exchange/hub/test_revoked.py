@@ -253,7 +253,7 @@ def test_a_device_that_is_revoked_while_it_trains_is_gone_within_a_second(tmp_pa
         ring.allow(pair.public, f"pi-{number}")
     gate = Gate(ring)
     socket = HubSocket("tcp://127.0.0.1:0", gate=gate)
-    hub = Hub(Terms("local-sgd", 1, 0), Policy(2, beat_s=0.1), Mean(), Dense(), Dense())
+    hub = Hub(Terms("local-sgd", 1), Policy(2, beat_s=0.1), Mean(), Dense(), Dense())
     closed, over = [], threading.Event()
 
     def observe(effect):

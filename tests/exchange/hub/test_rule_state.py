@@ -179,7 +179,7 @@ CHECKSUMS = {"fp32": 0xB37D97F1BD1756D4, "int8": 0x716D33D73CA0B393}
 
 
 def hub_of_fixtures(reply):
-    terms = Terms("dga", 1, 0, job="job-a")
+    terms = Terms("dga", 1, job="job-a")
     return Hub(terms, Policy(3), Mean(), codecs.Dense(), codecs.parse(reply))
 
 

@@ -35,7 +35,7 @@ class Room:
 
     def __init__(self, journal=None):
         codec = codecs.Dense()
-        terms = Terms("local-sgd", 1, 0)
+        terms = Terms("local-sgd", 1)
         self.hub = Hub(terms, Policy(1), Mean(), codec, codec)
         self.wires, self.journal, self.notes, self.now = Loopback(), journal, [], 0.0
 

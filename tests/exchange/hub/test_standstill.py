@@ -20,7 +20,7 @@ class Watched:
 
     def __init__(self):
         dense = codecs.Dense()
-        self.hub = Hub(Terms("local-sgd", 1, 0), Policy(2, status_s=5.0), Mean(), dense, dense)
+        self.hub = Hub(Terms("local-sgd", 1), Policy(2, status_s=5.0), Mean(), dense, dense)
         self.watch = Standstill(self.hub, 0.0)
         for name in ("a", "b"):
             self.say(name, Join(PROTOCOL, "", "model", 3, name, 1.0, checksum(START)), 0.0)
@@ -77,6 +77,6 @@ def test_steps_that_members_report_are_movement_and_beats_are_not():
 
 def test_a_hub_that_waits_for_members_does_not_stand():
     dense = codecs.Dense()
-    hub = Hub(Terms("local-sgd", 1, 0), Policy(2), Mean(), dense, dense)
+    hub = Hub(Terms("local-sgd", 1), Policy(2), Mean(), dense, dense)
     watch = Standstill(hub, 0.0)
     assert watch.check(1000.0) is None

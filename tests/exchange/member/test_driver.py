@@ -12,6 +12,7 @@ from every_strategy import SPELLED
 
 from edgetrain import strategies
 from edgetrain.errors import Diverged
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.driver import DelayMeter, Driver, FlatVectors
 from edgetrain.exchange.member.link import Link
@@ -95,7 +96,7 @@ class Alone:
     def join(self, request, params, checksum, past=None):
         return Entry(
             name="m0", index=0, members=1, strategy=self.strategy, every=1,
-            auto_delay=self.auto_delay, delay=0, codec="fp32", is_masked=False, round=0, applied=0,
+            delay=Delay(0, self.auto_delay), codec="fp32", is_masked=False, round=0, applied=0,
             checksum=self.known or checksum, resend=0,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgetrain.exchange.hub.delay import SHARE, AgreedDelay
+from edgetrain.exchange.hub.delay import SHARE, AgreedDelay, Delay
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
 from edgetrain.runs.folder import create, read_metrics
@@ -32,7 +32,7 @@ def test_a_run_at_a_round_trip_of_a_second_waits_for_its_start_and_its_end_only(
     ("every", "delay", "steps", "first"), [(5, None, 280, 30), (5, None, 0, 5), (5, 12, 280, 12)]
 )
 def test_the_first_delay_is_at_most_what_the_run_can_bear(every, delay, steps, first):
-    agreed = AgreedDelay(every, delay, steps)
+    agreed = AgreedDelay(every, Delay(delay or 0, delay is None), steps)
     assert agreed.first == first
     assert agreed.slack >= first // every, "a member that goes on is not too far ahead"
     agreed.agree(0, [], 0.0)
