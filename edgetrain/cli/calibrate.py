@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -117,11 +116,7 @@ def _report(arguments: argparse.Namespace, pairs: list[Pair], folder: Path) -> b
         common.say(calibration.text(pairs))
     picture = common.picture(partial(calibration_figure, pairs, folder / "calibration.png"))
     answer = calibration.as_json(pairs, picture)
-    if arguments.json:
-        common.say(json.dumps(answer | {"folder": str(folder)}))
-    else:
-        common.say_pictures([picture])
-        common.say(f"run folder: {folder}")
+    common.say_end(arguments, answer, [picture], folder)
     return common.saved(lambda: write_summary(folder, {"name": folder.name, "calibration": answer}))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 from functools import partial
 from pathlib import Path
@@ -148,11 +147,7 @@ def _report(
         "picture": None if picture is None else str(picture),
         "folder": str(folder),
     }
-    if arguments.json:
-        common.say(json.dumps(answer))
-    else:
-        common.say_pictures([picture])
-        common.say(f"run folder: {folder}")
+    common.say_end(arguments, answer, [picture], folder)
     return common.saved(lambda: write_summary(folder, answer))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -238,6 +239,20 @@ def say_pictures(pictures: Iterable[Path | None]) -> None:
     for path in pictures:
         if path is not None:
             say(f"picture: {path}")
+
+
+def say_end(
+    arguments: argparse.Namespace,
+    answer: Mapping[str, Any],
+    pictures: Iterable[Path | None],
+    folder: Path,
+) -> None:
+    """Print the `answer` with --json, else where the pictures and the run folder are."""
+    if arguments.json:
+        say(json.dumps({**answer, "folder": str(folder)}))
+    else:
+        say_pictures(pictures)
+        say(f"run folder: {folder}")
 
 
 def saved(write: Callable[[], object]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -155,9 +154,5 @@ def _report(
         return whole
     drawn = folders[: len(summaries)]
     picture = common.picture(partial(comparison_figure, drawn, folder / "compare.png"))
-    if arguments.json:
-        common.say(json.dumps(compared.as_json(picture) | {"folder": str(folder)}))
-    else:
-        common.say_pictures([picture])
-        common.say(f"run folder: {folder}")
+    common.say_end(arguments, compared.as_json(picture), [picture], folder)
     return whole

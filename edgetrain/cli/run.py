@@ -84,22 +84,22 @@ def run(arguments: argparse.Namespace) -> int:
         emulated.warm_up()
     planned = with_task(found, beside)
     asked = None if arguments.simulate else _group(arguments, planned)
-    group = asked[0] if asked else None
     if arguments.print_commands:
-        return _print_commands(arguments, planned, group)
+        assert asked is not None
+        return _print_commands(arguments, planned, *asked)
     folder = arguments.resume or create(arguments.runs, planned.job.name)
+    heading, count, what = _heading(planned), planned.job.fleet.members, "members"
     if asked is not None:
-        from edgetrain.training.servers import group as servers
-
-        run_planned = partial(_run_group, servers.run, *asked)
-    if group is not None:
-        common.say_start(arguments, group.placement.ranks, "ranks")
-    else:
-        common.say_start(arguments, planned.job.fleet.members)
+        placement = asked[0].placement
+        heading = (
+            f"{planned.name}: {placement.ranks} ranks, {placement}, {planned.job.train.steps} steps"
+        )
+        count, what, run_planned = placement.ranks, "ranks", partial(_run_group, *asked)
+    common.say_start(arguments, count, what)
     view = LiveView(
         [folder],
         clock=time.monotonic,
-        heading=_heading(planned) if group is None else _group_heading(planned, group),
+        heading=heading,
         metric=planned.metric,
         out=sys.stderr if arguments.json else sys.stdout,
         simulated=arguments.simulate,
@@ -165,14 +165,10 @@ def _group(arguments: argparse.Namespace, planned: Resolved) -> tuple[Found, Que
 
 
 def _run_group(
-    run: Callable[..., dict[str, Any]],
-    group: Found,
-    question: Question,
-    planned: Resolved,
-    folder: Path,
-    watch: Any,
+    group: Found, question: Question, planned: Resolved, folder: Path, watch: Callable[[], None]
 ) -> dict[str, Any]:
     from edgetrain.jobs.placement.question import check_trust, cluster_of
+    from edgetrain.training.servers.group import run
 
     cluster = cluster_of(planned.job, planned.beside)
     if cluster is not None:
@@ -181,28 +177,21 @@ def _run_group(
     return run(planned, group, folder, watch, question=question, cluster=cluster)
 
 
-def _print_commands(arguments: argparse.Namespace, planned: Resolved, group: Found | None) -> int:
-    from edgetrain.jobs.placement.question import cluster_of, servers_of
+def _print_commands(
+    arguments: argparse.Namespace, planned: Resolved, group: Found, question: Question
+) -> int:
+    from edgetrain.jobs.placement.question import cluster_of
     from edgetrain.training.servers.commands import commands
 
-    job, beside = planned.job, planned.beside
-    servers, cluster = servers_of(job, beside), cluster_of(job, beside)
-    assert group is not None
-    assert servers is not None
+    cluster = cluster_of(planned.job, planned.beside)
     if cluster is None:
         raise ConfigError(
             "--print-commands is for the servers of a cluster.toml", "servers.cluster"
         )
-    runs = str(Path(arguments.runs) / (job.name or "group"))
-    common.say("\n".join(commands(group, servers, cluster, arguments.job, runs)))
+    assert question.servers is not None
+    runs = str(Path(arguments.runs) / (planned.job.name or "group"))
+    common.say("\n".join(commands(group, question.servers, cluster, arguments.job, runs)))
     return 0
-
-
-def _group_heading(planned: Resolved, group: Found) -> str:
-    job = planned.job
-    return (
-        f"{planned.name}: {group.placement.ranks} ranks, {group.placement}, {job.train.steps} steps"
-    )
 
 
 def _report(arguments: argparse.Namespace, summary: dict[str, Any], folder: Path) -> None:

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from edgetrain.jobs.grid import Sweep
     from edgetrain.jobs.job import Job
     from edgetrain.runs.reports.sweep_rows import Row
+    from edgetrain.training import sweep
     from edgetrain.training.sweep import Progress
 
 AXES = ("rtt", "members", "delay", "every", "strategy", "codec", "network", "device")
@@ -67,7 +67,7 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run every cell, then print and draw the results."""
     from edgetrain.jobs.grid import write
-    from edgetrain.jobs.plan import check, check_names
+    from edgetrain.jobs.plan import check_names
     from edgetrain.runs.folder import create
     from edgetrain.training import sweep
 
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if chosen.how == "simulated":
         common.require_simulator()
     common.say_loading(arguments)
-    with_task, run_cell = driver_of(chosen)
+    run_cell = driver_of(arguments, chosen)
     if folder is None:
         folder = create(arguments.runs, f"sweep-{_name(chosen)}")
         write(folder, chosen)
@@ -86,17 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
     unique = len({cell.digest for cell in cells})
     print(f"{unique} runs, {chosen.how}; folder: {folder}", file=out, flush=True)
 
-    def paced(job: Job, beside: Path | None) -> Any:
-        found = check(job)
-        if chosen.how == "simulated":
-            found = common.with_host_pace(arguments, found, beside)
-        return with_task(found, beside)
-
     def report(progress: Progress) -> None:
         print(progress_line(chosen, progress), file=out, flush=True)
 
     try:
-        rows = sweep.run(chosen, folder, paced, run_cell, report, time.monotonic)
+        rows = sweep.run(chosen, folder, run_cell, report, time.monotonic)
     except KeyboardInterrupt:
         if rows := sweep.rows_so_far(chosen, folder):
             _report(arguments, chosen, folder, rows)
@@ -105,18 +99,26 @@ def run(arguments: argparse.Namespace) -> int:
     return _report(arguments, chosen, folder, rows)
 
 
-def driver_of(
-    chosen: Sweep,
-) -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
-    """The functions that look up the task of a cell and run it."""
-    from edgetrain.jobs.plan import with_task
+def driver_of(arguments: argparse.Namespace, chosen: Sweep) -> sweep.Run:
+    """The function that runs a cell, as `training.sweep.run` takes it."""
+    from edgetrain.jobs.plan import check, with_task
 
-    if chosen.how == "simulated":
-        return with_task, common.simulator()
-    from edgetrain.training import emulated
+    is_simulated = chosen.how == "simulated"
+    if is_simulated:
+        run = common.simulator()
+    else:
+        from edgetrain.training import emulated
 
-    emulated.warm_up()
-    return with_task, emulated.run
+        emulated.warm_up()
+        run = emulated.run
+
+    def run_cell(job: Job, inside: Path) -> dict[str, Any]:
+        found = check(job)
+        if is_simulated:
+            found = common.with_host_pace(arguments, found, chosen.beside)
+        return run(with_task(found, chosen.beside), inside)
+
+    return run_cell
 
 
 def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:

@@ -18,11 +18,18 @@ from edgetrain.vectors.noise import Gaussian, Source, system
 from edgetrain.vectors.parts import BASE_PART_ELEMENTS
 
 
-def hub_of(found: Resolved, *, any_job: bool = False, source: Source = system) -> Hub:
+def hub_of(
+    found: Resolved,
+    *,
+    any_job: bool = False,
+    source: Source = system,
+    most_elements: int = MAX_ELEMENTS,
+) -> Hub:
     """A fresh hub of a job, as `rules.resolve` found it.
 
     With `any_job` it admits members whatever job they run. `source` is what noise is made of, if
-    the hub adds it. ConfigError if its noise cannot be worked out.
+    the hub adds it. `most_elements`: of the largest model, where the job does not say. ConfigError
+    if its noise cannot be worked out.
     """
     job = found.job
     masks = None
@@ -40,7 +47,7 @@ def hub_of(found: Resolved, *, any_job: bool = False, source: Source = system) -
             job.hub.beat_s,
             job.hub.return_s,
             job.hub.deserted_s,
-            int(250_000 * job.hub.most_mb) or MAX_ELEMENTS,
+            int(250_000 * job.hub.most_mb) or most_elements,
             job.hub.status_s,
         ),
         _merge_rule(found, source),

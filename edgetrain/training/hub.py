@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.jobs.building import hub_of, message_limit
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
-from edgetrain.jobs.resolved import Resolved, journal_settings
+from edgetrain.jobs.resolved import journal_settings
 from edgetrain.jobs.rules import resolve
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.environment import free_memory, utc
@@ -99,10 +100,8 @@ def serve_job(
     listening = wait_to_listen(*split_address(request.bind), say=say)
     gate = _gate(request, listening)
     found, journal = resolve(job), None
-    hub = hub_of(found, any_job=request.any_job)
-    if not job.hub.most_mb:
-        most_elements = free_memory() // (4 * LARGEST_SHARE)
-        hub.policy = replace(hub.policy, most_elements=max(1, most_elements))
+    fresh = partial(hub_of, found, most_elements=max(1, free_memory() // (4 * LARGEST_SHARE)))
+    hub = fresh(any_job=request.any_job)
     _check_resume(request)
     socket = HubSocket(listening.bind, message_limit(found.codec), gate)
     with contextlib.ExitStack() as on_error:
@@ -111,7 +110,7 @@ def serve_job(
         if request.journal is not False:
             journal = Journal(_journal_folder(request, folder), journal_settings(job), warn)
             on_error.callback(journal.close)
-            hub = _restored(hub, found, journal, request, clock, say)
+            hub = _restored(hub, fresh, journal, request, clock, say)
         on_error.pop_all()
     _announce(listening.reachable, socket.port, gate, say)
     say(f"waiting for {job.fleet.members} members; run folder: {folder}")
@@ -229,7 +228,7 @@ def _known_of(request: HubRequest) -> dict[str, Any]:
 
 def _restored(
     hub: Hub,
-    found: Resolved,
+    fresh: Callable[..., Hub],
     journal: Journal,
     request: HubRequest,
     clock: Callable[[], float],
@@ -255,10 +254,9 @@ def _restored(
             "go on with --resume RUN, or name another folder",
         )
     if journal.state.agreed.endswith(ANY_JOB):
-        policy, hub = hub.policy, hub_of(found, any_job=True)
-        hub.policy = policy
+        hub = fresh(any_job=True)
     hub.restore(journal.state, journal.records(), clock())
-    nobody = f"nobody; it waits {found.job.hub.deserted_s:g} s for its members to come back"
+    nobody = f"nobody; it waits {request.job.hub.deserted_s:g} s for its members to come back"
     say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or nobody}")
     return hub
 

@@ -35,21 +35,19 @@ class Progress:
     left_s: float | None
 
 
-Plan = Callable[[Job, Path | None], Any]
-Run = Callable[[Any, Path], dict[str, Any]]
+Run = Callable[[Job, Path], dict[str, Any]]
+"""Runs a cell's job in a folder; returns its summary."""
 
 
 def run(
     sweep: Sweep,
     folder: Path,
-    plan: Plan,
     run_cell: Run,
     tell: Callable[[Progress], None],
     clock: Callable[[], float],
 ) -> list[Row]:
     """Run the cells that are not finished yet; return the rows of all cells, in order.
 
-    `plan` and `run_cell` are `jobs.plan.plan` and `training.emulated.run`, or functions like them.
     `tell` is called after each cell. If a cell fails the others are still run; a failed or
     interrupted cell is run again next time, in an empty folder. Raises NewerFormat, before it runs
     anything, where a newer edgetrain has finished a cell.
@@ -63,7 +61,7 @@ def run(
         if digest in done:
             continue
         began = clock()
-        done[digest] = _run_cell(cell, sweep, folder, plan, run_cell)
+        done[digest] = _run_cell(cell, folder, run_cell)
         spent, worked = spent + clock() - began, worked + cell.weight
         left -= cell.weight
         tell(Progress(len(done), len(unique), cell, done[digest], spent / worked * left))
@@ -87,13 +85,13 @@ def finished(folder: Path) -> dict[str, Any] | None:
     return summary if summary is not None and summary.get("status") == "finished" else None
 
 
-def _run_cell(cell: Cell, sweep: Sweep, folder: Path, plan: Plan, run_cell: Run) -> dict[str, Any]:
+def _run_cell(cell: Cell, folder: Path, run_cell: Run) -> dict[str, Any]:
     inside = folder / cell.digest
     if inside.exists():
         _clear(inside)
     inside = create_inside(folder, cell.digest)
     try:
-        return run_cell(plan(cell.job, sweep.beside), inside)
+        return run_cell(cell.job, inside)
     except EdgetrainError as error:
         failed = {"status": "failed", "errors": [str(error)]}
         summary = (read_summary(inside) or {}) | failed

@@ -36,9 +36,6 @@ class Fake:
     def __init__(self, stop_at=None, fail=lambda job: False):
         self.jobs, self.stop_at, self.fail = [], stop_at, fail
 
-    def plan(self, job, beside):
-        return job
-
     def __call__(self, job, folder, watch=lambda: None):
         if self.stop_at is not None and len(self.jobs) == self.stop_at:
             write_summary(folder, {"status": "interrupted"})
@@ -81,7 +78,7 @@ LATENCY = made(("rtt", [0, 100, 400]), ("delay", [0, 4]), seeds=2)
 
 def ran(chosen, folder, fake=None, tell=lambda progress: None):
     fake = fake or Fake()
-    return sweep.run(chosen, folder, fake.plan, fake, tell, ticking()), fake
+    return sweep.run(chosen, folder, fake, tell, ticking()), fake
 
 
 # -- the grid -------------------------------------------------------------------------------------
@@ -380,9 +377,7 @@ def faked(monkeypatch, tmp_path):
     from edgetrain.cli import sweep as command
 
     fake = Fake()
-    monkeypatch.setattr(
-        command, "driver_of", lambda chosen: (lambda found, beside: found.job, fake)
-    )
+    monkeypatch.setattr(command, "driver_of", lambda arguments, chosen: fake)
     monkeypatch.chdir(tmp_path)
     return fake
 
@@ -456,10 +451,10 @@ def test_what_cannot_be_swept_is_one_line(words, says, faked, capsys):
 
 
 def test_a_plan_that_fails_is_a_failed_cell(tmp_path):
-    def plan(job, beside):
+    def run_cell(job, folder):
         raise ConfigError("no such thing")
 
-    rows = sweep.run(made(("members", [1])), tmp_path, plan, Fake(), lambda p: None, ticking())
+    rows = sweep.run(made(("members", [1])), tmp_path, run_cell, lambda p: None, ticking())
     assert rows[0]["status"] == "failed"
     assert rows[0]["error"] == "no such thing"
 
