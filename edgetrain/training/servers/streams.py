@@ -38,7 +38,7 @@ class Streams:
     def begin(self, step: int) -> None:
         """Draw for the step with this number, from 0."""
         self._step = step
-        torch.manual_seed(self._seed(_ELSEWHERE))  # in a backward pass, for example
+        self._begin(_ELSEWHERE)  # in a backward pass, for example
 
     @contextmanager
     def drawing_loss(self, micro: int) -> Iterator[None]:
@@ -71,9 +71,15 @@ class Streams:
     @contextmanager
     def _drawing(self, *place: int) -> Iterator[None]:
         with torch.random.fork_rng(self._devices):
-            torch.manual_seed(self._seed(*place))
+            self._begin(*place)
             yield
 
-    def _seed(self, *place: int) -> int:
+    def _begin(self, *place: int) -> None:
+        """Seed main memory's generator and this rank's own, as `torch.manual_seed` would: without a
+        GPU that writes a stack trace for the day when there is one, milliseconds a call."""
         words = np.random.SeedSequence([*self._of_rank, self._step, *place])
-        return int(words.generate_state(1, np.uint64)[0])
+        seed = int(words.generate_state(1, np.uint64)[0])
+        torch.default_generator.manual_seed(seed)
+        for device in self._devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
