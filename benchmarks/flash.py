@@ -67,7 +67,7 @@ def plain_read(card: Path, size: int) -> float:
     return time.monotonic() - began
 
 
-def flash(image: Path, cards: list[Path]) -> tuple[float, float, list[writing.Card]]:
+def flash(image: Path, cards: list[Path]) -> tuple[float, float, list[writing.CardState]]:
     """Seconds of writing and of reading back, of the slower card."""
     media = [FileMedium(card) for card in cards]
     source = Source(image)
@@ -118,7 +118,9 @@ def cpu() -> float:
 def personalise(card: Path, worker: Path) -> tuple[float, float]:
     """Seconds, and CPU seconds, of writing and reading back what makes a card one device's."""
     began, cpu_before = time.monotonic(), cpu()
-    device = personal.Personal("pi-0", "fleet", ("ssh-ed25519 AAAA me",), personal.Network(), "i")
+    device = personal.Personal(
+        "pi-0", "fleet", ("ssh-ed25519 AAAA me",), personal.DeviceNetwork(), "i"
+    )
     found: dict[str, bytes | Path] = {**personal.files(device, CLOUD_INIT)}
     found |= {"edgetrain/worker.tar": worker, "edgetrain/token": b"t" * 96}
     boot, medium = BootFiles(str(card), Partition(1, FIRST, 512 * MB)), FileMedium(card)

@@ -33,7 +33,7 @@ from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.reports import calibration
-from edgetrain.runs.reports.calibration import GOOD, Pair
+from edgetrain.runs.reports.calibration import GOOD, CalibratedPair
 from edgetrain.runs.reports.columns import as_text, column
 from edgetrain.strategies.spelling import split_list
 from edgetrain.training import both_ways, emulated
@@ -152,7 +152,7 @@ def points(axes: Axes, names: Sequence[str]) -> list[Point]:
 # -- reporting ------------------------------------------------------------------------------------
 
 
-def summed_up(groups: Mapping[str, Sequence[Pair]]) -> str:
+def summed_up(groups: Mapping[str, Sequence[CalibratedPair]]) -> str:
     """How far off each group of jobs is, a line each."""
     listed = list(groups.items())
     errors = [sorted(abs(each.time_error) for each in pairs) for _, pairs in listed]
@@ -168,11 +168,13 @@ def summed_up(groups: Mapping[str, Sequence[Pair]]) -> str:
     return "\n".join(as_text(columns)) + "\n"
 
 
-def groups_of(named: Iterable[tuple[Sequence[str], Pair]]) -> dict[str, list[Pair]]:
+def groups_of(
+    named: Iterable[tuple[Sequence[str], CalibratedPair]],
+) -> dict[str, list[CalibratedPair]]:
     """The pairs of each group, from pairs and the names of the groups that each is in. Groups of
     the first name come first, then those of the second, and so on."""
     placed = [(at, name, pair) for names, pair in named for at, name in enumerate(names)]
-    groups: dict[str, list[Pair]] = {}
+    groups: dict[str, list[CalibratedPair]] = {}
     for _, name, pair in sorted(placed, key=lambda each: each[0]):
         groups.setdefault(name, []).append(pair)
     return groups
@@ -182,7 +184,7 @@ MOST_SHOWN = 5
 """Of the worst."""
 
 
-def worst(pairs: Sequence[Pair]) -> str:
+def worst(pairs: Sequence[CalibratedPair]) -> str:
     """The jobs whose simulated time is furthest off, a line each."""
     found = sorted(pairs, key=lambda each: -abs(each.time_error))[:MOST_SHOWN]
     columns = [
@@ -202,7 +204,7 @@ class Kept:
 
     def __init__(self, path: Path | None, draws: int) -> None:
         self._path, self._draws = path, draws
-        self.pairs: dict[str, Pair] = {}
+        self.pairs: dict[str, CalibratedPair] = {}
         lines = path.read_text("utf-8").splitlines() if path and path.exists() else []
         for line in lines:
             try:
@@ -214,11 +216,11 @@ class Kept:
 
     def _add(self, values: Mapping[str, Any]) -> None:
         lists = {key: tuple(each) for key, each in values.items() if isinstance(each, list)}
-        pair = Pair(**{**values, **lists})
+        pair = CalibratedPair(**{**values, **lists})
         if not pair.incomplete:
             self.pairs[pair.name] = pair
 
-    def add(self, pair: Pair) -> None:
+    def add(self, pair: CalibratedPair) -> None:
         """Keep a pair."""
         self.pairs[pair.name] = pair
         if self._path is not None:
@@ -234,7 +236,7 @@ def plan_of(point: Point, folder: Path) -> Resolved:
     return plan(load(None, [*point.overrides(), f"network={path}"]))
 
 
-def report(grid: Sequence[Point], pairs: Mapping[str, Pair]) -> str:
+def report(grid: Sequence[Point], pairs: Mapping[str, CalibratedPair]) -> str:
     """How far off the jobs of these points were, those that have a pair."""
     found = [(point.values, pairs[point.name]) for point in grid if point.name in pairs]
     every = [pair for _, pair in found]

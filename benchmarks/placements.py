@@ -20,7 +20,7 @@ import torch.distributed as dist
 from harness import Measured, measure
 from torch import Tensor, nn
 
-from edgetrain.jobs.placement.formulas import Kept, Link
+from edgetrain.jobs.placement.formulas import Kept, RankLink
 from edgetrain.jobs.placement.layers import Layer, Model
 from edgetrain.jobs.placement.machines import Server, Servers
 from edgetrain.jobs.placement.search import Found, Work, evaluate, search
@@ -107,7 +107,7 @@ def question() -> tuple[Model, Servers, Work]:
         Layer(f"{i}", 1, SLOWER * ms * 1e6, 2 * SLOWER * ms * 1e6, 0, 0, 16.0, 16.0)
         for i, ms in enumerate(MS)
     )
-    link = Link(3e-4, 1e9)
+    link = RankLink(3e-4, 1e9)
     machine = Server("here", 4, 1e11, 1e9, 0.0, link)
     return Model(layers), Servers((machine,), link), Work(MEMBERS, SAMPLES, Kept(4.0, 0))
 

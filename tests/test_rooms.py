@@ -102,3 +102,18 @@ def test_the_root_holds_the_rooms_and_nothing_else():
     }
     loose = {path.name for path in PACKAGE.iterdir() if path.is_file() and path.suffix != ".py"}
     assert there | loose == ROOT
+
+
+STARTER = {"Task"}
+"""What `edgetrain init --task` writes for a user to change has the names that the docs use."""
+
+
+def test_a_public_class_has_a_name_of_its_own():
+    """One name, one thing: who searches for it finds it."""
+    homes: dict[str, list[str]] = {}
+    for module, path in modules().items():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    shared = {name: found for name, found in homes.items() if len(found) > 1}
+    assert shared.keys() <= STARTER, shared

@@ -15,7 +15,7 @@ from edgetrain.jobs.job import Job
 from edgetrain.runs.reports import units
 
 if TYPE_CHECKING:
-    from edgetrain.runs.reports.calibration import Pair
+    from edgetrain.runs.reports.calibration import CalibratedPair
 
 _BASIS = ("members=8", "pace_s=0.05", "steps=240", "optimizer={ name = 'sgd', lr = 0.2 }")
 
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     checked = [common.with_host_pace(arguments, each, beside) for each in checked]
     planned = {name: with_task(each, beside) for name, each in zip(jobs, checked, strict=True)}
     folder = create(arguments.runs, "calibrate")
-    pairs: list[Pair] = []
+    pairs: list[CalibratedPair] = []
     told = _Progress(len(planned), time.monotonic)
     try:
         for name, each in planned.items():
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(not whole or any(each.incomplete for each in pairs))
 
 
-def _report(arguments: argparse.Namespace, pairs: list[Pair], folder: Path) -> bool:
+def _report(arguments: argparse.Namespace, pairs: list[CalibratedPair], folder: Path) -> bool:
     """Say and draw how far off the simulations were, and leave it in `folder`. Returns whether the
     folder is whole."""
     from edgetrain.runs.folder import write_summary

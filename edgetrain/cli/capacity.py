@@ -15,7 +15,7 @@ from edgetrain.jobs.capacity.question import Options, question_of
 from edgetrain.jobs.job import Job
 
 if TYPE_CHECKING:
-    from edgetrain.jobs.capacity.estimate import Answer, Question
+    from edgetrain.jobs.capacity.estimate import Answer, CapacityQuestion
 
 _EXAMPLES = """\
 examples:
@@ -162,7 +162,7 @@ def _count(text: str) -> int:
     return int(value)
 
 
-def heading_of(job: Job, question: Question) -> str:
+def heading_of(job: Job, question: CapacityQuestion) -> str:
     """The fleet and what it exchanges, in one line."""
     from edgetrain.codecs import Auto
     from edgetrain.jobs.capacity.estimate import contribution, reply

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgetrain.fleet.cluster import Cluster, DeviceEntry
     from edgetrain.provisioning.cards.disks import Disk
     from edgetrain.provisioning.cards.flashing import Image, Settings, Target
-    from edgetrain.provisioning.cards.writing import Progress, Written
+    from edgetrain.provisioning.cards.writing import CardProgress, Written
     from edgetrain.provisioning.outfit import Tokens
 
 _FLASH = """\
@@ -160,7 +160,7 @@ def _flash(arguments: argparse.Namespace) -> int:
     if unknown := outfit.check_task(found, job, settings, candidates, owner):
         common.warn(f"warning: whether cards can train was not tried: {unknown}")
 
-    def write(targets: Sequence[Target], told: Callable[[Progress], None]) -> Written:
+    def write(targets: Sequence[Target], told: Callable[[CardProgress], None]) -> Written:
         drawn = tokens.draw([target.device.name for target in targets])
         ready = dataclasses.replace(settings, tokens=drawn)
         finish = {t.device.name: _finisher(found, t.device, ready, archives) for t in targets}
@@ -219,7 +219,7 @@ class _Session:
         arguments: argparse.Namespace,
         image: Image,
         devices: Sequence[DeviceEntry],
-        write: Callable[[Sequence[Target], Callable[[Progress], None]], Written],
+        write: Callable[[Sequence[Target], Callable[[CardProgress], None]], Written],
     ) -> None:
         self._arguments = arguments
         self._image = image
@@ -399,7 +399,7 @@ class _Bar:
         self._begin: dict[str, float] = {}
         self._live = sys.stderr.isatty()
 
-    def __call__(self, now: Progress) -> None:
+    def __call__(self, now: CardProgress) -> None:
         begin = self._begin.setdefault(now.phase, now.seconds)
         step = (now.phase, int(now.share * (1000 if self._live else 10)))
         if step == self._last:

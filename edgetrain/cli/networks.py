@@ -276,7 +276,7 @@ def _run_apply(arguments: argparse.Namespace) -> int:
     if not shaping.commands():
         raise NetworkError(f"network '{arguments.name}' does not change traffic", "choose another")
     owner = os.getpid() if arguments.hold else 0
-    pid = guard.apply(shaping, guard.Terms(seconds, owner=owner))
+    pid = guard.apply(shaping, guard.ShapingLimits(seconds, owner=owner))
     ports = ", ".join(map(str, shaping.ports))
     common.say(
         f"{arguments.dev}: TCP port {ports} is on {arguments.name} for {seconds:g} s; process "

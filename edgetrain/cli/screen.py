@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.live.plain import member_lines, plain_line
-from edgetrain.runs.reports.live.watch import Watch
+from edgetrain.runs.reports.live.watch import FolderWatch
 
 if TYPE_CHECKING:
     from edgetrain.runs.reports.live.view import LiveView
@@ -73,7 +73,7 @@ class Screen:
         if self.is_terminal:
             self._show_table(folder, metric)
         else:
-            self._print_lines(Watch(folder, metric))
+            self._print_lines(FolderWatch(folder, metric))
         self._print_waiting()
 
     def _show_table(self, folder: Path, metric: str) -> None:
@@ -85,7 +85,7 @@ class Screen:
                 view.refresh()
             self._print_waiting(view)
 
-    def _print_lines(self, watch: Watch) -> None:
+    def _print_lines(self, watch: FolderWatch) -> None:
         began, printed, last = time.monotonic(), 0.0, ""
         over = False
         while not over:

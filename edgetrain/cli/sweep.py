@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgetrain.jobs.job import Job
     from edgetrain.runs.reports.sweep_rows import Row
     from edgetrain.training import sweep
-    from edgetrain.training.sweep import Progress
+    from edgetrain.training.sweep import SweepProgress
 
 AXES = ("rtt", "members", "delay", "every", "strategy", "codec", "network", "device")
 """Axes with an option of their own; --set takes any key of the job."""
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     unique = len({cell.digest for cell in cells})
     print(f"{unique} runs, {chosen.how}; folder: {folder}", file=out, flush=True)
 
-    def report(progress: Progress) -> None:
+    def report(progress: SweepProgress) -> None:
         print(progress_line(chosen, progress), file=out, flush=True)
 
     try:
@@ -162,7 +162,7 @@ def _name(chosen: Sweep) -> str:
     return chosen.name or str(chosen.job.get("name") or chosen.job["task"].rpartition(":")[2])
 
 
-def progress_line(chosen: Sweep, progress: Progress) -> str:
+def progress_line(chosen: Sweep, progress: SweepProgress) -> str:
     """A line for a cell that has been run: its values, its final metric, the time left."""
     from edgetrain.runs.reports import units
 

@@ -14,7 +14,7 @@ MESSAGES_PER_S = 10_000
 """
 
 
-class Rate:
+class SenderRate:
     """Messages of each sender in the current second. The next second starts without any."""
 
     def __init__(self, most: int = MESSAGES_PER_S) -> None:

@@ -84,7 +84,7 @@ class DeviceEntry:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerEntry:
     """One GPU server. Who starts what there is not decided by this file."""
 
     name: str
@@ -118,7 +118,7 @@ class Cluster:
     ssh: Ssh | None = None
     job: JobFiles | None = None
     devices: tuple[DeviceEntry, ...] = ()
-    servers: tuple[Server, ...] = ()
+    servers: tuple[ServerEntry, ...] = ()
     between: Between = Between()
     trusted: bool = False
     """Whether the network between the servers is one that strangers cannot reach."""
@@ -398,7 +398,7 @@ def _device(table: Mapping[str, Any], where: str) -> DeviceEntry:
     return DeviceEntry(name, text(table["profile"], f"{where}.profile"), address, gateway)
 
 
-def _server(table: Mapping[str, Any], where: str) -> Server:
+def _server(table: Mapping[str, Any], where: str) -> ServerEntry:
     words = {key: value for key, value in table.items() if key != "accelerators"}
     values = {key: text(value, f"{where}.{key}") for key, value in words.items()}
     for key in ("name", "host"):
@@ -406,7 +406,7 @@ def _server(table: Mapping[str, Any], where: str) -> Server:
             raise ConfigError(f"{where}.{key} is empty")
     limits = (1, 1024, "")
     count = number(table.get("accelerators", 1), limits, f"{where}.accelerators", whole=True)
-    return Server(**values, accelerators=int(count) if "accelerators" in table else 0)
+    return ServerEntry(**values, accelerators=int(count) if "accelerators" in table else 0)
 
 
 def _between(table: Mapping[str, Any], path: Path) -> Between:

@@ -232,7 +232,7 @@ def checked(digest: str) -> Digest:
 
 
 @dataclass(frozen=True)
-class Named:
+class BundleName:
     """A bundle in a job's `task`: "my.bundle#module:object", "my.bundle@3fa9…#module:object"."""
 
     path: str
@@ -242,7 +242,7 @@ class Named:
     """module:object."""
 
 
-def named(spec: str) -> Named | None:
+def named(spec: str) -> BundleName | None:
     """The bundle that a task names; None: it names none. ConfigError for a pin that is none."""
     path, sign, inner = spec.partition("#")
     if not sign:
@@ -250,7 +250,7 @@ def named(spec: str) -> Named | None:
     path, at, pin = path.partition("@")
     if at and not re.fullmatch(r"[0-9a-f]{16,64}", pin):
         raise ConfigError(f"task '{spec}': after '@' there are 16 to 64 digits of the digest")
-    return Named(path, pin, inner)
+    return BundleName(path, pin, inner)
 
 
 def opened(path: Path, allowed: Allowed, pin: str = "") -> Path:

@@ -13,7 +13,7 @@ from edgetrain import codecs, strategies
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.delay import APART_SHARE, SHARE, Delay
-from edgetrain.exchange.hub.journal import Fsync, Settings
+from edgetrain.exchange.hub.journal import Fsync, JournalSettings
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 from edgetrain.fleet.assignment import devices_of
 from edgetrain.fleet.devices import Device
@@ -167,12 +167,12 @@ def strategy_of(table: StrategyTable) -> Strategy:
     return found.corrected(table.correction)
 
 
-def journal_settings(job: Job) -> Settings:
+def journal_settings(job: Job) -> JournalSettings:
     """How the job's journal is kept; ConfigError."""
     if job.hub.when_full not in ("stop", "go on"):
         raise ConfigError(f"hub.when_full = '{job.hub.when_full}'", "allowed are 'stop', 'go on'")
     stop = job.hub.when_full == "stop"
-    return Settings(Fsync.parse(job.hub.fsync), stop, job.hub.snapshot_every)
+    return JournalSettings(Fsync.parse(job.hub.fsync), stop, job.hub.snapshot_every)
 
 
 def mask_terms_of(job: Job) -> MaskTerms | None:

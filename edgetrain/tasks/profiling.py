@@ -115,7 +115,7 @@ def _opened(module: nn.Module, prefix: str) -> Iterator[str]:
 
 
 @dataclass
-class Profile:
+class LayerProfile:
     """One layer, as `jobs.placement.layers.Layer` has it; figures are of one sample."""
 
     name: str
@@ -136,7 +136,7 @@ class Profile:
 class Profiles:
     """The layers of a model. `tied` are (first layer, other layer, parameters) that both hold."""
 
-    layers: list[Profile]
+    layers: list[LayerProfile]
     tied: list[tuple[int, int, int]] = field(default_factory=list)
     heads: int = 0
     length: int = 0
@@ -190,7 +190,7 @@ def tensor_plan(model: nn.Module) -> dict[str, str]:
 
 
 def _counted_parameters(model: nn.Module, pieces: list[tuple[str, ...]]) -> Profiles:
-    layers = [Profile(names[0]) for names in pieces]
+    layers = [LayerProfile(names[0]) for names in pieces]
     homes: dict[int, list[int]] = {}
     sizes: dict[int, tuple[int, bool]] = {}
     divided = [f"{pattern}.*" for pattern in tensor_plan(model)]
@@ -343,7 +343,7 @@ class _Attentions(TorchFunctionMode):
 
 
 def _fill(
-    layers: list[Profile],
+    layers: list[LayerProfile],
     pieces: list[tuple[str, ...]],
     forward: dict[str, int],
     both: dict[str, int],

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.folder import create_inside, read_metrics
-from edgetrain.runs.reports.calibration import Pair, bases_of, pair
+from edgetrain.runs.reports.calibration import CalibratedPair, bases_of, pair
 from edgetrain.training import emulated
 from edgetrain.training.simulated import simulation
 
@@ -25,7 +25,7 @@ def run(
     draws: int,
     report: Callable[[str], None],
     clock: Callable[[], float],
-) -> Pair:
+) -> CalibratedPair:
     """Run a planned job both ways, each run in a folder of its own inside `folder`.
 
     A job whose links lose packets, or have jitter, is simulated `draws` times, each time with other

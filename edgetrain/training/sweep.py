@@ -25,7 +25,7 @@ log = logging.getLogger("edgetrain")
 
 
 @dataclass(frozen=True)
-class Progress:
+class SweepProgress:
     """How far the sweep is, after a cell. `left_s`: seconds left, None if not known."""
 
     done: int
@@ -43,7 +43,7 @@ def run(
     sweep: Sweep,
     folder: Path,
     run_cell: Run,
-    tell: Callable[[Progress], None],
+    tell: Callable[[SweepProgress], None],
     clock: Callable[[], float],
 ) -> list[Row]:
     """Run the cells that are not finished yet; return the rows of all cells, in order.
@@ -64,7 +64,7 @@ def run(
         done[digest] = _run_cell(cell, folder, run_cell)
         spent, worked = spent + clock() - began, worked + cell.weight
         left -= cell.weight
-        tell(Progress(len(done), len(unique), cell, done[digest], spent / worked * left))
+        tell(SweepProgress(len(done), len(unique), cell, done[digest], spent / worked * left))
     return [_row(sweep, cell, done[cell.digest]) for cell in cells]
 
 

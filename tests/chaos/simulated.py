@@ -29,7 +29,7 @@ from chaos import laws
 from chaos.laws import Merging, Outcome, Witness
 from chaos.schedule import Happening
 from edgetrain.errors import EdgetrainError
-from edgetrain.exchange.hub.journal import Disk, Journal, Settings
+from edgetrain.exchange.hub.journal import Journal, JournalDisk, JournalSettings
 from edgetrain.exchange.hub.records import Record, Round
 from edgetrain.exchange.messages import Contribute, unpack
 from edgetrain.fleet.networks import Fault
@@ -145,7 +145,11 @@ class _ShownJournal(Journal):
     """A journal that shows each round that it was given."""
 
     def __init__(
-        self, show: Callable[[Round], None], folder: Path, settings: Settings, disk: Disk
+        self,
+        show: Callable[[Round], None],
+        folder: Path,
+        settings: JournalSettings,
+        disk: JournalDisk,
     ) -> None:
         super().__init__(folder, settings, disk=disk)
         self._show = show

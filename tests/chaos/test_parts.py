@@ -20,7 +20,7 @@ from chaos.schedule import Happening
 from chaos.trials import Schedules
 from edgetrain import codecs
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.records import Counted, Round
+from edgetrain.exchange.hub.records import CountedOnce, Round
 from edgetrain.exchange.messages import Base, Beat, Contribute, pack
 from edgetrain.jobs import reading
 from edgetrain.strategies.merging.rule import Mean
@@ -157,7 +157,7 @@ def lossy_fleet():
         told = np.empty(SIZE, np.float32)
         INT8.reply_codec.decode(reply, told)
         base = base + told
-        counted = tuple(Counted(name, round, 1.0) for name in given)
+        counted = tuple(CountedOnce(name, round, 1.0) for name in given)
         rounds.append(Round(round, counted, 0, 0, 0, (bytes(reply),)))
     return initial, witness, rounds, {"a": Ended(3, f"{checksum(base):016x}")}
 

@@ -16,7 +16,7 @@ from chaos.schedule import Happening
 from edgetrain import codecs
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.journal import Journal
-from edgetrain.exchange.hub.records import Counted, Round
+from edgetrain.exchange.hub.records import CountedOnce, Round
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.resolved import look_up
@@ -54,7 +54,7 @@ def records(*, reply=None, counted=None):
         names = (counted or {}).get(round, [("m0", round), ("m1", round)])
         found.append(
             Round(
-                round, tuple(Counted(m, r, 1.0) for m, r in names), 0, 0, 0,
+                round, tuple(CountedOnce(m, r, 1.0) for m, r in names), 0, 0, 0,
                 ((reply or {}).get(round, mean).tobytes(),),
             )
         )  # fmt: skip

@@ -22,7 +22,7 @@ from made_up_runs import DGA, SYNC, replace, write_comparison, write_run
 
 from edgetrain.__main__ import main
 from edgetrain.errors import EdgetrainError
-from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
+from edgetrain.exchange.hub.journal import Fsync, Journal, JournalSettings
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Pair
@@ -139,7 +139,7 @@ def fleet(disk=None):
 def journal(tmp_path_factory):
     """The journal of a fleet that has trained."""
     folder = tmp_path_factory.mktemp("journal")
-    kept = Journal(folder, Settings(Fsync(0)))
+    kept = Journal(folder, JournalSettings(Fsync(0)))
     fleet(RealDisk(kept)).run()
     kept.close()
     assert len(list(folder.glob("*.base"))) > 2
@@ -149,7 +149,7 @@ def journal(tmp_path_factory):
 def opened(folder):
     """Go on from a journal as a hub does; what was mended, or None: it was refused."""
     try:
-        journal = Journal(folder, Settings(Fsync(0)))
+        journal = Journal(folder, JournalSettings(Fsync(0)))
     except EdgetrainError as error:
         assert_printable(str(error))
         return None

@@ -20,7 +20,7 @@ from edgetrain.runs.folder import (
 )
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports.live.frame import Frame
-from edgetrain.runs.reports.live.watch import Watch
+from edgetrain.runs.reports.live.watch import FolderWatch
 
 SHORT = replace(DGA, members=2, steps=20)
 
@@ -122,7 +122,7 @@ def test_columns_say_that_members_tell_a_hub_nothing(tmp_path):
     with MetricsLog(metrics_path(folder), "hub", Clock(), 0.0) as log:
         for name in ("m0", "m1"):
             log.event("joined", about=name)
-    watch, out = Watch(folder), io.StringIO()
+    watch, out = FolderWatch(folder), io.StringIO()
     watch.read()
     Console(file=out, width=100, height=20).print(Frame("", (watch.state(),), ()))
     said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())

@@ -15,7 +15,7 @@ from edgetrain.__main__ import main
 from edgetrain.fleet.networks.emulation.start import emulate
 from edgetrain.fleet.networks.profile import load
 from edgetrain.runs.folder import read_metrics, read_summary
-from edgetrain.runs.reports.live.watch import Watch
+from edgetrain.runs.reports.live.watch import FolderWatch
 from edgetrain.runs.reports.page.story import report_of
 
 IN_ITS_NETWORK = """\
@@ -100,7 +100,7 @@ def check_task(folders):
     assert story.summary["target_seconds"] == member["target_seconds"]
     # A member's own folder says how long rounds are.
     assert (member["every"], member["delay"]) == (EVERY, DELAY)
-    watch = Watch(folders[1])
+    watch = FolderWatch(folders[1])
     watch.read()
     state = watch.state()
     assert (state.every, state.delay, state.metric) == (EVERY, DELAY, "loss")

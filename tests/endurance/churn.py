@@ -35,7 +35,7 @@ import numpy as np
 from edgetrain import codecs
 from edgetrain.errors import Refused
 from edgetrain.exchange.hub.effects import Closed, Note, Observed
-from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
+from edgetrain.exchange.hub.journal import Fsync, Journal, JournalSettings
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.keys.keyring import Keyring
@@ -99,7 +99,7 @@ class Churn:
             Mean(), codec, codec,
         )  # fmt: skip
         self.folder, self._pace_s = folder, pace_s
-        self._journal = Journal(folder, Settings(Fsync(0)))
+        self._journal = Journal(folder, JournalSettings(Fsync(0)))
         self.events: dict[str, int] = {}
         self.rounds = 0
         self.room = Room(hub, self._observe, self._journal)

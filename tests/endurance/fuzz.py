@@ -42,7 +42,7 @@ from edgetrain.codecs import Codec
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.delay import AT_ONCE, Delay
 from edgetrain.exchange.hub.effects import Evaluated, Note, Observed, Reported
-from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
+from edgetrain.exchange.hub.journal import Fsync, Journal, JournalSettings
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
@@ -420,7 +420,7 @@ class Attack(Room):
             self.honest.append(trainee)
 
     def _opened(self) -> Journal:
-        return Journal(self.folder, Settings(Fsync(0), snapshot_every=500))
+        return Journal(self.folder, JournalSettings(Fsync(0), snapshot_every=500))
 
     def restart(self) -> None:
         """Kill the hub, and go on with another one, from the journal."""

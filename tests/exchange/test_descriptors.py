@@ -14,8 +14,8 @@ import pytest
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange import descriptors
 from edgetrain.exchange.hub import journal as journal_module
-from edgetrain.exchange.hub.journal import Journal, Settings
-from edgetrain.exchange.hub.records import Counted, Round, State
+from edgetrain.exchange.hub.journal import Journal, JournalSettings
+from edgetrain.exchange.hub.records import CountedOnce, Round, State
 from edgetrain.exchange.zeromq import tcp_counters
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
@@ -41,7 +41,7 @@ def state(round):
 
 
 def merged(round):
-    return Round(round, (Counted("m0", round, 1.0),), 0, 1, 2, (b"x" * 12,))
+    return Round(round, (CountedOnce("m0", round, 1.0),), 0, 1, 2, (b"x" * 12,))
 
 
 def rounds_in(folder):
@@ -65,7 +65,7 @@ def test_the_limit_is_raised_and_leaves_a_reserve():
 
 
 def test_a_journal_opens_its_files_from_the_reserve(tmp_path):
-    journal = Journal(tmp_path, Settings(snapshot_every=1))
+    journal = Journal(tmp_path, JournalSettings(snapshot_every=1))
     with none_left():
         for round in range(4):
             journal.save(state(round))
@@ -79,7 +79,7 @@ def test_a_journal_opens_its_files_from_the_reserve(tmp_path):
 def test_a_snapshot_without_a_descriptor_waits_and_no_round_is_lost(tmp_path, monkeypatch, stop):
     said = []
     journal = Journal(
-        tmp_path / "journal", Settings(stop_when_full=stop, snapshot_every=1), said.append
+        tmp_path / "journal", JournalSettings(stop_when_full=stop, snapshot_every=1), said.append
     )
     journal.save(state(0))
     with monkeypatch.context() as patch, none_left():
@@ -101,7 +101,7 @@ def test_a_snapshot_without_a_descriptor_waits_and_no_round_is_lost(tmp_path, mo
 def test_a_journal_that_cannot_begin_for_lack_of_descriptors_does_not_speak_of_a_disk(
     tmp_path, monkeypatch
 ):
-    journal = Journal(tmp_path, Settings(stop_when_full=False))
+    journal = Journal(tmp_path, JournalSettings(stop_when_full=False))
     monkeypatch.setattr(journal_module, "reserve", contextlib.nullcontext)
     with none_left(), pytest.raises(EdgetrainError, match=r"Too many open files.*ulimit -n"):
         journal.save(state(0))

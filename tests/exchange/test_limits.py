@@ -23,7 +23,7 @@ from edgetrain.exchange.hub.effects import Note, Send
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.limits import Rate, Refusals
+from edgetrain.exchange.limits import Refusals, SenderRate
 from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.messages import Beat, Refuse, pack, unpack
 from edgetrain.exchange.transport import Traffic
@@ -34,7 +34,7 @@ from edgetrain.training.recorder import FIRST, NEWEST, HubRecorder
 
 
 def test_a_sender_has_so_many_messages_a_second_and_is_then_forgotten():
-    rate = Rate(most=3)
+    rate = SenderRate(most=3)
     assert [rate.count_message(b"a", 0.1 * i) for i in range(5)] == [True] * 3 + [False] * 2
     assert rate.count_message(b"b", 0.6)
     assert rate.count_message(b"a", 1.0)
@@ -59,7 +59,7 @@ def test_the_first_refusals_are_told_and_then_every_tenfold():
 
 
 def test_a_flood_is_dropped_and_told_and_others_are_heard(monkeypatch):
-    monkeypatch.setattr(limits.Rate.__init__, "__defaults__", (50,))
+    monkeypatch.setattr(limits.SenderRate.__init__, "__defaults__", (50,))
     wire = Loopback()
     flood, other = wire.connect(), wire.connect()
     for _ in range(500):

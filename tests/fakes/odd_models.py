@@ -24,7 +24,7 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.placement.decision import Question, check, decide
 from edgetrain.jobs.placement.question import question_of
-from edgetrain.jobs.placement.search import Refused, evaluate
+from edgetrain.jobs.placement.search import TooLarge, evaluate
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.rules import resolve
 from edgetrain.tasks.protocol import evaluating
@@ -534,7 +534,7 @@ def planned(subject: str, words: str) -> str:
     except EdgetrainError as error:
         return str(error)
     found = evaluate(question.model, question.servers, question.work, parse(words))
-    return "too large" if isinstance(found, Refused) else ""
+    return "too large" if isinstance(found, TooLarge) else ""
 
 
 def judge(worlds, subject: str, words: str, checks: bool = False) -> Verdict:

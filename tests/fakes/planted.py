@@ -15,7 +15,7 @@ from edgetrain.training.servers import checking
 from edgetrain.training.servers.checking import check_group
 from edgetrain.training.servers.owned import local_part
 from edgetrain.training.servers.rank import prepare_rank
-from edgetrain.training.servers.steps import Schedule
+from edgetrain.training.servers.steps import Passes
 
 
 def _is_second():
@@ -87,7 +87,7 @@ def _untied(rank):
 
 def _swapped(rank):
     """Each micro-batch is judged by the targets of another."""
-    real = Schedule.backward
+    real = Passes.backward
 
     def backward(self, batch):
         return real(self, (batch[0], batch[1].flip(0)))

@@ -59,7 +59,7 @@ def test_a_whole_file():
     assert found.job == cluster.JobFiles(Path("/cluster/job.toml"), Path("/cluster/digits"))
     assert [found.index(d) for d in found.devices] == [0, 1]
     assert found.devices[1].address == "192.168.1.20/24"
-    assert found.servers == (cluster.Server("big", "gpu.local"),)
+    assert found.servers == (cluster.ServerEntry("big", "gpu.local"),)
     assert not cluster.warnings(found)
     assert [d.name for d in found.chosen(("pi-1",))] == ["pi-1"]
     assert found.chosen() == found.devices
@@ -281,7 +281,7 @@ def test_a_network_is_called_in_networkmanagers_file_what_it_is_called(ssid):
         values.check_ssid(ssid, "wifi.ssid")
     except ConfigError:
         return
-    network = personal.Network(ssid=ssid, country="DE", passphrase="correct horse")
+    network = personal.DeviceNetwork(ssid=ssid, country="DE", passphrase="correct horse")
     device = personal.Personal("pi-0", "fleet", (), network, "1")
     script = personal.files(device, "firstrun.sh")["firstrun.sh"].decode()
     (value,) = re.findall(r"^ssid=(.*)$", script, re.MULTILINE)

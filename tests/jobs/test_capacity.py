@@ -18,16 +18,16 @@ from edgetrain.exchange.messages import Contribute, pack
 from edgetrain.fleet import devices, networks
 from edgetrain.fleet.networks import Burst, Direction, Profile
 from edgetrain.jobs.capacity.estimate import (
+    CapacityQuestion,
     ExchangeSizes,
     Hubs,
     Kind,
-    Question,
     answer,
     answers,
     contribution,
     reply,
 )
-from edgetrain.jobs.capacity.flows import Ports, StepTimesOfMany, Streams
+from edgetrain.jobs.capacity.flows import AccessStreams, Ports, StepTimesOfMany
 from edgetrain.jobs.capacity.question import Options, question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
@@ -58,7 +58,7 @@ def question(
     kind = Kind(device, step_s, network)
     coder = codecs.parse(codec)
     exchange = ExchangeSizes(every, Delay(delay or 0, delay is None), elements, coder, coder)
-    return Question(members, (kind,), exchange, hubs or Hubs(), **{"rounds": 40, **more})
+    return CapacityQuestion(members, (kind,), exchange, hubs or Hubs(), **{"rounds": 40, **more})
 
 
 def bare(rtt_ms, rate_mbit=0.0):
@@ -397,7 +397,7 @@ def test_a_connection_is_as_fast_as_the_event_driven_one(rate_mbit, rtt_ms, size
     as a timeout to the tick (0.3 s at 50 ms): one would halve the window and the other not."""
     profile = bare(rtt_ms, rate_mbit)
     wanted = event_driven(profile, size, 8, gap_s)
-    stream = Streams([profile.up], np.array([rtt_ms / 1000]), np.random.default_rng(0))
+    stream = AccessStreams([profile.up], np.array([rtt_ms / 1000]), np.random.default_rng(0))
     took = []
     for place in range(8):
         at = np.array([1.0 + place * gap_s])
@@ -410,7 +410,7 @@ def test_a_connection_is_as_fast_as_the_event_driven_one(rate_mbit, rtt_ms, size
 def test_loss_costs_round_trips_and_timeouts():
     rng = np.random.default_rng(0)
     way = Direction(delay_ms=50, rate_mbit=100, loss_percent=5)
-    stream = Streams([way] * 20_000, np.full(20_000, 0.1), rng)
+    stream = AccessStreams([way] * 20_000, np.full(20_000, 0.1), rng)
     _, last = stream.send(np.zeros(20_000), 10 * 1448)
     late = last - np.median(last[last < 0.06])
     hit = late > 1e-6
@@ -428,7 +428,7 @@ def test_a_burst_is_one_hole():
     ]
     hits = []
     for way in ways:
-        stream = Streams([way] * 20_000, np.full(20_000, 0.1), np.random.default_rng(1))
+        stream = AccessStreams([way] * 20_000, np.full(20_000, 0.1), np.random.default_rng(1))
         _, last = stream.send(np.zeros(20_000), 10 * 1448)
         hits.append((last > 0.051).mean())
     assert hits[0] == pytest.approx(hits[1] / 4, rel=0.15)

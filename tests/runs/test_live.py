@@ -22,11 +22,11 @@ from edgetrain.runs.reports.live.frame import Frame, bar
 from edgetrain.runs.reports.live.narrowing import cuts_rows
 from edgetrain.runs.reports.live.plain import news, plain_line
 from edgetrain.runs.reports.live.view import LiveView
-from edgetrain.runs.reports.live.watch import Watch
+from edgetrain.runs.reports.live.watch import FolderWatch
 
 
-def watched(folder: Path) -> Watch:
-    watch = Watch(folder)
+def watched(folder: Path) -> FolderWatch:
+    watch = FolderWatch(folder)
     watch.read()
     return watch
 
@@ -69,7 +69,7 @@ def test_members_with_loops_of_their_own_may_go_on_behind_the_steps_of_the_job(t
 
 def test_the_pace_is_that_of_the_last_seconds(tmp_path: Path) -> None:
     """A slow first step (caches, a compiler) must not spoil the time left for minutes."""
-    clock, watch = Clock(), Watch(tmp_path)
+    clock, watch = Clock(), FolderWatch(tmp_path)
     zeros = {"wait_s": 0, "overhead_s": 0, "sent_bytes": 0, "received_bytes": 0, "cpu_s": 0}
     write_job(tmp_path, {"task": "t:t", "train": {"steps": 1000}})
     with MetricsLog(metrics_path(tmp_path), "m0", clock, 0.0) as log:
@@ -373,7 +373,7 @@ def test_a_slow_member_is_counted_and_not_told_every_round(tmp_path: Path) -> No
 def test_names_and_reasons_from_afar_cannot_steer_the_terminal(tmp_path: Path) -> None:
     with MetricsLog(metrics_path(tmp_path), "m\x1b[2J", Clock(), 0.0) as log:
         log.event("error", "bad\x1b]0;title\x07\n[bold]thing")
-    watch = Watch(tmp_path)
+    watch = FolderWatch(tmp_path)
     (line,) = news("dga", watch.read())
     assert line == "dga: m [2J error at 0 s: bad ]0;title  [bold]thing"
     assert all("\x1b" not in member.name for member in watch.state().members)

@@ -21,8 +21,8 @@ from edgetrain.runs.reports import units
 from edgetrain.runs.reports.message import message
 from edgetrain.runs.reports.page import charts, svg
 from edgetrain.runs.reports.page.document import document
-from edgetrain.runs.reports.page.story import Exchange, report_of
-from edgetrain.runs.reports.page.svg import Axis
+from edgetrain.runs.reports.page.story import ExchangeTimes, report_of
+from edgetrain.runs.reports.page.svg import Scale
 from edgetrain.runs.reports.plot import History
 
 SHORT = replace(DGA, members=3, steps=60)
@@ -179,7 +179,7 @@ def test_the_parts_of_a_step_add_up_to_the_clock(tmp_path):
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 30)), max_size=40))
 def test_exchanges_in_one_row_do_not_overlap(spans):
-    exchanges = [Exchange(n, at, at + took, at + took) for n, (at, took) in enumerate(spans)]
+    exchanges = [ExchangeTimes(n, at, at + took, at + took) for n, (at, took) in enumerate(spans)]
     rows = charts.stacked(exchanges)
     assert sorted(e.round for row in rows for e in row) == list(range(len(spans)))
     for row in rows[:11]:
@@ -189,7 +189,7 @@ def test_exchanges_in_one_row_do_not_overlap(spans):
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
 def test_ticks_lie_on_their_axis_and_are_few(low, span):
-    axis = Axis(low, low + span, "", str)
+    axis = Scale(low, low + span, "", str)
     ticks = axis.ticks()
     assert len(ticks) <= 8
     slack = 1e-6 * (abs(low) + span)
@@ -239,8 +239,8 @@ def test_a_message_without_a_target_reached_tells_the_ends(tmp_path):
 
 
 def test_no_word_below_an_axis_leaves_the_picture():
-    axis = Axis(0.0, 80.0, "time", units.duration)
-    picture = svg.lines([], axis, Axis(0.0, 1.0, "accuracy", str), "a chart")
+    axis = Scale(0.0, 80.0, "time", units.duration)
+    picture = svg.lines([], axis, Scale(0.0, 1.0, "accuracy", str), "a chart")
     for x, anchor, words in re.findall(
         r'<text x="([\d.]+)"[^>]*anchor="(\w+)"[^>]*>([^<]*)', picture
     ):

@@ -29,7 +29,7 @@ from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports.comparison import compare
 from edgetrain.runs.reports.comparison_table import text
 from edgetrain.runs.reports.listing import listed
-from edgetrain.runs.reports.live.watch import Watch
+from edgetrain.runs.reports.live.watch import FolderWatch
 from edgetrain.runs.reports.message import message
 from edgetrain.runs.reports.page.document import document
 from edgetrain.runs.reports.page.story import report_of
@@ -100,7 +100,7 @@ def test_a_hub_shows_the_figure_of_its_fleet(tmp_path, sent):
     assert 0 < summary["target_seconds"] <= summary["final_seconds"]
     shown = f"{100 * last.value:.1f} %"
     assert shown in text(compare([summary]))
-    watch = Watch(folder)
+    watch = FolderWatch(folder)
     watch.read()
     assert watch.state().figure == last.value
     stories = report_of([folder])
@@ -149,7 +149,7 @@ def test_a_hub_of_any_job_claims_no_task_and_no_network(tmp_path):
     assert heading_of(summary) == "2 members"
     (entry,) = listed(folder)
     assert (entry.task, entry.network) == ("-", "-")
-    watch = Watch(folder)
+    watch = FolderWatch(folder)
     watch.read()
     assert watch.state().steps is None
     # what is left out does not change what --resume goes on with

@@ -70,10 +70,10 @@ def test_a_value_out_of_range_is_refused_with_the_range(links, text):
 
 
 def pair(emulated=1.0, simulated=1.1):
-    from edgetrain.runs.reports.calibration import Pair
+    from edgetrain.runs.reports.calibration import CalibratedPair
 
     step, both = (emulated, simulated), (1.0, 1.0)
-    return Pair(
+    return CalibratedPair(
         "fedavg, 50 ms, 1 Mbit/s, 4 kB", "loss", step, both, both, both, (None, None),
         (None, None), both, None, None,
     )  # fmt: skip

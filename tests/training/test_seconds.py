@@ -15,7 +15,7 @@ from edgetrain.runs.reports import units
 from edgetrain.runs.reports.comparison import compare
 from edgetrain.runs.reports.comparison_table import text
 from edgetrain.runs.reports.live.plain import plain_line
-from edgetrain.runs.reports.live.watch import Watch
+from edgetrain.runs.reports.live.watch import FolderWatch
 from edgetrain.training.simulated import simulation
 
 PARTS = ("compute_s", "wait_s", "overhead_s", "eval_s", "end_s")
@@ -40,7 +40,7 @@ def test_the_parts_of_a_step_add_up_and_everything_shows_the_same(strategy, tmp_
     assert row.seconds_per_step == summary["seconds_per_step"]
     shown = units.duration(summary["seconds_per_step"])
     assert shown in text(compare([summary]))
-    watch = Watch(folder)
+    watch = FolderWatch(folder)
     watch.read()
     assert f"{shown}/step" in plain_line(watch.state())
     members = watch.tally.members.values()

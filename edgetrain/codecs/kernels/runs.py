@@ -47,7 +47,7 @@ _AFTER_RUN = bytes(int(s > 0 and (s - 1) & 1) for s in range(SYMBOLS))
 
 
 @dataclass
-class Tokens:
+class RunTokens:
     """What gaps become: for each token whether it follows a run, is one, or is `again`.
 
     `number` is the gap, or the entries of the run and one more.
@@ -59,7 +59,7 @@ class Tokens:
     number: Integers
 
     @classmethod
-    def of(cls, gaps: Integers) -> Tokens:
+    def of(cls, gaps: Integers) -> RunTokens:
         zero = gaps == 0
         begins = ~zero
         begins[0] = True
@@ -209,7 +209,7 @@ def encode_positions(positions: Indices, elements: int) -> Bytes:
     gaps[1:] -= gaps[:-1].copy() + 1
     if not _worth_a_try(gaps, rice.size):
         return rice
-    tokens = Tokens.of(gaps)
+    tokens = RunTokens.of(gaps)
     shift = tokens.shift()
     symbol, low, width = tokens.symbols(shift)
     counts = tokens.counts(symbol)

@@ -26,7 +26,7 @@ _OTHER_FIXED = (
 
 
 @dataclass(frozen=True)
-class Model:
+class AgreedModel:
     """The model of a job, as its first member described it."""
 
     digest: str = ""
@@ -61,7 +61,7 @@ class Admission:
 
     terms: Terms
     policy: Policy
-    model: Model
+    model: AgreedModel
     members: Members
     rounds: Rounds
     finished: bool

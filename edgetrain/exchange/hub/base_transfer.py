@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgetrain.exchange.hub.admission import Model
+from edgetrain.exchange.hub.admission import AgreedModel
 from edgetrain.exchange.hub.contributions import NOT_FINITE
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.messages import Base, Fixed
@@ -97,7 +97,7 @@ class FirstBase:
         self._payloads = []
 
     def accept_from(
-        self, member: MemberRecord, message: Base | Fixed, model: Model, started: bool
+        self, member: MemberRecord, message: Base | Fixed, model: AgreedModel, started: bool
     ) -> tuple[str, str] | None:
         """A part of the base of a `model` that a member sent, perhaps after training has `started`;
         returns what is wrong with it: (code, reason)."""
@@ -108,14 +108,14 @@ class FirstBase:
             return "order", f"{_shown(message)} was not asked for"
         return self.accept_part(message, model)
 
-    def _is_repeated(self, message: Base | Fixed, model: Model, started: bool) -> bool:
+    def _is_repeated(self, message: Base | Fixed, model: AgreedModel, started: bool) -> bool:
         """Whether a part is one too many because the base was asked for more than once."""
         self._came += 1
         if self._asked == 1 or self._came > self._asked * _part_count(model):
             return False
         return started or _number(message, model) != len(self._payloads)
 
-    def accept_part(self, message: Base | Fixed, model: Model) -> tuple[str, str] | None:
+    def accept_part(self, message: Base | Fixed, model: AgreedModel) -> tuple[str, str] | None:
         """The next part of a base; returns what is wrong with it: (code, reason)."""
         size = memoryview(message.payload).nbytes
         if isinstance(message, Base):
@@ -133,11 +133,11 @@ class FirstBase:
         self._payloads.append(message.payload)
         return None
 
-    def is_whole(self, model: Model) -> bool:
+    def is_whole(self, model: AgreedModel) -> bool:
         """Whether all parts of the base of a model are here."""
         return len(self._payloads) >= _part_count(model)
 
-    def messages(self, model: Model) -> list[Base]:
+    def messages(self, model: AgreedModel) -> list[Base]:
         """The messages that pass the base on to other members. Their payloads are those that came,
         which nothing writes to."""
         count = base_part_count(model.elements)
@@ -155,11 +155,11 @@ class FirstBase:
         return FixedValues.of(self._payloads[base_part_count(elements) :])
 
 
-def _part_count(model: Model) -> int:
+def _part_count(model: AgreedModel) -> int:
     return base_part_count(model.elements) + blob_part_count(model.fixed_bytes)
 
 
-def _number(message: Base | Fixed, model: Model) -> int:
+def _number(message: Base | Fixed, model: AgreedModel) -> int:
     """Which part of all it is: those of the base come first."""
     before = 0 if isinstance(message, Base) else base_part_count(model.elements)
     return before + message.part

@@ -64,7 +64,7 @@ class Fsync:
 
 
 @dataclass(frozen=True)
-class Disk:
+class JournalDisk:
     """How a journal reaches its disk. Another one stands in for a disk that fills up."""
 
     writev: Callable[[int, Sequence[Buffer]], int] = lambda file, parts: os.writev(file, parts)
@@ -73,7 +73,7 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Settings:
+class JournalSettings:
     """How a journal is kept."""
 
     fsync: Fsync = Fsync(1)
@@ -98,9 +98,9 @@ class Journal:
     def __init__(
         self,
         folder: Path,
-        settings: Settings = Settings(),
+        settings: JournalSettings = JournalSettings(),
         say: Callable[[str], None] = lambda line: None,
-        disk: Disk = Disk(),
+        disk: JournalDisk = JournalDisk(),
     ) -> None:
         self.folder = folder
         self.mended: list[str] = []

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 
 from edgetrain.errors import BadMessage, ConfigError
-from edgetrain.exchange.hub.admission import Admission, Model, WhyNot
+from edgetrain.exchange.hub.admission import Admission, AgreedModel, WhyNot
 from edgetrain.exchange.hub.base_transfer import FirstBase, FixedValues, base_messages
 from edgetrain.exchange.hub.effects import Effect, Event, Note, Replay, Send, Write, refusal
 from edgetrain.exchange.hub.evaluators import Evaluators
@@ -67,7 +67,7 @@ class Membership:
 
     def __init__(self, terms: Terms, policy: Policy, members: Members, rounds: Rounds) -> None:
         self.policy = policy
-        self.model = Model()
+        self.model = AgreedModel()
         self.epoch = 0
         """How often the hub was restored; every beat says it."""
         self.first_base = FirstBase()
@@ -207,7 +207,7 @@ class Membership:
     def _accept_model(self, join: Join) -> str | None:
         """Make this member's model the job's. Returns what is wrong with it; then nothing has
         changed."""
-        model = Model(join.model, join.elements, bytes(join.payload), join.fixed_bytes)
+        model = AgreedModel(join.model, join.elements, bytes(join.payload), join.fixed_bytes)
         try:
             self._rounds.merger.bind_model(model.layout(), model.elements)
         except (BadMessage, ConfigError) as error:
@@ -351,7 +351,7 @@ class Membership:
         uploader = next(iter(self._members), None)
         self.first_base.expect_from(uploader)
         if uploader is None:
-            self.model = Model()
+            self.model = AgreedModel()
             return []
         return [Send(uploader.sender, self._welcome(uploader))]
 
@@ -396,7 +396,7 @@ class Membership:
         `Policy.deserted_s` to come back, also where all had been lost before, the others then have
         `Policy.return_s`. Replays the rounds. Raises Diverged if the journal contradicts itself."""
         self.fixed = FixedValues.restored(b"".join(state.fixed))
-        self.model = Model(state.model, state.elements, state.layout, self.fixed.size)
+        self.model = AgreedModel(state.model, state.elements, state.layout, self.fixed.size)
         away = self._members.away
         for seat in state.away:
             departed = MemberRecord.of_seat(seat)

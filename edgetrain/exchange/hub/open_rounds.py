@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from edgetrain.exchange.hub.contributions import Contribution
 from edgetrain.exchange.hub.members import MemberRecord, Members
-from edgetrain.exchange.hub.records import Counted
+from edgetrain.exchange.hub.records import CountedOnce
 from edgetrain.strategies.closing import ClosingRule
 
 Key = tuple[str, int]
@@ -47,10 +47,10 @@ class OpenRound:
         """The names of the members that contributed, once for each contribution."""
         return tuple(name for name, _ in sorted(self.contributions))
 
-    def counted(self) -> tuple[Counted, ...]:
+    def counted(self) -> tuple[CountedOnce, ...]:
         """The contributions as the journal names them."""
         return tuple(
-            Counted(*key, self.contributions[key].weight) for key in sorted(self.contributions)
+            CountedOnce(*key, self.contributions[key].weight) for key in sorted(self.contributions)
         )
 
     def mark_merged(self) -> None:

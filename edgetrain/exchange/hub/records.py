@@ -25,7 +25,7 @@ empty."""
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedOnce:
     """One contribution that was merged. (member, meant_for) is the key it counts once by."""
 
     member: str
@@ -38,7 +38,7 @@ class Round:
     """A round was merged. Written before anyone is told."""
 
     round: int
-    counted: tuple[Counted, ...]
+    counted: tuple[CountedOnce, ...]
     delay: int
     """In force once this round's reply is applied."""
     before: int
@@ -207,7 +207,7 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         reply, rest = tuple(parts[:replies]), parts[replies:]
         each = len(rest) // inputs if inputs else 0
         return Round(
-            round, tuple(Counted(*c) for c in counted), delay, before, checksum, reply,
+            round, tuple(CountedOnce(*c) for c in counted), delay, before, checksum, reply,
             tuple(tuple(rest[i * each : (i + 1) * each]) for i in range(inputs)), *newer,
         )  # fmt: skip
     if kind == "E":

@@ -49,7 +49,7 @@ BEHIND_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
-class Fault:
+class Expulsion:
     """A member to be expelled, with the code and reason of the refusal."""
 
     member: MemberRecord
@@ -61,7 +61,7 @@ class Accepted(NamedTuple):
     """What became of one part of a contribution: see the module's table."""
 
     outcome: Literal["partial", "complete", "duplicate", "gap", "fault"]
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Expulsion, ...] = ()
     """Members to be expelled: the sender if it is at fault, and members whose base is found to be
     wrong by what the sender said of its own. What the latter gave to open rounds is dropped."""
     reason: str = ""
@@ -184,7 +184,7 @@ class Rounds:
     def accept(self, member: MemberRecord, message: Contribute, now: float) -> Accepted:
         """Take one part of a member's contribution; see the module's table for the outcomes."""
         if not self.started:
-            early = Fault(member, "order", f"round {message.round} came before the start")
+            early = Expulsion(member, "order", f"round {message.round} came before the start")
             return Accepted("fault", (early,))
         if member.resumed and message.round < member.next_round:
             return Accepted("duplicate")
@@ -198,7 +198,7 @@ class Rounds:
             return Accepted("gap", reason=f"{parts} was due")
         problem = self._why_not(member, message)
         if problem is not None:
-            return Accepted("fault", (Fault(member, *problem),))
+            return Accepted("fault", (Expulsion(member, *problem),))
         outvoted = self._compare_bases(member, message)
         if outvoted and any(fault.member is member for fault in outvoted):
             return Accepted("fault", outvoted)
@@ -241,7 +241,7 @@ class Rounds:
             return "size", f"{size} bytes for {elements} elements, {name} needs {most}"
         return None
 
-    def _compare_bases(self, member: MemberRecord, message: Contribute) -> tuple[Fault, ...]:
+    def _compare_bases(self, member: MemberRecord, message: Contribute) -> tuple[Expulsion, ...]:
         """Compare the member's base with the others'. Returns the members that are now known to
         have another one, and drops what they gave to open rounds, which was made from that."""
         applied = message.applied
@@ -262,7 +262,7 @@ class Rounds:
                 f"after {applied} replies the base has checksum {self.checksums[applied]:016x}, "
                 f"the member's {theirs}"
             )
-            faults.append(Fault(other, "diverged", reason))
+            faults.append(Expulsion(other, "diverged", reason))
         return tuple(faults)
 
     def _add_contribution(

@@ -24,7 +24,7 @@ from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.standstill import Standstill
 from edgetrain.exchange.keys.pairs import short
-from edgetrain.exchange.limits import Entries, Rate, Refusals
+from edgetrain.exchange.limits import Entries, Refusals, SenderRate
 from edgetrain.exchange.messages import (
     PROTOCOL,
     Join,
@@ -115,7 +115,7 @@ class _Driver:
         self._garbled = 0
         # Simulated members send no reports, so that nothing would say that they take steps.
         self._standstill = Standstill(hub, clock()) if hub.policy.status_s else None
-        self._rate = Rate()
+        self._rate = SenderRate()
         self._entries = Entries()
         self._floods = Refusals()
         self._floods.report = lambda line: observe(Note("refused", "?", line))

@@ -25,7 +25,7 @@ Ioctl = Callable[[int, int, bytearray], object]
 """fcntl.ioctl, which writes the answer over the question."""
 
 
-class Mailbox:
+class FirmwareMailbox:
     """Raspberry Pi's firmware, asked through /dev/vcio as `vcgencmd get_throttled` does. Users of
     the group `video` may."""
 
@@ -68,7 +68,7 @@ class Health:
         there = [zone for zone in zones if _number(zone) is not None]
         # A Jetson's PMIC always says 100 degrees.
         self._zones = [zone for zone in there if _is_processor(zone)] or there
-        self._flags = _flags_of(root, Mailbox(root / "dev/vcio", ioctl))
+        self._flags = _flags_of(root, FirmwareMailbox(root / "dev/vcio", ioctl))
 
     @property
     def celsius(self) -> float | None:
@@ -83,7 +83,7 @@ class Health:
         return None if flags is None else bool(flags & _NOW)
 
 
-def _flags_of(root: Path, mailbox: Mailbox) -> Callable[[], int | None]:
+def _flags_of(root: Path, mailbox: FirmwareMailbox) -> Callable[[], int | None]:
     """The reader of the firmware's flags on this board."""
     platform = root / "sys/devices/platform"
     for pattern in _THROTTLED:

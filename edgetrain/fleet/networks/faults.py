@@ -92,7 +92,7 @@ def refuse_idle(faults: Sequence[Fault], profiles: Sequence[Profile]) -> None:
                 )
 
 
-class Schedule:
+class FaultSchedule:
     """The faults that are active. The emulator calls `switch` on time; faults may overlap."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:

@@ -22,7 +22,7 @@ from edgetrain.exchange.hub.delay import AgreedDelay, Delay, is_turn
 from edgetrain.exchange.messages import Contribute, Message, Reply, pack
 from edgetrain.fleet.devices import Device
 from edgetrain.fleet.networks import Profile
-from edgetrain.jobs.capacity.flows import Array, Ports, StepTimesOfMany, Streams, wire_bytes
+from edgetrain.jobs.capacity.flows import AccessStreams, Array, Ports, StepTimesOfMany, wire_bytes
 
 MARGIN = 1.1
 """An automatic delay is so much longer than the round trip, as on a member."""
@@ -85,7 +85,7 @@ class Hubs:
 
 
 @dataclass(frozen=True)
-class Question:
+class CapacityQuestion:
     """A fleet to plan for. Members are of these kinds, in turn."""
 
     members: int
@@ -169,18 +169,18 @@ class Answer:
         return self.speed_up / self.members
 
 
-def answer(question: Question) -> Answer:
+def answer(question: CapacityQuestion) -> Answer:
     """Plan. Deterministic in the question. Raises ConfigError, NetworkError."""
     question.check()
     return _Run(question).run()
 
 
-def answers(question: Question, counts: Sequence[int] = COUNTS) -> list[Answer]:
+def answers(question: CapacityQuestion, counts: Sequence[int] = COUNTS) -> list[Answer]:
     """The same fleet with other numbers of members; gateways and sites are at most as many."""
     return [answer(_of_size(question, count)) for count in counts]
 
 
-def _of_size(question: Question, members: int) -> Question:
+def _of_size(question: CapacityQuestion, members: int) -> CapacityQuestion:
     hubs = dataclasses.replace(
         question.hubs,
         gateways=min(question.hubs.gateways, members),
@@ -323,7 +323,7 @@ class _Flight:
 class _Run:
     """The state of one plan. Arrays over members: `now`, the time at which each one is."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: CapacityQuestion) -> None:
         self.question = question
         hubs, exchange, members = question.hubs, question.exchange, question.members
         kinds = [question.kinds[i % len(question.kinds)] for i in range(members)]
@@ -335,8 +335,8 @@ class _Run:
         far_s = hubs.uplink.rtt_ms / 1000
         trips = np.array([k.network.rtt_ms for k in kinds]) / 1000
         trips += far_s if hubs.uplinks else 0.0
-        self.up = Streams([k.network.up for k in kinds], trips, rngs[0], connections)
-        self.down = Streams([k.network.down for k in kinds], trips, rngs[1], connections)
+        self.up = AccessStreams([k.network.up for k in kinds], trips, rngs[0], connections)
+        self.down = AccessStreams([k.network.down for k in kinds], trips, rngs[1], connections)
         farthest_s = float(trips.max())
         children = hubs.gateways or members
         part = -(-exchange.elements // hubs.shards)
@@ -347,8 +347,8 @@ class _Run:
             self.sites = _Tier(members, hubs.gateways, self.whole, near, hubs, exchange.elements)
         # Between a site and the hub: a connection of the gateway's own, or a line that is shared.
         far, trips = [hubs.uplink] * hubs.gateways, np.full(hubs.gateways, far_s)
-        self.far_up = Streams([f.up for f in far], trips, rngs[2], hubs.shards)
-        self.far_down = Streams([f.down for f in far], trips, rngs[3], hubs.shards)
+        self.far_up = AccessStreams([f.up for f in far], trips, rngs[2], hubs.shards)
+        self.far_down = AccessStreams([f.down for f in far], trips, rngs[3], hubs.shards)
         self.shared: tuple[Ports, Ports] | None = None
         if hubs.uplinks:
             self.shared = (

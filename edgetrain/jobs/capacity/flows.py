@@ -148,7 +148,7 @@ class _Flight:
     bytes: Array
 
 
-class Streams:
+class AccessStreams:
     """One direction of many access links, with `connections` TCP connections on each.
 
     A message waits for the one before it, leaves in flights of what the congestion window has room

@@ -13,7 +13,7 @@ from edgetrain.jobs.job import Job
 
 if TYPE_CHECKING:
     from edgetrain.codecs import Auto
-    from edgetrain.jobs.capacity.estimate import ExchangeSizes, Kind, Question
+    from edgetrain.jobs.capacity.estimate import CapacityQuestion, ExchangeSizes, Kind
     from edgetrain.jobs.resolved import Resolved
 
 
@@ -51,7 +51,7 @@ class Options:
 
 def question_of(
     found: Resolved, options: Options = Options(), beside: Path | None = None
-) -> Question:
+) -> CapacityQuestion:
     """The question about a job's fleet. `beside` is the folder of the job file.
 
     ConfigError for names and numbers that cannot be. Loads the task if the options leave open what
@@ -60,7 +60,7 @@ def question_of(
     from edgetrain.codecs import Auto
     from edgetrain.fleet import networks
     from edgetrain.fleet.assignment import parse_sites
-    from edgetrain.jobs.capacity.estimate import ExchangeSizes, Hubs, Question
+    from edgetrain.jobs.capacity.estimate import CapacityQuestion, ExchangeSizes, Hubs
 
     job = found.job
     kinds, elements = _kinds(job, options, beside)
@@ -78,7 +78,7 @@ def question_of(
     )
     if isinstance(found.codec, Auto):
         exchange = on_rung(exchange, found.codec, kinds, members, options)
-    return Question(
+    return CapacityQuestion(
         members=members,
         kinds=kinds,
         exchange=exchange,

@@ -11,7 +11,7 @@ from edgetrain.jobs.placement.bars import refuse
 from edgetrain.jobs.placement.formulas import Kept, bubble, edge_bytes
 from edgetrain.jobs.placement.layers import Model
 from edgetrain.jobs.placement.machines import Servers
-from edgetrain.jobs.placement.search import Found, Refused, Work, evaluate, kind_of, search
+from edgetrain.jobs.placement.search import Found, TooLarge, Work, evaluate, kind_of, search
 from edgetrain.jobs.placement.words import EDGE, Placement, parse
 
 SHOWN = 3
@@ -165,14 +165,14 @@ def _group(
     return found, said
 
 
-def _said(refused: Refused) -> str:
+def _said(refused: TooLarge) -> str:
     return (
         f"{refused.kind}: needs {_gb(refused.needs_bytes)} on a rank, which has "
         f"{_gb(refused.usable_bytes)}"
     )
 
 
-def _nearest_first(refused: list[Refused]) -> list[str]:
+def _nearest_first(refused: list[TooLarge]) -> list[str]:
     """A line for each of the kinds that lack least memory, and one for all others."""
     refused = sorted(refused, key=lambda each: each.needs_bytes / each.usable_bytes)
     said, others = [_said(each) for each in refused[:SHOWN]], refused[SHOWN:]
@@ -201,12 +201,12 @@ def _as_told(
         return Decision("", _group(question, try_out)[1][0], edge, notes=question.notes)
     check(placement, question.model, servers, question.work)
     result = evaluate(question.model, servers, question.work, placement)
-    problem = _said(result) if isinstance(result, Refused) else try_out(result.placement)
+    problem = _said(result) if isinstance(result, TooLarge) else try_out(result.placement)
     others, refused = _group(question, try_out if problem else _unknown)
-    if isinstance(result, Refused) or problem:
+    if isinstance(result, TooLarge) or problem:
         why = f"{placement}: {problem}"
         if others:
-            why += f"; {others[0].placement} {'fits' if isinstance(result, Refused) else 'runs'}"
+            why += f"; {others[0].placement} {'fits' if isinstance(result, TooLarge) else 'runs'}"
         return Decision("", why, edge, tuple(others), tuple(refused), question.notes)
     rest = [each for each in others if kind_of(each.placement) != kind_of(result.placement)]
     found, notes = (result, *rest), (*question.notes, *_idle(result.placement, question.work))

@@ -101,7 +101,7 @@ def in_flight(schedule: str, stage: int, stages: int, microbatches: int, looped:
 
 
 @dataclass(frozen=True)
-class Link:
+class RankLink:
     """Between two ranks: seconds before the first byte, and bytes a second (Hockney 1994)."""
 
     alpha: float

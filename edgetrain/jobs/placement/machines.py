@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgetrain.jobs.placement.formulas import USABLE, Link
+from edgetrain.jobs.placement.formulas import USABLE, RankLink
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Server:
     """Of one accelerator in a training step, in the precision that is asked for."""
     dispatch_s: float
     """Of one operator call."""
-    inside: Link
+    inside: RankLink
     profile: str = ""
     has_gpus: bool = False
     """Whether its accelerators have a memory of their own, beside the main memory."""
@@ -35,7 +35,7 @@ class Servers:
     """Servers in the order in which a pipeline goes through them."""
 
     servers: tuple[Server, ...]
-    between: Link
+    between: RankLink
     """From one server to another."""
 
     @property
@@ -62,7 +62,7 @@ class Slot:
     flops_s: float
     dispatch_s: float
     usable_bytes: float
-    wide: Link
+    wide: RankLink
     """Between the ranks of the stage."""
 
 

@@ -15,7 +15,7 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.optimizers import check_optimizer
 from edgetrain.jobs.placement.bars import bars_of
 from edgetrain.jobs.placement.decision import Board, Decision, Question, decide, kept_by
-from edgetrain.jobs.placement.formulas import USABLE, Kept, Link, edge_bytes
+from edgetrain.jobs.placement.formulas import USABLE, Kept, RankLink, edge_bytes
 from edgetrain.jobs.placement.layers import Layer, Model
 from edgetrain.jobs.placement.machines import Server, Servers
 from edgetrain.jobs.placement.replanning import ranks_of
@@ -42,7 +42,7 @@ LOCAL = "local"
 NOMINAL_GFLOPS, NOMINAL_DISPATCH_S = 24.0, 32e-6
 """Of a core of a machine without a profile: half of the reference machine's 48 Gflop/s of two cores
 (benchmarks/steps.py). A plan for one machine compares placements on it: only ratios matter."""
-LOOPBACK = Link(50e-6, 1.5e9)
+LOOPBACK = RankLink(50e-6, 1.5e9)
 """Between processes of one machine over gloo: assumed, of the order of a memory copy."""
 
 
@@ -231,7 +231,7 @@ def servers_of(job: Job, beside: Path | None = None) -> Servers | None:
     assert cluster is not None
     found = tuple(_server(each, bf16) for each in cluster.servers)
     between = cluster.between
-    return Servers(found, Link(between.rtt_ms / 2e3, between.rate_mbit * 1e6 / 8))
+    return Servers(found, RankLink(between.rtt_ms / 2e3, between.rate_mbit * 1e6 / 8))
 
 
 def cluster_of(job: Job, beside: Path | None) -> clusters.Cluster | None:
@@ -246,7 +246,7 @@ def cluster_of(job: Job, beside: Path | None) -> clusters.Cluster | None:
     return cluster
 
 
-def _server(entry: clusters.Server, bf16: bool) -> Server:
+def _server(entry: clusters.ServerEntry, bf16: bool) -> Server:
     if not entry.profile:
         return _here(entry.name, entry.accelerators)
     device = devices.load(entry.profile)
@@ -265,10 +265,10 @@ def _server(entry: clusters.Server, bf16: bool) -> Server:
     )
 
 
-def _inside(device: Device) -> Link:
+def _inside(device: Device) -> RankLink:
     if device.inside_gbit is None or device.inside_s is None:
         return LOOPBACK
-    return Link(device.inside_s, device.inside_gbit * 1e9 / 8)
+    return RankLink(device.inside_s, device.inside_gbit * 1e9 / 8)
 
 
 def _here(name: str, accelerators: int) -> Server:

@@ -12,7 +12,7 @@ from edgetrain.jobs.placement.cutting import Cut, cut_in_order, cut_over
 from edgetrain.jobs.placement.formulas import WHOLE_BYTES, Kept, weights_of
 from edgetrain.jobs.placement.layers import Model
 from edgetrain.jobs.placement.machines import Servers, Slot, slots
-from edgetrain.jobs.placement.stages import Shape, StageCosts, Sums
+from edgetrain.jobs.placement.stages import LayerSums, Shape, StageCosts
 from edgetrain.jobs.placement.words import SPLIT, Placement
 
 SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("zero-bubble", 2))
@@ -58,7 +58,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Refused:
+class TooLarge:
     """A kind of placement that does not fit, with the least that it would need."""
 
     kind: str
@@ -82,11 +82,11 @@ def kind_of(placement: Placement) -> str:
     return " x ".join(words) or "one device"
 
 
-def search(model: Model, servers: Servers, work: Work) -> tuple[list[Found], list[Refused]]:
+def search(model: Model, servers: Servers, work: Work) -> tuple[list[Found], list[TooLarge]]:
     """The fastest placement of each kind, in order; and the kinds that do not fit."""
-    sums = Sums(model)
+    sums = LayerSums(model)
     best: dict[str, Found] = {}
-    least: dict[str, Refused] = {}
+    least: dict[str, TooLarge] = {}
     # Choosing what is computed again takes longest: it comes last, and mostly cannot be worth it.
     tried = sorted(_options(sums, servers, work), key=lambda each: (each.is_chosen, each.bound))
     for each in tried:
@@ -106,10 +106,10 @@ def search(model: Model, servers: Servers, work: Work) -> tuple[list[Found], lis
     return ranked, [refused for kind, refused in least.items() if kind not in best]
 
 
-def evaluate(model: Model, servers: Servers, work: Work, placement: Placement) -> Found | Refused:
+def evaluate(model: Model, servers: Servers, work: Work, placement: Placement) -> Found | TooLarge:
     """What one placement costs; its cuts are chosen if it names none. The caller has checked that
     it can be had on these servers."""
-    option = _option(Sums(model), servers, work, placement, given=True)
+    option = _option(LayerSums(model), servers, work, placement, given=True)
     assert option is not None
     return option.solve(math.inf) or option.refusal(kind_of(placement))
 
@@ -117,7 +117,7 @@ def evaluate(model: Model, servers: Servers, work: Work, placement: Placement) -
 class _Option:
     """One configuration: all but the cuts, and a bound that no cut can be faster than."""
 
-    def __init__(self, sums: Sums, costs: StageCosts, placement: Placement, room: list[Slot],
+    def __init__(self, sums: LayerSums, costs: StageCosts, placement: Placement, room: list[Slot],
                  mixed: bool) -> None:  # fmt: skip
         self.placement, self._room, self._costs, self._mixed = placement, room, costs, mixed
         self._sums = sums
@@ -257,7 +257,7 @@ class _Option:
             tuple(used[rank].server for rank in ranks),
         )
 
-    def refusal(self, kind: str) -> Refused:
+    def refusal(self, kind: str) -> TooLarge:
         """Layers dealt out by their number, as if memory were no matter."""
         stages, layers = max(1, self.placement.all_stages), self._sums.layers
         edges = [round(layers * s / stages) for s in range(stages + 1)]
@@ -268,10 +268,10 @@ class _Option:
         peaks = costs.peak_bytes(ends)
         ranks = range(self.placement.pipeline)
         held = [sum(peaks[s] for s in self.placement.stages_of(rank)) for rank in ranks]
-        return Refused(kind, max(held), min(slot.usable_bytes for slot in self._room))
+        return TooLarge(kind, max(held), min(slot.usable_bytes for slot in self._room))
 
 
-def _options(sums: Sums, servers: Servers, work: Work) -> Iterator[_Option]:
+def _options(sums: LayerSums, servers: Servers, work: Work) -> Iterator[_Option]:
     for data in _divisors(work.members, servers.ranks):
         for tensor in TENSORS:
             if data * tensor > servers.ranks or not _divides(sums.model, tensor):
@@ -304,7 +304,7 @@ def _sequences(model: Model, most: int, tensor: int) -> list[tuple[int, int]]:
 
 
 def _widths(
-    sums: Sums, servers: Servers, work: Work, width: tuple[int, int, int, int]
+    sums: LayerSums, servers: Servers, work: Work, width: tuple[int, int, int, int]
 ) -> Iterator[Placement]:
     data, tensor, sequence, ulysses = width
     room = slots(servers, data * tensor * sequence)
@@ -355,7 +355,7 @@ def _lengths(room: int, layers: int) -> list[int]:
 
 
 def _option(
-    sums: Sums, servers: Servers, work: Work, placement: Placement, given: bool = False
+    sums: LayerSums, servers: Servers, work: Work, placement: Placement, given: bool = False
 ) -> _Option | None:
     width = placement.width
     room = slots(servers, width)

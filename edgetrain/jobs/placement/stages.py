@@ -14,7 +14,7 @@ from edgetrain.jobs.placement.cutting import Array
 from edgetrain.jobs.placement.formulas import (
     PROCESS_BYTES,
     Kept,
-    Link,
+    RankLink,
     in_flight,
     rank_bytes,
 )
@@ -50,7 +50,7 @@ class Shape:
     """What the rank that leads, one of the first stage's, keeps of the whole model besides."""
 
 
-class Sums:
+class LayerSums:
     """Sums over every run of layers [i, j) of a model, [layers + 1, layers + 1] each."""
 
     def __init__(self, model: Model) -> None:
@@ -152,10 +152,10 @@ class StageCosts:
 
     def __init__(
         self,
-        sums: Sums,
+        sums: LayerSums,
         shape: Shape,
         slots: list[Slot],
-        links: tuple[Link, Link],
+        links: tuple[RankLink, RankLink],
         kept: Kept,
         as_needed: bool = False,
     ) -> None:
@@ -171,8 +171,8 @@ class StageCosts:
         self.longest = math.inf
         """Seconds: what layers are computed again is not looked for in slower stages. It falls."""
         self._again: dict[tuple[float, Slot, bool], Array] = {}
-        self._times: dict[tuple[float, float, Link], Array] = {}
-        self._longer: dict[tuple[float, float, Link], Array] = {}
+        self._times: dict[tuple[float, float, RankLink], Array] = {}
+        self._longer: dict[tuple[float, float, RankLink], Array] = {}
         """What computing each layer again takes, in seconds."""
 
     def with_recomputed(self, layers: bool | tuple[int, ...], slots: tuple[int, ...]) -> StageCosts:

@@ -23,7 +23,7 @@ from typing import Any
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet import catalog
-from edgetrain.provisioning.cards.looking import RELEASES, Look
+from edgetrain.provisioning.cards.looking import RELEASES, ImageDescription
 
 VERSION = 2
 """Version of the format."""
@@ -252,7 +252,7 @@ def check(path: Path) -> Manifest:
     return manifest
 
 
-def check_fits(manifest: Manifest, look: Look) -> None:
+def check_fits(manifest: Manifest, look: ImageDescription) -> None:
     """Raises ConfigError if an archive does not run on the system of an image."""
     python = f"{look.python[0]}.{look.python[1]}"
     if (manifest.python, manifest.machine) != (python, look.machine):

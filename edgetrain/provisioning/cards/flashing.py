@@ -14,11 +14,11 @@ from edgetrain.fleet.cluster import Cluster, DeviceEntry
 from edgetrain.provisioning.cards import archive, blockmap, looking, personal, writing
 from edgetrain.provisioning.cards.archive import Manifest, Workers
 from edgetrain.provisioning.cards.blockmap import BlockMap
-from edgetrain.provisioning.cards.looking import Look
+from edgetrain.provisioning.cards.looking import ImageDescription
 from edgetrain.provisioning.cards.medium import FileMedium
 from edgetrain.provisioning.cards.placing import Load
 from edgetrain.provisioning.cards.source import CHUNK, Source
-from edgetrain.provisioning.cards.writing import Card, Progress, Written
+from edgetrain.provisioning.cards.writing import CardProgress, CardState, Written
 
 UNIT = "edgetrain-member.service"
 
@@ -48,7 +48,7 @@ class Image:
     block_map: BlockMap | None
     size: int | None
     """Bytes decoded; None: not known before decoding."""
-    look: Look | None
+    look: ImageDescription | None
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Archives:
             )
         return path
 
-    def candidates(self, look: Look | None) -> list[Path]:
+    def candidates(self, look: ImageDescription | None) -> list[Path]:
         """The archives that a card may get: the one for the system of its image or, while that is
         not known, all that are there. Raises ConfigError if there is none."""
         if look or self._given:
@@ -131,7 +131,7 @@ class Archives:
             )
         return there
 
-    def for_card(self, look: Look, device: DeviceEntry) -> Path:
+    def for_card(self, look: ImageDescription, device: DeviceEntry) -> Path:
         """The archive for a card. Raises ConfigError if it cannot run there."""
         path = self.path(look.release)
         if path not in self._checked:
@@ -143,7 +143,7 @@ class Archives:
 
 def load_for(
     cluster: Cluster, device: DeviceEntry, settings: Settings, archives: Archives
-) -> Callable[[Look], Load]:
+) -> Callable[[ImageDescription], Load]:
     """The files of a device besides the system's settings, once its system is known."""
     hubs = cluster.hub.addresses if cluster.hub else ()
     names = ["job.toml"]
@@ -167,7 +167,7 @@ def load_for(
         names.append(name)
         config["bundle"] = digest
 
-    def load(look: Look) -> Load:
+    def load(look: ImageDescription) -> Load:
         return Load({**files, "worker.tar": archives.for_card(look, device)}, config)
 
     return load
@@ -179,7 +179,7 @@ def person(
     """A device as its card describes it. nonce: another one each time."""
     if cluster.ssh is None:
         raise ConfigError(f"{cluster.path}: [ssh] is missing", "who may log in on the devices?")
-    network = personal.Network(
+    network = personal.DeviceNetwork(
         device.address,
         device.gateway,
         cluster.wifi.ssid if cluster.wifi else "",
@@ -220,7 +220,7 @@ def flash(
     targets: Sequence[Target],
     finish: Mapping[str, writing.Finish],
     done: Callable[[str], None] = lambda _: None,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[CardProgress], None] = lambda _: None,
 ) -> Written:
     """Write the cards of several devices at once. finish: by the device's name; `done` is called
     with it when the card boots.
@@ -234,7 +234,7 @@ def flash(
             media.append(FileMedium(target.path, target.size))
         names = {id(m): t.device.name for m, t in zip(media, targets, strict=True)}
 
-        def finish_card(card: Card, head: memoryview) -> None:
+        def finish_card(card: CardState, head: memoryview) -> None:
             finish[names[id(card.medium)]](card, head)
 
         return writing.write(

@@ -54,7 +54,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Look:
+class ImageDescription:
     """The description of an image."""
 
     release: str
@@ -90,7 +90,7 @@ def check_tools() -> None:
         )
 
 
-def look(path: str, head: memoryview | bytes, size: int) -> Look:
+def look(path: str, head: memoryview | bytes, size: int) -> ImageDescription:
     """Look into an image or a card whose first bytes may be blank: `head` is what they will be.
 
     path: the card; size: bytes of the image. Raises ConfigError, which says what was looked for, if
@@ -164,7 +164,7 @@ class Files:
         return _run("debugfs", "-R", request, self._device)
 
 
-def _judge(files: Files, boot: Partition, root: Partition) -> Look:
+def _judge(files: Files, boot: Partition, root: Partition) -> ImageDescription:
     release = _release(files)
     link = files.link("/usr/bin/python3")
     version = re.fullmatch(r"python(\d+)\.(\d+)", link.rpartition("/")[2])
@@ -190,7 +190,7 @@ def _judge(files: Files, boot: Partition, root: Partition) -> Look:
             f"the image is {release}, which this version has no first boot for",
             f"known: {', '.join(sorted(RELEASES))}",
         )
-    return Look(release, python, machine, _first_boot(files, release), boot, root)
+    return ImageDescription(release, python, machine, _first_boot(files, release), boot, root)
 
 
 def _release(files: Files) -> str:

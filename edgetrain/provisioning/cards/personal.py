@@ -51,7 +51,7 @@ WantedBy=multi-user.target
 
 
 @dataclass(frozen=True)
-class Network:
+class DeviceNetwork:
     """The device's way to the hub. Texts that do not apply are empty."""
 
     address: str = DHCP
@@ -76,7 +76,7 @@ class Personal:
     name: str
     user: str
     ssh_keys: tuple[str, ...]
-    network: Network
+    network: DeviceNetwork
     instance: str
     """Another one each time that a card is written: else its first-boot settings are ignored."""
 
@@ -173,7 +173,7 @@ def _system_files(device: Personal) -> dict[str, tuple[str, str]]:
     }
 
 
-def _network_config(network: Network) -> dict[str, Any]:
+def _network_config(network: DeviceNetwork) -> dict[str, Any]:
     addressing: dict[str, Any] = {"dhcp4": True}
     if network.address != DHCP:
         addressing = {"dhcp4": False, "addresses": [network.address]}
@@ -250,14 +250,14 @@ def _script(device: Personal) -> list[str]:
     ]
 
 
-def _country(network: Network) -> list[str]:
+def _country(network: DeviceNetwork) -> list[str]:
     if not network.ssid:
         return []
     words = f"[ -x /usr/bin/raspi-config ] && raspi-config nonint do_wifi_country {network.country}"
     return [f"rfkill unblock wifi\n{words}\n"]
 
 
-def _network_files(network: Network) -> list[str]:
+def _network_files(network: DeviceNetwork) -> list[str]:
     """NetworkManager's files for a static address and for a wireless network."""
     shell = []
     manual = f"method=manual\naddress1={network.address}"

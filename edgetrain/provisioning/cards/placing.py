@@ -11,9 +11,9 @@ from typing import Any
 from edgetrain.errors import ConfigError
 from edgetrain.provisioning.cards import looking, personal
 from edgetrain.provisioning.cards.bootfiles import BootFiles, Content
-from edgetrain.provisioning.cards.looking import Look
+from edgetrain.provisioning.cards.looking import ImageDescription
 from edgetrain.provisioning.cards.personal import FOLDER, Personal
-from edgetrain.provisioning.cards.writing import Card, Finish
+from edgetrain.provisioning.cards.writing import CardState, Finish
 
 PROGRAM = Path(__file__).with_name("first_boot.py")
 """Program that runs on the device."""
@@ -29,7 +29,9 @@ class Load:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def placed(device: Personal, load: Load, look: Look, before: bytes) -> dict[str, Content]:
+def placed(
+    device: Personal, load: Load, look: ImageDescription, before: bytes
+) -> dict[str, Content]:
     """All files that go onto the boot partition. `before` is what is in cmdline.txt."""
     ours: dict[str, Content] = {f"{FOLDER}/{name}": data for name, data in load.files.items()}
     ours[f"{FOLDER}/first_boot.py"] = PROGRAM.read_bytes()
@@ -39,14 +41,14 @@ def placed(device: Personal, load: Load, look: Look, before: bytes) -> dict[str,
     return {**ours, **settings, COMMAND_LINE: line.encode()}
 
 
-def finisher(device: Personal, load_for: Callable[[Look], Load]) -> Finish:
+def finisher(device: Personal, load_for: Callable[[ImageDescription], Load]) -> Finish:
     """The function that writes a device's files to its card, for `writing.write` to call.
 
     load_for: what the device gets on the system that was found; may raise EdgetrainError. After
     any error the card does not boot.
     """
 
-    def finish(card: Card, head: memoryview) -> None:
+    def finish(card: CardState, head: memoryview) -> None:
         medium = card.medium
         look = looking.look(medium.name, head, medium.size)
         boot = BootFiles(medium.name, look.boot)

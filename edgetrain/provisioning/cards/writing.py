@@ -51,7 +51,7 @@ _MARK = b"edgetrain: written in part, image "
 
 
 @dataclass(frozen=True)
-class Block:
+class Chunk:
     """A part of the image: its bytes, or `length` zeros."""
 
     offset: int
@@ -62,7 +62,7 @@ class Block:
 
 
 @dataclass
-class Card:
+class CardState:
     """One card and what became of it. `error` is "" while all is well."""
 
     medium: Medium
@@ -82,7 +82,7 @@ class Card:
     """Whether to read before writing: the card may have the image already."""
     probes: list[tuple[int, memoryview]] = field(default_factory=list, repr=False)
     """Blocks behind the image that prove the card's size, while it is written."""
-    waiting: queue.Queue[Block | None] = field(default_factory=lambda: queue.Queue(QUEUED))
+    waiting: queue.Queue[Chunk | None] = field(default_factory=lambda: queue.Queue(QUEUED))
 
     @property
     def ok(self) -> bool:
@@ -96,12 +96,12 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Progress:
+class CardProgress:
     """Progress: `phase` is "writing", "checking" or "finishing"; `share` from 0 to 1."""
 
     phase: str
     share: float
-    cards: tuple[Card, ...]
+    cards: tuple[CardState, ...]
     seconds: float
 
 
@@ -111,10 +111,10 @@ class Written:
 
     size: int
     mapped: int
-    cards: tuple[Card, ...]
+    cards: tuple[CardState, ...]
 
 
-Finish = Callable[[Card, memoryview], None]
+Finish = Callable[[CardState, memoryview], None]
 """Called for each card that reads back, with the first bytes of the image, before these are
 written. It may write to the medium, and raises EdgetrainError or OSError to give the card up."""
 
@@ -125,8 +125,8 @@ def write(
     block_map: BlockMap | None = None,
     *,
     finish: Finish | None = None,
-    done: Callable[[Card], None] = lambda _: None,
-    progress: Callable[[Progress], None] = lambda _: None,
+    done: Callable[[CardState], None] = lambda _: None,
+    progress: Callable[[CardProgress], None] = lambda _: None,
     probe_size: bool = True,
 ) -> Written:
     """Write an image to cards. Each card's fate is in the result; media stay open.
@@ -151,7 +151,7 @@ def write(
             f"{source.size}"
         )
     head = first[: min(HELD_BACK, starts[0] // ALIGNMENT * ALIGNMENT, len(first))]
-    cards = [Card(medium) for medium in media]
+    cards = [CardState(medium) for medium in media]
     for card in cards:
         _guarded(card, lambda c: _begin(c, head, size, probe_size))
 
@@ -159,7 +159,7 @@ def write(
 
     def told(phase: str, share: Callable[[], float]) -> None:
         with one_at_a_time:
-            progress(Progress(phase, share(), tuple(cards), time.monotonic() - began))
+            progress(CardProgress(phase, share(), tuple(cards), time.monotonic() - began))
 
     try:
         bounds = _Bounds(len(head), *starts[:2]) if len(starts) > 1 else _Bounds(len(head))
@@ -188,7 +188,7 @@ def required(source: Source, block_map: BlockMap | None) -> int:
 # -- the beginning -------------------------------------------------------------------------------
 
 
-def _begin(card: Card, head: memoryview, size: int | None, probe: bool) -> None:
+def _begin(card: CardState, head: memoryview, size: int | None, probe: bool) -> None:
     if size and card.medium.size < size:
         raise ConfigError(f"it has {card.medium.size} bytes, and the image has {size}")
     mark = _marked(head)
@@ -237,7 +237,7 @@ def _probes(medium: Medium, size: int) -> list[tuple[int, memoryview]]:
     return probes
 
 
-def _check_probes(card: Card) -> None:
+def _check_probes(card: CardState) -> None:
     """Raises ConfigError if a probe is not there any more."""
     there = aligned(ALIGNMENT)
     for place, block in card.probes:
@@ -265,14 +265,14 @@ def _stream(
     rest: Iterable[tuple[int, memoryview]],
     bounds: _Bounds,
     block_map: BlockMap | None,
-    cards: Sequence[Card],
+    cards: Sequence[CardState],
     told: Callable[[str, Callable[[], float]], None],
-) -> list[Block]:
+) -> list[Chunk]:
     """Pass the image to all cards, except its first bytes. Returns what was passed.
 
     Raises ConfigError if the image turns out to be a wrong one.
     """
-    plan: list[Block] = []
+    plan: list[Chunk] = []
     hashes = _Hashes()
     checks = RangeChecks(block_map) if block_map else None
     threads = [threading.Thread(target=_write_blocks, args=(card,)) for card in cards]
@@ -285,7 +285,7 @@ def _stream(
                     for card in _alive(cards):
                         _hand_over(card, block)
                     digest = None if block.data is None else hashes.submit(block.data)
-                    plan.append(Block(block.offset, block.length, None, digest))
+                    plan.append(Chunk(block.offset, block.length, None, digest))
                 told("writing", lambda: source.consumed)
                 if not _alive(cards):
                     return plan
@@ -339,7 +339,7 @@ class _Bounds:
 
 def _blocks(
     offset: int, data: memoryview, bounds: _Bounds, checks: RangeChecks | None
-) -> Iterable[Block]:
+) -> Iterable[Chunk]:
     """A piece of the image as blocks to write, without its beginning.
 
     With a block map also what it leaves out of the boot partition: an older card's secrets may be
@@ -357,15 +357,15 @@ def _blocks(
         at = max(at, begin + len(part))
         skip = max(0, min(bounds.held - begin, len(part)))
         if part := part[skip:]:
-            yield Block(begin + skip, len(part), part)
+            yield Chunk(begin + skip, len(part), part)
 
 
-def _without_zeros(offset: int, data: memoryview) -> Iterable[Block]:
+def _without_zeros(offset: int, data: memoryview) -> Iterable[Chunk]:
     """Blocks of data and of zeros, in grains."""
     if not data:
         return
     if _empty(data):
-        yield Block(offset, len(data))
+        yield Chunk(offset, len(data))
         return
     at = 0
     while at < len(data):
@@ -375,9 +375,9 @@ def _without_zeros(offset: int, data: memoryview) -> Iterable[Block]:
             end = min(end + GRAIN, len(data))
         part = data[at:end]
         if empty:
-            yield Block(offset + at, len(part))
+            yield Chunk(offset + at, len(part))
         else:
-            yield Block(offset + at, len(part), part)
+            yield Chunk(offset + at, len(part), part)
         at = end
 
 
@@ -385,7 +385,7 @@ def _empty(grain: memoryview) -> bool:
     return grain[0] == 0 and same(grain, _ZEROS[: len(grain)])
 
 
-def _hand_over(card: Card, block: Block) -> None:
+def _hand_over(card: CardState, block: Chunk) -> None:
     """Queue a block for a card. A card that accepts none for STALL_S is given up."""
     until = time.monotonic() + STALL_S
     while not card.error:
@@ -396,7 +396,7 @@ def _hand_over(card: Card, block: Block) -> None:
             card.fail(f"it accepted nothing for {STALL_S:g} s")
 
 
-def _end(card: Card) -> None:
+def _end(card: CardState) -> None:
     """Let the card's thread end, also if its queue is full and it has stopped reading."""
     while True:
         with contextlib.suppress(queue.Full):
@@ -407,7 +407,7 @@ def _end(card: Card) -> None:
                 card.waiting.get_nowait()
 
 
-def _write_blocks(card: Card) -> None:
+def _write_blocks(card: CardState) -> None:
     began = time.monotonic()
     writer = _Writer(card)
     while (block := card.waiting.get()) is not None:
@@ -421,13 +421,13 @@ def _write_blocks(card: Card) -> None:
 class _Writer:
     """Writes blocks to one card, and only where the card differs if that is worth a look."""
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: CardState) -> None:
         self._card = card
         self._there = aligned(CHUNK)
         self._compare = card.compare
         self._different = 0
 
-    def write(self, block: Block) -> None:
+    def write(self, block: Chunk) -> None:
         """Bring a block to the card. Raises OSError."""
         data = _ZEROS[: block.length] if block.data is None else block.data
         if (self._compare or block.data is None) and self._is_there(block.offset, data):
@@ -451,20 +451,20 @@ class _Writer:
 # -- reading back, and the end -------------------------------------------------------------------
 
 
-def _checked(cards: Sequence[Card], total: int) -> float:
+def _checked(cards: Sequence[CardState], total: int) -> float:
     """The share that is read back of all cards together. A card that failed counts as done: this
     never goes backwards."""
     return sum(1.0 if card.error else card.checked / total for card in cards) / len(cards)
 
 
-def _check(card: Card, plan: Sequence[Block], told: Callable[[], None]) -> None:
+def _check(card: CardState, plan: Sequence[Chunk], told: Callable[[], None]) -> None:
     """Read every block back. Raises ConfigError for the first that is not what was written."""
     card.state = "checking"
     began = time.monotonic()
     card.medium.forget()
     _check_probes(card)
     buffers = [aligned(CHUNK), aligned(CHUNK)]
-    before: tuple[Block, Future[bool]] | None = None
+    before: tuple[Chunk, Future[bool]] | None = None
     try:
         with ThreadPoolExecutor(1) as pool:  # compares one block while the next is read
             for number, block in enumerate(plan):
@@ -483,7 +483,7 @@ def _check(card: Card, plan: Sequence[Block], told: Callable[[], None]) -> None:
         card.check_s = time.monotonic() - began
 
 
-def _is_good(block: Block, content: memoryview) -> bool:
+def _is_good(block: Chunk, content: memoryview) -> bool:
     if len(content) < block.length:
         return False
     if block.digest is None:
@@ -491,7 +491,7 @@ def _is_good(block: Block, content: memoryview) -> bool:
     return _digest(content) == block.digest.result()
 
 
-def _passed(card: Card, block: Block, good: Future[bool]) -> None:
+def _passed(card: CardState, block: Chunk, good: Future[bool]) -> None:
     if not good.result():
         raise ConfigError(
             f"it does not keep what is written: bytes {block.offset} to "
@@ -502,7 +502,7 @@ def _passed(card: Card, block: Block, good: Future[bool]) -> None:
 
 
 def _finish(
-    card: Card, head: memoryview, finish: Finish | None, done: Callable[[Card], None]
+    card: CardState, head: memoryview, finish: Finish | None, done: Callable[[CardState], None]
 ) -> None:
     if finish:
         finish(card, head)
@@ -523,7 +523,7 @@ def _finish(
     card.state = "done"
 
 
-def _each(cards: Sequence[Card], work: Callable[[Card], None]) -> None:
+def _each(cards: Sequence[CardState], work: Callable[[CardState], None]) -> None:
     """Do it for all cards that are well, at the same time."""
     threads = [threading.Thread(target=_guarded, args=(card, work)) for card in _alive(cards)]
     for thread in threads:
@@ -532,7 +532,7 @@ def _each(cards: Sequence[Card], work: Callable[[Card], None]) -> None:
         thread.join()
 
 
-def _guarded(card: Card, work: Callable[[Card], None]) -> None:
+def _guarded(card: CardState, work: Callable[[CardState], None]) -> None:
     """Do it; an error is this card's alone."""
     try:
         work(card)
@@ -542,7 +542,7 @@ def _guarded(card: Card, work: Callable[[Card], None]) -> None:
         card.fail(_explain(error))
 
 
-def _alive(cards: Sequence[Card]) -> list[Card]:
+def _alive(cards: Sequence[CardState]) -> list[CardState]:
     return [card for card in cards if not card.error]
 
 

@@ -25,7 +25,7 @@ BUSY = 0.02
 
 
 @dataclass(frozen=True)
-class Pair:
+class CalibratedPair:
     """One job, run both ways; each pair of values is (emulated, simulated).
 
     Seconds, bytes, fractions. `trusted` is the emulation's own verdict.
@@ -98,7 +98,7 @@ def pair(
     bases: tuple[set[str], set[str]],
     real_seconds: tuple[float, float],
     drawn: Sequence[Mapping[str, Any]] = (),
-) -> Pair:
+) -> CalibratedPair:
     """Two summaries of the same job beside each other; `bases` as `bases_of` found them. `drawn`
     are the summaries of further simulated runs, whose links lost other packets."""
     metric = str(emulated["metric"])
@@ -110,7 +110,7 @@ def pair(
     known = all(bases)
     emulation = emulated.get("emulation") or {}
     trusted = emulation.get("trusted")
-    return Pair(
+    return CalibratedPair(
         name=name,
         metric=metric,
         step_s=(_step_s(emulated), statistics.fmean(every)),
@@ -151,7 +151,7 @@ def bases_of(events: Iterable[Record]) -> set[str]:
     return {reason.rpartition("base ")[2] for reason in reasons if "base " in reason}
 
 
-def as_json(pairs: Sequence[Pair], picture: Path | None = None) -> dict[str, Any]:
+def as_json(pairs: Sequence[CalibratedPair], picture: Path | None = None) -> dict[str, Any]:
     """Plain data for --json."""
     return {
         "pairs": [
@@ -163,7 +163,7 @@ def as_json(pairs: Sequence[Pair], picture: Path | None = None) -> dict[str, Any
     }
 
 
-def text(pairs: Sequence[Pair], picture: Path | None = None) -> str:
+def text(pairs: Sequence[CalibratedPair], picture: Path | None = None) -> str:
     """The report as plain text: a line for each job, and a verdict."""
     columns = [
         column("job", (each.name for each in pairs)),
@@ -222,14 +222,14 @@ def _percent(share: float) -> str:
     return f"{100 * share:+.1f} %"
 
 
-def _chance(each: Pair) -> str:
+def _chance(each: CalibratedPair) -> str:
     return units.ABSENT if each.chance is None else f"±{100 * each.chance:.1f} %"
 
 
-def _wait_error(each: Pair) -> str:
+def _wait_error(each: CalibratedPair) -> str:
     """The error of waiting in parts of a step: relative to waiting of nearly 0 it means nothing."""
     return _percent((each.wait_s[1] - each.wait_s[0]) / each.step_s[0]) if each.step_s[0] else "-"
 
 
-def _faster(each: Pair) -> float:
+def _faster(each: CalibratedPair) -> float:
     return each.real_seconds[0] / each.real_seconds[1] if each.real_seconds[1] else 0.0

@@ -16,7 +16,7 @@ from edgetrain.runs.reports.columns import as_text, column
 
 
 @dataclass(frozen=True)
-class Entry:
+class RunEntry:
     """One run: figures are None where they are not known."""
 
     folder: str
@@ -40,7 +40,7 @@ class Entry:
         return asdict(self)
 
 
-def listed(folder: Path) -> list[Entry]:
+def listed(folder: Path) -> list[RunEntry]:
     """The runs of a folder; a folder of runs has several, and one that is damaged an entry that
     says why."""
     began = _began(folder.name)
@@ -51,7 +51,7 @@ def listed(folder: Path) -> list[Entry]:
     return [_entry(run, began) for run in runs]
 
 
-def _entry(run: Path, began: str) -> Entry:
+def _entry(run: Path, began: str) -> RunEntry:
     try:
         with open_regular(metrics_path(run)):
             job, summary = read_job(run), read_summary(run)
@@ -60,7 +60,7 @@ def _entry(run: Path, began: str) -> Entry:
     known, fleet = summary or {}, job.get("fleet", {})
     metric = known.get("metric") or "accuracy"
     network = known.get("network", fleet.get("network"))
-    return Entry(
+    return RunEntry(
         folder=str(run),
         began=began,
         task=(known.get("task") or job.get("task") or units.ABSENT).rpartition(":")[2],
@@ -75,10 +75,10 @@ def _entry(run: Path, began: str) -> Entry:
     )
 
 
-def _damaged(folder: Path, began: str, error: ConfigError | OSError) -> Entry:
+def _damaged(folder: Path, began: str, error: ConfigError | OSError) -> RunEntry:
     why = error.message if isinstance(error, ConfigError) else str(error.strerror)
     unknown = units.ABSENT
-    return Entry(
+    return RunEntry(
         str(folder), began, unknown, unknown, None, unknown, "damaged", "accuracy", None, None,
         None, why,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def _began(name: str) -> str:
     return "{}-{}-{} {}:{}:{}".format(*match.groups()) if match else units.ABSENT
 
 
-def text(entries: Sequence[Entry]) -> str:
+def text(entries: Sequence[RunEntry]) -> str:
     """The list as plain text."""
     columns = [
         column("folder", (units.printable(e.folder) for e in entries)),

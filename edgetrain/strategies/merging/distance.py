@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgetrain.strategies.merging.rule import Cut, Piece
+from edgetrain.strategies.merging.rule import Discounted, Piece
 from edgetrain.vectors.vector import Vector
 
 TILE = 1 << 13
@@ -29,7 +29,7 @@ Weights = NDArray[np.float64]
 Length = tuple[float, bool]
 """A length, and whether it is a multiple of the round's median."""
 
-Judgement = tuple[Weights, tuple[Cut, ...]]
+Judgement = tuple[Weights, tuple[Discounted, ...]]
 """Share of each contribution in the sum, and the cuts to report."""
 
 
@@ -45,7 +45,7 @@ class WeightedSum:
 
     def merge_round(
         self, contributions: Sequence[Sequence[Piece]], out: Sequence[Vector]
-    ) -> tuple[Cut, ...]:
+    ) -> tuple[Discounted, ...]:
         """See RoundRule."""
         claimed = np.array([pieces[0].weight for pieces in contributions])
         shares, cuts = self.judge(inner_products(contributions, out), claimed / claimed.sum())
@@ -124,7 +124,7 @@ class Krum(WeightedSum):
         shares[order[:most]] = 1.0 / most
         limit = float(np.sqrt(scores[order[most - 1]]))
         cuts = [
-            Cut(
+            Discounted(
                 int(i),
                 1.0,
                 f"{np.sqrt(scores[i]):.3g} from its neighbours, chosen up to {limit:.3g}",
@@ -133,7 +133,9 @@ class Krum(WeightedSum):
         ]
         if f < self.f:
             cuts.append(
-                Cut(-1, 0.0, f"{members} contributions: {f} that lie are tolerated, not {self.f}")
+                Discounted(
+                    -1, 0.0, f"{members} contributions: {f} that lie are tolerated, not {self.f}"
+                )
             )
         return shares, tuple(cuts)
 
@@ -210,9 +212,9 @@ def _at_most(lengths: Weights, limit: float) -> Weights:
     return np.divide(limit, lengths, out=np.ones_like(lengths), where=lengths > limit)
 
 
-def _shortened(what: str, lengths: Weights, scale: Weights, limit: float) -> tuple[Cut, ...]:
+def _shortened(what: str, lengths: Weights, scale: Weights, limit: float) -> tuple[Discounted, ...]:
     return tuple(
-        Cut(i, float(1 - kept), f"{what} {length:.3g}, the limit is {limit:.3g}")
+        Discounted(i, float(1 - kept), f"{what} {length:.3g}, the limit is {limit:.3g}")
         for i, (length, kept) in enumerate(zip(lengths, scale, strict=True))
         if kept < 1
     )

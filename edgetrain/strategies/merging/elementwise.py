@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from edgetrain.strategies.merging.rule import Cut, Piece
+from edgetrain.strategies.merging.rule import Discounted, Piece
 from edgetrain.vectors.vector import Vector
 
 TILE = 1 << 14
@@ -50,7 +50,7 @@ class TrimmedMean:
 
     def merge_round(
         self, contributions: Sequence[Sequence[Piece]], out: Sequence[Vector]
-    ) -> tuple[Cut, ...]:
+    ) -> tuple[Discounted, ...]:
         """See RoundRule."""
         members = len(contributions)
         kept = range(self.ends(members), members - self.ends(members))
@@ -68,11 +68,13 @@ class TrimmedMean:
                     outside += _outside(tile, ordered[watched], ordered[members - 1 - watched])
         return self._cuts(outside, sum(merged.size for merged in out), watched)
 
-    def _cuts(self, outside: NDArray[np.int64], elements: int, watched: int) -> tuple[Cut, ...]:
+    def _cuts(
+        self, outside: NDArray[np.int64], elements: int, watched: int
+    ) -> tuple[Discounted, ...]:
         chance = 2 * watched / len(outside)
         shares = outside / max(elements, 1)
         return tuple(
-            Cut(
+            Discounted(
                 i, float(share), f"at an end in {share:.0%} of its elements, by chance {chance:.0%}"
             )
             for i, share in enumerate(shares)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgetrain.strategies.merging.rule import Cut, Mean, Piece
+from edgetrain.strategies.merging.rule import Discounted, Mean, Piece
 from edgetrain.vectors.noise import TILE, Gaussian, Source, _scaled, length, normal, share, system
 from edgetrain.vectors.vector import Vector
 
@@ -34,7 +34,7 @@ class PrivateMean:
 
     def merge_round(
         self, contributions: Sequence[Sequence[Piece]], out: Sequence[Vector]
-    ) -> tuple[Cut, ...]:
+    ) -> tuple[Discounted, ...]:
         """See RoundRule."""
         clip = self._mechanism.clip
         scales = [share(_length(pieces, out), clip) for pieces in contributions]

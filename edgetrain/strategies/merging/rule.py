@@ -33,7 +33,7 @@ class Piece(Protocol):
 
 
 @dataclass(frozen=True)
-class Cut:
+class Discounted:
     """A contribution that did not count in full."""
 
     index: int
@@ -71,7 +71,7 @@ class RoundRule(MergeRule, Protocol):
 
     def merge_round(
         self, contributions: Sequence[Sequence[Piece]], out: Sequence[Vector]
-    ) -> tuple[Cut, ...]:
+    ) -> tuple[Discounted, ...]:
         """Overwrite the slices `out` with the merged vector; returns who did not count in full.
 
         `contributions[i][p]` is member i's piece of slice p. Members come in the order of their

@@ -45,7 +45,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class End:
+class RankEnd:
     """How a rank ended."""
 
     code: int

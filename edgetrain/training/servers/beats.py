@@ -47,7 +47,7 @@ def begin(host: str, port: int, rank: int, hang_s: float) -> Callable[[], None]:
     return end
 
 
-class Silence:
+class SilentRanks:
     """Who of the ranks of an attempt gives no sign, as the owner of its store sees it."""
 
     def __init__(

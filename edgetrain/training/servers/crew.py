@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.cluster import LOCAL_HOSTS, Cluster
-from edgetrain.training.servers.attempt import End
+from edgetrain.training.servers.attempt import RankEnd
 from edgetrain.training.servers.far import There
 from edgetrain.training.servers.here import Here
 from edgetrain.training.servers.interfaces import address_of, address_towards, host_name
@@ -104,7 +104,7 @@ class Crew:
 
     # -- an attempt ----------------------------------------------------------------------------
 
-    def ended(self, used: Sequence[int]) -> dict[int, End]:
+    def ended(self, used: Sequence[int]) -> dict[int, RankEnd]:
         """The ranks of the attempt that have ended, and how."""
         return {rank: end for server in used for rank, end in self.side(server).ended().items()}
 

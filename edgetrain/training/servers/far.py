@@ -20,10 +20,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from edgetrain.fleet.cluster import LOCAL_HOSTS
-from edgetrain.fleet.cluster import Server as Entry
+from edgetrain.fleet.cluster import LOCAL_HOSTS, ServerEntry
 from edgetrain.training.servers.agent import versions
-from edgetrain.training.servers.attempt import Attempt, End
+from edgetrain.training.servers.attempt import Attempt, RankEnd
 
 SSH = (
     "ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10",
@@ -34,7 +33,7 @@ START_S, STOP_S = 60.0, 10.0
 AGENT = "edgetrain.training.servers.agent"
 
 
-def argv_of(entry: Entry) -> list[str]:
+def argv_of(entry: ServerEntry) -> list[str]:
     """What starts the agent of a server."""
     if entry.host in LOCAL_HOSTS:
         return [entry.python or sys.executable, "-m", AGENT]
@@ -45,13 +44,13 @@ def argv_of(entry: Entry) -> list[str]:
 class There:
     """The agent of one server, and the ranks that it runs."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: ServerEntry) -> None:
         """Started, and not waited for."""
         self.entry, self.is_ready = entry, False
         self._started_at = time.monotonic()
         self._trains_since: float | None = None
         self._closed = threading.Event()
-        self._ended: dict[int, End] = {}
+        self._ended: dict[int, RankEnd] = {}
         self._number, self._stopped = -1, -1
         self._refused, self._said = "", deque[str](maxlen=20)
         self._process = subprocess.Popen(
@@ -92,7 +91,9 @@ class There:
         elif "stopped" in message:
             self._stopped = int(message["stopped"])
         elif message["number"] == self._number:
-            self._ended[int(message["ended"])] = End(int(message["code"]), str(message["error"]))
+            self._ended[int(message["ended"])] = RankEnd(
+                int(message["code"]), str(message["error"])
+            )
 
     @property
     def gone(self) -> bool:
@@ -122,7 +123,7 @@ class There:
         since = self._trains_since
         return None if since is None else time.monotonic() - since
 
-    def ended(self) -> dict[int, End]:
+    def ended(self) -> dict[int, RankEnd]:
         """The ranks of the attempt that have ended, and how."""
         return dict(self._ended)
 
@@ -166,7 +167,7 @@ class There:
             pass  # that it is gone is seen when its output ends
 
 
-def disagreement(entry: Entry, theirs: dict[str, str]) -> str:
+def disagreement(entry: ServerEntry, theirs: dict[str, str]) -> str:
     """What of the versions of a server is not as here, in a line; "": nothing. Builds of torch
     for CPUs and for CUDA talk to each other; other versions do not."""
     ours = versions()

@@ -39,8 +39,8 @@ from edgetrain.runs.folder import metrics_path, read_metrics, write_job
 from edgetrain.runs.metrics.log import EventName, MetricsLog
 from edgetrain.training import processes
 from edgetrain.training.outcome import recorded
-from edgetrain.training.servers.attempt import Attempt, End
-from edgetrain.training.servers.beats import LINE_S, Silence
+from edgetrain.training.servers.attempt import Attempt, RankEnd
+from edgetrain.training.servers.beats import LINE_S, SilentRanks
 from edgetrain.training.servers.checking import DIFFERS
 from edgetrain.training.servers.crew import Crew
 from edgetrain.training.servers.here import PRELOAD
@@ -252,7 +252,7 @@ class _Group:
             return self._lost(missing)
         store = self._start(self._placed)
         try:
-            silence = Silence(store, self.found.placement.ranks, self._hang_s)
+            silence = SilentRanks(store, self.found.placement.ranks, self._hang_s)
             return self._follow(list(ranks), silence)
         finally:
             crew.stop(list(ranks))
@@ -275,7 +275,7 @@ class _Group:
         beside = self._planned.beside
         return beside.resolve() if beside is not None else None
 
-    def _follow(self, used: list[int], silence: Silence) -> _Verdict:
+    def _follow(self, used: list[int], silence: SilentRanks) -> _Verdict:
         """Until all ranks have ended, one has ended badly (the others would wait for it) or hangs,
         a server is lost, or one that is back can be taken in."""
         crew, count = self._crew, self.found.placement.ranks
@@ -308,7 +308,7 @@ class _Group:
                     return verdict
             crew.wait(used, self._poll_s)
 
-    def _hanging(self, silence: Silence, ended: Collection[int]) -> _Verdict | None:
+    def _hanging(self, silence: SilentRanks, ended: Collection[int]) -> _Verdict | None:
         """Say who is silent; the verdict once that has been so for too long."""
         said_s = min(LINE_S, self._hang_s / 2)
         before = {rank for rank, seconds in silence.seconds.items() if seconds >= said_s}
@@ -342,7 +342,7 @@ class _Group:
             return None
         return _Verdict("back", names, f"{', '.join(names)} is back")
 
-    def _verdict(self, ended: dict[int, End]) -> _Verdict:
+    def _verdict(self, ended: dict[int, RankEnd]) -> _Verdict:
         killed = [rank for rank, end in ended.items() if end.code < 0]
         if killed:
             return _Verdict("killed", tuple(name_of(rank) for rank in killed), "was killed")
@@ -381,5 +381,5 @@ class _Group:
         return place_again(self._question, self._crew.lost, max(self.found.bytes))
 
 
-def _first(end: End) -> str:
+def _first(end: RankEnd) -> str:
     return (end.error.strip() or "no reason given").splitlines()[0]

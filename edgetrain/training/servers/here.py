@@ -9,7 +9,7 @@ from multiprocessing.sharedctypes import Synchronized
 
 from edgetrain.training import processes
 from edgetrain.training.processes import Child
-from edgetrain.training.servers.attempt import Attempt, End
+from edgetrain.training.servers.attempt import Attempt, RankEnd
 
 PRELOAD = ("edgetrain.training.servers.process",)
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -40,12 +40,12 @@ class Here:
             given = (attempt, rank, local, interface, self._began)
             self._children[rank] = processes.start(self._context, f"r{rank}", _rank, *given)
 
-    def ended(self) -> dict[int, End]:
+    def ended(self) -> dict[int, RankEnd]:
         """The ranks that have ended, and how."""
         found = {}
         for rank, child in self._children.items():
             if not child.running:
-                found[rank] = End(child.exit_code or 0, child.error)
+                found[rank] = RankEnd(child.exit_code or 0, child.error)
         return found
 
     @property

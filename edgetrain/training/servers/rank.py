@@ -22,7 +22,7 @@ from edgetrain.training.servers.mesh import Ranks
 from edgetrain.training.servers.model import Held
 from edgetrain.training.servers.owned import OwnedOptimizer
 from edgetrain.training.servers.parts import Example, Parts, cut
-from edgetrain.training.servers.steps import GroupSteps, Schedule, batches_of
+from edgetrain.training.servers.steps import GroupSteps, Passes, batches_of
 from edgetrain.training.servers.streams import Streams
 
 
@@ -66,7 +66,7 @@ def prepare_rank(
     begin_at(optimizer, start)
     batches = batches_of(task, job, placement.data, ranks.data_rank, start)
     streams = Streams(job.seed, ranks)
-    schedule = Schedule(task, held, streams, job.train.accumulate)
+    schedule = Passes(task, held, streams, job.train.accumulate)
     steps = GroupSteps(schedule, held, optimizer, batches, streams, tuning.clip, start)
     return Rank(ranks, held, steps)
 

@@ -49,7 +49,7 @@ def batches_of(task: Task, job: Job, data: int, rank: int, start: int = 0) -> It
         yield tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
 
-class Schedule:
+class Passes:
     """Forward and backward passes of one rank, micro-batch by micro-batch."""
 
     def __init__(self, task: Task, held: Held, streams: Streams, accumulate: int = 1) -> None:
@@ -245,7 +245,7 @@ class GroupSteps:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: Passes,
         held: Held,
         optimizer: torch.optim.Optimizer,
         batches: Iterator[Batch],

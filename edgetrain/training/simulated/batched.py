@@ -141,7 +141,7 @@ class _Stacked:
         return found
 
 
-class Row:
+class ModelRow:
     """One member's model: a row of the matrix.
 
     Its vectors are views of it. They are up to date after `pull_params` or `pull_gradient`, which
@@ -343,7 +343,7 @@ class _RowWork:
         block: _Block,
         row: int,
         draws: Iterator[Any],
-        flat: Row,
+        flat: ModelRow,
         evaluate: Callable[[], dict[str, float]],
     ) -> None:
         self._block, self._row, self._draws = block, row, draws
@@ -436,7 +436,7 @@ class Rows:
         block = self._blocks[number]
         block.renew(row, self._initial)
         params, gradient = block.vectors(row)
-        flat = Row(params, gradient, self._flat)
+        flat = ModelRow(params, gradient, self._flat)
         job = self._job
         draws = self._data.draws(index, job.fleet.members, job.train.batch, job.seed)
         work = _RowWork(block, row, draws, flat, lambda: self._evaluate(params))

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.effects import Note, Observed
-from edgetrain.exchange.hub.journal import Disk, Journal
+from edgetrain.exchange.hub.journal import Journal, JournalDisk
 from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.resolved import Resolved
@@ -26,7 +26,7 @@ from edgetrain.training.simulated.machines import FillingDisk, MachineClock
 from edgetrain.training.simulated.virtual import Process, World
 from edgetrain.training.simulated.wires import SimulatedNetwork
 
-OpenJournal = Callable[[Disk], Journal]
+OpenJournal = Callable[[JournalDisk], Journal]
 """Opens the hub's journal on this disk: called whenever the hub starts, which closes it."""
 
 
@@ -95,7 +95,9 @@ class SimulatedHub:
         if self._open_journal is None:
             serve(hub, self._network.hub, self.clock, self._observe)
             return
-        self._journal = journal = self._open_journal(Disk(self._disk.writev, self._disk.free))
+        self._journal = journal = self._open_journal(
+            JournalDisk(self._disk.writev, self._disk.free)
+        )
         try:
             if journal.state is not None:
                 hub.restore(journal.state, journal.records(), self.clock())

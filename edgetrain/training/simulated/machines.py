@@ -30,7 +30,7 @@ class MachineClock:
 class FillingDisk:
     """The disk of the hub's journal. While it is full, half of what is written still fits.
 
-    `writev` and `free` are what a `journal.Disk` needs; `full_until` is the virtual time in
+    `writev` and `free` are what a `JournalDisk` needs; `full_until` is the virtual time in
     nanoseconds at which the last of the writes that filled it is deleted.
     """
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from edgetrain.exchange.transport import SILENCE_S, Traffic
 from edgetrain.fleet.networks import Fault, Profile, Site
-from edgetrain.fleet.networks.faults import Schedule
+from edgetrain.fleet.networks.faults import FaultSchedule
 from edgetrain.fleet.networks.links.fluid import Way
 from edgetrain.fleet.networks.links.loss_recovery import GREETING_TIMEOUT_NS
 from edgetrain.fleet.networks.links.window import MSS
@@ -287,7 +287,7 @@ class SimulatedNetwork:
         uplinks = [(site, self._pair(site.uplink, number)) for site in sites]
         self._uplink = {member: pair for site, pair in uplinks for member in site.members}
         self._wires: dict[bytes, MemberWire] = {}
-        self._schedule = Schedule(faults)
+        self._schedule = FaultSchedule(faults)
         self._down_since: dict[int, int] = {}
         self._joined = 0
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain import codecs
-from edgetrain.exchange.hub.admission import Model
+from edgetrain.exchange.hub.admission import AgreedModel
 from edgetrain.exchange.hub.base_transfer import FirstBase
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Leave, Reply, Start, Welcome
@@ -58,7 +58,7 @@ def test_a_part_of_a_base_costs_the_same_however_many_there_are():
     member = MemberRecord("a", b"a", 0, 1.0, 0)
     first = FirstBase()
     first.expect_from(member)
-    model = Model("model", 1 << 40)
+    model = AgreedModel("model", 1 << 40)
     part = Base(0, 1 << 21, bytes(4 * BASE_PART_ELEMENTS))
     tracemalloc.start()
     try:

@@ -20,9 +20,17 @@ from hypothesis import strategies as st
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.hub import journal as journal_module
 from edgetrain.exchange.hub import records
-from edgetrain.exchange.hub.journal import Fsync, Journal, Settings
+from edgetrain.exchange.hub.journal import Fsync, Journal, JournalSettings
 from edgetrain.exchange.hub.record_file import scan
-from edgetrain.exchange.hub.records import Counted, Departed, Entered, Restarted, Round, Seat, State
+from edgetrain.exchange.hub.records import (
+    CountedOnce,
+    Departed,
+    Entered,
+    Restarted,
+    Round,
+    Seat,
+    State,
+)
 
 SEAT = Seat("m0", b"address", 7, 0, 1.0, 0, 3)
 
@@ -47,7 +55,7 @@ def state(round=0, elements=6):
 
 
 def merged(round, payload=b"x" * 24):
-    counted = (Counted("m0", round, 1.0), Counted("m1", round - 1, 2.5))
+    counted = (CountedOnce("m0", round, 1.0), CountedOnce("m1", round - 1, 2.5))
     return Round(round, counted, 5, 1, 2, (payload, b"", payload[:3]), ((payload, b"1"),) * 2)
 
 
@@ -240,7 +248,7 @@ def test_a_full_disk_stops_the_hub_and_spoils_nothing(tmp_path, monkeypatch, roo
 
 def test_a_full_disk_need_not_stop_the_hub(tmp_path, monkeypatch):
     said = []
-    journal = Journal(tmp_path, Settings(stop_when_full=False), said.append)
+    journal = Journal(tmp_path, JournalSettings(stop_when_full=False), said.append)
     journal.save(state())
     journal.append(merged(0))
     with monkeypatch.context() as patch:
@@ -265,7 +273,7 @@ def test_a_full_disk_need_not_stop_the_hub(tmp_path, monkeypatch):
 
 
 def test_snapshots_bound_what_is_kept(tmp_path):
-    journal = Journal(tmp_path, Settings(Fsync(0), snapshot_every=5))
+    journal = Journal(tmp_path, JournalSettings(Fsync(0), snapshot_every=5))
     journal.save(state())
     most = 0
     for round in range(200):
@@ -283,7 +291,7 @@ def test_snapshots_bound_what_is_kept(tmp_path):
 
 
 def test_segments_wait_for_members_that_are_behind_but_not_for_ever(tmp_path):
-    journal = Journal(tmp_path, Settings(Fsync(0), snapshot_every=2))
+    journal = Journal(tmp_path, JournalSettings(Fsync(0), snapshot_every=2))
     journal.save(state())
     for round in range(40):
         journal.append(merged(round))
@@ -321,7 +329,7 @@ def test_two_hubs_cannot_write_one_journal(tmp_path):
 
 @pytest.mark.parametrize(("text", "syncs"), [("always", 10), ("round-every 4", 2), ("never", 0)])
 def test_when_the_disk_is_told_to_write(tmp_path, monkeypatch, text, syncs):
-    journal = Journal(tmp_path, Settings(Fsync.parse(text)))
+    journal = Journal(tmp_path, JournalSettings(Fsync.parse(text)))
     journal.save(state())
     calls = []
     monkeypatch.setattr(os, "fdatasync", calls.append)
@@ -339,13 +347,13 @@ def test_what_is_no_policy(text):
 
 def test_random_histories_are_read_back(tmp_path):
     rng = random.Random(5)
-    journal = Journal(tmp_path, Settings(Fsync(0)))
+    journal = Journal(tmp_path, JournalSettings(Fsync(0)))
     journal.save(state())
     expected = []
     for round in range(60):
         if rng.random() < 0.1:
             journal.close()
-            journal = Journal(tmp_path, Settings(Fsync(0)))
+            journal = Journal(tmp_path, JournalSettings(Fsync(0)))
             assert [plain(r) for r in journal.records()] == expected
         if rng.random() < 0.1:
             journal.save(state(round))
@@ -358,7 +366,7 @@ def test_random_histories_are_read_back(tmp_path):
 
 
 def journal_of_two_segments(folder):
-    journal = Journal(folder, Settings(snapshot_every=5))
+    journal = Journal(folder, JournalSettings(snapshot_every=5))
     journal.save(state())
     for round in range(5):
         journal.append(merged(round))

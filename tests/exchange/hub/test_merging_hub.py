@@ -20,7 +20,7 @@ from edgetrain.runs import folder as runs
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports import comparison
 from edgetrain.runs.reports.live.frame import member_columns
-from edgetrain.runs.reports.live.watch import Watch
+from edgetrain.runs.reports.live.watch import FolderWatch
 from edgetrain.runs.summary import summarise
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.rule import Mean
@@ -176,7 +176,7 @@ def test_who_was_cut_is_in_the_run_folder(tmp_path):
 
 
 def test_who_was_cut_is_on_the_screen(tmp_path):
-    watch = Watch(recorded(tmp_path))
+    watch = FolderWatch(recorded(tmp_path))
     watch.read()
     state = watch.state()
     assert {m.name: m.cut for m in state.members} == {"m0": 0.0, "m1": 2.0, "m2": 0.5}

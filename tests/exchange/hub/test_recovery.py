@@ -16,7 +16,7 @@ from edgetrain import codecs
 from edgetrain.errors import ConfigError, Diverged
 from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.effects import Save, Send, Write
-from edgetrain.exchange.hub.journal import Journal, Settings
+from edgetrain.exchange.hub.journal import Journal, JournalSettings
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Restarted, Round, decode, encode
 from edgetrain.exchange.hub.serve import serve
@@ -357,7 +357,7 @@ def test_a_restored_hub_is_finished_where_the_one_before_was(history):
 
 
 def test_a_job_that_is_over_leaves_no_snapshot_that_looks_deserted(tmp_path):
-    journal = Journal(tmp_path, Settings(snapshot_every=1))
+    journal = Journal(tmp_path, JournalSettings(snapshot_every=1))
     codec = codecs.Dense()
     hub = Hub(Terms("local-sgd", 1), Policy(2), Mean(), codec, codec)
     wires = Loopback()
@@ -374,7 +374,7 @@ def test_a_job_that_is_over_leaves_no_snapshot_that_looks_deserted(tmp_path):
     assert hub.finished
     assert journal.due
     journal.close()
-    opened = Journal(tmp_path, Settings())
+    opened = Journal(tmp_path, JournalSettings())
     again = Hub(Terms("local-sgd", 1), Policy(2), Mean(), codec, codec)
     again.restore(opened.state, opened.records(), 0.0)
     opened.close()

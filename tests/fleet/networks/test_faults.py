@@ -8,7 +8,7 @@ import pytest
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.networks import Fault, parse_faults
-from edgetrain.fleet.networks.faults import Schedule
+from edgetrain.fleet.networks.faults import FaultSchedule
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_faults_overlap() -> None:
     down = Fault("down", 1, 5, (0,))
     slow = Fault("rate", 2, 2, share=0.1)
     apart = Fault("partition", 3, 1, (0, 1))
-    schedule = Schedule([down, slow, apart])
+    schedule = FaultSchedule([down, slow, apart])
     changes = schedule.changes()
     assert [seconds for seconds, _, _ in changes] == [1, 2, 3, 4, 4, 6]
     for seconds, fault, begins in changes:
@@ -51,7 +51,7 @@ def test_faults_overlap() -> None:
 
 
 def test_a_partition_leaves_its_members_together() -> None:
-    schedule = Schedule([])
+    schedule = FaultSchedule([])
     schedule.switch(Fault("partition", 0, 1, (0, 1)), True)
     assert not schedule.apart(0, 1)
     assert schedule.apart(0, 2)

@@ -12,7 +12,7 @@ from torch import nn
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import cluster
 from edgetrain.jobs.placement.decision import Board, Question, decide
-from edgetrain.jobs.placement.formulas import Kept, Link
+from edgetrain.jobs.placement.formulas import Kept, RankLink
 from edgetrain.jobs.placement.layers import Layer, Model
 from edgetrain.jobs.placement.machines import Server, Servers
 from edgetrain.jobs.placement.question import plan_placement, question_of
@@ -22,7 +22,7 @@ from edgetrain.jobs.rules import resolve
 from edgetrain.tasks.classification import Classification
 
 PI4, PI5 = Board("pi-4", 3.4e9, 100.0), Board("pi-5", 6.8e9, 86.0)
-GROUP = Servers((Server("a", 4, 8e10, 1e13, 1e-5, Link(1e-5, 1e10)),), Link(1e-4, 1e9))
+GROUP = Servers((Server("a", 4, 8e10, 1e13, 1e-5, RankLink(1e-5, 1e10)),), RankLink(1e-4, 1e9))
 
 
 def question(parameters=1_000_000, **changes):
@@ -141,7 +141,7 @@ def test_char_lm_says_what_its_attention_sees():
 def test_a_split_sequence_keeps_less_and_passes_keys_and_values_on():
     layers = tuple(Layer(f"l{i}", 10**6, 1e9, 2e9, 5, 10, 1e8, 1e5, 1.0, 1) for i in range(4))
     model = Model(layers, heads=4, length=8, knows_place=True)
-    slow = replace(GROUP, servers=(replace(GROUP.servers[0], inside=Link(0.0, 1e6)),))
+    slow = replace(GROUP, servers=(replace(GROUP.servers[0], inside=RankLink(0.0, 1e6)),))
 
     def found(words, servers=GROUP):
         return decide(question(model=model, placement=words, servers=servers)).found[0]
@@ -154,7 +154,7 @@ def test_a_split_sequence_keeps_less_and_passes_keys_and_values_on():
     sent = 4 * 32 / 2 * 1e5 * (2 * 1 + 4 * 2)
     adding = slow.servers[0].inside.all_reduce(2, 4.0 * model.parameters)
     slowly = found("sequence=2", slow).seconds - found("sequence=2", replace(
-        slow, servers=(replace(slow.servers[0], inside=Link(0.0, 1e30)),)
+        slow, servers=(replace(slow.servers[0], inside=RankLink(0.0, 1e30)),)
     )).seconds  # fmt: skip
     assert slowly == pytest.approx(sent / 1e6 + adding)
 
@@ -238,7 +238,7 @@ def test_servers_come_from_the_cluster_file(tmp_path, own_imports):
     job = load(None, ["servers.cluster=cluster.toml", "precision=bf16", "members=2"])
     servers = question_of(resolve(job), tmp_path).servers
     assert [each.accelerators for each in servers.servers] == [8, 2]
-    assert servers.between == Link(0.001, 1e9)
+    assert servers.between == RankLink(0.001, 1e9)
     assert servers.servers[0].flops_s == 395600e9
     with pytest.raises(ConfigError, match=r"accelerators = 0 is out of range"):
         cluster.parse({"server": [{"name": "a", "host": "a", "accelerators": 0}]}, tmp_path)

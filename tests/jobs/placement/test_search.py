@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from edgetrain.jobs.placement import formulas
-from edgetrain.jobs.placement.formulas import Kept, Link, bubble, state_bytes, weights_of
+from edgetrain.jobs.placement.formulas import Kept, RankLink, bubble, state_bytes, weights_of
 from edgetrain.jobs.placement.keeping import EXACT, Activations, chosen_again, least_again
 from edgetrain.jobs.placement.layers import Layer, Model
 from edgetrain.jobs.placement.machines import Server, Servers, slots
 from edgetrain.jobs.placement.search import Found, Work, evaluate, search
-from edgetrain.jobs.placement.stages import Sums
+from edgetrain.jobs.placement.stages import LayerSums
 from edgetrain.jobs.placement.words import Placement
 
 FP32 = Kept(4.0, 1)
@@ -27,7 +27,7 @@ def layer(name="", parameters=1000, flops=1e9, saved=1e6, passed=1e5, divided=0.
     return Layer(str(name), parameters, flops, 2 * flops, 10, 20, saved, passed, divided)
 
 
-LINK = Link(1e-5, 1e10)
+LINK = RankLink(1e-5, 1e10)
 
 
 def server(name="s", count=4, memory=1e10, speed=1e12, link=LINK):
@@ -60,7 +60,7 @@ def test_bubbles_are_as_their_papers_count_them():
 
 
 def test_a_ring_sends_each_byte_nearly_twice():
-    link = Link(0.001, 1e6)
+    link = RankLink(0.001, 1e6)
     assert link.all_reduce(4, 4e6) == pytest.approx(2 * 3 * (0.001 + 1))
     assert link.all_reduce(1, 4e6) == 0
 
@@ -135,7 +135,7 @@ def made_up(rng):
         for i in range(rng.randint(2, 5))
     )  # fmt: skip
     tied = ((0, len(layers) - 1, 10**6),) if rng.random() < 0.3 else ()
-    inside = Link(1e-5, 1e9)
+    inside = RankLink(1e-5, 1e9)
     memory = formulas.PROCESS_BYTES
     machines = tuple(
         Server(str(i), rng.randint(1, 2),
@@ -145,7 +145,7 @@ def made_up(rng):
     )  # fmt: skip
     if rng.random() < 0.3:
         machines = tuple(replace(machines[0], name=each.name) for each in machines)
-    between = Link(rng.choice([1e-4, 1e-3]), rng.choice([1e7, 1e8]))
+    between = RankLink(rng.choice([1e-4, 1e-3]), rng.choice([1e7, 1e8]))
     work = Work(rng.choice([1, 2, 4]), rng.choice([1, 2]), FP32)
     return Model(layers, tied), Servers(machines, between), work
 
@@ -260,7 +260,7 @@ def gpt(layers, seed=0, d=4096):
 )
 def test_large_models_are_planned_in_few_calls(layers, width, count, most):
     """A machine's pace proves nothing here; a count of calls does. The last fits nowhere."""
-    gpus = replace(server("", 8, 80e9, 3e14, Link(2e-5, 4e11)), has_gpus=True)
+    gpus = replace(server("", 8, 80e9, 3e14, RankLink(2e-5, 4e11)), has_gpus=True)
     machines = tuple(replace(gpus, name=str(i)) for i in range(count // 8))
     calls = 0
 
@@ -270,7 +270,7 @@ def test_large_models_are_planned_in_few_calls(layers, width, count, most):
 
     sys.setprofile(see)
     try:
-        servers = Servers(machines, Link(5e-5, 5e10))
+        servers = Servers(machines, RankLink(5e-5, 5e10))
         ranked, _ = search(gpt(layers, d=width), servers, Work(8, 32, Kept(2.0, 2)))
     finally:
         sys.setprofile(None)
@@ -302,21 +302,21 @@ def test_experts_of_several_ranks_take_less_memory_and_all_to_alls():
 def test_unequal_devices_get_unequal_numbers_of_layers():
     model = Model(tuple(layer(i) for i in range(12)))
     machines = (server("fast", 1, speed=3e12), server("slow", 1, speed=1e12))
-    ranked, _ = search(model, Servers(machines, Link(1e-6, 1e12)), Work(1, 16, FP32))
+    ranked, _ = search(model, Servers(machines, RankLink(1e-6, 1e12)), Work(1, 16, FP32))
     pipeline = next(each for each in ranked if each.placement.pipeline == 2)
     assert [j - i for i, j in pipeline.ends] == [9, 3]
 
 
 def test_sums_over_layers_count_tied_parameters_once():
     model = Model((layer(0, 5), layer(1, 7), layer(2, 5)), ((0, 2, 5),))
-    held = Sums(model).divided(1).held
+    held = LayerSums(model).divided(1).held
     assert model.parameters == held[0, 3] == 12
     assert held[0, 2] == held[1, 3] == 12
 
 
 def test_one_placement_is_judged_as_the_search_would():
     model = Model(tuple(layer(i) for i in range(6)))
-    servers, work = Servers((server(),), Link(1e-4, 1e9)), Work(2, 8, FP32)
+    servers, work = Servers((server(),), RankLink(1e-4, 1e9)), Work(2, 8, FP32)
     given = evaluate(model, servers, work, Placement(data=2, pipeline=2, microbatches=4))
     assert isinstance(given, Found)
     assert given.placement.cuts == (3,)
@@ -328,7 +328,7 @@ def test_one_placement_is_judged_as_the_search_would():
 def test_a_rank_with_several_stages_is_as_busy_as_all_of_them(schedule, busy):
     seconds = (3.0, 4.5, 3.5, 5.0)
     layers = tuple(Layer(str(i), 1, s * 1e9, 0.0, 0, 0, 0.0, 0.0) for i, s in enumerate(seconds))
-    servers = Servers((server(count=2, speed=1e9, link=Link(0.0, 1e30)),), Link(0.0, 1e30))
+    servers = Servers((server(count=2, speed=1e9, link=RankLink(0.0, 1e30)),), RankLink(0.0, 1e30))
     asked = Placement(pipeline=2, schedule=schedule, stages=2, microbatches=8)
     found = evaluate(Model(layers), servers, Work(1, 8, FP32), asked)
     idle = weights_of(schedule, 2, 8, 2)[0] * sum(seconds)

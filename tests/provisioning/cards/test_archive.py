@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 MANIFEST = archive.Manifest(
     "raspberry-pi-os-13", "3.13", "aarch64", {"edgetrain": "0.1.0", "torch": "2.9.1"}
 )
-LOOK = looking.Look(
+LOOK = looking.ImageDescription(
     "raspberry-pi-os-13", (3, 13), "aarch64", "cloud-init",
     looking.Partition(1, 0, 0), looking.Partition(2, 0, 0),
 )  # fmt: skip

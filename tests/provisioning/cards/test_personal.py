@@ -37,7 +37,7 @@ def images(tmp_path_factory) -> dict[str, Path]:
     return Made()
 
 
-def look(path: Path) -> looking.Look:
+def look(path: Path) -> looking.ImageDescription:
     content = path.read_bytes()
     return looking.look(str(path), content[: 1 << 20], len(content))
 
@@ -105,10 +105,10 @@ def test_a_missing_tool_is_named_with_its_package(monkeypatch):
 # -- formats --------------------------------------------------------------------------------------
 
 NETWORKS = {
-    "dhcp": personal.Network(),
-    "static": personal.Network("192.168.1.20/24", "192.168.1.1"),
-    "wifi": personal.Network(ssid="lab & 'co'", country="DE", passphrase="correct horse"),
-    "wifi-static": personal.Network("192.168.1.20/24", "", "lab", "DE", "correct horse"),
+    "dhcp": personal.DeviceNetwork(),
+    "static": personal.DeviceNetwork("192.168.1.20/24", "192.168.1.1"),
+    "wifi": personal.DeviceNetwork(ssid="lab & 'co'", country="DE", passphrase="correct horse"),
+    "wifi-static": personal.DeviceNetwork("192.168.1.20/24", "", "lab", "DE", "correct horse"),
 }
 
 
@@ -137,14 +137,14 @@ def test_no_file_and_no_repr_has_the_passphrase_itself():
             assert b"correct horse" not in content
     assert "correct horse" not in repr(device("wifi"))
     # wpa_passphrase lab "correct horse"
-    assert NETWORKS["wifi-static"].psk == personal.Network(
+    assert NETWORKS["wifi-static"].psk == personal.DeviceNetwork(
         ssid="lab", passphrase=NETWORKS["wifi-static"].psk
     ).psk  # fmt: skip
 
 
 def test_the_key_of_a_wireless_network_is_the_standards():
     """The test vector of IEEE 802.11i-2004, H.4.3."""
-    network = personal.Network(ssid="IEEE", country="DE", passphrase="password")
+    network = personal.DeviceNetwork(ssid="IEEE", country="DE", passphrase="password")
     assert network.psk == "f42c6fc52df0ebef9ebb4b90b38a5f902e83fe1b135a70e23aed762e9710a12e"
 
 
@@ -207,7 +207,7 @@ def test_what_rpi_preseed_reads_has_no_secret_and_only_keys_of_its_schema():
 # -- onto a card ----------------------------------------------------------------------------------
 
 
-def flash(image: Path, card: Path, load: placing.Load) -> writing.Card:
+def flash(image: Path, card: Path, load: placing.Load) -> writing.CardState:
     source = Source(image)
     medium = FileMedium(card, image.stat().st_size)
     try:

@@ -24,7 +24,7 @@ IMAGES = {
 }
 TOKEN = first_boot_device.TOKEN
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@host"
-NETWORK = personal.Network(ssid="lab", country="DE", passphrase="correct horse")
+NETWORK = personal.DeviceNetwork(ssid="lab", country="DE", passphrase="correct horse")
 JOB = b'name = "what is no secret"\n'
 # `edgetrain` on the device: makes a key, and enrols.
 STAND_IN = """\

@@ -171,7 +171,7 @@ def test_the_first_sector_is_written_last_after_everything_was_read_back(raw):
     card = MemoryMedium(16 * MB, 0xAA)
     states = []
 
-    def finish(found: writing.Card, head: memoryview) -> None:
+    def finish(found: writing.CardState, head: memoryview) -> None:
         states.append((found.state, found.checked, blank(card), bytes(head[510:512])))
 
     done = write(raw, card, finish=finish)
@@ -290,7 +290,7 @@ def test_a_card_that_accepts_nothing_does_not_stop_the_others(raw, monkeypatch):
     stuck = media.CallingMedium(16 * MB, lambda at: at and release.wait(20))
     other = MemoryMedium(16 * MB)
 
-    def progress(found: writing.Progress) -> None:
+    def progress(found: writing.CardProgress) -> None:
         if found.cards[0].error:
             release.set()
 
@@ -309,7 +309,7 @@ def test_a_card_that_is_too_small(raw):
 
 
 def test_a_finish_that_fails_leaves_a_card_that_does_not_boot(raw):
-    def finish(card: writing.Card, head: memoryview) -> None:
+    def finish(card: writing.CardState, head: memoryview) -> None:
         raise ConfigError("no space on the boot partition")
 
     card = MemoryMedium(16 * MB)

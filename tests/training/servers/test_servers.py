@@ -206,7 +206,7 @@ def test_what_cannot_be_started_is_one_line(tmp_path, marks, keys, said):
 
 
 def test_an_alias_of_ssh_is_a_host(marks):
-    entries = [clusters.Server("a", "local"), clusters.Server("b", "far-away")]
+    entries = [clusters.ServerEntry("a", "local"), clusters.ServerEntry("b", "far-away")]
     here = crew.Crew(SimpleNamespace(servers=entries))
     assert here.address([0, 1]).startswith("127.")
 
@@ -226,13 +226,13 @@ def test_other_versions_are_refused(tmp_path, marks, monkeypatch):
         mine = theirs | {name: "0.0.1+local"}
         monkeypatch.setattr(far, "versions", lambda mine=mine: mine)
         said = rf"server 'b' has {name} .*this machine 0.0.1"
-        assert re.search(said, far.disagreement(clusters.Server("b", FAR), theirs))
+        assert re.search(said, far.disagreement(clusters.ServerEntry("b", FAR), theirs))
     with pytest.raises(ConfigError, match=r"server '.' has torch .*this machine 0.0.1"):
         run(tmp_path, "run")
 
 
 def test_builds_of_one_version_are_the_same(monkeypatch):
-    entry = clusters.Server("b", FAR)
+    entry = clusters.ServerEntry("b", FAR)
     theirs = far.versions() | {"torch": far.versions()["torch"].split("+")[0] + "+cu130"}
     assert far.disagreement(entry, theirs) == ""
 
@@ -256,7 +256,7 @@ def test_no_memory_at_the_start_takes_the_next_placement_once(tmp_path, always, 
 
 
 def test_an_agent_ends_with_its_input():
-    command = far.argv_of(clusters.Server("a", "local"))
+    command = far.argv_of(clusters.ServerEntry("a", "local"))
     agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with agent:
         assert json.loads(agent.stdout.readline())["ready"].keys() > {"edgetrain", "torch"}

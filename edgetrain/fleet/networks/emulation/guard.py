@@ -44,7 +44,7 @@ def run_command(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ShapingLimits:
     """Limits on the time that a shaping lasts.
 
     At most `seconds`; if `renew_seconds` is not 0, at most this long after the last renewal; if
@@ -98,7 +98,7 @@ def refuse_foreign(device: str, run: Run = run_command) -> None:
             )
 
 
-def apply(shaping: Shaping, terms: Terms, run: Run = run_command) -> int:
+def apply(shaping: Shaping, terms: ShapingLimits, run: Run = run_command) -> int:
     """Shape an interface under guard; return the reverter's process id.
 
     Changes nothing before the reverter is ready. If a command fails, the interface is restored and
@@ -128,7 +128,7 @@ def apply(shaping: Shaping, terms: Terms, run: Run = run_command) -> int:
     return pid
 
 
-def _terms(terms: Terms) -> dict[str, float]:
+def _terms(terms: ShapingLimits) -> dict[str, float]:
     return {
         "until": _clock() + terms.seconds,
         "renew_seconds": terms.renew_seconds,

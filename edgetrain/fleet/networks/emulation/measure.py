@@ -22,7 +22,7 @@ _PATIENCE_SECONDS = 180.0
 _UDP_HEADERS = 28
 
 
-class End:
+class MeasuringEnd:
     """One measuring process, attached to the emulated network."""
 
     def __init__(self, attachment: Attachment, role: str) -> None:
@@ -52,17 +52,17 @@ class Bench:
     """A measuring server at the hub and a client at each given member; a context manager."""
 
     def __init__(self, emulation: Emulation, members: Sequence[int] = (0,)) -> None:
-        self.server = End(emulation.hub_attachment(), "server")
-        self.clients: list[End] = []
+        self.server = MeasuringEnd(emulation.hub_attachment(), "server")
+        self.clients: list[MeasuringEnd] = []
         try:
             for member in members:
-                self.clients.append(End(emulation.attachment(member), "client"))
+                self.clients.append(MeasuringEnd(emulation.attachment(member), "client"))
         except BaseException:
             self.close()
             raise
 
     @property
-    def client(self) -> End:
+    def client(self) -> MeasuringEnd:
         """The client of the first given member."""
         return self.clients[0]
 
@@ -114,7 +114,7 @@ def one_way(bench: Bench, count: int, gap_s: float, size: int = 64) -> OneWay:
 
 
 def one_ways(
-    bench: Bench, clients: Sequence[End], count: int, gap_s: float, size: int = 64
+    bench: Bench, clients: Sequence[MeasuringEnd], count: int, gap_s: float, size: int = 64
 ) -> list[OneWay]:
     """Do the same from several clients at once."""
     for place, client in enumerate(clients):

@@ -75,7 +75,7 @@ def _take_datagram(end: socket.socket) -> tuple[bytes, int, Any]:
     return data, arrived, sender
 
 
-class Server:
+class ProbeServer:
     """Answers probes at the hub's address. One thread per connection, one for UDP."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -262,7 +262,7 @@ class Client:
             seconds.append((arrived - sent - held) / 1e6)
 
 
-def _act(client: Client | None, server: Server | None, command: Mapping[str, Any]) -> Any:
+def _act(client: Client | None, server: ProbeServer | None, command: Mapping[str, Any]) -> Any:
     what, values = command["do"], command.get("with", {})
     if what == "arrivals" and server is not None:
         return server.arrivals()
@@ -282,7 +282,7 @@ def main() -> None:
         if config["namespace"]:
             Namespace(**config["namespace"]).enter()
         if config["role"] == "server":
-            server = Server(config["host"], config["port"])
+            server = ProbeServer(config["host"], config["port"])
             server.start()
         else:
             client = Client(config["host"], config["port"])

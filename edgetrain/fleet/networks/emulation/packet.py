@@ -21,7 +21,7 @@ from edgetrain.fleet.networks.emulation.lateness import Lateness
 from edgetrain.fleet.networks.emulation.ring import Port
 from edgetrain.fleet.networks.emulation.travel import direction_from_json, faults_from_json
 from edgetrain.fleet.networks.emulation.worker import Parent
-from edgetrain.fleet.networks.faults import Fault, Schedule
+from edgetrain.fleet.networks.faults import Fault, FaultSchedule
 from edgetrain.fleet.networks.links.model import LinkModel, link_seeds
 from edgetrain.fleet.networks.profile import Direction
 
@@ -102,7 +102,7 @@ class Emulator:
         self.rights = fabric.become_able()
         self.hosts = fabric.build(len(config["links"]) + 1, str(config["congestion"]))
         self._network = Network(config, _now())
-        self._schedule = Schedule(faults_from_json(config["faults"]))
+        self._schedule = FaultSchedule(faults_from_json(config["faults"]))
         frames = member_frames(len(config["links"]))
         self._ports = [
             Port(host.port, frames if host.number else _HUB_FRAMES) for host in self.hosts

@@ -24,7 +24,7 @@ from edgetrain.fleet.networks.emulation import linux
 from edgetrain.fleet.networks.emulation.lateness import Lateness
 from edgetrain.fleet.networks.emulation.travel import direction_from_json, faults_from_json
 from edgetrain.fleet.networks.emulation.worker import Parent
-from edgetrain.fleet.networks.faults import Fault, Schedule
+from edgetrain.fleet.networks.faults import Fault, FaultSchedule
 from edgetrain.fleet.networks.links.fluid import HEADERS, Way
 from edgetrain.fleet.networks.links.window import MSS, Window, send_limit_bytes
 
@@ -154,7 +154,7 @@ class Proxy:
         self._serial = 0
         self._start = _now()
         self._ways = self._make_ways(config)
-        self._schedule = Schedule(faults_from_json(config["faults"]))
+        self._schedule = FaultSchedule(faults_from_json(config["faults"]))
         self._listeners = [self._listen(i) for i in range(len(self._ways))]
         self._connections: set[Connection] = set()
         self._lateness = Lateness()

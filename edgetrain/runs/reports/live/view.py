@@ -20,7 +20,7 @@ from edgetrain.runs.metrics.lines import Record
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.live.frame import Frame
 from edgetrain.runs.reports.live.plain import news, plain_line
-from edgetrain.runs.reports.live.watch import RunState, Watch
+from edgetrain.runs.reports.live.watch import FolderWatch, RunState
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderHook
@@ -96,7 +96,7 @@ class LiveView:
         console: Console | None = None,
         simulated: bool = False,
     ) -> None:
-        self.watches = [Watch(folder, metric) for folder in folders]
+        self.watches = [FolderWatch(folder, metric) for folder in folders]
         self._speeds = {watch.name: Speed() for watch in self.watches} if simulated else {}
         self._clock, self._cpu, self._heading = clock, cpu, units.printable(heading)
         self._out = out or sys.stdout
@@ -202,7 +202,7 @@ class LiveView:
         still = f"; nothing new for {quiet:.0f} s" if quiet >= _QUIET_S else ""
         return f" ({now - self._began:.0f} s{still})"
 
-    def _state(self, watch: Watch) -> RunState:
+    def _state(self, watch: FolderWatch) -> RunState:
         """A run as people see it: the time left of a simulation is in real seconds."""
         state, speed = watch.state(), self._speeds.get(watch.name)
         if speed is None or state.left_s is None:

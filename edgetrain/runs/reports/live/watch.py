@@ -103,7 +103,7 @@ class RunState:
         return 1.0 if self.phase == "finished" else min(1.0, self.step / self.steps)
 
 
-class Watch:
+class FolderWatch:
     """Follows one run folder. The folder, its job and its metrics need not exist yet."""
 
     def __init__(self, folder: Path, metric: str = "accuracy") -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.happenings import KINDS, height_at
-from edgetrain.runs.reports.page.story import Exchange, MemberStory, Parts, Step, Story
-from edgetrain.runs.reports.page.svg import Axis, Line, Sign, figure, lines, rect, text
+from edgetrain.runs.reports.page.story import ExchangeTimes, MemberStory, Parts, Step, Story
+from edgetrain.runs.reports.page.svg import Line, Mark, Scale, figure, lines, rect, text
 
 Points = tuple[tuple[float, float], ...]
 
@@ -57,7 +57,7 @@ def figure_chart(stories: Sequence[Story], view: View) -> str:
     low, high = value_range(
         [y for points in every for _, y in points], mark, units.is_fraction(metric)
     )
-    axis = Axis(low, high, metric, say)
+    axis = Scale(low, high, metric, say)
     signs = signs_of(stories, every, axis) if view is VIEWS[0] else []
     return _chart(every, stories, view, axis, mark, f"{metric} ({view.name})", signs)
 
@@ -71,7 +71,7 @@ _MOST_SIGNS = 25
 """Signs of a kind on one line; of more, as many are drawn, evenly chosen."""
 
 
-def signs_of(stories: Sequence[Story], every: Sequence[Points], y: Axis) -> list[Sign]:
+def signs_of(stories: Sequence[Story], every: Sequence[Points], y: Scale) -> list[Mark]:
     """Signs on the lines of figures against time, where something happened."""
     end, signs = end_of_figures(stories), []
     for place, (story, points) in enumerate(zip(stories, every, strict=True)):
@@ -83,7 +83,7 @@ def signs_of(stories: Sequence[Story], every: Sequence[Points], y: Axis) -> list
             for each in those:
                 height = min(max(height_at(points, each.t, y.low), y.low), y.high)
                 said = f"{story.label}: {each.said}, {units.duration(each.t)}"
-                signs.append(Sign(kind, each.t, height, place, said))
+                signs.append(Mark(kind, each.t, height, place, said))
     return signs
 
 
@@ -92,7 +92,7 @@ def loss_chart(stories: Sequence[Story], view: View) -> str:
     every = [tuple(losses_of(story, view)) for story in stories]
     values = [y for points in every for _, y in points]
     low, high = value_range(values, None, False)
-    axis = Axis(low, high, LOSS, _plain)
+    axis = Scale(low, high, LOSS, _plain)
     return _chart(every, stories, view, axis, None, f"{LOSS} ({view.name})")
 
 
@@ -100,10 +100,10 @@ def _chart(
     every: Sequence[Points],
     stories: Sequence[Story],
     view: View,
-    y: Axis,
+    y: Scale,
     mark: float | None,
     title: str,
-    signs: Sequence[Sign] = (),
+    signs: Sequence[Mark] = (),
 ) -> str:
     most = max((x for points in every for x, _ in points), default=1.0) or 1.0
     drawn = [
@@ -111,10 +111,10 @@ def _chart(
         for place, (story, points) in enumerate(zip(stories, every, strict=True))
     ]
     said = "" if mark is None else f"target {y.say(mark)}"
-    return lines(drawn, Axis(0.0, most, view.label, view.say), y, title, mark, said, signs)
+    return lines(drawn, Scale(0.0, most, view.label, view.say), y, title, mark, said, signs)
 
 
-def _within(points: Points, y: Axis) -> Points:
+def _within(points: Points, y: Scale) -> Points:
     return tuple((x, min(max(value, y.low), y.high)) for x, value in points)
 
 
@@ -196,7 +196,7 @@ def bars(stories: Sequence[Story]) -> str:
         return ""
     most = max(sum(parts) for _, parts in rows) or 1.0
     left, width, pitch = 150.0, 640.0, 26.0
-    axis = Axis(0.0, most, "", units.duration)
+    axis = Scale(0.0, most, "", units.duration)
     drawn = []
     bottom = pitch * len(rows) + 6
     for tick in axis.ticks(5):
@@ -255,7 +255,7 @@ def mean_parts(members: Iterable[MemberStory]) -> Parts:
 
 
 @dataclass(frozen=True)
-class Window:
+class Stretch:
     """A stretch of a run worth a timeline; seconds."""
 
     name: str
@@ -263,21 +263,21 @@ class Window:
     end: float
 
 
-def windows(story: Story) -> list[Window]:
+def windows(story: Story) -> list[Stretch]:
     """The beginning and the middle of a run, some rounds of each; [] if nothing was exchanged."""
     end, length = story.seconds, length_of(story)
     if length <= 0:
         return []
     if 2.5 * length > end:
-        return [Window("the whole run", 0.0, end)]
-    return [Window("the beginning", 0.0, length), middle_of(story, length)]
+        return [Stretch("the whole run", 0.0, end)]
+    return [Stretch("the beginning", 0.0, length), middle_of(story, length)]
 
 
-def middle_of(story: Story, length: float) -> Window:
+def middle_of(story: Story, length: float) -> Stretch:
     """So many seconds in the middle of a run, or all of it."""
     length = min(length, story.seconds)
     begin = (story.seconds - length) / 2
-    return Window("the middle", begin, begin + length)
+    return Stretch("the middle", begin, begin + length)
 
 
 def length_of(story: Story) -> float:
@@ -313,11 +313,11 @@ def shares_of_members(story: Story) -> list[tuple[str, list[float]]]:
     return shares
 
 
-def timeline(story: Story, window: Window, most: int = MOST_LANES) -> str:
+def timeline(story: Story, window: Stretch, most: int = MOST_LANES) -> str:
     """The first members in a window: what each does, and above it its exchanges in flight."""
     begin, end = window.begin, window.end
     members = [m for m in sorted(story.members.values(), key=natural) if m.steps][:most]
-    axis = Axis(begin, end, "", units.duration)
+    axis = Scale(begin, end, "", units.duration)
     widest = max((len(member.called) for member in members), default=0)
     left, right, y = max(64.0, 16 + 7.0 * widest), 944.0, 8.0
     lanes: list[str] = []
@@ -343,7 +343,7 @@ def timeline(story: Story, window: Window, most: int = MOST_LANES) -> str:
     return figure(lanes, right + 16, y + 20, title)
 
 
-def _activity(step: Step, axis: Axis, left: float, right: float, y: float) -> Iterable[str]:
+def _activity(step: Step, axis: Scale, left: float, right: float, y: float) -> Iterable[str]:
     """The parts of a step."""
     at, words = step.began, dict(PARTS)
     for kind, seconds in in_time(step):
@@ -358,7 +358,7 @@ def _activity(step: Step, axis: Axis, left: float, right: float, y: float) -> It
         at += seconds
 
 
-def _flight(exchange: Exchange, axis: Axis, left: float, right: float, y: float) -> str:
+def _flight(exchange: ExchangeTimes, axis: Scale, left: float, right: float, y: float) -> str:
     start, stop = max(exchange.submitted, axis.low), min(exchange.arrived, axis.high)
     x = axis.place(start, left, right)
     wide = max(axis.place(stop, left, right) - x, 0.8)
@@ -370,9 +370,9 @@ def _flight(exchange: Exchange, axis: Axis, left: float, right: float, y: float)
     return rect(x, y, wide, 5, "flight", title) + kept
 
 
-def stacked(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
+def stacked(exchanges: Sequence[ExchangeTimes]) -> list[list[ExchangeTimes]]:
     """Rows in which no two exchanges overlap."""
-    rows: list[list[Exchange]] = []
+    rows: list[list[ExchangeTimes]] = []
     for exchange in sorted(exchanges, key=lambda e: e.submitted):
         free = next((row for row in rows if row[-1].applied <= exchange.submitted), None)
         if free is not None:

@@ -62,7 +62,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeTimes:
     """One exchange: when its contribution was handed over, answered, and its reply applied."""
 
     round: int
@@ -84,7 +84,7 @@ class MemberStory:
 
     name: str
     steps: list[Step] = field(default_factory=list)
-    exchanges: list[Exchange] = field(default_factory=list)
+    exchanges: list[ExchangeTimes] = field(default_factory=list)
     sent: list[tuple[float, float]] = field(default_factory=list)
     """(t, bytes sent and received so far)."""
     enrolled: str = ""
@@ -218,7 +218,7 @@ def _add(story: Story, record: Record) -> None:
         member = story.members.setdefault(name, MemberStory(name))
         submitted, arrived = float(record["submitted_t"]), float(record["arrived_t"])
         member.exchanges.append(
-            Exchange(
+            ExchangeTimes(
                 round=int(record["round"]),
                 submitted=submitted,
                 arrived=arrived,

@@ -28,7 +28,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Sign:
+class Mark:
     """A mark on a chart where something happened; `kind` decides its shape."""
 
     kind: str
@@ -51,7 +51,7 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Axis:
+class Scale:
     """A linear axis from `low` to `high` with its ticks."""
 
     low: float
@@ -99,7 +99,7 @@ def figure(body: Sequence[str], width: float, height: float, title: str) -> str:
     return head + "".join(body) + "</svg>"
 
 
-def axes(x: Axis, y: Axis, width: float = WIDTH, height: float = HEIGHT) -> list[str]:
+def axes(x: Scale, y: Scale, width: float = WIDTH, height: float = HEIGHT) -> list[str]:
     """Grid, ticks and labels of a chart."""
     right, bottom = width - _RIGHT, height - _BOTTOM
     drawn = []
@@ -121,12 +121,12 @@ def axes(x: Axis, y: Axis, width: float = WIDTH, height: float = HEIGHT) -> list
 
 def lines(
     every: Sequence[Line],
-    x: Axis,
-    y: Axis,
+    x: Scale,
+    y: Scale,
     title: str,
     mark: float | None = None,
     said: str = "",
-    signs: Sequence[Sign] = (),
+    signs: Sequence[Mark] = (),
 ) -> str:
     """A chart of lines (`key` names them). `mark`: a level to draw across, called `said`; `signs`
     are drawn on top (`sign_key` explains them)."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgetrain.runs.reports.calibration import GOOD, Pair
+from edgetrain.runs.reports.calibration import GOOD, CalibratedPair
 from edgetrain.runs.reports.message import calibration_message
 from edgetrain.runs.reports.plot.style import (
     COLOURS,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def calibration_figure(pairs: Sequence[Pair], path: Path) -> Path:
+def calibration_figure(pairs: Sequence[CalibratedPair], path: Path) -> Path:
     """Draw a bar for each job: how much longer its steps are simulated than emulated.
 
     Raises ConfigError if matplotlib is missing or the file cannot be written. Returns `path`.
@@ -30,7 +30,7 @@ def calibration_figure(pairs: Sequence[Pair], path: Path) -> Path:
     return save(lambda: draw_calibration(pairs), path)
 
 
-def draw_calibration(pairs: Sequence[Pair]) -> Figure:
+def draw_calibration(pairs: Sequence[CalibratedPair]) -> Figure:
     """The figure of `calibration_figure`."""
     with styled():
         figure = new_figure((9.6, 2.0 + 0.5 * len(pairs)))

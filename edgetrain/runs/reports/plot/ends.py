@@ -23,7 +23,7 @@ _MARGIN = 0.03
 
 
 @dataclass(frozen=True)
-class End:
+class LineEnd:
     """The end of a line, in the units of its panel, and its label."""
 
     x: float
@@ -38,7 +38,7 @@ def fits(labels: Sequence[str]) -> bool:
     return len(labels) <= MOST and max(map(len, labels), default=0) <= _LONGEST
 
 
-def label_ends(figure: Figure, ends: Mapping[Axes, Sequence[End]]) -> None:
+def label_ends(figure: Figure, ends: Mapping[Axes, Sequence[LineEnd]]) -> None:
     """Write all labels into the right margins of their panels. Call it when the figure is drawn:
     it lays the figure out, to know how high the panels are."""
     written = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
 from edgetrain.runs.reports.message import latency_message
-from edgetrain.runs.reports.plot.ends import End, label_ends
+from edgetrain.runs.reports.plot.ends import LineEnd, label_ends
 from edgetrain.runs.reports.plot.style import (
     TARGET,
     as_text,
@@ -59,10 +59,10 @@ def draw_latency(rows: Iterable[Mapping[str, Any]], title: str = "") -> Figure:
         return figure
 
 
-def _ends(relative: Mapping[str, list[tuple[float, float]]]) -> Iterable[End]:
+def _ends(relative: Mapping[str, list[tuple[float, float]]]) -> Iterable[LineEnd]:
     for place, (strategy, points) in enumerate(relative.items()):
         rtt_ms, speed = points[-1]
-        yield End(rtt_ms, speed, f"{strategy}, {speed * 100:.0f} %", look_of(place)[0])
+        yield LineEnd(rtt_ms, speed, f"{strategy}, {speed * 100:.0f} %", look_of(place)[0])
 
 
 def _doubtful(rows: Iterable[Mapping[str, Any]]) -> set[tuple[str, float]]:

@@ -21,7 +21,7 @@ from edgetrain.runs.reports.plot.bars import (
     unit_of_time,
 )
 from edgetrain.runs.reports.plot.curves import Curve, curve_of
-from edgetrain.runs.reports.plot.ends import End, label_ends
+from edgetrain.runs.reports.plot.ends import LineEnd, label_ends
 from edgetrain.runs.reports.plot.headings import draw_header, draw_notes, heading_of
 from edgetrain.runs.reports.plot.marks import legend_of
 from edgetrain.runs.reports.plot.quality import draw_against_time
@@ -65,16 +65,16 @@ def draw_run(folder: Path) -> Figure:
         return figure
 
 
-def _ends(curve: Curve, compared: Comparison) -> list[End]:
+def _ends(curve: Curve, compared: Comparison) -> list[LineEnd]:
     """The last value, and the target."""
     if not curve.values:
         return []
     last, end = curve.values[-1], curve.t[-1]
     _, unit = unit_of_time(end or 1.0)
-    ends = [End(end / unit, last, units.figure(compared.metric, last), curve.colour)]
+    ends = [LineEnd(end / unit, last, units.figure(compared.metric, last), curve.colour)]
     if compared.target is not None:
         goal = f"target {units.goal(compared.metric, compared.target)}"
-        ends.append(End(end / unit, compared.target, goal, TARGET, bold=False))
+        ends.append(LineEnd(end / unit, compared.target, goal, TARGET, bold=False))
     return ends
 
 

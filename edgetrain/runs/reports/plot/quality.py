@@ -12,7 +12,7 @@ from edgetrain.runs.reports import units
 from edgetrain.runs.reports.comparison import Comparison
 from edgetrain.runs.reports.plot.bars import unit_of_time
 from edgetrain.runs.reports.plot.curves import Curve, needs_log, seconds_until_visible
-from edgetrain.runs.reports.plot.ends import End
+from edgetrain.runs.reports.plot.ends import LineEnd
 from edgetrain.runs.reports.plot.marks import Marked, draw_marks
 from edgetrain.runs.reports.plot.style import TARGET, as_text
 
@@ -55,7 +55,7 @@ def draw_against_time(
         draw_marks(axes, Marked(shown, curve.colour), points, end, seconds)
 
 
-def time_ends(curves: Sequence[Curve], compared: Comparison, end: float) -> list[End]:
+def time_ends(curves: Sequence[Curve], compared: Comparison, end: float) -> list[LineEnd]:
     """The ends of the lines of `draw_against_time`, with the time to the target."""
     _, seconds = unit_of_time(end)
     ends = []
@@ -63,14 +63,14 @@ def time_ends(curves: Sequence[Curve], compared: Comparison, end: float) -> list
         points = [point for point in zip(curve.t, curve.values, strict=True) if point[0] <= end]
         if points:
             text = f"{curve.plain_name}{_time_to_target(curve, compared)}"
-            ends.append(End(points[-1][0] / seconds, points[-1][1], text, curve.colour))
+            ends.append(LineEnd(points[-1][0] / seconds, points[-1][1], text, curve.colour))
     return ends
 
 
-def step_ends(curves: Sequence[Curve], compared: Comparison) -> list[End]:
+def step_ends(curves: Sequence[Curve], compared: Comparison) -> list[LineEnd]:
     """The ends of the lines of `draw_against_steps`, with the last value, and the target."""
     ends = [
-        End(
+        LineEnd(
             curve.steps[-1],
             curve.values[-1],
             f"{curve.plain_name} {units.figure(compared.metric, curve.values[-1])}",
@@ -82,7 +82,7 @@ def step_ends(curves: Sequence[Curve], compared: Comparison) -> list[End]:
     if compared.target is not None:
         last = max((curve.steps[-1] for curve in curves if curve.steps), default=1)
         goal = f"target {units.goal(compared.metric, compared.target)}"
-        ends.append(End(last, compared.target, goal, TARGET, bold=False))
+        ends.append(LineEnd(last, compared.target, goal, TARGET, bold=False))
     return ends
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.message import sweep_message
-from edgetrain.runs.reports.plot.ends import End, fits, label_ends
+from edgetrain.runs.reports.plot.ends import LineEnd, fits, label_ends
 from edgetrain.runs.reports.plot.style import (
     as_text,
     legend_points,
@@ -103,14 +103,14 @@ def seeds_in_words(points: Sequence[Mapping[str, Any]]) -> str:
     return f"medians of {seeds} seeds; thin lines from the lowest to the highest"
 
 
-def _ends(panel: Axes) -> list[End]:
+def _ends(panel: Axes) -> list[LineEnd]:
     """The ends of the lines of a panel that have a name."""
     ends = []
     for line in panel.get_lines():
         points: Any = line.get_xydata()
         if not str(line.get_label()).startswith("_") and len(points):
             x, y = map(float, points[-1])
-            ends.append(End(x, y, str(line.get_label()), str(line.get_color())))
+            ends.append(LineEnd(x, y, str(line.get_label()), str(line.get_color())))
     return ends
 
 

@@ -58,17 +58,17 @@ def test_the_reverter_stands_before_anything_changes_and_a_failure_is_put_back(
     monkeypatch.setattr(guard, "clear", lambda device: cleared.append(device))
     kernel = Kernel("[]", failing="ingress")
     with pytest.raises(NetworkError, match="`tc qdisc add dev eth0 handle ffff: ingress` failed"):
-        guard.apply(SHAPING, guard.Terms(60), kernel)
+        guard.apply(SHAPING, guard.ShapingLimits(60), kernel)
     assert cleared == ["eth0"]
     with pytest.raises(NetworkError, match="shaped already"):
-        guard.apply(SHAPING, guard.Terms(60), kernel)
+        guard.apply(SHAPING, guard.ShapingLimits(60), kernel)
 
 
 def test_apply_renew_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGETRAIN_STATE", str(tmp_path))
     monkeypatch.setattr(guard, "start_reverter", lambda _: 7)
     kernel = Kernel("[]")
-    assert guard.apply(SHAPING, guard.Terms(60), kernel) == 7
+    assert guard.apply(SHAPING, guard.ShapingLimits(60), kernel) == 7
     assert len(kernel.ran) == len(SHAPING.commands())
     guard.renew("eth0")
     assert guard.clear("eth0", kernel)

@@ -120,7 +120,7 @@ def shaped(figures: Profile) -> tc.Shaping:
 
 
 def delays_both_ways() -> None:
-    guard.apply(shaped(profile(delay_ms=40)), guard.Terms(30))
+    guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(30))
     slow, free = round_trip_ms(PORT), round_trip_ms(OTHER_PORT)
     say("delay both ways", slow is not None and 79 < slow < 100, slow)
     say("another port is untouched", free is not None and free < 20, free)
@@ -129,7 +129,7 @@ def delays_both_ways() -> None:
 
 
 def total_loss() -> None:
-    guard.apply(shaped(profile(loss_percent=100)), guard.Terms(30))
+    guard.apply(shaped(profile(loss_percent=100)), guard.ShapingLimits(30))
     lost, free = round_trip_ms(PORT), round_trip_ms(OTHER_PORT)
     say("all is lost on the job's port", lost is None, lost)
     say("with all lost, another port is untouched", free is not None and free < 20, free)
@@ -137,13 +137,13 @@ def total_loss() -> None:
 
 
 def time_is_over() -> None:
-    guard.apply(shaped(profile(delay_ms=40)), guard.Terms(2))
+    guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(2))
     say("applied", "netem" in qdiscs(), qdiscs())
     say("put back when the time is over", wait_for(untouched, 6), qdiscs())
 
 
 def renewals() -> None:
-    guard.apply(shaped(profile(delay_ms=40)), guard.Terms(60, renew_seconds=2))
+    guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(60, renew_seconds=2))
     for _ in range(4):
         time.sleep(0.6)
         guard.renew(DEVICE)
@@ -154,7 +154,7 @@ def renewals() -> None:
 def owner_killed() -> None:
     owner = os.fork()
     if owner == 0:
-        guard.apply(shaped(profile(delay_ms=40)), guard.Terms(60, owner=os.getpid()))
+        guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(60, owner=os.getpid()))
         time.sleep(60)
     say("applied by its owner", wait_for(lambda: "netem" in qdiscs(), 5), qdiscs())
     os.kill(owner, signal.SIGKILL)
@@ -165,7 +165,7 @@ def owner_killed() -> None:
 def refusals() -> None:
     subprocess.run(["tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", *_TBF], check=True)
     try:
-        guard.apply(shaped(profile(delay_ms=40)), guard.Terms(30))
+        guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(30))
         say("a foreign qdisc is refused", False, "it was taken")
     except NetworkError as error:
         say("a foreign qdisc is refused", "tbf" in str(error), error)
@@ -182,7 +182,7 @@ def failing_command() -> None:
             return [*super().commands(), ["tc", "qdisc", "add", "dev", DEVICE, "bogus"]]
 
     try:
-        guard.apply(Broken(DEVICE, profile(delay_ms=40), (PORT,)), guard.Terms(30))
+        guard.apply(Broken(DEVICE, profile(delay_ms=40), (PORT,)), guard.ShapingLimits(30))
         say("a failing command is reported", False)
     except NetworkError as error:
         say("a failing command is reported", "bogus" in str(error), error)
