@@ -120,6 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _job(arguments: argparse.Namespace) -> tuple[Job, Path | None]:
     """The job; with --resume that of the run, with overrides."""
+    if arguments.simulate and arguments.print_commands:
+        raise ConfigError(
+            "--print-commands: a simulation starts no processes on servers", "leave --simulate out"
+        )
     if arguments.resume is None:
         return common.job_of(arguments, SIMULATED if arguments.simulate else ())
     overrides = [word for word in arguments.job if "=" in word]

@@ -37,6 +37,7 @@ SLIPS = {
     "compare strategy=dga": "--strategies sync-sgd,dga",
     "compare --strategies sync-sgd,dag": "did you mean 'dga'?",
     "compare codec=in8": "did you mean 'int8'?",
+    "run --simulate --print-commands": "leave --simulate out",
     "sweep --strategy fedavg,dag": "did you mean 'dga'?",
     "sweep --codec fp32,in8": "did you mean 'int8'?",
     "sweep --network none,wan-20ms": "did you mean 'wan-200ms'?",

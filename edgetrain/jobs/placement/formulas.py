@@ -24,24 +24,6 @@ USABLE = 0.85
 and what an allocator cannot fill."""
 
 
-def state_bytes(
-    parameters: float,
-    *,
-    ranks: int = 1,
-    zero: int = 0,
-    weights: float = 2.0,
-    gradients: float = 2.0,
-    optimizer: float = 12.0,
-) -> float:
-    """Of one rank: weights, gradients, optimizer, in bytes a parameter; ZeRO divides them one after
-    the other. Defaults: mixed precision with Adam. Rajbhandari et al., ZeRO, SC 2020, figure 1."""
-    return parameters * (
-        weights / (ranks if zero >= 3 else 1)
-        + gradients / (ranks if zero >= 2 else 1)
-        + optimizer / (ranks if zero >= 1 else 1)
-    )
-
-
 def edge_bytes(parameters: float, kind: str, slots: int, activations: float) -> float:
     """A member on a device of its own; `kind` is a key of EDGE_BYTES."""
     of_each = EDGE_BYTES[kind] + SLOT_BYTES * (slots - 1)

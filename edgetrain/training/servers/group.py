@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,11 @@ from edgetrain.jobs.placement.search import Found
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.folder import metrics_path, read_metrics, write_job
 from edgetrain.runs.metrics.log import EventName, MetricsLog
-from edgetrain.training import processes
 from edgetrain.training.outcome import recorded
 from edgetrain.training.servers.attempt import Attempt, RankEnd
 from edgetrain.training.servers.beats import LINE_S, SilentRanks
 from edgetrain.training.servers.checking import DIFFERS
 from edgetrain.training.servers.crew import Crew
-from edgetrain.training.servers.here import PRELOAD
 from edgetrain.training.servers.mesh import open_store
 from edgetrain.training.servers.process import name_of
 from edgetrain.training.servers.snapshots import latest
@@ -57,12 +54,6 @@ _NO_MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory|bad_alloc"
 )
 _CONNECTION = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Socket Timeout|timed out")
-
-
-def warm_up() -> None:
-    """Start the fork server, which imports torch in the background while this process plans."""
-    processes.fork_server(PRELOAD)
-    forkserver.ensure_running()
 
 
 def run(

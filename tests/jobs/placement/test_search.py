@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgetrain.jobs.placement import formulas
-from edgetrain.jobs.placement.formulas import Kept, RankLink, bubble, state_bytes, weights_of
+from edgetrain.jobs.placement.formulas import Kept, RankLink, bubble, weights_of
 from edgetrain.jobs.placement.keeping import EXACT, Activations, chosen_again, least_again
 from edgetrain.jobs.placement.layers import Layer, Model
 from edgetrain.jobs.placement.machines import Server, Servers, slots
@@ -35,17 +35,6 @@ def server(name="s", count=4, memory=1e10, speed=1e12, link=LINK):
 
 
 # -- the papers -----------------------------------------------------------------------------------
-
-
-def test_zero_is_as_its_paper_counts_it():
-    """Rajbhandari et al. 2020, figure 1: 7.5 billion parameters on 64 ranks."""
-    found = [state_bytes(7.5e9, ranks=64, zero=zero) / 1e9 for zero in range(4)]
-    assert [round(each, 1) for each in found] == [120.0, 31.4, 16.6, 1.9]
-
-
-def test_a_billion_parameters_take_20_gb_with_gradients_in_both_precisions():
-    assert state_bytes(1e9, gradients=2.0 + 4.0) == 20e9
-    assert state_bytes(1e9) == 16e9
 
 
 def test_bubbles_are_as_their_papers_count_them():

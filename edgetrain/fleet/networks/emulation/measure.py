@@ -98,11 +98,6 @@ class OneWay:
         return 100 * (1 - self.arrived / self.sent)
 
     @property
-    def mean_ms(self) -> float:
-        """The mean delay."""
-        return statistics.fmean(self.delays_ms)
-
-    @property
     def deviation_ms(self) -> float:
         """The standard deviation of the delays."""
         return statistics.pstdev(self.delays_ms)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -54,24 +53,6 @@ def packets_possible() -> tuple[bool, str]:
         return True, trial.stdout.strip()
     lines = trial.stderr.strip().splitlines()
     return False, lines[-1] if lines else f"the trial ended with {trial.returncode}"
-
-
-@cache
-def netem_possible() -> tuple[bool, str]:
-    """Return whether `tc` is installed and the kernel has netem; and how, or why not."""
-    if shutil.which("tc") is None:
-        return False, "no `tc` program (package iproute2)"
-    possible, how = packets_possible()
-    if not possible:
-        return False, how
-    rights = ["unshare", "--net"] if "root" in how and "without" not in how else []
-    rights = rights or ["unshare", "--user", "--map-root-user", "--net"]
-    command = [*rights, "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
-    trial = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    if trial.returncode == 0:
-        return True, how
-    lines = trial.stderr.strip().splitlines() or ["tc failed"]
-    return False, f"the kernel has no netem: {lines[-1]}"
 
 
 def choose(backend: str, profiles: Sequence[Profile], needs_links: bool = False) -> Choice:
