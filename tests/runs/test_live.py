@@ -179,7 +179,7 @@ def test_the_view_follows_a_growing_run_and_leaves_the_last_word(tmp_path: Path)
     console = Console(file=out, width=100, height=30, force_terminal=True, color_system=None)
     folder = create_inside(tmp_path, "fedavg")
     write_job(folder, {"task": "t:t", "train": {"steps": 60}})
-    with LiveView([folder], clock=clock, heading="digits", console=console) as view:
+    with LiveView([folder], clock=clock, cpu=no_cpu, heading="digits", console=console) as view:
         for now in write_metrics(folder, story):
             clock.now = now
             view.refresh()
@@ -192,11 +192,17 @@ def test_the_view_follows_a_growing_run_and_leaves_the_last_word(tmp_path: Path)
     assert "\nm0" not in last
 
 
+def no_cpu() -> float:
+    """Drawing takes no time: importing rich, in the first test of a process, would."""
+    return 0.0
+
+
 def test_the_view_looks_a_few_times_a_second_and_draws_only_news(tmp_path: Path) -> None:
     clock, out = Clock(), io.StringIO()
     console = Console(file=out, width=100, height=30, force_terminal=True)
     write_run(tmp_path / "dga", DGA, upto=10)
-    with LiveView([tmp_path / "dga"], clock=clock, console=console) as view:
+    folders = [tmp_path / "dga"]
+    with LiveView(folders, clock=clock, cpu=no_cpu, console=console) as view:
         view.refresh()
         drawn_once = len(out.getvalue())
         write_run(tmp_path / "dga", DGA, upto=20)
@@ -283,7 +289,9 @@ def test_a_terminal_that_breaks_its_rows_again_keeps_no_pieces_of_older_frames(
 ) -> None:
     clock, out, said = Clock(), ReflowingTerminal(120, 100), []
     console = Console(file=out, width=120, height=100, force_terminal=True, color_system=None)
-    with LiveView([half_way], clock=clock, heading="digits: 8 members", console=console) as view:
+    with LiveView(
+        [half_way], clock=clock, cpu=no_cpu, heading="digits: 8 members", console=console
+    ) as view:
         view.refresh()
         for place, width in enumerate(widths):
             console.width = width
@@ -318,7 +326,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
     monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
     out = Terminal()
     write_run(tmp_path / "dga", DGA, upto=20)
-    with LiveView([tmp_path / "dga"], clock=Clock(), out=out) as view:
+    with LiveView([tmp_path / "dga"], clock=Clock(), cpu=no_cpu, out=out) as view:
         view.refresh()
     assert ("\x1b[?25l" in out.getvalue()) is drawn_in_place
     assert ("dga: step 20/400" in out.getvalue()) is not drawn_in_place
@@ -330,7 +338,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
 def test_plain_lines_come_at_most_every_two_seconds_and_events_at_once(tmp_path: Path) -> None:
     clock, out, story = Clock(), io.StringIO(), replace(DGA, steps=400, members=3, lost="m1")
     write_job(tmp_path, {"task": "t:t", "train": {"steps": 400}})
-    with LiveView([tmp_path], clock=clock, heading="digits", out=out) as view:
+    with LiveView([tmp_path], clock=clock, cpu=no_cpu, heading="digits", out=out) as view:
         for now in write_metrics(tmp_path, story):
             clock.now = now
             view.refresh()
@@ -347,7 +355,7 @@ def test_plain_lines_come_at_most_every_two_seconds_and_events_at_once(tmp_path:
 
 def test_a_run_of_hours_leaves_a_log_of_hundreds_of_lines_not_thousands(tmp_path: Path) -> None:
     clock, out = Clock(), io.StringIO()
-    with LiveView([tmp_path], clock=clock, out=out) as view:
+    with LiveView([tmp_path], clock=clock, cpu=no_cpu, out=out) as view:
         for now in write_metrics(tmp_path, Story(members=1, steps=2000, compute_s=10.0)):
             clock.now = now
             view.refresh()
@@ -361,7 +369,7 @@ def test_a_slow_member_is_counted_and_not_told_every_round(tmp_path: Path) -> No
         for _ in range(7):
             log.event("late", "round 3 closed at its deadline without it", about="m2")
         log.event("started", "8 members")
-    with LiveView([folder], clock=clock, out=out) as view:
+    with LiveView([folder], clock=clock, cpu=no_cpu, out=out) as view:
         view.refresh()
         assert {m.name: m.standing for m in view.watches[0].state().members}["m2"] == "late"
     lines = out.getvalue().splitlines()
@@ -401,7 +409,9 @@ def test_a_table_of_a_run_that_says_nothing_shows_that_it_is_alive(tmp_path: Pat
     clock, out = Clock(), io.StringIO()
     console = Console(file=out, width=100, height=20, force_terminal=True)
     (tmp_path / "dga").mkdir()
-    with LiveView([tmp_path / "dga"], clock=clock, heading="digits", console=console) as view:
+    with LiveView(
+        [tmp_path / "dga"], clock=clock, cpu=no_cpu, heading="digits", console=console
+    ) as view:
         frames = []
         for _ in range(60):
             clock.now += 0.1
@@ -435,7 +445,7 @@ def test_the_clock_of_a_table_ends_with_the_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "dga", replace(DGA, steps=20, members=2))
     clock, out = Clock(), io.StringIO()
     console = Console(file=out, width=100, height=20, force_terminal=True)
-    with LiveView([folder], clock=clock, heading="digits", console=console) as view:
+    with LiveView([folder], clock=clock, cpu=no_cpu, heading="digits", console=console) as view:
         clock.now = 9.0
         view.refresh()
     assert "(9 s" not in out.getvalue()
@@ -471,7 +481,7 @@ def test_a_bar_survives_80_columns(tmp_path: Path, runs: int) -> None:
 def test_overruns_are_one_line_a_run(tmp_path: Path) -> None:
     clock, out = Clock(), io.StringIO()
     (tmp_path / "dga").mkdir()
-    with LiveView([tmp_path / "dga"], clock=clock, out=out) as view:
+    with LiveView([tmp_path / "dga"], clock=clock, cpu=no_cpu, out=out) as view:
         for place in range(4):
             with MetricsLog(metrics_path(tmp_path / "dga"), f"m{place}", clock, 0.0) as log:
                 log.event("overrun", "40 of 60 steps took longer than the device would have")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs import named
+from edgetrain.jobs import optimizers
 from edgetrain.jobs.lookup import tuning_of
 from edgetrain.jobs.reading import parse as job_of
 from edgetrain.jobs.rules import resolve
@@ -147,9 +147,9 @@ def test_accumulating_private_examples_is_refused_in_one_line():
 
 
 def test_a_job_may_name_them_and_torchs_before_torch_is_loaded():
-    assert set(named.LAYER_WISE) == LAYER_WISE.keys()
+    assert set(optimizers.LAYER_WISE) == LAYER_WISE.keys()
     model = torch.nn.Linear(2, 2, bias=False)
-    found = set(named.optimizers())
+    found = set(optimizers.optimizers())
     assert {"lars", "lamb", "sgd", "adamw"} <= found
     for name in found - {"sparseadam"}:
         assert type(optimizer_for(model, {"name": name, "lr": 0.1})).__name__.lower() == name
@@ -164,4 +164,4 @@ def test_a_job_may_name_them_and_torchs_before_torch_is_loaded():
 )
 def test_an_optimizer_that_no_member_can_have_is_refused_without_torch(word, said):
     with pytest.raises(ConfigError, match=said):
-        named.check_optimizer(job_of({}, [word]))
+        optimizers.check_optimizer(job_of({}, [word]))
