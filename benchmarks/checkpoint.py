@@ -28,8 +28,8 @@ from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.checkpoint import Keep, Sparing
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
-from edgetrain.training.keeping import keeping_of
-from edgetrain.training.member import Member, bind
+from edgetrain.training.member.keeping import keeping_of
+from edgetrain.training.member.member import Member, bind
 
 
 def hub_of(codec: str) -> tuple[Loopback, Hub]:

@@ -97,7 +97,7 @@ def member(pipe: Connection, address: str, elements: int) -> None:
     from edgetrain.exchange.seam import Request
     from edgetrain.exchange.zeromq.member_socket import MemberSocket
     from edgetrain.tasks.flat import FlatModel
-    from edgetrain.training.member import Member
+    from edgetrain.training.member.member import Member
 
     class Nudge:
         """Not a torch.optim.Optimizer: the first of those imports torch._dynamo, some 75 MB that

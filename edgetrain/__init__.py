@@ -18,18 +18,18 @@ __all__ = ["EdgetrainError", "Keep", "Member", "Privacy", "Sparing", "__version_
 _HOMES = {
     "EdgetrainError": "edgetrain.errors",
     "Keep": "edgetrain.exchange.member.checkpoint",
-    "Member": "edgetrain.training.member",
+    "Member": "edgetrain.training.member.member",
     "Privacy": "edgetrain.jobs.job",
     "Sparing": "edgetrain.exchange.member.checkpoint",
-    "join": "edgetrain.training.joining",
+    "join": "edgetrain.training.member.joining",
 }
 
 if TYPE_CHECKING:
     from edgetrain.errors import EdgetrainError
     from edgetrain.exchange.member.checkpoint import Keep, Sparing
     from edgetrain.jobs.job import Privacy
-    from edgetrain.training.joining import join
-    from edgetrain.training.member import Member
+    from edgetrain.training.member.joining import join
+    from edgetrain.training.member.member import Member
 
 
 def __getattr__(name: str) -> Any:

@@ -37,7 +37,7 @@ def no_keys(tmp_path_factory):
         yield
 
 
-FORKED = ("torch._dynamo", "edgetrain.training.train", "edgetrain.exchange.hub.serve",
+FORKED = ("torch._dynamo", "edgetrain.training.member.train", "edgetrain.exchange.hub.serve",
           "edgetrain.training.servers.process", "ranks")  # fmt: skip
 """What processes that tests fork find imported. A worker has one fork server, which the first test
 that wants one starts: what that one did not import, every process of the others would."""

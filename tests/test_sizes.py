@@ -15,7 +15,7 @@ ONE_NUMERIC_IDEA = {"codecs/kernels/numpy_twin.py:NumpyTwin", "codecs/kernels/na
 SMALL = {
     "exchange/member/link.py:Link": 300,
     "exchange/hub/protocol.py:Hub": 300,
-    "training/member.py:Member": 300,
+    "training/member/member.py:Member": 300,
 }
 """The classes that everything goes through stay smaller than others."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError, EdgetrainError, Refused, Stopped
 from edgetrain.jobs.job import Job
-from edgetrain.training.service import Service
+from edgetrain.training.member.service import Service
 from edgetrain.training.stopping import Stop
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     service.status(f"joining {hub}")
     from edgetrain.exchange.member.link import PATIENCE_S
     from edgetrain.jobs.resolved import look_up
-    from edgetrain.training.train import Place, train
+    from edgetrain.training.member.train import Place, train
 
     found = look_up(job)
     record = _Record(arguments.runs, job, arguments.index, screen)

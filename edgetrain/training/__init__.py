@@ -2,7 +2,7 @@
 
 No command-line arguments, no printing.
 
-Doors: both_ways, emulated, host_pace, hub, joining, member, readiness, servers.commands,
-servers.group, servers.process, servers.rehearsing, servers.snapshots, service,
-simulated.simulation, stopping, sweep, train.
+Doors: both_ways, emulated, host_pace, hub, member.joining, member.member, member.service,
+member.train, readiness, servers.commands, servers.group, servers.process, servers.rehearsing,
+servers.snapshots, simulated.simulation, stopping, sweep.
 """

@@ -27,7 +27,7 @@ from edgetrain.training.processes import Child
 
 PRELOAD = (
     "torch._dynamo",  # the first optimizer of a process imports it
-    "edgetrain.training.train",
+    "edgetrain.training.member.train",
     "edgetrain.exchange.hub.serve",
     "edgetrain.exchange.hub.protocol",
 )
@@ -212,7 +212,7 @@ def member_process(
     place: tuple[int, str, Path | None],
 ) -> None:
     """A member of an emulated job."""
-    from edgetrain.training.train import Place, train
+    from edgetrain.training.member.train import Place, train
 
     attachment.enter()
 

@@ -427,5 +427,9 @@ class _Fleet:
 
 def _preload(setting: Setting) -> tuple[str, ...]:
     """Modules that the fork server imports, so that members' processes start quickly."""
-    trained = ("edgetrain.training.train", "edgetrain.training.member") if setting.task else ()
+    trained = (
+        ("edgetrain.training.member.train", "edgetrain.training.member.member")
+        if setting.task
+        else ()
+    )
     return ("chaos.member", "numpy.random", *trained)

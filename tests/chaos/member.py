@@ -155,8 +155,8 @@ def _task(
 
     from edgetrain.jobs.lookup import task_of, work_of
     from edgetrain.jobs.resolved import look_up
-    from edgetrain.training.member import Member, release_of
-    from edgetrain.training.train import Place, prepare, request_of
+    from edgetrain.training.member.member import Member, release_of
+    from edgetrain.training.member.train import Place, prepare, request_of
     from edgetrain.vectors.noise import system
 
     found, job, place = look_up(post.job), post.job, Place(post.index, post.device, post.beside)

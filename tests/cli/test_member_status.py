@@ -11,7 +11,7 @@ import socket
 import pytest
 from command_line import hub, write_tiny
 
-import edgetrain.training.train as training
+import edgetrain.training.member.train as training
 from edgetrain.__main__ import main
 from edgetrain.errors import (
     ConfigError,

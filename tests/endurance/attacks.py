@@ -67,7 +67,7 @@ def honest(pipe: Connection, address: str, folder: str, name: str) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
-    from edgetrain.training.joining import join
+    from edgetrain.training.member.joining import join
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

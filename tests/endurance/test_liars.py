@@ -32,7 +32,7 @@ from edgetrain.exchange.seam import Request, Submission
 from edgetrain.exchange.transport import MemberTransport
 from edgetrain.tasks import Task, load_task
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.training.member import Member
+from edgetrain.training.member.member import Member
 from edgetrain.vectors.vector import Vector
 
 MEMBERS, LIARS = 10, 3

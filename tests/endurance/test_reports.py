@@ -28,7 +28,7 @@ from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.runs.folder import read_metrics, read_summary
-from edgetrain.training.readings import readings_of
+from edgetrain.training.member.readings import readings_of
 
 EDGETRAIN = (sys.executable, "-m", "edgetrain")
 MESSAGES = 400

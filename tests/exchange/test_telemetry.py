@@ -33,7 +33,7 @@ from edgetrain.runs.metrics.lines import format_line
 from edgetrain.runs.metrics.tally import Tally
 from edgetrain.runs.summary import summarise
 from edgetrain.strategies.merging.rule import Mean
-from edgetrain.training.member import Member, bind, release_of
+from edgetrain.training.member.member import Member, bind, release_of
 from edgetrain.training.recorder import HubRecorder
 from edgetrain.training.statuses import MOST_NAMES, Statuses
 from edgetrain.vectors.vector import checksum

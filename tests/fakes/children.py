@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import edgetrain.training.joining
+import edgetrain.training.member.joining
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.effects import Closed, Note, Observed
@@ -83,7 +83,7 @@ def three_lines(address: str, out: str, index: int, steps: int) -> None:
     torch.set_num_threads(1)
     found = model(index)
     optim = optimizer("sgd", found)
-    member = edgetrain.training.joining.join(address, found, optim, name=f"m{index}")
+    member = edgetrain.training.member.joining.join(address, found, optim, name=f"m{index}")
     for step in range(steps):
         optim.zero_grad()
         x, y = batch(index, step)
@@ -99,7 +99,7 @@ def keeps_on(address: str, out: str, folder: Path | None, index: int, steps: int
     found = model(0)
     optim = optimizer("adam", found)
     keep = None if folder is None else Keep(folder, Sparing(0.02, 0.5, 1e15))
-    member = edgetrain.training.joining.join(
+    member = edgetrain.training.member.joining.join(
         address, found, optim, name=f"m{index}", checkpoint=keep
     )
     with Path(f"{out}.batches").open("a") as file:
@@ -119,7 +119,7 @@ def stops_when_asked(address: str, out: str, folder: Path | None, index: int, st
     torch.set_num_threads(1)
     found = model(0)
     optim = optimizer("adam", found)
-    member = edgetrain.training.joining.join(
+    member = edgetrain.training.member.joining.join(
         address, found, optim, name=f"m{index}", checkpoint=folder
     )
     signal.signal(signal.SIGTERM, member.stop)
@@ -142,7 +142,7 @@ def has_a_schedule(address: str, out: str, folder: Path | None, index: int, step
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optim, steps)
     keep = None if folder is None else Keep(folder, Sparing(0.02, 0.5, 1e15))
     state = None if folder is None else {"scheduler": scheduler}
-    member = edgetrain.training.joining.join(
+    member = edgetrain.training.member.joining.join(
         address, found, optim, name=f"m{index}", checkpoint=keep, state=state
     )
     while scheduler.last_epoch < member.begins_at:

@@ -43,9 +43,9 @@ _PRELOAD = (
     "edgetrain.runs.reports.plot.one_run",
     "edgetrain.training.emulated",
     "edgetrain.training.hub",
-    "edgetrain.training.joining",
+    "edgetrain.training.member.joining",
     "edgetrain.training.servers.process",
-    "edgetrain.training.train",
+    "edgetrain.training.member.train",
 )
 _WITH_FORK_SERVER = {"run", "sweep", "calibrate"}
 """Verbs that start multiprocessing's fork server, which is forked from here, too."""

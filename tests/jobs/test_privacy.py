@@ -32,7 +32,7 @@ from edgetrain.strategies.merging.private import PrivateMean
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.private_work import shares
-from edgetrain.training.member import Member, release_of
+from edgetrain.training.member.member import Member, release_of
 from edgetrain.vectors.noise import Gaussian, chosen, length, normal, seeded, share, system
 
 ANY = arrays(
@@ -170,7 +170,7 @@ def test_members_take_their_noise_from_the_operating_system():
     import inspect
     import os
 
-    from edgetrain.training import train
+    from edgetrain.training.member import train
 
     assert system is os.urandom
     assert inspect.signature(train.train).parameters["source"].default is system

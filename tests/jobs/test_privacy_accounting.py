@@ -245,7 +245,7 @@ from edgetrain.jobs.privacy.accounting import Releases, epsilon
 from edgetrain.jobs.privacy.promise import fix_noise
 from edgetrain.jobs.reading import parse
 from edgetrain.jobs.rules import resolve
-from edgetrain.training.member import release_of
+from edgetrain.training.member.member import release_of
 job = parse({}, ["privacy=member", "noise=1", "where=hub"])
 hub_of(fix_noise(resolve(job))), release_of(job.privacy)
 try:

@@ -31,8 +31,8 @@ from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks import batches_from
 from edgetrain.training import processes
-from edgetrain.training.keeping import keeping_of
-from edgetrain.training.member import Member, bind
+from edgetrain.training.member.keeping import keeping_of
+from edgetrain.training.member.member import Member, bind
 
 
 class Life:
@@ -409,7 +409,7 @@ def test_what_is_left_out_is_not_looked_at(monkeypatch):
 
 @pytest.fixture
 def start():
-    context = processes.fork_server(["torch", "edgetrain.training.member"])
+    context = processes.fork_server(["torch", "edgetrain.training.member.member"])
     started = []
 
     def begin(target, *arguments):

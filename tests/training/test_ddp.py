@@ -13,7 +13,7 @@ from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.training import processes
-from edgetrain.training.member import Member, bind
+from edgetrain.training.member.member import Member, bind
 
 STEPS = 12
 NAMES = ["sgd", "adam"]
@@ -23,7 +23,7 @@ BRANCHES = ["adamw", "decay"]
 
 def trained_by_ddp(folder):
     """Whether both ranks came to their end. They are ended in any case."""
-    context = processes.fork_server(["torch", "edgetrain.training.member"])
+    context = processes.fork_server(["torch", "edgetrain.training.member.member"])
     ranks = [
         processes.start(
             context, f"rank{rank}", children.with_ddp,

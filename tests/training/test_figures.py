@@ -36,8 +36,8 @@ from edgetrain.runs.reports.page.story import report_of
 from edgetrain.runs.reports.plot.headings import heading_of
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.hub import HubRequest, job_to_resume, serve_job
+from edgetrain.training.member.train import Place, train
 from edgetrain.training.stopping import Stop
-from edgetrain.training.train import Place, train
 from edgetrain.vectors.vector import checksum
 
 # -- a hub of its own ----------------------------------------------------------------------------

@@ -29,8 +29,8 @@ from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
-from edgetrain.training.keeping import keeping_of
-from edgetrain.training.member import Member, bind
+from edgetrain.training.member.keeping import keeping_of
+from edgetrain.training.member.member import Member, bind
 from edgetrain.training.simulated import simulation
 
 

@@ -16,9 +16,9 @@ from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.training.hooks import plain_optimizers
-from edgetrain.training.joining import JoinedMember
-from edgetrain.training.member import bind
+from edgetrain.training.member.hooks import plain_optimizers
+from edgetrain.training.member.joining import JoinedMember
+from edgetrain.training.member.member import bind
 
 STRATEGIES = ("sync-sgd", "fedprox(0.5)", "fedavg", "dga")
 

@@ -41,16 +41,16 @@ from edgetrain.jobs.rules import resolve
 from edgetrain.runs.folder import folders_in, read_metrics, read_summary
 from edgetrain.tasks.work import optimizer_for
 from edgetrain.training import processes
-from edgetrain.training.joining import JoinedMember, join
-from edgetrain.training.member import Member, bind
+from edgetrain.training.member.joining import JoinedMember, join
+from edgetrain.training.member.member import Member, bind
+from edgetrain.training.member.train import Place, request_of
 from edgetrain.training.stopping import Stop
-from edgetrain.training.train import Place, request_of
 from edgetrain.vectors.vector import checksum
 
 
 @pytest.fixture
 def processes_of_ours():
-    context = processes.fork_server(["torch", "edgetrain.training.member"])
+    context = processes.fork_server(["torch", "edgetrain.training.member.member"])
     started = []
 
     def start(target, *arguments):

@@ -19,7 +19,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.training import processes
-from edgetrain.training.state import TrainingState, pack, unpack
+from edgetrain.training.member.state import TrainingState, pack, unpack
 
 SCHEDULES = {
     "step": lambda o: schedules.StepLR(o, 5, 0.5),
@@ -146,7 +146,7 @@ def test_code_is_not_kept_and_that_is_said_before_training(tmp_path):
 @pytest.mark.parametrize("strategy", ["sync-sgd", "fedavg"])
 def test_killed_twice_every_step_has_the_rate_of_an_unbroken_run(tmp_path, strategy):
     """Kill -9: what was trained on since the checkpoint is not in it."""
-    context, started = processes.fork_server(["torch", "edgetrain.training.member"]), []
+    context, started = processes.fork_server(["torch", "edgetrain.training.member.member"]), []
     steps, out = 160, tmp_path / "m0"
 
     def start(index):

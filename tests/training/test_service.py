@@ -16,7 +16,7 @@ from hub_runs import hub_folder, wait_for_rounds
 from edgetrain.fleet import catalog
 from edgetrain.provisioning.cards import flashing
 from edgetrain.runs.folder import read_metrics
-from edgetrain.training.service import AWAY_S, SLOWEST, UNKNOWN_S, Service
+from edgetrain.training.member.service import AWAY_S, SLOWEST, UNKNOWN_S, Service
 
 UNIT = catalog.folder("devices") / "systemd" / flashing.UNIT
 

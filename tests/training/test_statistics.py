@@ -19,7 +19,7 @@ from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.runs.folder import read_summary
 from edgetrain.tasks.flat import FlatModel, with_parameters
-from edgetrain.training.member import Member, bind
+from edgetrain.training.member.member import Member, bind
 
 MEANS = (-4.0, 4.0)
 """Where the inputs of the two members lie: each alone measures statistics that suit only itself."""

@@ -284,7 +284,7 @@ def test_a_member_that_is_told_while_it_waits_for_others_leaves(tmp_path):
 
 
 def test_a_loop_of_ones_own_takes_sigterm_as_documented(tmp_path):
-    context, started = processes.fork_server(["torch", "edgetrain.training.member"]), []
+    context, started = processes.fork_server(["torch", "edgetrain.training.member.member"]), []
 
     def start(index):
         folder = tmp_path / "kept" if index == 0 else None

@@ -14,8 +14,8 @@ from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks import digits, weights
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training import emulated
+from edgetrain.training.member.train import device_for
 from edgetrain.training.simulated import simulation
-from edgetrain.training.train import device_for
 from edgetrain.vectors.vector import checksum
 
 JOB = ("steps=10", "members=2", "strategy=dga", "every=2", "delay=2", "device=raspberry-pi-4b",

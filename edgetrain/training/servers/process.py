@@ -30,8 +30,8 @@ from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.summary import summarise
 from edgetrain.tasks import weights
 from edgetrain.tasks.protocol import Task
-from edgetrain.training.loop import EVALUATIONS, Loop, Steps
-from edgetrain.training.pacing import Pace
+from edgetrain.training.member.loop import EVALUATIONS, Loop, Steps
+from edgetrain.training.member.pacing import Pace
 from edgetrain.training.servers import beats
 from edgetrain.training.servers.attempt import Attempt
 from edgetrain.training.servers.checking import check_group

@@ -22,14 +22,14 @@ from edgetrain.fleet import devices
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
-from edgetrain.training.loop import Loop, Steps
-from edgetrain.training.member import Member, release_of
-from edgetrain.training.pacing import Pace
+from edgetrain.training.member.loop import Loop, Steps
+from edgetrain.training.member.member import Member, release_of
+from edgetrain.training.member.pacing import Pace
+from edgetrain.training.member.train import Place, request_of
 from edgetrain.training.simulated.local import Gradients, noise_of
 from edgetrain.training.simulated.machines import ComputedUsage, MachineClock
 from edgetrain.training.simulated.virtual import Process, World
 from edgetrain.training.simulated.wires import MemberWire, SimulatedNetwork
-from edgetrain.training.train import Place, request_of
 
 RETRY_S = 5.0
 """Virtual seconds that a device waits, if the hub says that its name is still taken."""

@@ -26,7 +26,7 @@ from edgetrain import codecs
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.member import checkpoint
 from edgetrain.exchange.member.checkpoint import Folder, Keeper, Saved, Sparing, has_checkpoint
-from edgetrain.training.state import TrainingState, pack, unpack
+from edgetrain.training.member.state import TrainingState, pack, unpack
 
 
 def saved(number=0, size=40):

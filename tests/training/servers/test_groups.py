@@ -23,7 +23,7 @@ from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.placement.words import parse
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import optimizer_for
-from edgetrain.training.member import Member, bind
+from edgetrain.training.member.member import Member, bind
 from edgetrain.training.servers.dropping import Dropping
 from edgetrain.training.servers.model import TiedGroups
 from edgetrain.training.servers.parts import cut

@@ -28,10 +28,10 @@ from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.rules import BUFFERS, FIXED
 from edgetrain.strategies import find
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.training.hooks import each_of, parameters_of, plain_optimizers
-from edgetrain.training.keeping import Keeping, past_of
-from edgetrain.training.readings import readings_of, versions
-from edgetrain.training.recording import Recording
+from edgetrain.training.member.hooks import each_of, parameters_of, plain_optimizers
+from edgetrain.training.member.keeping import Keeping, past_of
+from edgetrain.training.member.readings import readings_of, versions
+from edgetrain.training.member.recording import Recording
 from edgetrain.training.stopping import GRACE_S, Stop
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.noise import Gaussian, Source, system

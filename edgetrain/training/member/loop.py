@@ -15,8 +15,8 @@ from edgetrain.jobs.job import Job
 from edgetrain.runs.environment import Usage
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks.work import Local
-from edgetrain.training.pacing import Pace
-from edgetrain.training.recording import log_exchange
+from edgetrain.training.member.pacing import Pace
+from edgetrain.training.member.recording import log_exchange
 
 LINE_BYTES = 512
 """More than the line of a step has."""

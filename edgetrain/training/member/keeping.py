@@ -16,7 +16,7 @@ from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.member.checkpoint import MEMBER, Folder, Keep, Keeper, Saved
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.seam import Entry, Past, Request
-from edgetrain.training.state import Stateful, TrainingState, pack, unpack
+from edgetrain.training.member.state import Stateful, TrainingState, pack, unpack
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.vector import checksum
 

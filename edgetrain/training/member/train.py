@@ -32,12 +32,12 @@ from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
-from edgetrain.training.keeping import Keeping, keeping_of
-from edgetrain.training.loop import Loop, Steps
-from edgetrain.training.member import Member, bind, release_of
-from edgetrain.training.pacing import Pace
-from edgetrain.training.readings import readings_of
-from edgetrain.training.service import Service
+from edgetrain.training.member.keeping import Keeping, keeping_of
+from edgetrain.training.member.loop import Loop, Steps
+from edgetrain.training.member.member import Member, bind, release_of
+from edgetrain.training.member.pacing import Pace
+from edgetrain.training.member.readings import readings_of
+from edgetrain.training.member.service import Service
 from edgetrain.training.stopping import Stop
 from edgetrain.training.trained import write_model
 from edgetrain.vectors.noise import Source, system

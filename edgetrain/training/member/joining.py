@@ -28,10 +28,10 @@ from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.rules import refuse_checkpoint
 from edgetrain.runs.folder import check_room
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.training.hooks import StepHooks, Together, parameters_of, plain_optimizers
-from edgetrain.training.keeping import Keeping, keeping_of
-from edgetrain.training.member import Member, bind, release_of
-from edgetrain.training.state import Stateful
+from edgetrain.training.member.hooks import StepHooks, Together, parameters_of, plain_optimizers
+from edgetrain.training.member.keeping import Keeping, keeping_of
+from edgetrain.training.member.member import Member, bind, release_of
+from edgetrain.training.member.state import Stateful
 
 log = logging.getLogger("edgetrain")
 
