@@ -188,7 +188,7 @@ def hub_process(
     """The hub of an emulated job."""
     from edgetrain.exchange.hub.serve import serve
     from edgetrain.exchange.zeromq.hub_socket import HubSocket
-    from edgetrain.training.recorder import HubRecorder
+    from edgetrain.training.hub_recorder import HubRecorder
 
     attachment.enter()
     socket = HubSocket(attachment.address)

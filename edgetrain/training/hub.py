@@ -36,7 +36,7 @@ from edgetrain.jobs.rules import resolve
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.environment import free_memory, utc
 from edgetrain.runs.summary import summarise
-from edgetrain.training.recorder import HubRecorder
+from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.stopping import Stop
 
 LARGEST_SHARE = 4

@@ -111,7 +111,7 @@ def test_light_commands_load_nothing_heavy(what):
 def test_a_hub_loads_no_torch():
     code = (
         "import sys, edgetrain.exchange.hub.serve, edgetrain.exchange.zeromq.frames\n"
-        "import edgetrain.training.recorder, edgetrain.jobs.plan\n"
+        "import edgetrain.training.hub_recorder, edgetrain.jobs.plan\n"
         "from edgetrain.jobs import building, reading, rules\n"
         "building.hub_of(rules.resolve(reading.load(None)))\n"
         "print('torch' in sys.modules)"

@@ -77,7 +77,7 @@ from edgetrain.exchange.transport import owned
 from edgetrain.runs.metrics.lines import format_line
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.rule import Mean
-from edgetrain.training.statuses import Statuses
+from edgetrain.training.hub_recorder import Statuses
 from edgetrain.vectors.blob import blob_digest
 from edgetrain.vectors.vector import Buffer, checksum
 from endurance.room import Frames, Room, Trainee, Wire, copied

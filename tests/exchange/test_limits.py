@@ -30,7 +30,7 @@ from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.building import LARGEST_PART_BYTES, message_limit
 from edgetrain.runs import folder as runs
 from edgetrain.strategies.merging.rule import Mean
-from edgetrain.training.recorder import FIRST, NEWEST, HubRecorder
+from edgetrain.training.hub_recorder import FIRST, NEWEST, HubRecorder
 
 
 def test_a_sender_has_so_many_messages_a_second_and_is_then_forgotten():

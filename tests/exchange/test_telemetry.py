@@ -33,9 +33,8 @@ from edgetrain.runs.metrics.lines import format_line
 from edgetrain.runs.metrics.tally import Tally
 from edgetrain.runs.summary import summarise
 from edgetrain.strategies.merging.rule import Mean
+from edgetrain.training.hub_recorder import MOST_NAMES, HubRecorder, Statuses
 from edgetrain.training.member.member import Member, bind, release_of
-from edgetrain.training.recorder import HubRecorder
-from edgetrain.training.statuses import MOST_NAMES, Statuses
 from edgetrain.vectors.vector import checksum
 
 ZEROS = np.zeros(3, np.float32)

@@ -30,8 +30,8 @@ from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
+from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.outcome import recorded, write_errors
-from edgetrain.training.recorder import HubRecorder
 from edgetrain.training.simulated import local
 from edgetrain.training.simulated.hub import OpenJournal, SimulatedHub
 from edgetrain.training.simulated.machines import ComputedUsage

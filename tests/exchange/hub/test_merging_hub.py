@@ -24,7 +24,7 @@ from edgetrain.runs.reports.live.watch import FolderWatch
 from edgetrain.runs.summary import summarise
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.rule import Mean
-from edgetrain.training.recorder import HubRecorder
+from edgetrain.training.hub_recorder import HubRecorder
 
 
 def test_a_round_is_merged_by_the_rule_and_says_who_was_cut():
