@@ -106,7 +106,7 @@ def _formats(arguments: argparse.Namespace) -> list[str]:
 
 
 def _write(path: Path, text: str, what: str) -> None:
-    from edgetrain.runs.files import write_text
+    from edgetrain.files.writing import write_text
 
     try:
         write_text(path, text)

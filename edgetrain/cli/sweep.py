@@ -182,7 +182,7 @@ def progress_line(chosen: Sweep, progress: SweepProgress) -> str:
 
 
 def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: list[Row]) -> int:
-    from edgetrain.runs.files import write_text
+    from edgetrain.files.writing import write_text
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports.sweep_rows import CSV, points, to_csv
     from edgetrain.runs.reports.sweep_table import text

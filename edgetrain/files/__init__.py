@@ -1,4 +1,4 @@
-"""Files that may be anything, read within limits; TOML, read and written.
+"""Files that may be anything, read within limits; files written whole; TOML, both ways.
 
-Doors: reading, toml.
+Doors: reading, toml, writing.
 """

@@ -13,9 +13,9 @@ from typing import Any
 from edgetrain import strategies
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.files.toml import read_toml, to_toml
+from edgetrain.files.writing import write_text
 from edgetrain.jobs import reading
 from edgetrain.jobs.job import Job
-from edgetrain.runs.files import write_text
 
 FILE = "sweep.toml"
 

@@ -29,9 +29,9 @@ from typing import Any
 from edgetrain.errors import ConfigError
 from edgetrain.files.reading import read_json
 from edgetrain.files.toml import read_toml, to_toml
+from edgetrain.files.writing import write_text
 from edgetrain.runs import shapes
 from edgetrain.runs.environment import capture
-from edgetrain.runs.files import write_text
 from edgetrain.runs.metrics.lines import HUB, Lines
 
 JOB, ENVIRONMENT, METRICS, SUMMARY = "job.toml", "environment.json", "metrics.jsonl", "summary.json"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgetrain.errors import TaskError
+from edgetrain.files.writing import replacing
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_S = 30.0
@@ -109,20 +110,14 @@ def _download(wanted: Download, target: Path, progress: Progress) -> None:
     if not wanted.url.startswith(("https://", "http://")):  # urllib would open file:// and ftp://
         raise TaskError(f"cannot fetch {wanted.url}", "an http or https address is needed")
     part = target.with_name(f".{target.name}.part")  # one at a time: the folder is locked
-    try:
-        with part.open("wb") as file:
-            with urllib.request.urlopen(wanted.url, timeout=TIMEOUT_S) as source:  # noqa: S310
-                digest = _copy(source, file, wanted, progress)
-            file.flush()
-            os.fsync(file.fileno())
+    with replacing(target, part) as file:
+        with urllib.request.urlopen(wanted.url, timeout=TIMEOUT_S) as source:  # noqa: S310
+            digest = _copy(source, file, wanted, progress)
         if digest != wanted.sha256:
             raise TaskError(
                 f"{wanted.url}: SHA-256 {digest}, expected {wanted.sha256}",
                 "not the original file; use another mirror",
             )
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _copy(source: BinaryIO, part: BinaryIO, wanted: Download, progress: Progress) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.files.writing import replacing, sync
 from edgetrain.tasks.protocol import Task
 
 FILE = "model.safetensors"
@@ -24,14 +25,17 @@ def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def save(model: torch.nn.Module, path: Path) -> None:
-    """Write the model's tensors to a new file at `path`. Raises OSError if the disk refuses."""
+    """Write the model's tensors as `path`, whole or not at all. ConfigError if the disk refuses."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     held = {name: t.detach().cpu().clone().contiguous() for name, t in tensors_of(model).items()}
     try:
-        save_file(held, path, metadata={"format": "pt"})
-    except Exception as error:  # safetensors has one error of its own for all
-        raise OSError(f"{error}") from error
+        with replacing(path) as file:
+            save_file(held, file.name, metadata={"format": "pt"})  # puts another file there
+            sync(Path(file.name))
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot write {path}: {error}", "free some space on that disk") from None
 
 
 def load(model: torch.nn.Module, path: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgetrain.exchange.messages import Base, Contribute, unpack
-from edgetrain.runs.files import write_text
+from edgetrain.files.writing import write_text
 from edgetrain.vectors.vector import Buffer
 
 _HEAD = struct.Struct("<cQIQ")

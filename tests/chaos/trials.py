@@ -34,10 +34,10 @@ from chaos.fleet import Setting
 from chaos.laws import Outcome
 from chaos.schedule import KINDS, Happening, Kind, draw
 from edgetrain.errors import EdgetrainError
+from edgetrain.files.writing import write_text
 from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks.emulation import linux
 from edgetrain.jobs import reading
-from edgetrain.runs.files import write_text
 
 SECONDS = 4.0
 """Seconds in which things go wrong with stand-ins. They train longer, so that all can heal."""

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.descriptors import is_out_of_descriptors, reserve
-from edgetrain.exchange.files import replacing, sync_folder
 from edgetrain.exchange.hub import records
 from edgetrain.exchange.hub.record_file import read_records, write_record
 from edgetrain.exchange.hub.records import Record, Round, State
 from edgetrain.exchange.hub.recovery import files, recover, segment_of
+from edgetrain.files.writing import replacing, sync
 from edgetrain.vectors.vector import Buffer
 
 LOCK = "lock"
@@ -255,7 +255,9 @@ class Journal:
             log = os.open(segment, _APPEND, 0o600)
             header, payloads = records.encode(state)
             with replacing(name, name.with_suffix(".tmp"), 0o600, durable=durable) as file:
-                self.bytes_written += write_record(file, header, payloads, self._disk.writev)
+                self.bytes_written += write_record(
+                    file.fileno(), header, payloads, self._disk.writev
+                )
                 # The records that the snapshot replaces have to be durable before it is in place.
                 if self._log >= 0 and durable and not self._suspended:
                     os.fdatasync(self._log)
@@ -338,7 +340,7 @@ class Journal:
 
     def _sync_folder(self) -> None:
         if self._settings.fsync.every:
-            sync_folder(self.folder)
+            sync(self.folder)
 
     def _recover(self) -> None:
         found = recover(self.folder)

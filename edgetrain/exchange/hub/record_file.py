@@ -18,9 +18,9 @@ from typing import BinaryIO
 
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.descriptors import reserve
-from edgetrain.exchange.files import write_all
 from edgetrain.exchange.hub import records
 from edgetrain.exchange.hub.records import Record, State
+from edgetrain.files.writing import write_all
 from edgetrain.vectors.vector import Buffer
 
 _PREFIX = struct.Struct("<4sIQI")

@@ -42,7 +42,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgetrain.errors import ConfigError, did_you_mean
-from edgetrain.exchange.files import replacing, write_all
 from edgetrain.exchange.keys.host_keys import read_host_key
 from edgetrain.exchange.keys.pairs import (
     KEY_BYTES,
@@ -56,6 +55,7 @@ from edgetrain.exchange.keys.pairs import (
     spell,
 )
 from edgetrain.files.reading import OTHERS_READ, check_guarded, read_guarded
+from edgetrain.files.writing import replacing
 
 TOKEN = "edgetrain-"  # noqa: S105  a prefix
 """The beginning of a token; the hub's public key and the token's own secret key follow."""
@@ -336,15 +336,12 @@ class Keyring:
     def write(self, name: str, text: str, mode: int) -> None:
         """Replace a file in one step, by one that is at no moment readable beyond `mode`."""
         self._make_folder()
-        draft = self.path / f".{name}.{os.getpid()}"
         try:
-            with replacing(self.path / name, draft, mode) as file:
-                os.fchmod(file, mode)
-                write_all(file, [text.encode()])
+            with replacing(self.path / name, mode=mode) as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(text.encode())
         except OSError as error:
             raise ConfigError(f"cannot write {self.path / name}: {error.strerror}") from None
-        finally:
-            draft.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

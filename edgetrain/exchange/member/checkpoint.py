@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgetrain.errors import BadMessage, ConfigError
-from edgetrain.exchange.files import replacing, sync_folder, write_all
+from edgetrain.files.writing import replacing, sync, write_all
 
 log = logging.getLogger("edgetrain")
 
@@ -180,8 +180,8 @@ class Folder:
         number = _number(there[-1]) + 1 if there else 1
         path = self.path / f"{self._member}.{number:08d}{_ENDING}"
         with replacing(path, path.with_suffix(".tmp"), 0o600) as file:
-            written = _write(file, saved)
-        sync_folder(self.path)
+            written = _write(file.fileno(), saved)
+        sync(self.path)
         for old in there[: len(there) - GENERATIONS + 1]:
             old.unlink(missing_ok=True)
         return written

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
-from edgetrain.runs.files import file_mode
+from edgetrain.files.writing import file_mode
 
 _logger = logging.getLogger("edgetrain")
 

@@ -39,7 +39,6 @@ from edgetrain.training.member.pacing import Pace
 from edgetrain.training.member.readings import readings_of
 from edgetrain.training.member.service import Service
 from edgetrain.training.stopping import Stop
-from edgetrain.training.trained import write_model
 from edgetrain.vectors.noise import Source, system
 
 
@@ -180,7 +179,7 @@ def _keep_model(member: Member, model: torch.nn.Module, log: MetricsLog) -> None
     """Write the fleet's model beside the log. Training is over: an error does not undo it."""
     try:
         with member.fleet_model():
-            write_model(model, log.path.with_name(weights.FILE))
+            weights.save(model, log.path.with_name(weights.FILE))
     except ConfigError as error:
         logging.getLogger("edgetrain").warning("the trained model is not kept: %s", error)
         log.event("error", f"the trained model is not kept: {error}")

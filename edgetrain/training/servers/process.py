@@ -39,7 +39,6 @@ from edgetrain.training.servers.member import RankMember, RankProgress, RankWork
 from edgetrain.training.servers.mesh import join_torchrun, open_group
 from edgetrain.training.servers.rank import prepare_rank
 from edgetrain.training.servers.snapshots import Snapshots, latest
-from edgetrain.training.trained import write_model
 from edgetrain.vectors.allocator import map_large
 from edgetrain.vectors.vector import all_finite
 
@@ -141,7 +140,7 @@ def train(
     if rank.held.whole is not None and not all_finite(rank.held.whole.params):
         raise diverged("the trained model", job.train.steps)
     if model is not None:
-        write_model(model, folder / weights.FILE)
+        weights.save(model, folder / weights.FILE)
 
 
 def _check_optimizer(job: Job, before: Mapping[str, Any]) -> None:

@@ -38,7 +38,6 @@ from edgetrain.training.simulated.machines import ComputedUsage
 from edgetrain.training.simulated.member import SimulatedMember, Surroundings
 from edgetrain.training.simulated.virtual import SECOND, Process, World
 from edgetrain.training.simulated.wires import SimulatedNetwork
-from edgetrain.training.trained import write_model
 
 LOOK_S = 1e-4
 """Seconds for each member between two flushes of their logs, at least."""
@@ -265,7 +264,7 @@ class Simulation:
         ConfigError."""
         training = self.members[0].training
         if training is not None:
-            write_model(self._gradients.model_at(training.half.base), path)
+            weights.save(self._gradients.model_at(training.half.base), path)
 
     def report(self) -> dict[str, Any]:
         """What belongs in the run folder in place of the emulation's report."""

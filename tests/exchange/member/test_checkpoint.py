@@ -228,7 +228,7 @@ class Disk:
     def _operation(self):
         self.done += 1
         self._left -= 1
-        if self._left == 0:
+        if self._left <= 0:  # and does nothing more, cleaning up neither
             raise Killed
 
     def open(self, path, flags, *rest):

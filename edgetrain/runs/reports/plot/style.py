@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.runs.files import replacing
+from edgetrain.files.writing import replacing
 from edgetrain.runs.reports import units
 
 if TYPE_CHECKING:
@@ -152,8 +152,8 @@ def save(
         raise ConfigError("pictures need matplotlib", "pip install 'edgetrain[lab]'")
     figure = draw()
     try:
-        with replacing(path) as draft, styled(more):
-            figure.savefig(draft, format=path.suffix.removeprefix("."))
+        with replacing(path) as file, styled(more):
+            figure.savefig(file, format=path.suffix.removeprefix("."))
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     return path

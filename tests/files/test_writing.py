@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgetrain.runs.files import replacing, write_text
+from edgetrain.files.writing import replacing, write_text
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -24,8 +24,8 @@ def test_a_writer_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     write_text(path, "first")
 
     def fail() -> None:
-        with replacing(path) as draft:
-            draft.write_text("half of the sec")
+        with replacing(path) as file:
+            file.write(b"half of the sec")
             raise KeyError
 
     with pytest.raises(KeyError):
