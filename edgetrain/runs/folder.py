@@ -219,9 +219,9 @@ def _shaped(path: Path, table: dict[str, Any], shape: shapes.Shape) -> dict[str,
     return table
 
 
-def read_metrics(folder: Path, kind: str | None = None) -> Lines:
-    """The run's records, or those of one kind, in file order, without lines that are damaged."""
-    return Lines(metrics_path(folder), kind)
+def read_metrics(folder: Path, *kinds: str) -> Lines:
+    """The run's records, or those of some kinds, in file order, without lines that are damaged."""
+    return Lines(metrics_path(folder), *kinds)
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -14,16 +14,19 @@ from edgetrain.runs.metrics.tally import MemberTally, Tally
 _PARTS = ("compute_s", "wait_s", "overhead_s", "eval_s", "end_s")
 
 
-def summarise(folder: Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def summarise(
+    folder: Path, extra: Mapping[str, Any] | None = None, tally: Tally | None = None
+) -> dict[str, Any]:
     """The summary of a run, from its job and its metrics; docs/run-folder.md explains each key.
 
     `extra` has what only the driver of the run knows (name, metric, better, target, delay,
-    emulation, status, joules_source, …); its keys override those found here. Writes no file. Raises
-    ConfigError if the job is damaged.
+    emulation, status, joules_source, …); its keys override those found here. `tally` has all
+    lines of the metrics, if they have been read. Writes no file. Raises ConfigError if the job is
+    damaged.
     """
     extra = dict(extra or {})
     summary = {"format": FORMAT, "began": None} | _from_job(folder, read_job(folder)) | extra
-    tally = Tally().add_all(read_metrics(folder))
+    tally = tally or Tally().add_all(read_metrics(folder))
     if tally.told_metric is not None and "metric" not in extra:
         summary |= dict(zip(("metric", "better"), tally.told_metric, strict=True))
     summary.setdefault("members", len(tally.members))

@@ -23,6 +23,7 @@ from edgetrain.runs.folder import (
     write_summary,
 )
 from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.runs.metrics.tally import Tally
 from edgetrain.runs.summary import summarise
 
 
@@ -57,8 +58,9 @@ def recorded(planned: Resolved, folder: Path) -> Iterator[RunOutcome]:
         outcome.status = "interrupted"
         raise
     finally:
-        found = summary_of(planned, folder, outcome.network, outcome.status) | outcome.extra
-        outcome.summary = summarise(folder, found)
+        tally = Tally().add_all(read_metrics(folder))
+        known = _known(planned, tally, outcome.network, outcome.status) | outcome.extra
+        outcome.summary = summarise(folder, known, tally)
         _save(folder, outcome.summary)
 
 
@@ -81,16 +83,9 @@ def write_errors(folder: Path, began: float, errors: Iterable[tuple[str, str, fl
             log.event("error", error, about=name)
 
 
-def summary_of(
-    planned: Resolved, folder: Path, report: dict[str, Any], status: str
-) -> dict[str, Any]:
+def _known(planned: Resolved, tally: Tally, report: dict[str, Any], status: str) -> dict[str, Any]:
     """The part of the summary that only the driver of a run knows; `report` is the network's."""
-    delay = every = 0
-    codec = planned.job.strategy.codec
-    for record in read_metrics(folder, "round"):
-        delay, every = record.get("delay", 0), record.get("every", 0)
-        codec = record.get("codec", codec)
-    kept = _promise_of(planned, folder, seeded=report.get("backend") == "simulated")
+    kept = _promise_of(planned, tally, seeded=report.get("backend") == "simulated")
     sources = {devices.Energy(device).source for device in planned.device_profiles.values()}
     return {
         "name": planned.job.name,
@@ -98,10 +93,10 @@ def summary_of(
         "metric": planned.metric,
         "better": planned.better,
         "target": planned.target,
-        "every": every or planned.every,
+        "every": tally.every or planned.every,
         "emulation": report,
-        "delay": delay,
-        "codec": codec,
+        "delay": tally.delay,
+        "codec": tally.codec or planned.job.strategy.codec,
         "buffers": planned.buffers,
         "privacy": kept.to_dict() if kept else None,
         "joules_source": sources.pop() if len(sources) == 1 else "mixed",
@@ -109,10 +104,9 @@ def summary_of(
     }
 
 
-def _promise_of(planned: Resolved, folder: Path, *, seeded: bool) -> Promise | None:
+def _promise_of(planned: Resolved, tally: Tally, *, seeded: bool) -> Promise | None:
     """The promise for what was trained: an interrupted run has released less than planned."""
     if planned.promise is None:
         return None
-    steps = max((record["step"] for record in read_metrics(folder, "step")), default=0)
-    rounds = sum(1 for _ in read_metrics(folder, "round"))
-    return promise(planned, planned.samples, steps, rounds, seeded=seeded)
+    own = (member.step for member in tally.members.values() if member.has_own_lines)
+    return promise(planned, planned.samples, max(own, default=0), tally.rounds, seeded=seeded)

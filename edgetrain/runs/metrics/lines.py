@@ -162,21 +162,20 @@ class Follower:
 
 
 class Lines:
-    """All records of a metrics.jsonl, or those of one kind, in file order.
+    """All records of a metrics.jsonl, or those of some kinds, in file order.
 
-    Iterate over it once. Lines that cannot be read are left out and counted in `damaged` (of one
-    kind: those that look like it); a file that does not exist has no records. Keeps one line in
+    Iterate over it once. Lines that cannot be read are left out and counted in `damaged` (of some
+    kinds: those that look like it); a file that does not exist has no records. Keeps one line in
     memory at a time. Raises ConfigError for what is not a regular file.
     """
 
-    def __init__(self, path: Path | str, kind: str | None = None) -> None:
+    def __init__(self, path: Path | str, *kinds: str) -> None:
         self.damaged = 0
-        self._path, self._kind = Path(path), kind
+        self._path, self._kinds = Path(path), kinds
 
     def __iter__(self) -> Iterator[Record]:
-        # Most lines are steps: do not parse them for a reader of another kind.
-        kind = self._kind
-        mark = b"" if kind is None else b'"kind":"%b"' % kind.encode()
+        # Most lines are steps: do not parse them for a reader of other kinds.
+        marks = [b'"kind":"%b"' % kind.encode() for kind in self._kinds] or [b""]
         try:
             file = open_regular(self._path)
         except FileNotFoundError:
@@ -185,8 +184,10 @@ class Lines:
             without_end = 0
             while (line := file.readline(MOST_BYTES)) and without_end < _MOST_WITHOUT_END:
                 without_end = 0 if line.endswith(b"\n") else without_end + 1
-                record = parse_line(line) if mark in line else None
-                if record is not None and kind in (None, record["kind"]):
+                if not any(mark in line for mark in marks):
+                    continue
+                record = parse_line(line)
+                if record is None:
+                    self.damaged += bool(line.strip())
+                elif not self._kinds or record["kind"] in self._kinds:
                     yield record
-                elif record is None and mark in line and line.strip():
-                    self.damaged += 1

@@ -153,6 +153,8 @@ class Tally:
     """Codec of the newest reply, where it changes from round to round."""
     missed: int = 0
     errors: list[str] = field(default_factory=list)
+    marked: list[Record] = field(default_factory=list)
+    """Events in MARKED, and rounds with another delay than the round before."""
     overrun: str = ""
     """The first member that says so: how many of its steps took longer than its device would."""
     t: float = 0.0
@@ -230,6 +232,8 @@ class Tally:
     def _add_round(self, record: Record) -> None:
         self.missed += len(record.get("missing") or []) + _cut(record, "missing")
         before = self.every
+        if self.rounds == 1 or _value(record, "delay") != self.delay:
+            self.marked.append(record)
         self._take_pace(record)
         self.merged_steps += before or self.every
         self.codec = str(record.get("codec") or self.codec)
@@ -254,6 +258,8 @@ class Tally:
     def _add_event(self, record: Record) -> None:
         event, reason = str(record.get("event")), str(record.get("reason") or "")
         about = str(record.get("about") or record["member"])
+        if event in MARKED:
+            self.marked.append(record)
         if event == "error":
             self.errors.append(f"{about}: {reason}")
             # A member writes errors of its own, and goes on. What another says of it is its end.
@@ -269,6 +275,8 @@ class Tally:
             self._of(about).standing, self._of(about).reason = event, reason
 
 
+MARKED = ("fault", "absence", "gone", "back", "error")
+"""Events that pictures mark in the course of a run."""
 ROUNDING_S = 0.01
 """Tolerance for the sum of a few times that are reported in milliseconds."""
 

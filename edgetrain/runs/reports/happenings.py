@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edgetrain.runs.metrics.lines import Record
+from edgetrain.runs.metrics.tally import MARKED
 from edgetrain.runs.reports import units
 
 KINDS = {
@@ -33,12 +34,12 @@ class Happening:
 
 
 def happenings(records: Iterable[Record]) -> tuple[Happening, ...]:
-    """The happenings in lines of events and rounds, in the order of time. Ignores other lines."""
+    """The happenings in the lines that a tally has marked, in the order of time."""
     listed, delays = [], []
     for record in records:
         kind, t = record["kind"], max(0.0, float(record["t"]))
         event = str(record.get("event"))
-        if kind == "event" and event in KINDS and event != "delay":
+        if kind == "event" and event in MARKED:
             about = units.printable(str(record.get("about") or record["member"]))
             reason = units.printable(str(record.get("reason") or ""))
             listed.append(Happening(event, t, f"{about} {event}" + f": {reason}" * bool(reason)))

@@ -19,7 +19,8 @@ from edgetrain.runs.folder import (
     read_summary,
     runs_in,
 )
-from edgetrain.runs.metrics.lines import Record, told_evaluation
+from edgetrain.runs.metrics.lines import Record
+from edgetrain.runs.metrics.tally import Tally
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.comparison import complete
 from edgetrain.runs.reports.happenings import Happening, happenings
@@ -125,8 +126,6 @@ class Story:
     environment: Mapping[str, Any]
     members: dict[str, MemberStory] = field(default_factory=dict)
     evaluations: list[Record] = field(default_factory=list)
-    told: list[Record] = field(default_factory=list)
-    """Evaluations that a hub was sent: counted where no member wrote its own."""
     rounds: list[Record] = field(default_factory=list)
     events: list[Record] = field(default_factory=list)
     happened: tuple[Happening, ...] = ()
@@ -164,7 +163,6 @@ def report_of(folders: Sequence[Path]) -> list[Story]:
         )
     stories = _joined([_read(run) for run in runs])
     for story in stories:
-        story.evaluations = story.evaluations or sorted(story.told, key=lambda told: told["t"])
         for member in story.members.values():
             member.enrolled = story.enrolled.get(member.name, "")
     tasks = sorted({str(story.summary.get("task")) for story in stories})
@@ -179,30 +177,31 @@ def report_of(folders: Sequence[Path]) -> list[Story]:
 def _read(folder: Path) -> Story:
     job = read_job(folder)
     summary = read_summary(folder)
-    known = complete(summarise(folder) if summary is None else summary)
-    story = Story(folder.name, folder, known, job, read_environment(folder))
-    events: list[Record] = []
-    lines = read_metrics(folder)
+    story = Story(folder.name, folder, {}, job, read_environment(folder))
+    lines, tally, known = read_metrics(folder), Tally(), 0
     for record in lines:
-        if record["kind"] in ("event", "round"):
-            events.append(record)
+        tally.add(record)
         try:
             _add(story, record)
+            known += 1
         except (KeyError, TypeError, ValueError):
             story.damaged += 1
     story.damaged += lines.damaged
-    trained = any(member.steps or member.exchanges for member in story.members.values())
-    if summary is None and not (events or trained or story.evaluations):
+    story.summary = complete(summarise(folder, tally=tally) if summary is None else summary)
+    story.evaluations = sorted(tally.evaluations, key=lambda record: record["t"])
+    if summary is None and not known:
         raise ConfigError(
             f"there is nothing to report of {folder}: "
             + (f"none of its {story.damaged} lines can be read" if story.damaged else _NO_LINE),
             "is it damaged, or did the run end before it began? `edgetrain runs` lists the others",
         )
-    story.happened = happenings(events)
+    story.happened = happenings(tally.marked)
+    story.enrolled = {
+        name: units.printable(member.name) for name, member in tally.members.items() if member.name
+    }
     for member in story.members.values():
         member.steps.sort(key=lambda step: step.t)
         member.sent.sort()
-    story.evaluations.sort(key=lambda record: record["t"])
     story.rounds.sort(key=lambda record: record["t"])
     return story
 
@@ -230,14 +229,8 @@ def _add(story: Story, record: Record) -> None:
                 received_bytes=_known(record.get("received_bytes")),
             )
         )
-    elif kind == "eval":
-        story.evaluations.append(record)
-    elif kind == "figure" and (told := told_evaluation(record)) is not None:
-        story.told.append(told)
     elif kind == "round":
         story.rounds.append(record)
-    elif kind == "status":
-        story.enrolled[str(record["about"])] = units.printable(str(record.get("name") or ""))
     elif kind == "event" and record.get("event") not in _ROUTINE:
         if len(story.events) < MOST_EVENTS:
             story.events.append(record)
@@ -276,10 +269,11 @@ def _joined(stories: list[Story]) -> list[Story]:
     whole = hubs[0]
     for part in parts:
         whole.members |= part.members
-        whole.evaluations += part.evaluations
         whole.events += part.events
         whole.damaged += part.damaged
-    whole.evaluations.sort(key=lambda record: record["t"])
+    # A hub has the figures that it was sent only where members keep none.
+    own = [each for part in parts for each in part.evaluations]
+    whole.evaluations = sorted(own or whole.evaluations, key=lambda record: record["t"])
     whole.events.sort(key=lambda record: record["t"])
     known = dict(parts[0].summary)
     for part in parts:

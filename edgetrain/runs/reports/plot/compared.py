@@ -11,7 +11,7 @@ from edgetrain.runs.folder import read_summary
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.comparison import Comparison, compare
 from edgetrain.runs.reports.plot.bars import draw_stacked, name_bars, unit_of_bytes, write_beside
-from edgetrain.runs.reports.plot.curves import Curve, curve_of, end_of_time
+from edgetrain.runs.reports.plot.curves import Curve, curve_of, end_of_time, read_tally
 from edgetrain.runs.reports.plot.ends import fits, label_ends
 from edgetrain.runs.reports.plot.headings import draw_header, draw_notes, heading_of
 from edgetrain.runs.reports.plot.marks import legend_of
@@ -45,7 +45,7 @@ def draw_comparison(folders: Sequence[Path]) -> Figure:
     summaries = [read_summary(folder) or summarise(folder) for folder in folders]
     compared = compare(summaries)
     curves = [
-        curve_of(folder, row, compared.metric, place)
+        curve_of(read_tally(folder), row, compared.metric, place)
         for place, (folder, row) in enumerate(zip(folders, compared.rows, strict=True))
     ]
     with styled():

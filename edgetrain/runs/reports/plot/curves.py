@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgetrain.runs.folder import read_metrics
+from edgetrain.runs.metrics.tally import Tally
 from edgetrain.runs.reports.comparison import Row
-from edgetrain.runs.reports.happenings import Happening
-from edgetrain.runs.reports.plot.marks import marks_of
+from edgetrain.runs.reports.happenings import Happening, happenings
 from edgetrain.runs.reports.plot.style import as_text, look_of
 
 _SQUEEZED = 0.04
@@ -64,13 +64,18 @@ def needs_log(curves: Sequence[Curve], end: float) -> bool:
     return bool(fastest) and min(fastest) < _SQUEEZED * end
 
 
-def curve_of(folder: Path, row: Row, metric: str, place: int) -> Curve:
-    """A run's curve, from its folder, in the look of line number `place` (from 0)."""
-    evaluations = sorted(read_metrics(folder, "eval"), key=lambda record: record["t"])
+def read_tally(folder: Path) -> Tally:
+    """What a curve needs of a run's metrics: all but steps, which are most lines."""
+    return Tally().add_all(read_metrics(folder, "eval", "figure", "event", "round"))
+
+
+def curve_of(tally: Tally, row: Row, metric: str, place: int) -> Curve:
+    """A run's curve in the look of line number `place` (from 0)."""
+    evaluations = sorted(tally.evaluations, key=lambda record: record["t"])
     points = [
         (record["t"], record["step"], record[metric])
         for record in evaluations
         if isinstance(record.get(metric), int | float)
     ]
     t, steps, values = zip(*points, strict=True) if points else ((), (), ())
-    return Curve(row, t, steps, values, *look_of(place), marks_of(folder))
+    return Curve(row, t, steps, values, *look_of(place), happenings(tally.marked))

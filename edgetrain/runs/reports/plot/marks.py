@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgetrain.runs.folder import read_metrics
-from edgetrain.runs.reports.happenings import KINDS, Happening, happenings, height_at
+from edgetrain.runs.reports.happenings import KINDS, Happening, height_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,11 +25,6 @@ class Marked:
 
     found: tuple[Happening, ...]
     colour: str
-
-
-def marks_of(folder: Path) -> tuple[Happening, ...]:
-    """The happenings in the run of a folder, in the order of time."""
-    return happenings([*read_metrics(folder, "event"), *read_metrics(folder, "round")])
 
 
 def draw_marks(

@@ -45,10 +45,11 @@ def draw_run(folder: Path) -> Figure:
     """The figure of `run_figure`."""
     summary = read_summary(folder) or summarise(folder)
     compared = compare([summary])
-    curve = replace(curve_of(folder, compared.rows[0], compared.metric, 1), dashes="-")
     history = History(max(1, summary["steps"]))
     for record in read_metrics(folder):
         history.add(record)
+    curve = curve_of(history.tally, compared.rows[0], compared.metric, 1)
+    curve = replace(curve, dashes="-")
     with styled():
         figure = new_figure()
         grid = figure.add_gridspec(2, 2)
