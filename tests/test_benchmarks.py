@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgetrain import strategies
 from edgetrain.jobs.grid import load
 
 ROOT = Path(__file__).parents[1]
@@ -21,6 +23,13 @@ def harness(monkeypatch, own_imports):
     import harness
 
     return harness
+
+
+@pytest.fixture
+def frontier(harness):
+    import frontier
+
+    return frontier
 
 
 def benchmarks(*words):
@@ -86,3 +95,87 @@ def test_every_sweep_is_one(path):
 def test_whatever_measures_can_be_imported(path, monkeypatch, own_imports):
     monkeypatch.syspath_prepend(FOLDER)
     assert callable(__import__(path.stem).measured)
+
+
+# -- frontier --------------------------------------------------------------------------------------
+
+
+def made_up(frontier, finals):
+    """A `Run` whose final figure is that of its strategy and rate; others end with an error."""
+
+    def run(words):
+        said = dict(word.split("=", 1) for word in words)
+        rate = said["optimizer"].split("lr=")[1].rstrip(" }")
+        final = finals.get((said["strategy"], rate))
+        if final is None:
+            return {"error": f"{said['strategy']} cannot"}
+        final -= 0.01 * int(said["seed"])
+        return {"final": final, "seconds": 10.0, "mb": 1.0, "curve": [[1.0, 0.5], [4.0, final]]}
+
+    return run
+
+
+def test_a_strategy_runs_all_seeds_at_the_rate_that_is_best_with_the_first(frontier):
+    case = frontier.Case("digits", "iid", "momentum", 200, 50)
+    finals = {("dga", "0.02"): 0.9, ("dga", "0.05"): 0.955, ("dga", "0.1"): 0.94}
+    ran = []
+    run = made_up(frontier, finals)
+    row = frontier.row_of(case, "dga", 3, lambda words: ran.append(words) or run(words))
+    assert (row.rate, row.finals) == (0.05, pytest.approx((0.955, 0.945, 0.935)))
+    assert row.to_target == (4.0, None, None)
+    assert len(ran) == 5
+    lost = frontier.row_of(case, "fedavg", 3, run)
+    assert lost.error == "fedavg cannot"
+    text = frontier.text_of(case, [row, lost])
+    assert "94.5 (93.5 to 95.5)" in text
+    assert "4.0 (1 of 3)" in text
+    assert "fedavg  fedavg cannot" in text
+
+
+def test_none_on_the_frontier_is_beaten_in_both(frontier):
+    def row(name, final, seconds):
+        return frontier.Row(name, 0.1, (final,), seconds)
+
+    rows = [
+        row("slow", 0.98, 30.0), row("fast", 0.9, 5.0), row("beaten", 0.9, 6.0),
+        row("even", 0.9, 5.0), frontier.Row("lost", error="diverged"),
+    ]  # fmt: skip
+    assert frontier.frontier(rows, "higher") == {"slow", "fast", "even"}
+    assert frontier.frontier(rows, "lower") == {"fast", "even"}
+
+
+def test_every_strategy_is_compared_unless_it_is_an_ablation(frontier):
+    names = {strategies.find(name).name for name in frontier.contenders() if ", long" not in name}
+    assert names == strategies.TABLE.keys() - set(frontier.ABLATIONS)
+    assert frontier.chosen("fedavg, long, dga(drift)") == ["fedavg, long", "dga(drift)"]
+
+
+def test_a_case_runs_keeps_what_was_run_and_draws_it(frontier, tmp_path, monkeypatch, capsys):
+    """The smallest: one strategy, one rate, one seed, 20 steps."""
+    task = frontier.TASKS["digits"]
+    small = replace(task, words=(*task.words[:1], "members=2", "batch=8", "steps=20"))
+    monkeypatch.setitem(frontier.TASKS, "digits", small)
+    monkeypatch.setitem(frontier.RATES, ("digits", "momentum"), (0.05,))
+    kept, picture = tmp_path / "kept.jsonl", tmp_path / "frontier.png"
+    words = [
+        "--short", "--only", "dga", "--where", "iid,200@50", "--seeds", "1",
+        "--keep", str(kept), "--picture", str(picture),
+    ]  # fmt: skip
+    assert frontier.main(words) == 0
+    first = capsys.readouterr().out
+    assert "digits, iid, momentum, 200@50" in first
+    assert "* dga" in first
+    assert picture.stat().st_size > 10_000
+    monkeypatch.setattr(frontier, "simulate", None)
+    assert frontier.main([*words, "--json"]) == 0
+    (case,) = json.loads(capsys.readouterr().out)["cases"]
+    (row,) = case["rows"]
+    assert row["seconds"] > 20 * 0.05
+    assert len(kept.read_text().splitlines()) == 1
+
+
+def test_a_strategy_that_is_none_is_one_line(frontier, capsys):
+    with pytest.raises(SystemExit) as refused:
+        frontier.main(["--only", "dgaa"])
+    assert refused.value.code == 2
+    assert "did you mean 'dga'" in capsys.readouterr().err
