@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
     revoke.add_argument("digest", metavar="DIGEST", help="or its first digits")
     revoke.set_defaults(run=_revoke)
     for each in (make, show, allow, listing, revoke):
-        each.add_argument("--json", action="store_true", help="print JSON")
+        common.add_json(each)
     for each in (allow, listing, revoke):
         common.add_keys(each)
 
@@ -65,7 +64,7 @@ def _make(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write {arguments.output}: {error.strerror}") from None
     digest, files = bundles.digest_of(archive), sorted(bundles.unpack(archive))
-    _answer(
+    common.answer(
         arguments,
         {"digest": digest, "bytes": len(archive), "files": files, "bundle": str(arguments.output)},
         f"{digest}  {arguments.output} ({len(files)} files)",
@@ -80,7 +79,7 @@ def _show(arguments: argparse.Namespace) -> int:
     files = {name: len(content) for name, content in bundles.unpack(archive).items()}
     digest = bundles.digest_of(archive)
     lines = [digest, *(f"{size:10d}  {name}" for name, size in files.items())]
-    _answer(arguments, {"digest": digest, "files": files}, "\n".join(lines))
+    common.answer(arguments, {"digest": digest, "files": files}, "\n".join(lines))
     return 0
 
 
@@ -96,7 +95,7 @@ def _allow(arguments: argparse.Namespace) -> int:
     else:
         digest, note = bundles.checked(arguments.bundle), ""
     bundles.Allowed(keys_folder(arguments.keys)).allow(digest, note)
-    _answer(arguments, {"digest": digest}, f"{digest} may run on this device")
+    common.answer(arguments, {"digest": digest}, f"{digest} may run on this device")
     return 0
 
 
@@ -106,7 +105,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
     found = bundles.Allowed(keys_folder(arguments.keys)).all()
     lines = [f"{digest}  {note}".rstrip() for digest, note in found.items()]
-    _answer(arguments, found, "\n".join(lines) or "no bundle is allowed on this device")
+    common.answer(arguments, found, "\n".join(lines) or "no bundle is allowed on this device")
     return 0
 
 
@@ -116,9 +115,5 @@ def _revoke(arguments: argparse.Namespace) -> int:
 
     digest = bundles.Allowed(keys_folder(arguments.keys)).revoke(arguments.digest)
     said = f"{digest} may run here no longer (a member that runs has it in memory)"
-    _answer(arguments, {"digest": digest}, said)
+    common.answer(arguments, {"digest": digest}, said)
     return 0
-
-
-def _answer(arguments: argparse.Namespace, found: dict[str, Any], text: str) -> None:
-    common.say(json.dumps(found) if arguments.json else text)

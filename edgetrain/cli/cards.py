@@ -89,7 +89,7 @@ def add_verbs(verbs: Any) -> None:
     worker.set_defaults(run=_worker)
     common.add_keys(flash)
     for each in (flash, worker):
-        each.add_argument("--json", action="store_true", help="print one JSON object at the end")
+        common.add_json(each, "print one JSON object at the end")
 
 
 def archive_folder() -> Path:
@@ -113,16 +113,13 @@ def _worker(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     size = out.stat().st_size
-    if arguments.json:
-        found = {"file": str(out), "bytes": size, **dataclasses.asdict(made)}
-        common.say(json.dumps(found))
-    else:
-        torch = made.packages["torch"]
-        common.say(
-            f"{out}  {size / 1e6:.0f} MB, {made.unpacked / 1e6:.0f} MB on the device\n"
-            f"Python {made.python}, {made.machine}, edgetrain {made.packages['edgetrain']}, "
-            f"torch {torch}"
-        )
+    common.answer(
+        arguments,
+        {"file": str(out), "bytes": size, **dataclasses.asdict(made)},
+        f"{out}  {size / 1e6:.0f} MB, {made.unpacked / 1e6:.0f} MB on the device\n"
+        f"Python {made.python}, {made.machine}, edgetrain {made.packages['edgetrain']}, "
+        f"torch {made.packages['torch']}",
+    )
     return 0
 
 

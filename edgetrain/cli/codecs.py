@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
         "and how many times fewer bytes than float32 that is.",
         _EXAMPLES,
     )
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    common.add_json(parser, "print the table as JSON")
     parser.set_defaults(run=run)
 
 

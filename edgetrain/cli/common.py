@@ -114,7 +114,12 @@ def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
         "--runs", default=RUNS, type=Path, help="folder of run folders (default: %(default)s)"
     )
     if json:
-        parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+        add_json(parser, "print one JSON object at the end")
+
+
+def add_json(parser: argparse.ArgumentParser, help: str = "print JSON") -> None:
+    """Add --json."""
+    parser.add_argument("--json", action="store_true", help=help)
 
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
@@ -139,6 +144,11 @@ def say(text: str) -> None:
     """Print a line to stdout, without control characters (names and reasons come from folders and
     from other machines), and flush it, also if stdout is a pipe."""
     print(units.printable_lines(text), flush=True)
+
+
+def answer(arguments: argparse.Namespace, values: object, text: str) -> None:
+    """Print what was asked for: plain values with --json, else a text."""
+    say(json.dumps(values) if arguments.json else text)
 
 
 def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> list[Resolved]:

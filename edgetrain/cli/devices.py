@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,17 +50,14 @@ def add_parser(subparsers: Any) -> None:
     init.set_defaults(run=_init)
     cards.add_verbs(verbs)
     for each in (listing, show):
-        each.add_argument("--json", action="store_true", help="print JSON")
+        common.add_json(each)
 
 
 def _list(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet import devices
 
     found = [devices.load(name) for name in devices.names()]
-    if arguments.json:
-        common.say(json.dumps([dataclasses.asdict(device) for device in found]))
-    else:
-        common.say("\n".join(map(line, found)))
+    common.answer(arguments, list(map(dataclasses.asdict, found)), "\n".join(map(line, found)))
     return 0
 
 
@@ -69,16 +65,13 @@ def _show(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet import devices
 
     device = devices.load(arguments.name)
-    if arguments.json:
-        common.say(json.dumps(dataclasses.asdict(device)))
-        return 0
-    common.say(line(device))
+    lines = [line(device)]
     if device.name == devices.HOST:
         unknown = "unknown: no sensor, and not a board of the catalog"
-        common.say("  speed: its own; steps are not paced")
-        common.say(f"  joules: {devices.joules_source(devices.HOST) or unknown}")
-    for key, source in device.source.items():
-        common.say(f"  {key}: {source}")
+        lines.append("  speed: its own; steps are not paced")
+        lines.append(f"  joules: {devices.joules_source(devices.HOST) or unknown}")
+    lines += [f"  {key}: {source}" for key, source in device.source.items()]
+    common.answer(arguments, dataclasses.asdict(device), "\n".join(lines))
     return 0
 
 

@@ -7,10 +7,13 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgetrain.exchange.keys.keyring import Keyring
 
 _EXAMPLES = """\
 on the hub's machine:
@@ -94,7 +97,7 @@ def add_parser(subparsers: Any) -> None:
     for each in (init, enroll, listing, known, revoke):
         common.add_keys(each)
         common.try_again(each)
-        each.add_argument("--json", action="store_true", help="print JSON")
+        common.add_json(each)
 
 
 def _add_known_hosts(verbs: Any) -> argparse.ArgumentParser:
@@ -109,14 +112,20 @@ def _add_known_hosts(verbs: Any) -> argparse.ArgumentParser:
     return known
 
 
-def _init(arguments: argparse.Namespace) -> int:
+def _ring(arguments: argparse.Namespace) -> Keyring:
+    """The keys of this machine, and those that may join a hub here."""
     from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+
+    return Keyring(keys_folder(arguments.keys))
+
+
+def _init(arguments: argparse.Namespace) -> int:
     from edgetrain.exchange.keys.pairs import spell
     from edgetrain.exchange.zeromq.curve import new_pair
 
-    ring = Keyring(keys_folder(arguments.keys))
+    ring = _ring(arguments)
     pair = ring.init(new_pair, replace=arguments.replace)
-    _answer(
+    common.answer(
         arguments,
         {"public": spell(pair.public), "folder": str(ring.path)},
         f"made a key pair in {ring.path}; public key:\n{spell(pair.public)}",
@@ -140,22 +149,20 @@ def _enroll(arguments: argparse.Namespace) -> int:
 
 def _let_in(arguments: argparse.Namespace) -> int:
     """At the hub: print a token for a device, or put its public key on the list."""
-    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.keys.pairs import public_key, short, spell
     from edgetrain.exchange.zeromq.curve import new_pair
 
-    ring, now = Keyring(keys_folder(arguments.keys)), time.time()
+    ring, now = _ring(arguments), time.time()
     if arguments.key:
         key = public_key(arguments.key)
         ring.allow(key, arguments.name)
         said = f"{arguments.name} may join with key {short(key)}…"
-        _answer(arguments, {"name": arguments.name, "key": spell(key)}, said)
+        common.answer(arguments, {"name": arguments.name, "key": spell(key)}, said)
         return 0
-    if not 0 < arguments.minutes <= 60 * 24 * 30:
-        raise ConfigError(f"--minutes {arguments.minutes:g}: allowed are more than 0 to 43200")
+    _check_minutes(arguments)
     older = any(name == arguments.name for name, _ in ring.open_tokens(now))
     token = ring.issue_token(arguments.name, new_pair, now, arguments.minutes)
-    _answer(
+    common.answer(
         arguments,
         {"name": arguments.name, "token": token, "minutes": arguments.minutes},
         f"{token}\n(lets one device in as {arguments.name}, once, within {arguments.minutes:g} "
@@ -165,17 +172,20 @@ def _let_in(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_minutes(arguments: argparse.Namespace) -> None:
+    if not 0 < arguments.minutes <= 60 * 24 * 30:
+        raise ConfigError(f"--minutes {arguments.minutes:g}: allowed are more than 0 to 43200")
+
+
 def _let_cluster_in(arguments: argparse.Namespace) -> int:
     """At the hub: write a token for each device of a cluster file, for another machine's cards."""
-    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.zeromq.curve import new_pair
     from edgetrain.fleet import cluster
 
     if arguments.name or arguments.key or not arguments.out:
         raise ConfigError("--cluster wants --out FILE, and neither a name nor a key")
-    if not 0 < arguments.minutes <= 60 * 24 * 30:
-        raise ConfigError(f"--minutes {arguments.minutes:g}: allowed are more than 0 to 43200")
-    ring = Keyring(keys_folder(arguments.keys))
+    _check_minutes(arguments)
+    ring = _ring(arguments)
     names = [device.name for device in cluster.load(arguments.cluster).devices]
     listed = set(ring.members().values())
     new = [name for name in names if name not in listed]
@@ -190,7 +200,7 @@ def _let_cluster_in(arguments: argparse.Namespace) -> int:
     if known:
         said += f"\nno token for {', '.join(known)}: on the list already (keys revoke NAME)"
     found = {"out": str(arguments.out), "devices": new, "listed": known}
-    _answer(arguments, found | {"minutes": arguments.minutes}, said)
+    common.answer(arguments, found | {"minutes": arguments.minutes}, said)
     return 0
 
 
@@ -203,15 +213,14 @@ def _for_owner(path: Path) -> int:
 
 def _enroll_here(arguments: argparse.Namespace) -> int:
     """At the device: use a token at the hub, and remember the hub's key."""
-    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.keys.pairs import short, spell
     from edgetrain.exchange.zeromq.enrolment import enrol
 
     token, host_key = _token(arguments.token), _host_key(arguments.ssh_host_key)
-    ring = Keyring(keys_folder(arguments.keys))
+    ring = _ring(arguments)
     found = enrol(ring, arguments.hub, token, host_key=host_key)
     said = f"enrolled as {found.name}; {found.hub} is known by its key {short(found.key)}…"
-    _answer(arguments, {"name": found.name, "hub": found.hub, "key": spell(found.key)}, said)
+    common.answer(arguments, {"name": found.name, "hub": found.hub, "key": spell(found.key)}, said)
     return 0
 
 
@@ -231,7 +240,6 @@ def _host_key(path: Path | None) -> str:
 def _known_hosts(arguments: argparse.Namespace) -> int:
     """At the hub: print a line for each device that sent a host key with its enrolment."""
     from edgetrain.exchange.keys.host_keys import known_hosts_line
-    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.fleet import cluster
 
     static = {}
@@ -243,13 +251,13 @@ def _known_hosts(arguments: argparse.Namespace) -> int:
             "names": [name, f"{name}.local", *([static[name]] if name in static else [])],
             "key": key,
         }
-        for name, key in Keyring(keys_folder(arguments.keys)).hosts().items()
+        for name, key in _ring(arguments).hosts().items()
     }
     lines = [known_hosts_line(host["names"], str(host["key"])) for host in hosts.values()]
     if not lines:
         common.warn("no device has sent a host key with its enrolment")
     if lines or arguments.json:
-        _answer(arguments, hosts, "".join(lines).rstrip("\n"))
+        common.answer(arguments, hosts, "".join(lines).rstrip("\n"))
     return 0
 
 
@@ -277,10 +285,9 @@ def _token(given: str | None) -> str:
 
 def _list(arguments: argparse.Namespace) -> int:
     from edgetrain.exchange.keys.host_keys import fingerprint
-    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.keys.pairs import spell
 
-    ring = Keyring(keys_folder(arguments.keys))
+    ring = _ring(arguments)
     hosts = {name: fingerprint(key) for name, key in ring.hosts().items()}
     own = spell(ring.pair().public) if ring.exists else ""
     members = {name: spell(key) for key, name in ring.members().items()}
@@ -294,23 +301,18 @@ def _list(arguments: argparse.Namespace) -> int:
     lines += [f"open token    {t['name']}, {t['seconds']} s left" for t in tokens]
     lines += [f"known hub     {key}  {address}" for address, key in hubs.items()]
     found = {"public": own, "members": members, "tokens": tokens, "hubs": hubs, "hosts": hosts}
-    _answer(arguments, found | {"folder": str(ring.path)}, "\n".join(lines))
+    common.answer(arguments, found | {"folder": str(ring.path)}, "\n".join(lines))
     return 0
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
-    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.exchange.keys.pairs import short, spell
 
-    revoked = Keyring(keys_folder(arguments.keys)).revoke(arguments.who)
+    revoked = _ring(arguments).revoke(arguments.who)
     lines = [f"{revoked.name} with key {short(key)}… may join no longer" for key in revoked.keys]
     if revoked.tokens:
         lines.append(f"the open enrolment token for {revoked.name} is closed")
     found = {"name": revoked.name, "tokens": revoked.tokens}
     key = spell(revoked.keys[0]) if revoked.keys else None
-    _answer(arguments, found | {"key": key}, "\n".join(lines))
+    common.answer(arguments, found | {"key": key}, "\n".join(lines))
     return 0
-
-
-def _answer(arguments: argparse.Namespace, found: dict[str, Any], text: str) -> None:
-    common.say(json.dumps(found) if arguments.json else text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
     )
     common.add_job(parser)
     parser.add_argument("--placement", metavar="WORDS", help="judge this placement on the servers")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    common.add_json(parser, "print one JSON object")
     parser.set_defaults(run=run)
 
 
@@ -63,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     question = question_of(resolve(with_all_members(job)), beside)
     decision = decide(question, rehearsal(job, beside))
     plan = plain(question, decision) | {"name": job.name or job.task.rpartition(":")[2]}
-    common.say(json.dumps(plan) if arguments.json else text(plan))
+    common.answer(arguments, plan, text(plan))
     return 0 if decision.chosen else 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from edgetrain.cli import common
@@ -45,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
         default="pld",
         help="pld is tight; rdp is what older papers report, and never less (default: pld)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    common.add_json(parser)
     parser.set_defaults(run=run)
 
 
@@ -81,7 +80,7 @@ def _of_numbers(arguments: argparse.Namespace) -> int:
         "noise": noise, "epsilon": found, "delta": delta, "rounds": rounds, "sample_rate": rate,
         "accountant": arguments.accountant,
     }  # fmt: skip
-    common.say(json.dumps(answer) if arguments.json else "\n".join(lines))
+    common.answer(arguments, answer, "\n".join(lines))
     return 0
 
 
@@ -103,5 +102,5 @@ def _of_job(arguments: argparse.Namespace) -> int:
         f"noise {promise.noise:.6g} x clip {promise.clip:g}, {promise.count} {what}"
         + (f", each example in {promise.rate:.3g} of them" if promise.rate < 1 else ""),
     ]
-    common.say(json.dumps(found) if arguments.json else "\n".join(lines))
+    common.answer(arguments, found, "\n".join(lines))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from edgetrain.cli import common
@@ -38,8 +37,6 @@ def run(arguments: argparse.Namespace) -> int:
     folders = folders_in(arguments.runs)
     shown = folders[-arguments.last :] if arguments.last > 0 else folders
     rows = [row for folder in shown for row in listed(folder)]
-    if arguments.json:
-        common.say(json.dumps([row.as_json() for row in rows]))
-    else:
-        common.say(text(rows) if rows else f"no runs in {arguments.runs}")
+    said = text(rows) if rows else f"no runs in {arguments.runs}"
+    common.answer(arguments, [row.as_json() for row in rows], said)
     return 0

@@ -20,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
         "from.",
         "example:\n  edgetrain strategies --json",
     )
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    common.add_json(parser, "print the table as JSON")
     parser.set_defaults(run=run)
 
 
