@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, did_you_mean
 
 Limits = tuple[float, float, str]
 """Lowest and highest allowed value, and their unit."""
@@ -29,6 +29,15 @@ def number(value: Any, limits: Limits, where: str, whole: bool = False) -> float
     if whole and value != int(value):
         raise ConfigError(f"{where} = {value:g} is not a whole number", allowed)
     return float(value)
+
+
+def known(table: Iterable[str], keys: Iterable[str], where: str = "", prefix: str = "") -> None:
+    """Raise ConfigError for a key of a table that is not one of `keys`. The error begins with
+    `where`; keys in it begin with `prefix`, such as "faults[0]."."""
+    keys = list(keys)
+    for key in table:
+        if key not in keys:
+            raise ConfigError(f"{where}unknown key '{prefix}{key}'", did_you_mean(key, keys))
 
 
 def text(value: Any, where: str) -> str:

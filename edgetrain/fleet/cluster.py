@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.files.reading import OTHERS_READ, read_bytes, read_guarded
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet import values
-from edgetrain.fleet.checks import number, text
+from edgetrain.fleet.checks import known, number, text
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 """One label of a host name (RFC 1123), in small letters."""
@@ -139,24 +139,13 @@ class Cluster:
         return self.devices.index(device)
 
 
-# The keys of each table of cluster.toml, and whether a key is required.
-TABLES: dict[str, dict[str, bool]] = {
-    "hub": {"addresses": True},
-    "image": {"file": True, "sha256": False, "bmap": False},
-    "wifi": {"ssid": True, "country": True, "secret": True},
-    "ssh": {"user": True, "keys": True},
-    "job": {"file": True, "data": False, "bundle": False},
-    "device": {"name": True, "profile": True, "address": False, "gateway": False},
-    "server": {
-        "name": True,
-        "host": True,
-        "profile": False,
-        "interface": False,
-        "accelerators": False,
-        "python": False,
-    },
-    "between": {"rate_mbit": False, "rtt_ms": False},
-}
+TABLES = {
+    name: {each.name: each.default is MISSING for each in fields(entry)}
+    for name, entry in {
+        "hub": HubPlace, "image": ImageChoice, "wifi": Wifi, "ssh": Ssh, "job": JobFiles,
+        "device": DeviceEntry, "server": ServerEntry, "between": Between,
+    }.items()
+}  # fmt: skip
 """Every table's keys, and whether one is required."""
 _LISTS = ("device", "server")
 _LOOSE = ("trusted",)
@@ -300,10 +289,8 @@ def ssh_keys(ssh: Ssh) -> list[str]:
 
 
 def _check_keys(table: Mapping[str, Any], path: Path) -> None:
-    known = [*TABLES, *_LOOSE]
+    known(table, [*TABLES, *_LOOSE], f"{path}: ")
     for key, value in table.items():
-        if key not in known:
-            raise ConfigError(f"{path}: unknown key {key}", did_you_mean(key, known))
         if key in _LOOSE:
             continue
         shape = isinstance(value, list) if key in _LISTS else isinstance(value, Mapping)
@@ -313,10 +300,7 @@ def _check_keys(table: Mapping[str, Any], path: Path) -> None:
             raise ConfigError(f"{path}: {key} is not written as {how}")
         for at, item in enumerate(tables):
             where = f"{key}[{at}]" if key in _LISTS else key
-            for name in item:
-                if name not in TABLES[key]:
-                    hint = did_you_mean(name, TABLES[key])
-                    raise ConfigError(f"{path}: unknown key {where}.{name}", hint)
+            known(item, TABLES[key], f"{path}: ", f"{where}.")
             for name, required in TABLES[key].items():
                 if required and name not in item:
                     raise ConfigError(

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from edgetrain.errors import ConfigError, did_you_mean
-from edgetrain.fleet.checks import member_numbers, seconds
+from edgetrain.fleet.checks import known, member_numbers, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +92,7 @@ def parse_absences(tables: Iterable[Mapping[str, Any]], members: int) -> tuple[A
 
 
 def _parse(table: Mapping[str, Any], where: str, members: int) -> Absence:
-    known = [field.name for field in fields(Absence)]
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"unknown key '{where}.{key}'", did_you_mean(key, known))
+    known(table, (field.name for field in fields(Absence)), prefix=f"{where}.")
     return Absence(
         seconds(table.get("at_s"), "1e9", f"{where}.at_s"),
         seconds(table.get("for_s"), "1e9", f"{where}.for_s"),

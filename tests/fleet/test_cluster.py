@@ -85,8 +85,8 @@ def test_the_example_can_be_read_and_names_every_key(tmp_path):
 
 BAD = [
     ('[[device]]\nname = "pi-0"\nprofile = "x"\n', "two devices are called pi-0"),
-    ("[hubb]\n", r"unknown key hubb \(did you mean 'hub'"),
-    ('[[device]]\nname = "a"\nprofil = "x"', r"device\[2\].profil \(did you mean 'profile'"),
+    ("[hubb]\n", r"unknown key 'hubb' \(did you mean 'hub'"),
+    ('[[device]]\nname = "a"\nprofil = "x"', r"device\[2\].profil' \(did you mean 'profile'"),
     ('[[device]]\nname = "a"', r"device\[2\].profile is missing"),
     (
         '[[device]]\nname = "a"\nprofile = "x"\naddress = "192.168.1.20/16"',

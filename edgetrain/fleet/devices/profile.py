@@ -13,7 +13,7 @@ from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.fleet import catalog
-from edgetrain.fleet.checks import Limits, number
+from edgetrain.fleet.checks import Limits, known, number
 
 HOST = "host"
 """The name for the machine itself. Its steps are not paced."""
@@ -106,9 +106,7 @@ def names() -> list[str]:
 
 def parse(name: str, table: Mapping[str, Any], path: Path) -> Device:
     """Build a device from a TOML table; `path` is named in errors."""
-    for key in table:
-        if key not in _KEYS:
-            raise ConfigError(f"{path}: unknown key {key}", did_you_mean(key, _KEYS))
+    known(table, _KEYS, f"{path}: ")
     for key in ("title", *RANGES, "source"):
         if key not in table and key not in _OPTIONAL:
             raise ConfigError(
@@ -193,9 +191,7 @@ def _source(table: Any, given: list[str], path: Path) -> dict[str, str]:
     """Read the source of each figure; a figure without a source is refused."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{path}: source must be a table", "[source]")
-    for key in table:
-        if key not in RANGES:
-            raise ConfigError(f"{path}: unknown key source.{key}", did_you_mean(key, RANGES))
+    known(table, RANGES, f"{path}: ", "source.")
     for key in given:
         if key not in table:
             raise ConfigError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
-from edgetrain.fleet.checks import member_numbers, number, seconds
+from edgetrain.fleet.checks import known, member_numbers, number, seconds
 from edgetrain.fleet.networks.profile import Profile
 
 KINDS = ("down", "partition", "rate")
@@ -57,10 +57,7 @@ def parse_faults(tables: Iterable[Mapping[str, Any]], members: int) -> tuple[Fau
 
 
 def _parse(table: Mapping[str, Any], where: str, members: int) -> Fault:
-    known = [f.name for f in fields(Fault)]
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"unknown key '{where}.{key}'", did_you_mean(key, known))
+    known(table, (field.name for field in fields(Fault)), prefix=f"{where}.")
     kind = table.get("kind")
     if kind not in KINDS:
         raise ConfigError(

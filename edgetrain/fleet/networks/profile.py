@@ -16,7 +16,7 @@ from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.fleet import catalog
-from edgetrain.fleet.checks import Limits, number, text
+from edgetrain.fleet.checks import Limits, known, number, text
 from edgetrain.fleet.networks import traces
 
 DISTRIBUTIONS = ("normal", "uniform", "pareto")
@@ -169,7 +169,7 @@ def names() -> list[str]:
 
 def parse(name: str, table: Mapping[str, Any], path: Path) -> Profile:
     """Build a profile from a TOML table. Errors name `path`, traces are relative to it."""
-    _known(table, _TOP, path, "")
+    known(table, _TOP, f"{path}: ")
     both = _table(table, "both", path)
     ways = {
         way: _direction({**both, **_table(table, way, path)}, path, way) for way in ("up", "down")
@@ -183,8 +183,7 @@ def parse(name: str, table: Mapping[str, Any], path: Path) -> Profile:
 
 
 def _direction(table: Mapping[str, Any], path: Path, way: str) -> Direction:
-    fields = [f.name for f in dataclasses.fields(Direction)]
-    _known(table, fields, path, f"{way}.")
+    known(table, (f.name for f in dataclasses.fields(Direction)), f"{path}: ", f"{way}.")
     values: dict[str, Any] = {}
     for key, value in table.items():
         where = f"{way}.{key}"
@@ -204,8 +203,7 @@ def _direction(table: Mapping[str, Any], path: Path, way: str) -> Direction:
 def _burst(table: Any, path: Path, where: str) -> Burst:
     if not isinstance(table, Mapping):
         raise ConfigError(f"{path}: {where} must be a table", "burst = { enter_percent = 1, … }")
-    fields = [f.name for f in dataclasses.fields(Burst)]
-    _known(table, fields, path, f"{where}.")
+    known(table, (f.name for f in dataclasses.fields(Burst)), f"{path}: ", f"{where}.")
     for key in ("enter_percent", "leave_percent"):
         if key not in table:
             raise ConfigError(f"{path}: {where}.{key} is missing", "percent per packet, 0 to 100")
@@ -233,12 +231,6 @@ def _consistent(way: Direction, path: Path, where: str) -> None:
             f"0 to {way.delay_ms / 4:g} ms (a quarter of delay_ms)",
             "a larger jitter would need delays below zero",
         )
-
-
-def _known(table: Mapping[str, Any], keys: Any, path: Path, prefix: str) -> None:
-    for key in table:
-        if key not in keys:
-            raise ConfigError(f"{path}: unknown key '{prefix}{key}'", did_you_mean(key, keys))
 
 
 def _table(table: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:

@@ -60,7 +60,7 @@ def without(key: str) -> dict:
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ({**TABLE, "train_gflop": 1}, "unknown key train_gflop .*'train_gflops'"),
+        ({**TABLE, "train_gflop": 1}, "unknown key 'train_gflop' .*'train_gflops'"),
         (without("cores"), "cores is missing"),
         (without("source"), "source is missing"),
         ({**TABLE, "cores": 0}, "cores = 0 is out of range .*allowed: 1 to 4096"),
@@ -72,10 +72,10 @@ def without(key: str) -> dict:
         ({**TABLE, "title": ""}, "title = '' is not a text"),
         ({**TABLE, "boards": "A Board"}, "boards = 'A Board' is not a list"),
         ({**TABLE, "source": "here"}, "source must be a table"),
-        ({**TABLE, "source": {**TABLE["source"], "core": "x"}}, "unknown key source.core "),
+        ({**TABLE, "source": {**TABLE["source"], "core": "x"}}, "unknown key 'source.core' "),
         ({**TABLE, "source": {"cores": "x"}}, "source.memory_bytes is missing"),
         ({**TABLE, "source": {**TABLE["source"], "cores": 3}}, "source.cores = 3 is not a text"),
-        ({**TABLE, "step_jiter": 0.1}, "unknown key step_jiter .*'step_jitter'"),
+        ({**TABLE, "step_jiter": 0.1}, "unknown key 'step_jiter' .*'step_jitter'"),
         ({**TABLE, "step_jitter": -0.1}, "step_jitter = -0.1 is out of range .*allowed: 0 to 10"),
         ({**TABLE, "slow_chance": 0.1}, "slow_chance and slow_factor go together"),
         ({**TABLE, "slow_factor": 2}, "slow_chance and slow_factor go together"),

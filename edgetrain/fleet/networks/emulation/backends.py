@@ -37,7 +37,25 @@ class Bare(Emulation):
         return Attachment(self._address)
 
 
-class Streamed(Emulation):
+class _Worked(Emulation):
+    """A backend with a process of its own."""
+
+    _worker: Worker
+
+    @property
+    def pid(self) -> int:
+        return self._worker.pid
+
+    def start_faults(self, began_s: float | None = None) -> None:
+        # All processes share the monotonic clock.
+        at_ns = time.monotonic_ns() if began_s is None else round(began_s * 1e9)
+        self._worker.ask(f"start {at_ns}")
+
+    def _end(self) -> None:
+        self._worker.close()
+
+
+class Streamed(_Worked):
     """Backend `stream`: a proxy process between members and hub."""
 
     backend = "stream"
@@ -65,22 +83,12 @@ class Streamed(Emulation):
     def attachment(self, member: int) -> Attachment:
         return self._attachments[member]
 
-    @property
-    def pid(self) -> int:
-        return self._worker.pid
-
-    def start_faults(self, began_s: float | None = None) -> None:
-        self._worker.ask(_start(began_s))
-
     def _congestion(self) -> str:
         return f"{self.request.congestion}, as a model"
 
     def _measured(self) -> dict[str, Any]:
         ready = self._worker.ready
         return {"approximate": True, "priority": ready["priority"], **self._worker.ask("report")}
-
-    def _end(self) -> None:
-        self._worker.close()
 
 
 def _stream_config(request: EmulationRequest, hub: tuple[str, int]) -> dict[str, Any]:
@@ -101,7 +109,7 @@ def _stream_config(request: EmulationRequest, hub: tuple[str, int]) -> dict[str,
     }
 
 
-class Packeted(Emulation):
+class Packeted(_Worked):
     """Backend `packet`: a namespace per host, real TCP, and a process that delays packets."""
 
     backend = "packet"
@@ -131,13 +139,6 @@ class Packeted(Emulation):
             )
         return Attachment(self.hub_address, self._namespace(member + 1))
 
-    @property
-    def pid(self) -> int:
-        return self._worker.pid
-
-    def start_faults(self, began_s: float | None = None) -> None:
-        self._worker.ask(_start(began_s))
-
     def evict(self) -> None:
         """Kill all processes that are still in one of the hosts."""
         self._worker.ask("evict")
@@ -150,9 +151,6 @@ class Packeted(Emulation):
         facts = {"approximate": False, "priority": ready["priority"], "rights": ready["rights"]}
         return {**facts, **self._worker.ask("report")}
 
-    def _end(self) -> None:
-        self._worker.close()
-
 
 class Shaped(Packeted):
     """Backend `tc`: the same hosts, connected and shaped by the kernel's netem."""
@@ -164,11 +162,6 @@ class Shaped(Packeted):
         if request.sites or request.faults:
             raise NetworkError("backend 'tc' has no sites and no faults", "use backend packet")
         super().__init__(request, reason)
-
-
-def _start(began_s: float | None) -> str:
-    """Return the command that starts the faults. All processes share the monotonic clock."""
-    return f"start {time.monotonic_ns() if began_s is None else round(began_s * 1e9)}"
 
 
 def _both_ways(profile: Profile) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 import statistics
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgetrain.fleet.networks.emulation.emulation import Emulation
@@ -166,14 +166,4 @@ def loss_deviation(way: Direction, count: int) -> float:
 
 def as_json(finding: Finding) -> dict[str, Any]:
     """Return a finding as JSON values."""
-    return {
-        "network": finding.network,
-        "figure": finding.figure,
-        "target": finding.target,
-        "measured": finding.measured,
-        "unit": finding.unit,
-        "error": finding.error,
-        "good": finding.good,
-        "judged": finding.judged,
-        "note": finding.note,
-    }
+    return asdict(finding) | {"error": finding.error}

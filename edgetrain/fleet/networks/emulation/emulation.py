@@ -13,7 +13,6 @@ from __future__ import annotations
 import platform
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from edgetrain.errors import NetworkError
@@ -134,10 +133,5 @@ class Emulation(ABC):
     def __enter__(self) -> Emulation:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
 from edgetrain.runs.metrics.lines import Record
@@ -124,12 +123,7 @@ class LiveView:
             self._say(self._heading)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.refresh(at_once=True)
         if self._live is not None:
             self._live.update(self._frame(with_members=False), refresh=True)
