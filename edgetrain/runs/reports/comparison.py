@@ -168,7 +168,7 @@ def _row(label: str, summary: Summary, first: Summary, comparable: bool) -> Row:
         overhead_s=summary["overhead_s"],
         eval_s=summary.get("eval_s") or 0.0,
         end_s=summary.get("end_s") or 0.0,
-        wait_share=_wait_share(summary),
+        wait_share=wait_share(summary),
         sent_bytes=summary["sent_bytes"],
         received_bytes=summary["received_bytes"],
         joules=summary["joules"],
@@ -206,7 +206,8 @@ def _speedup(summary: Summary, first: Summary) -> tuple[float | None, float | No
     return None, first["seconds"] / mine if first["seconds"] > mine else None
 
 
-def _wait_share(summary: Summary) -> float | None:
+def wait_share(summary: Summary) -> float | None:
+    """The part of a step spent waiting, 0 to 1; None: not known."""
     parts = [summary[key] for key in ("compute_s", "wait_s", "overhead_s")]
     if None in parts:
         return None
@@ -220,7 +221,7 @@ def _waiting(name: str, summary: Summary) -> Iterable[str]:
     A contribution is handed over before the member waits for an older reply: a reply takes the
     steps of the delay, and the waits of all rounds in flight.
     """
-    share, every, delay = _wait_share(summary), _count(summary["every"]), _count(summary["delay"])
+    share, every, delay = wait_share(summary), _count(summary["every"]), _count(summary["delay"])
     busy_s, wait_s = summary["least_busy_s"], summary["least_wait_s"]
     if not busy_s or wait_s is None or delay is None or not every or (share or 0.0) < _MUCH:
         return

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import Column, as_text, column, fit
 from edgetrain.runs.reports.comparison import Comparison, Row
-
-if TYPE_CHECKING:
-    pass
 
 
 def columns_of(comparison: Comparison) -> list[Column]:

@@ -54,6 +54,19 @@ def happenings(records: Iterable[Record]) -> tuple[Happening, ...]:
     return tuple(sorted(listed, key=lambda each: each.t))
 
 
+MOST_MARKS = 25
+"""Marks of a kind on one line; of more, as many are drawn, evenly chosen."""
+
+
+def marked(those: Iterable[Happening], kind: str, end: float) -> list[Happening]:
+    """The happenings of a kind up to `end` seconds that are marked in a picture."""
+    found = [each for each in those if each.kind == kind and each.t <= end]
+    last = len(found) - 1
+    if last < MOST_MARKS:
+        return found
+    return [found[place * last // (MOST_MARKS - 1)] for place in range(MOST_MARKS)]
+
+
 def height_at(line: Sequence[tuple[float, float]], t: float, lowest: float) -> float:
     """The height of a line of points at `t`, or at its nearer end; `lowest` where it has none."""
     if not line:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import Column, as_text, column
-from edgetrain.runs.reports.comparison import seconds_per_step
+from edgetrain.runs.reports.comparison import seconds_per_step, wait_share
 from edgetrain.runs.reports.sweep_rows import Row, numbers_of, relative, series
 
 
@@ -31,8 +31,8 @@ def columns_of(names: Sequence[str], points: Sequence[Row], metric: str) -> list
         shown += [column("time to", reached, below="target")]
     return [
         *shown,
-        column("time", (units.duration(_per_step(point)) for point in points), below="per step"),
-        column("waiting", (units.share(_waiting(point)) for point in points)),
+        column("time", (units.duration(seconds_per_step(p)) for p in points), below="per step"),
+        column("waiting", (units.share(wait_share(point)) for point in points)),
         column("sent", (units.size(point["sent_bytes"]) for point in points)),
     ]
 
@@ -48,15 +48,3 @@ def gains(axes: Mapping[str, Sequence[str]], points: Sequence[Row]) -> list[str]
             steps = ", ".join(f"{value}: {gain:.2f}x" for value, gain in relative(line))
             lines.append(f"steps a second of the fleet by {name}{at}: {steps}")
     return [*lines, ""] if lines else []
-
-
-def _per_step(point: Row) -> float | None:
-    return seconds_per_step(point)
-
-
-def _waiting(point: Row) -> float | None:
-    parts = [point[key] for key in ("wait_s", "compute_s", "overhead_s")]
-    if None in parts:
-        return None
-    whole = sum(parts) + (point.get("eval_s") or 0.0) + (point.get("end_s") or 0.0)
-    return float(parts[0] / whole) if whole else None

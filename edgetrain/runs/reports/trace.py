@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from edgetrain.runs.reports.page.charts import in_time, natural
+from edgetrain.runs.reports.page.charts import in_time
 from edgetrain.runs.reports.page.story import MemberStory, Step, Story
 
 HUB = 0
@@ -27,7 +27,7 @@ def trace(stories: Sequence[Story]) -> str:
 def _events(story: Story, pid: int) -> Iterator[dict[str, Any]]:
     yield _name("process_name", story.label, pid, HUB)
     yield _name("thread_name", "hub", pid, HUB)
-    threads = {member.name: tid for tid, member in enumerate(_sorted(story), 1)}
+    threads = {member.name: tid for tid, member in enumerate(story.in_order(), 1)}
     for record in story.rounds:
         what = {key: record.get(key) for key in ("every", "delay", "missing") if record.get(key)}
         yield _instant(f"round {record.get('round')} merged", record["t"], pid, HUB) | {
@@ -90,10 +90,6 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
 
 
-def _sorted(story: Story) -> list[MemberStory]:
-    return sorted(story.members.values(), key=natural)
-
-
 COLUMNS = (
     "run", "member", "t", "step", "steps", "loss",
     "compute_s", "wait_s", "overhead_s", "eval_s", "end_s",
@@ -104,7 +100,7 @@ def table(stories: Sequence[Story]) -> Iterable[Sequence[object]]:
     """A row for each line of steps, below their headings: seconds as in metrics.jsonl."""
     yield COLUMNS
     for story in stories:
-        for member in _sorted(story):
+        for member in story.in_order():
             for step in member.steps:
                 loss = "" if step.loss is None else step.loss
                 yield story.label, member.name, step.t, step.step, step.steps, loss, *step.parts

@@ -7,19 +7,16 @@ everywhere. Data (--json, summary.json) stays in seconds, bytes and fractions.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 ABSENT = "-"
 
 
 def size(count: float | None) -> str:
     """Bytes in decimal units, as links are sold. 1_234_567 is "1.23 MB"."""
-    if count is None:
-        return ABSENT
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5 or unit == "GB":
-            return f"{count:.0f} B" if unit == "B" else f"{_three_digits(count)} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
+    if count is not None and abs(count) < 999.5:
+        return f"{count:.0f} B"
+    return _scaled(count, ("B", "kB", "MB", "GB"))
 
 
 def duration(seconds: float | None) -> str:
@@ -77,13 +74,18 @@ def times(factor: float | None) -> str:
 
 def energy(joules: float | None) -> str:
     """Joules, in J, kJ or MJ."""
-    if joules is None:
-        return ABSENT
-    for unit in ("J", "kJ", "MJ"):
-        if abs(joules) < 999.5 or unit == "MJ":
-            return f"{_three_digits(joules)} {unit}"
-        joules /= 1000
-    raise AssertionError("unreachable")
+    return _scaled(joules, ("J", "kJ", "MJ"))
+
+
+def natural(name: str) -> tuple[int, str]:
+    """A sort key: m2 before m10."""
+    digits = "".join(char for char in name if char.isdigit())
+    return int(digits[:9] or 0), name
+
+
+def beside(name: str, enrolled: str) -> str:
+    """A member's name, and that of its machine beside it."""
+    return f"{name} {enrolled}" if enrolled not in ("", name) else name
 
 
 def printable(text: str) -> str:
@@ -94,6 +96,16 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """The text without control characters but line ends."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
+def _scaled(value: float | None, names: Sequence[str]) -> str:
+    """A value in the largest of these units, each 1000 of the one before, that leaves 1 or more."""
+    if value is None:
+        return ABSENT
+    place = 0
+    while abs(value) >= 999.5 and place < len(names) - 1:
+        value, place = value / 1000, place + 1
+    return f"{_three_digits(value)} {names[place]}"
 
 
 def _three_digits(value: float) -> str:

@@ -120,7 +120,10 @@ def member_table(state: RunState, width: int, rows: int) -> RenderableType:
 
     ranked = sorted(state.members, key=_trouble)
     shown = ranked if len(ranked) <= rows else ranked[: max(0, rows - 1)]
-    members, rest = sorted(shown, key=_place), ranked[len(shown) :]
+    members, rest = (
+        sorted(shown, key=lambda member: units.natural(member.name)),
+        ranked[len(shown) :],
+    )
     grid = as_rich(fit(member_columns(members), width, 2), 2, "dim")
     return Group(grid, Text(_summed_up(rest), style="dim")) if rest else grid
 
@@ -171,12 +174,6 @@ def _heat(member: MemberState) -> str:
 def _trouble(member: MemberState) -> tuple[bool, int, float]:
     """A sort key: first lost and late members, then those behind, then those with slow steps."""
     return member.standing not in _TROUBLED, member.step, -member.busy_s
-
-
-def _place(member: MemberState) -> tuple[int, str]:
-    """A sort key: m2 before m10."""
-    digits = "".join(char for char in member.name if char.isdigit())
-    return int(digits[:9] or 0), member.name
 
 
 def _summed_up(members: Sequence[MemberState]) -> str:

@@ -47,8 +47,7 @@ class MemberState:
     @property
     def called(self) -> str:
         """Its name, and that of its machine beside it."""
-        named = self.enrolled and self.enrolled != self.name
-        return f"{self.name} {self.enrolled}" if named else self.name
+        return units.beside(self.name, self.enrolled)
 
     @property
     def wait_share(self) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.happenings import KINDS, height_at
+from edgetrain.runs.reports.happenings import KINDS, height_at, marked
 from edgetrain.runs.reports.page.story import ExchangeTimes, MemberStory, Parts, Step, Story
 from edgetrain.runs.reports.page.svg import Line, Mark, Scale, figure, lines, rect, text
 
@@ -67,20 +67,12 @@ def end_of_figures(stories: Sequence[Story]) -> float:
     return max((record["t"] for story in stories for record in story.evaluations), default=0.0)
 
 
-_MOST_SIGNS = 25
-"""Signs of a kind on one line; of more, as many are drawn, evenly chosen."""
-
-
 def signs_of(stories: Sequence[Story], every: Sequence[Points], y: Scale) -> list[Mark]:
     """Signs on the lines of figures against time, where something happened."""
     end, signs = end_of_figures(stories), []
     for place, (story, points) in enumerate(zip(stories, every, strict=True)):
         for kind in KINDS:
-            those = [each for each in story.happened if each.kind == kind and each.t <= end]
-            if len(those) > _MOST_SIGNS:
-                most = _MOST_SIGNS - 1
-                those = [those[i * (len(those) - 1) // most] for i in range(_MOST_SIGNS)]
-            for each in those:
+            for each in marked(story.happened, kind, end):
                 height = min(max(height_at(points, each.t, y.low), y.low), y.high)
                 said = f"{story.label}: {each.said}, {units.duration(each.t)}"
                 signs.append(Mark(kind, each.t, height, place, said))
@@ -239,7 +231,7 @@ def _busy_first(parts: Parts) -> list[tuple[str, str, float]]:
 def _busiest(member: MemberStory) -> tuple[float, int, str]:
     compute, _, overhead, evaluation, _ = mean_parts([member])
     # To a microsecond: what is noise must not decide the order.
-    return -round(compute + overhead + evaluation, 6), *natural(member)
+    return -round(compute + overhead + evaluation, 6), *units.natural(member.name)
 
 
 def mean_parts(members: Iterable[MemberStory]) -> Parts:
@@ -316,7 +308,7 @@ def shares_of_members(story: Story) -> list[tuple[str, list[float]]]:
 def timeline(story: Story, window: Stretch, most: int = MOST_LANES) -> str:
     """The first members in a window: what each does, and above it its exchanges in flight."""
     begin, end = window.begin, window.end
-    members = [m for m in sorted(story.members.values(), key=natural) if m.steps][:most]
+    members = [m for m in story.in_order() if m.steps][:most]
     axis = Scale(begin, end, "", units.duration)
     widest = max((len(member.called) for member in members), default=0)
     left, right, y = max(64.0, 16 + 7.0 * widest), 944.0, 8.0
@@ -382,9 +374,3 @@ def stacked(exchanges: Sequence[ExchangeTimes]) -> list[list[ExchangeTimes]]:
         else:
             rows[-1].append(exchange)
     return rows
-
-
-def natural(member: MemberStory) -> tuple[int, str]:
-    """m2 before m10."""
-    digits = "".join(char for char in member.name if char.isdigit())
-    return int(digits[:9] or 0), member.name

@@ -212,7 +212,7 @@ def _exchanges(stories: Sequence[Story]) -> str:
     if len(stories) > 1:
         groups = [(s.label, [e for m in s.members.values() for e in m.exchanges]) for s in stories]
     else:
-        members = sorted(stories[0].members.values(), key=charts.natural)[: charts.MOST_BARS]
+        members = stories[0].in_order()[: charts.MOST_BARS]
         groups = [(member.called, member.exchanges) for member in members]
     groups = [(name, each) for name, each in groups if each]
     if not groups:

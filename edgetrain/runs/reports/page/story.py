@@ -94,9 +94,7 @@ class MemberStory:
     @property
     def called(self) -> str:
         """Its name, and that of its machine beside it, cut to 20 characters."""
-        whole = (
-            f"{self.name} {self.enrolled}" if self.enrolled not in ("", self.name) else self.name
-        )
+        whole = units.beside(self.name, self.enrolled)
         return whole if len(whole) <= 20 else whole[:19] + "…"
 
     @property
@@ -135,6 +133,10 @@ class Story:
     events_left_out: int = 0
     damaged: int = 0
     """Lines of metrics that are not ours, or torn."""
+
+    def in_order(self) -> list[MemberStory]:
+        """Its members, m2 before m10."""
+        return sorted(self.members.values(), key=lambda member: units.natural(member.name))
 
     def bytes_at(self, t: float) -> float:
         """Bytes that all members had sent and received by then."""

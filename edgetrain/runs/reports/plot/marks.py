@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgetrain.runs.reports.happenings import KINDS, Happening, height_at
+from edgetrain.runs.reports.happenings import KINDS, Happening, height_at, marked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-_MOST = 25
-"""Marks of a kind on one line; of more, as many are drawn, evenly chosen."""
 _SHAPES = {"fault": "X", "absence": "v", "gone": "s", "back": "^", "error": "P", "delay": "D"}
 
 
@@ -29,7 +27,7 @@ class Marked:
 
 def draw_marks(
     axes: Axes,
-    marked: Marked,
+    line_marks: Marked,
     line: Sequence[tuple[float, float]],
     end: float,
     unit: float,
@@ -38,14 +36,12 @@ def draw_marks(
     the axis. Without a line they lie at the lower edge."""
     low, high = axes.get_ylim()
     for kind in KINDS:
-        times = [each.t for each in marked.found if each.kind == kind and each.t <= end]
-        if len(times) > _MOST:
-            times = [times[i * (len(times) - 1) // (_MOST - 1)] for i in range(_MOST)]
+        times = [each.t for each in marked(line_marks.found, kind, end)]
         if not times:
             continue
         heights = [min(max(height_at(line, t, low), low), high) for t in times]
         axes.plot(
-            [t / unit for t in times], heights, _SHAPES[kind], color=marked.colour, mfc="white",
+            [t / unit for t in times], heights, _SHAPES[kind], color=line_marks.colour, mfc="white",
             mew=1.6, ms=8, zorder=6, clip_on=False,
         )  # fmt: skip
 

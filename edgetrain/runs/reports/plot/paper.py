@@ -16,7 +16,6 @@ from edgetrain.runs.reports.page.charts import (
     losses_of,
     mean_parts,
     middle_of,
-    natural,
     stacked,
 )
 from edgetrain.runs.reports.page.story import Story
@@ -141,7 +140,7 @@ def _draw_timeline(story: Story, axes: Axes) -> None:
     window = middle_of(story, length_of(story))
     axes.set_xlim(window.begin, window.end)
     y, ticks = 0.0, {}
-    for member in sorted(story.members.values(), key=natural)[:_LANES]:
+    for member in story.in_order()[:_LANES]:
         seen = [e for e in member.exchanges if e.applied > window.begin]
         for row in stacked([e for e in seen if e.submitted < window.end]):
             spans = [(e.submitted, e.arrived - e.submitted) for e in row]
