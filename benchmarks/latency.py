@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import Measured, measure
+from latency_picture import latency_figure
 
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import create, read_metrics
-from edgetrain.runs.reports import plot
 from edgetrain.training import emulated
 
 RTTS = (0, 50, 100, 200, 500, 1000)
@@ -107,6 +107,6 @@ def measured() -> Iterator[Measured]:
         what = f"{strategy}, steps per second relative to no network"
         yield measure(what, lambda: speeds(strategy, rows), 1)  # noqa: B023
     title = f"digits, {MEMBERS} members, steps of {1000 * PACE_S:g} ms"
-    plot.latency_figure(rows, Path("latency.png"), title)
+    latency_figure(rows, Path("latency.png"), title)
     seeds = itertools.count()
     yield measure(f"round trip {AT_MS} ms", lambda: accuracy(next(seeds)), SEEDS)

@@ -13,20 +13,26 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from edgetrain.fleet import networks
 from edgetrain.fleet.networks import Direction, Profile
-from edgetrain.fleet.networks.emulation.measure import (
-    PAYLOAD_SHARE,
-    Bench,
-    steady_mbit,
-)
+from edgetrain.fleet.networks.emulation.measure import PAYLOAD_SHARE, Bench
 
 
 def both(**figures: object) -> Profile:
     way = Direction(**figures)  # type: ignore[arg-type]
     return Profile("bench", "", way, way)
+
+
+def steady_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4) -> float:
+    """The mean payload Mbit/s of a transfer, [(ns, bytes so far)], without this share of its time
+    at the beginning (slow start)."""
+    first, last = seen[0][0], seen[-1][0]
+    rest = [each for each in seen if each[0] >= first + skip * (last - first)]
+    if len(rest) < 2 or rest[-1][0] == rest[0][0]:
+        return 0.0
+    return (rest[-1][1] - rest[0][1]) * 8000 / (rest[-1][0] - rest[0][0])
 
 
 def throughput(backend: str) -> None:

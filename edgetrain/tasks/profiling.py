@@ -270,7 +270,7 @@ class _Watch(TorchDispatchMode):
         self.saved = [0] * len(pieces)
         self.passed = [0] * len(pieces)
         self.backward = 0
-        self._at, self._in_forward = 0, True
+        self._at = 0
         self._kept: set[int] = {p.untyped_storage()._cdata for p in model.parameters()}
         self._hold: list[Tensor] = []
         self._hooks: list[Any] = []

@@ -13,7 +13,6 @@ from edgetrain.runs.reports.comparison import Comparison, compare
 from edgetrain.runs.reports.message import (
     calibration_message,
     capacity_message,
-    latency_message,
     message,
     sweep_message,
 )
@@ -135,11 +134,7 @@ def test_a_sweep_is_told_by_speed_or_by_the_final_figure() -> None:
     assert "2 values" in sweep_message("delay", ["0", "40"], {"dga": {}}, "accuracy")
 
 
-def test_latency_calibration_and_capacity_have_sentences() -> None:
-    relative = {"sync-sgd": [(0.0, 1.0), (1000.0, 0.055)], "dga": [(0.0, 1.0), (1000.0, 0.999)]}
-    said = "At a round trip of 1,000 ms dga keeps 100 % of its speed, sync-sgd 6 %"
-    assert latency_message(relative, doubtful=False) == said
-    assert latency_message(relative, doubtful=True) == f"{said} (not all of it to be trusted)"
+def test_calibration_and_capacity_have_sentences() -> None:
     assert calibration_message([0.01, -0.03, -0.128], 0.05) == (
         "2 of 3 simulated times within 5 % of the emulated ones, median error 3.0 %"
     )

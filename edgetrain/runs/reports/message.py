@@ -157,18 +157,6 @@ def sweep_message(axis: str, labels: Sequence[str], lines: Mapping[str, Line], m
     return f"Final {metric}, {axis} {first} to {last}: {said}{more}"
 
 
-def latency_message(relative: Mapping[str, Sequence[tuple[float, float]]], doubtful: bool) -> str:
-    """Steps a second at the longest round trip, relative to 0 ms. `relative`: for each
-    strategy (round trip in ms, relative speed), as `plot.relative_speed` has them."""
-    longest = max(points[-1][0] for points in relative.values())
-    speeds = {name: points[-1][1] for name, points in relative.items() if points[-1][0] == longest}
-    ranked = sorted(speeds, key=lambda name: -speeds[name])[:_MOST_NAMES]
-    kept, *others = (f"{name} keeps {speeds[name] * 100:.0f} %" for name in ranked)
-    rest = "".join(", " + other.replace(" keeps", "") for other in others)
-    doubt = " (not all of it to be trusted)" if doubtful else ""
-    return f"At a round trip of {longest:,.0f} ms {kept} of its speed{rest}{doubt}"
-
-
 def calibration_message(errors: Sequence[float], good: float) -> str:
     """Number of simulated times within `good` (a share) of the emulated ones."""
     within = sum(abs(error) <= good for error in errors)

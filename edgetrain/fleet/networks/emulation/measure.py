@@ -12,13 +12,10 @@ from typing import Any
 
 from edgetrain.fleet.networks.emulation.emulation import Attachment, Emulation
 from edgetrain.fleet.networks.emulation.worker import Worker
-from edgetrain.fleet.networks.links.model import LinkModel
-from edgetrain.fleet.networks.profile import Direction
 
 #: Payload of a full TCP segment (with timestamps), divided by its bytes on the wire.
 PAYLOAD_SHARE = 1448 / 1514
 _PATIENCE_SECONDS = 180.0
-_UDP_HEADERS = 28
 
 
 class MeasuringEnd:
@@ -124,41 +121,15 @@ def _one_way(count: int, seen: Sequence[Sequence[int]]) -> OneWay:
     return OneWay(count, len(seen), sent, delays, numbers == sorted(numbers))
 
 
-def drawn_ms(way: Direction, seed: int, sent_ns: Sequence[int], size: int = 64) -> list[float]:
-    """Repeat the emulator's draws of the delays of these datagrams, in ms.
-
-    Their distance from the profile is chance; the distance of a measurement from them is error.
-    `seed` is the seed of the link, `sent_ns` are the times of the first datagrams on the link.
-    """
-    model = LinkModel(way, seed)
-    return [(model.arrival(at, size + _UDP_HEADERS) - at) / 1e6 for at in sent_ns]
-
-
-def _after(seen: Sequence[Sequence[int]], skip: float) -> list[Sequence[int]]:
-    """Return the observations after this share of the time."""
-    first, last = seen[0][0], seen[-1][0]
-    begin = first + skip * (last - first)
-    return [each for each in seen if each[0] >= begin]
-
-
-def steady_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4) -> float:
-    """Return the payload Mbit/s of a transfer without its first part (slow start).
-
-    `seen` is [(ns, bytes so far)]; `skip` is the share of its time to leave out.
-    """
-    rest = _after(seen, skip)
-    if len(rest) < 2 or rest[-1][0] == rest[0][0]:
-        return 0.0
-    return (rest[-1][1] - rest[0][1]) * 8000 / (rest[-1][0] - rest[0][0])
-
-
 def line_mbit(seen: Sequence[Sequence[int]], skip: float = 0.4, windows: int = 10) -> float:
     """Return the payload Mbit/s of a busy line: the median over windows.
 
+    `seen` is [(ns, bytes so far)]; `skip` is the share of its time to leave out (slow start).
     A lost segment holds back bytes that have arrived and then releases them at once. That changes
     the mean of a short transfer, but not the median.
     """
-    rest = _after(seen, skip)
+    first, last = seen[0][0], seen[-1][0]
+    rest = [each for each in seen if each[0] >= first + skip * (last - first)]
     size = max(len(rest) // windows, 1)
     marks = rest[::size]
     rates = [

@@ -11,7 +11,6 @@ from edgetrain.runs.reports.plot.calibrated import (
 )
 from edgetrain.runs.reports.plot.capacity import capacity_figure, draw_capacity
 from edgetrain.runs.reports.plot.compared import comparison_figure, draw_comparison
-from edgetrain.runs.reports.plot.latency import draw_latency, latency_figure, relative_speed
 from edgetrain.runs.reports.plot.one_run import History, draw_run, run_figure
 from edgetrain.runs.reports.plot.paper import formats_of, paper_figures
 from edgetrain.runs.reports.plot.sweeps import draw_sweep, sweep_figure
@@ -24,13 +23,10 @@ __all__ = [
     "draw_calibration",
     "draw_capacity",
     "draw_comparison",
-    "draw_latency",
     "draw_run",
     "draw_sweep",
     "formats_of",
-    "latency_figure",
     "paper_figures",
-    "relative_speed",
     "run_figure",
     "sweep_figure",
 ]

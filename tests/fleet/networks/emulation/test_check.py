@@ -9,9 +9,15 @@ import pytest
 
 from edgetrain.fleet.networks import Direction
 from edgetrain.fleet.networks.emulation.check import jitter_deviation
-from edgetrain.fleet.networks.emulation.measure import drawn_ms
+from edgetrain.fleet.networks.links.model import LinkModel
 
 MS = 1_000_000
+
+
+def drawn_ms(way: Direction, seed: int, sent_ns: list[int], size: int = 64 + 28) -> list[float]:
+    """The emulator's draws of the delays of these datagrams; `size` with headers."""
+    model = LinkModel(way, seed)
+    return [(model.arrival(at, size) - at) / 1e6 for at in sent_ns]
 
 
 def test_the_deviation_of_jitter_is_off_by_chance_as_much_as_said() -> None:

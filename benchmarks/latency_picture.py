@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.runs.reports.message import latency_message
 from edgetrain.runs.reports.plot.ends import LineEnd, label_ends
 from edgetrain.runs.reports.plot.style import (
     TARGET,
@@ -23,6 +22,9 @@ from edgetrain.runs.reports.plot.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+MOST_NAMES = 4
+"""Strategies that the heading names."""
 
 
 def latency_figure(rows: Iterable[Mapping[str, Any]], path: Path, title: str = "") -> Path:
@@ -57,6 +59,18 @@ def draw_latency(rows: Iterable[Mapping[str, Any]], title: str = "") -> Figure:
         axes.set_xlim(0, max(points[-1][0] for points in relative.values()) or 1.0)
         label_ends(figure, {axes: list(_ends(relative))})
         return figure
+
+
+def latency_message(relative: Mapping[str, Sequence[tuple[float, float]]], doubtful: bool) -> str:
+    """Steps a second at the longest round trip, relative to 0 ms. `relative`: for each
+    strategy (round trip in ms, relative speed), as `relative_speed` has them."""
+    longest = max(points[-1][0] for points in relative.values())
+    speeds = {name: points[-1][1] for name, points in relative.items() if points[-1][0] == longest}
+    ranked = sorted(speeds, key=lambda name: -speeds[name])[:MOST_NAMES]
+    kept, *others = (f"{name} keeps {speeds[name] * 100:.0f} %" for name in ranked)
+    rest = "".join(", " + other.replace(" keeps", "") for other in others)
+    doubt = " (not all of it to be trusted)" if doubtful else ""
+    return f"At a round trip of {longest:,.0f} ms {kept} of its speed{rest}{doubt}"
 
 
 def _ends(relative: Mapping[str, list[tuple[float, float]]]) -> Iterable[LineEnd]:
