@@ -10,6 +10,7 @@ not.
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 import threading
 import time
@@ -24,12 +25,15 @@ from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.checkpoint import Keep, Sparing
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.training.member.keeping import keeping_of
 from edgetrain.training.member.member import Member, bind
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fakes"))
+
+from loopback import Loopback
 
 
 def hub_of(codec: str) -> tuple[Loopback, Hub]:

@@ -1,7 +1,7 @@
 """The seam to the network, as protocols.
 
-exchange/zeromq/ implements them over TCP, `loopback` in memory for threads of one process, which is
-the public fake. Both pass the same tests (tests/exchange/test_transport.py).
+exchange/zeromq/ implements them over TCP, tests/fakes/loopback.py in memory, for threads of one
+process. Both pass the same tests (tests/exchange/test_transport.py).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from loopback import Loopback
 
 from edgetrain import codecs, strategies
 from edgetrain.errors import EdgetrainError
@@ -26,7 +27,6 @@ from edgetrain.exchange.hub.effects import Closed, Observed
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request, Submission
 from edgetrain.exchange.transport import MemberTransport

@@ -10,11 +10,11 @@ import pytest
 from children import HubThread, in_threads
 from direct import Direct
 from every_strategy import SPELLED
+from loopback import Loopback
 
 from edgetrain import strategies
 from edgetrain.errors import Diverged, Refused
 from edgetrain.exchange.hub.delay import Delay
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.driver import Driver, FlatVectors
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Past, Request, Submission

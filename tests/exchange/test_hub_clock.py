@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loopback import Loopback
 
 from edgetrain import codecs
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import PROTOCOL, Base, Join, Start, Welcome, pack, unpack
 from edgetrain.exchange.seam import Request

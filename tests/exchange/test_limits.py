@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from loopback import Loopback
 from merging_room import ELEMENTS, Room, closed, filled, is_reply_to
 
 from edgetrain import codecs
@@ -24,7 +25,6 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import Refusals, SenderRate
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.messages import Beat, Refuse, pack, unpack
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.building import LARGEST_PART_BYTES, message_limit

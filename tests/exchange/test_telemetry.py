@@ -13,13 +13,13 @@ from typing import get_args
 import children
 import numpy as np
 import pytest
+from loopback import Loopback
 from torch import nn
 
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.effects import Reported
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.masks.aggregator import Aggregator
 from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.member.link import Link

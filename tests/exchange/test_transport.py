@@ -8,10 +8,10 @@ import time
 
 import pytest
 import zmq
+from loopback import Loopback
 
 from edgetrain.errors import HubUnreachable, NetworkError
 from edgetrain.exchange.addresses import check_reachable, split_address
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.messages import Beat, Leave, pack
 from edgetrain.exchange.transport import SILENCE_S
 from edgetrain.exchange.zeromq.frames import ZERO_COPY_BYTES, set_options

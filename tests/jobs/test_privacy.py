@@ -246,9 +246,10 @@ def trained(table, strategy="dga", codec="fp32", source=None, members=3):
     import threading
     import time
 
+    from loopback import Loopback
+
     from edgetrain import codecs
     from edgetrain.exchange.hub.serve import serve
-    from edgetrain.exchange.loopback import Loopback
 
     row = strategies.find(strategy)
     every = 1 if row.contributes == "gradient" else 2

@@ -18,12 +18,12 @@ import pytest
 import torch
 from command_line import running, write_tiny
 from hub_runs import free_port, hub_folder, journal_of, wait_for_rounds
+from loopback import Loopback
 from torch import nn
 
 from edgetrain import tasks
 from edgetrain.errors import ConfigError, HubUnreachable, Refused
 from edgetrain.exchange.hub.journal import Journal
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.checkpoint import Keep, Sparing
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request

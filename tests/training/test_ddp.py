@@ -7,9 +7,9 @@ import time
 import children
 import numpy as np
 import pytest
+from loopback import Loopback
 from torch import nn
 
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.training import processes

@@ -13,6 +13,7 @@ import pytest
 import torch
 import unseeded_task
 from direct import Direct
+from loopback import Loopback
 from torch import nn
 
 from edgetrain.errors import EdgetrainError
@@ -20,7 +21,6 @@ from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Credentials
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.checkpoint import Keep, Sparing
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request

@@ -9,10 +9,10 @@ import children
 import numpy as np
 import pytest
 import torch
+from loopback import Loopback
 from torch import nn
 
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.tasks.flat import FlatModel

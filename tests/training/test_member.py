@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from every_strategy import SPELLED
+from loopback import Loopback
 from torch import nn
 
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError, HubUnreachable, Refused
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import (
     Beat,

@@ -14,10 +14,10 @@ from pathlib import Path
 import children
 import numpy as np
 import pytest
+from loopback import Loopback
 from test_checkpoint_fleet import Life
 
 from edgetrain.exchange.hub.journal import Journal
-from edgetrain.exchange.loopback import Loopback
 
 DATA = Path(__file__).parent / "data"
 CODEC = "topk(0.2) | q2"

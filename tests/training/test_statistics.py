@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from command_line import write_tiny
+from loopback import Loopback
 from torch import nn
 
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.runs.folder import read_summary

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from command_line import running, write_tiny
 from hub_runs import free_port, hub_folder, wait_for_rounds
+from loopback import Loopback
 from test_checkpoint_fleet import STRATEGIES, Life
 
 from edgetrain.errors import EdgetrainError, Stopped
 from edgetrain.exchange.hub.journal import Journal
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.training import processes
 from edgetrain.training.stopping import GRACE_S, SIGNALS, Stop

@@ -11,6 +11,7 @@ from fleet import Disk, Fleet
 from hub_desk import ZEROS, Desk, back, lost, raw, the
 from hypothesis import example, given
 from hypothesis import strategies as st
+from loopback import Loopback
 
 from edgetrain import codecs
 from edgetrain.errors import ConfigError, Diverged
@@ -21,7 +22,6 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Restarted, Round, decode, encode
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Contribute, Join, Leave, Start, pack
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum

@@ -13,6 +13,7 @@ from fleet import Disk
 from hub_desk import ELEMENTS, ZEROS, Desk, back, lost, raw, refusal, the
 from hypothesis import given
 from hypothesis import strategies as st
+from loopback import Loopback, LoopbackMember
 
 from edgetrain.codecs import Dense
 from edgetrain.errors import Refused
@@ -25,7 +26,6 @@ from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.limits import ENTRIES_A_MINUTE, Entries
-from edgetrain.exchange.loopback import Loopback, LoopbackMember
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import PROTOCOL, Base, Join, Leave, Reply, Start, Welcome, pack
 from edgetrain.exchange.seam import Request, Submission

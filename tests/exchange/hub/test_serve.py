@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgpack
 import numpy as np
+from loopback import Loopback
 
 from edgetrain import codecs
 from edgetrain.exchange.hub.effects import Note
@@ -13,7 +14,6 @@ from edgetrain.exchange.hub.record_file import scan
 from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.messages import (
     PROTOCOL,
     Base,

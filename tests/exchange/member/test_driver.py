@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from children import HubThread, in_threads
 from every_strategy import SPELLED
+from loopback import Loopback
 
 from edgetrain import strategies
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.delay import Delay
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.driver import DelayMeter, Driver, FlatVectors
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import CatchUp, Entry, Exchange, Request, RoundReply

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import ranks
 import torch
+from loopback import Loopback
 
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.exchange.loopback import Loopback
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.jobs import reading

@@ -1,4 +1,4 @@
-"""A transport in memory, for threads of one process: the public fake of exchange/zeromq/."""
+"""A transport in memory, for threads of one process, in place of exchange/zeromq/."""
 
 from __future__ import annotations
 
