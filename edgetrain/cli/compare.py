@@ -28,11 +28,13 @@ examples:
   edgetrain compare                                    digits, 8 members, a 200 ms WAN
   edgetrain compare network=wan-500ms pace_s=0.05
   edgetrain compare job.toml --strategies sync-sgd,dga
+  edgetrain compare --simulate --strategies 'dga,fedprox(0.01),diloco,fedavg | adam(0.1)'
   edgetrain compare task=edgetrain.tasks:char_lm steps=300
   edgetrain compare --simulate                         the same in seconds, in virtual time
 
-The first strategy is the yardstick. `every` and `delay` of the job apply to the strategies that
-have them. Leaves runs/<time>-compare-<task>/ with one run folder per strategy and compare.png.
+The first strategy is the yardstick. `every`, `delay` and `outer` of the job apply to the strategies
+that have them, and say none of their own. Leaves runs/<time>-compare-<task>/ with one run folder
+per strategy and compare.png.
 """
 
 
@@ -50,7 +52,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--strategies",
         default="sync-sgd,fedavg,dga",
-        help="comma-separated; see `edgetrain strategies` (default: %(default)s)",
+        help="comma-separated, with arguments, and an outer rule behind a bar; see `edgetrain "
+        "strategies` (default: %(default)s)",
     )
     common.add_output(parser)
     parser.set_defaults(run=run)

@@ -111,7 +111,7 @@ def names() -> dict[str, list[str]]:
     from edgetrain.codecs.table import TABLE as CODECS
     from edgetrain.fleet import devices, networks
     from edgetrain.jobs.optimizers import optimizers
-    from edgetrain.strategies import merging
+    from edgetrain.strategies import merging, outer
 
     return {
         "network": sorted(networks.names()),
@@ -121,6 +121,7 @@ def names() -> dict[str, list[str]]:
         "reply_codec": sorted(CODECS),
         "optimizer": sorted(set(optimizers())),
         "merge": sorted(merging.TABLE),
+        "outer": sorted(outer.TABLE),
         "task": [f"edgetrain.tasks:{name}" for name in ("char_lm", "cifar10", "digits", "mnist")],
         "delay": ["auto"],
         "secure": ["true", "false"],

@@ -1,4 +1,4 @@
-"""`edgetrain strategies`: print the tables of strategies and merge rules."""
+"""`edgetrain strategies`: print the tables of strategies, merge rules and outer rules."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "strategies",
         "list the ways in which members can exchange what they learn",
-        "The strategies and merge rules that a job can name, what each does, and where it comes "
-        "from.",
+        "The strategies, merge rules and outer rules that a job can name, what each does, and "
+        "where it comes from.",
         "example:\n  edgetrain strategies --json",
     )
     common.add_json(parser, "print the table as JSON")
@@ -25,24 +25,33 @@ def add_parser(subparsers: Any) -> None:
 
 
 _OF_STRATEGY = (
-    "name", "spelling", "contributes", "delays", "corrections", "every", "weighted", "summary",
-    "source",
+    "name", "spelling", "contributes", "delays", "corrections", "outer", "every", "weighted",
+    "summary", "source",
 )  # fmt: skip
 _OF_RULE = ("name", "spelling", "weighs", "elementwise", "summary", "source")
+_OF_OUTER = ("name", "spelling", "summary", "source")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables."""
+    from edgetrain.strategies import outer
+
     if arguments.json:
         rows = [{key: getattr(row, key) for key in _OF_STRATEGY} for row in TABLE.values()]
         rules = [{key: getattr(rule, key) for key in _OF_RULE} for rule in merging.TABLE.values()]
-        common.say(json.dumps({"strategies": rows, "merge": rules}))
+        outers = [{key: getattr(rule, key) for key in _OF_OUTER} for rule in outer.TABLE.values()]
+        common.say(json.dumps({"strategies": rows, "merge": rules, "outer": outers}))
         return 0
     for row in TABLE.values():
+        more = f"outer rule {row.outer}; " if row.outer else ""
         common.say(
-            f"{row.spelling:10} {row.summary}\n{'':10} exchanges {row.contributes}s; {row.source}"
+            f"{row.spelling:10} {row.summary}\n"
+            f"{'':10} exchanges {row.contributes}s; {more}{row.source}"
         )
     common.say("\nhow the hub makes one contribution of many: strategy.merge =")
     for rule in merging.TABLE.values():
         common.say(f"{rule.spelling}\n{'':10} {rule.summary}; {rule.source}")
+    common.say("\nwhat it makes of that before it goes to all: strategy.outer =")
+    for each in outer.TABLE.values():
+        common.say(f"{each.spelling}\n{'':10} {each.summary}; {each.source}")
     return 0

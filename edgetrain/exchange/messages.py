@@ -117,7 +117,7 @@ class Welcome:
     index: int = _integer(0, 1 << 20)
     members: int = _integer(1, 1 << 20)
     """Members the job starts with."""
-    strategy: str = _text(64)
+    strategy: str = _text(160)
     every: int = _integer(1, 1 << 32)
     delay: int = _integer(-1, 1 << 32)
     """Local steps; -1: measured in the first rounds, and announced in replies with `every`."""

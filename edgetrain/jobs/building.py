@@ -54,6 +54,7 @@ def hub_of(
         found.codec,
         found.reply_codec,
         masks,
+        outer=found.strategy.outer_rule(),
     )
 
 

@@ -217,22 +217,31 @@ class Sweep:
 
 def fitting(job: Job) -> Job:
     """The job with `every` and `delay` set to 0 if its strategy has no local steps or no delay, and
-    without a correction if it has none."""
+    without a correction or an outer rule if it has none."""
     strategy = strategies.find(job.strategy.name)
     table = replace(
         job.strategy,
         every=job.strategy.every if strategy.has_local_steps else 0,
         delay=job.strategy.delay if strategy.delays else 0,
         correction=job.strategy.correction if strategy.corrections else "",
+        outer=job.strategy.outer if strategy.moves_params else "",
     )
     return replace(job, strategy=table)
 
 
 def variants(job: Job, names: Sequence[str]) -> list[Job]:
-    """The job under each of these strategies. Raises ConfigError for a name that is not one."""
+    """The job under each of these strategies, whose spellings win over its outer rule. Raises
+    ConfigError for a name that is not one."""
     strategies.find(job.strategy.name)  # also where the names win over it, a slip is a slip
-    found = [strategies.find(name).spelled for name in names]
-    return [fitting(replace(job, strategy=replace(job.strategy, name=name))) for name in found]
+    tables = [
+        replace(
+            job.strategy,
+            name=strategies.find(name).spelled,
+            outer="" if "|" in name else job.strategy.outer,
+        )
+        for name in names
+    ]
+    return [fitting(replace(job, strategy=table)) for table in tables]
 
 
 def is_sweep(path: Path) -> bool:

@@ -26,6 +26,7 @@ LATER: dict[str, Any] = {
     "correction": "",
     "buffers": "mean",
     "honest_hub": False,
+    "outer": "",
 }
 """Keys that were added later, with their defaults: there a job has the digest that it had before,
 so that its journals and checkpoints still open."""
@@ -106,6 +107,9 @@ class StrategyTable:
     codec: str = _said("fp32", "how contributions are encoded")
     reply_codec: str = _said("", "how replies are encoded; '': like contributions")
     merge: str = _said("mean", "how contributions become one; see `edgetrain strategies`")
+    outer: str = _said(
+        "", "what the hub makes of it: 'nesterov(0.7, 0.9)'; '': as the strategy says"
+    )
     buffers: str = _said("mean", "normalisation's running statistics: mean over members, or local")
     secure: bool = _switch(False, "mask contributions, so that the hub learns only their sum")
     threshold: int = _ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")

@@ -155,16 +155,20 @@ def with_all_members(job: Job) -> Job:
 
 
 def strategy_of(table: StrategyTable) -> Strategy:
-    """The strategy that a [strategy] table names, with its correction. ConfigError."""
-    found = strategies.find(table.name)
-    if not table.correction:
-        return found
-    if found.spelled != found.name and found.correction not in ("", table.correction):
-        raise ConfigError(
-            f"strategy.name = '{table.name}' and strategy.correction = '{table.correction}'",
-            "say one of them",
-        )
-    return found.corrected(table.correction)
+    """The strategy that a [strategy] table names, with its correction and outer rule, which the
+    name may have as well. ConfigError."""
+    found = given = strategies.find(table.name)
+    row = strategies.TABLE[found.name]
+    for key, change in (("correction", Strategy.corrected), ("outer", Strategy.stepped)):
+        text = getattr(table, key)
+        if not text:
+            continue
+        given = change(given, text)
+        if getattr(found, key) not in (getattr(row, key), getattr(given, key)):
+            raise ConfigError(
+                f"strategy.name = '{table.name}' and strategy.{key} = '{text}'", "say one of them"
+            )
+    return given
 
 
 def journal_settings(job: Job) -> JournalSettings:

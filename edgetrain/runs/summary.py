@@ -46,7 +46,7 @@ def _from_job(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
     fleet, strategy = job.get("fleet", {}), job.get("strategy", {})
     known = {
         "name": folder.name,
-        "strategy": strategy.get("name"),
+        "strategy": " | ".join(filter(None, (strategy.get("name"), strategy.get("outer")))) or None,
         "task": job.get("task"),
         "metric": "accuracy",
         "better": "higher",

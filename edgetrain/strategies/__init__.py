@@ -1,4 +1,4 @@
-"""Strategies: a member's half and a merge rule make a name in the table.
+"""Strategies: a member's half, a merge rule and an outer rule make a name in the table.
 
 The table is data; the halves are pure (no socket, no clock, no thread, no codec). This module
 imports neither torch nor numpy until a half is built, so that the command line can list the table
@@ -7,7 +7,7 @@ at once.
 To add a strategy, write its half (`half.MemberHalf`) in a file of its own, a function here that
 builds it, and a row.
 
-Doors: closing, factored, half, merging, merging.private, merging.rule, spelling.
+Doors: closing, factored, half, merging, merging.private, merging.rule, outer, spelling.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.strategies.half import Contributes, MemberHalf
-from edgetrain.strategies.spelling import check_count, number, spell, split
+from edgetrain.strategies.spelling import Parameter as Parameter
+from edgetrain.strategies.spelling import arguments_of, spelled, split
 
 if TYPE_CHECKING:
     from edgetrain.strategies.factored import Factors
     from edgetrain.strategies.merging.rule import RoundRule, SliceRule
+    from edgetrain.strategies.outer import OuterRule
     from edgetrain.vectors.pool import VectorPool
     from edgetrain.vectors.vector import Vector
 
@@ -47,15 +49,6 @@ class Setting:
     """Momentum of the member's optimizer; 0: it has none."""
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """An argument of a strategy: a number, low <= value < high."""
-
-    name: str
-    low: float
-    high: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
     """A row of the table: all that other rooms need to know of a strategy, as properties.
@@ -77,6 +70,9 @@ class Strategy:
     """Stand-ins for a round in flight to choose from, the default first; (): none. `jobs` asks."""
     correction: str = ""
     """The one of them that was chosen."""
+    outer: str = ""
+    """What the hub makes of the merged contribution, as `outer` spells it; "": it goes to all as it
+    is."""
     every: int = 5
     """Default number of local steps in a round. `jobs` asks."""
     delays: bool = False
@@ -118,23 +114,30 @@ class Strategy:
         privacy of members would be all they see."""
         return self.correction == "drift"
 
-    def merge_rule(self, spelled: str = "mean") -> SliceRule | RoundRule:
+    def merge_rule(self, text: str = "mean") -> SliceRule | RoundRule:
         """A fresh merge rule for the hub, as `merging` spells them; ConfigError."""
         from edgetrain.strategies import merging
 
-        return merging.parse(spelled, keeps_late=self.keeps_late)
+        return merging.parse(text, keeps_late=self.keeps_late)
+
+    def outer_rule(self) -> OuterRule | None:
+        """A fresh outer rule for the hub; None: replies are merged contributions as they are."""
+        from edgetrain.strategies import outer
+
+        return outer.parse(self.outer) if self.outer else None
 
     @property
     def spelling(self) -> str:
         """Spelling in a job, with the names of its parameters: "fedprox(mu)"."""
-        return _spelled(self.name, [parameter.name for parameter in self.parameters])
+        return spelled(self.name, [parameter.name for parameter in self.parameters])
 
     @property
     def spelled(self) -> str:
-        """With its arguments: "fedprox(0.01)". `find(strategy.spelled)` gives an equal strategy;
-        so it travels in `Welcome.strategy`."""
+        """With its arguments: "fedprox(0.01)", "fedavg | momentum(1, 0.9)".
+        `find(strategy.spelled)` gives an equal strategy; so it travels in `Welcome.strategy`."""
         words = [self.correction] if self.correction not in ("", *self.corrections[:1]) else []
-        return _spelled(self.name, [spell(value) for value in self.arguments] + words)
+        whole = spelled(self.name, [*self.arguments, *words])
+        return whole if self.outer == TABLE[self.name].outer else f"{whole} | {self.outer}"
 
     def corrected(self, correction: str) -> Strategy:
         """This strategy with another correction; ConfigError for one that it does not have."""
@@ -148,6 +151,18 @@ class Strategy:
         raise ConfigError(
             f"{self.name}: correction = {correction}", did_you_mean(correction, self.corrections)
         )
+
+    def stepped(self, text: str) -> Strategy:
+        """This strategy with another outer rule, as `outer` spells it; ConfigError."""
+        from edgetrain.strategies import outer
+
+        if not self.moves_params:
+            raise ConfigError(
+                f"{self.name}: outer = {text}: its replies are gradients, and each member's own "
+                "optimizer steps on them",
+                "leave it out, or choose diloco or fedavg",
+            )
+        return replace(self, outer=outer.parse(text).spelled)
 
     def member_half(
         self,
@@ -168,10 +183,6 @@ class Strategy:
             params, gradient, every, delay, memory, factors, self.correction, momentum
         )
         return self.build(setting, *self.arguments)
-
-
-def _spelled(name: str, arguments: list[str]) -> str:
-    return f"{name}({', '.join(arguments)})" if arguments else name
 
 
 def _gradient(setting: Setting) -> MemberHalf:
@@ -244,6 +255,38 @@ _ROWS = (
         adjusts_gradient=True,
     ),
     Strategy(
+        name="diloco",
+        build=_displacement,
+        summary="local-sgd with long rounds, whose mean the hub takes as a step with momentum",
+        source="Douillard et al., DiLoCo, 2023, algorithm 1",
+        outer="nesterov(0.7, 0.9)",
+        every=20,
+    ),
+    Strategy(
+        name="fedavgm",
+        build=_displacement,
+        summary="fedavg with momentum at the hub, for unequal data",
+        source="Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019, "
+        "section 4.2",
+        outer="momentum(1, 0.9)",
+        weighted=True,
+    ),
+    *(
+        Strategy(
+            name=f"fed{rule}",
+            build=_displacement,
+            summary=f"fedavg with {rule.capitalize()} at the hub",
+            source="Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2",
+            outer=outer,
+            weighted=True,
+        )
+        for rule, outer in (
+            ("adam", "adam(0.03, 0.9, 0.99, 0.001)"),
+            ("yogi", "yogi(0.03, 0.9, 0.99, 0.001)"),
+            ("adagrad", "adagrad(0.03, 0.001)"),
+        )
+    ),
+    Strategy(
         name="dga",
         build=_displacement,
         summary="K local steps, go on for D more while the mean travels, then correct",
@@ -267,19 +310,16 @@ TABLE: dict[str, Strategy] = {row.name: row for row in _ROWS}
 
 
 def find(text: str) -> Strategy:
-    """The strategy that a job spells as `text`, as "dga", "dga(drift)" or "fedprox(0.01)".
+    """The strategy that a job spells as `text`, as "dga", "dga(drift)" or "fedprox(0.01)"; behind a
+    bar its outer rule, if not the row's: "fedavg | nesterov(0.7, 0.9)".
 
     ConfigError with the near miss for a name, with what is allowed for an argument.
     """
-    name, arguments = split(text)
+    before, bar, outer = text.partition("|")
+    name, arguments = split(before)
     if name not in TABLE:
         raise ConfigError(f"no strategy '{name}'", did_you_mean(name, TABLE))
-    row = TABLE[name]
+    row = TABLE[name].stepped(outer.strip()) if bar else TABLE[name]
     if row.corrections and arguments:
         row = row.corrected(arguments.pop(0))
-    check_count(name, row.spelling, arguments, len(row.parameters), len(row.parameters))
-    values = tuple(
-        number(name, parameter.name, value, parameter.low, parameter.high)
-        for parameter, value in zip(row.parameters, arguments, strict=True)
-    )
-    return replace(row, arguments=values)
+    return replace(row, arguments=arguments_of(name, row.spelling, row.parameters, arguments))

@@ -1,4 +1,4 @@
-"""Names with arguments, as jobs spell strategies and merge rules: "dga", "krum(2)".
+"""Names with arguments, as jobs spell strategies, merge rules and outer rules: "dga", "krum(2)".
 
 spelling = name [ "(" argument { "," argument } ")" ]
 
@@ -8,11 +8,24 @@ Codecs have the same spelling inside a larger grammar (`codecs/spec.py`).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from edgetrain.errors import ConfigError
 
 _SPELLED = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:\(([^()]*)\))?\s*\Z")
 _COMMA = re.compile(r",(?![^(]*\))")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument of a strategy or an outer rule: a number, low <= value < high."""
+
+    name: str
+    low: float
+    high: float
+    default: float | None = None
+    """None: it has to be given. Parameters with defaults follow those without."""
 
 
 def split(text: str) -> tuple[str, list[str]]:
@@ -46,6 +59,20 @@ def check_count(name: str, spelling: str, arguments: list[str], least: int, most
         raise ConfigError(f"{name} with arguments {given}", f"it reads {spelling}")
 
 
+def arguments_of(
+    name: str, spelling: str, parameters: Sequence[Parameter], words: Sequence[str]
+) -> tuple[float, ...]:
+    """The value of each parameter: of `words`, or else its default. ConfigError."""
+    least = sum(each.default is None for each in parameters)
+    check_count(name, spelling, list(words), least, len(parameters))
+    given = [
+        number(name, each.name, word, each.low, each.high)
+        for each, word in zip(parameters, words, strict=False)
+    ]
+    rest = (each.default for each in parameters[len(given) :])
+    return *given, *(value for value in rest if value is not None)
+
+
 def number(name: str, what: str, text: str, low: float, high: float) -> float:
     """The value of the argument `what`: low <= value < high. ConfigError names the range."""
     try:
@@ -69,3 +96,9 @@ def whole(name: str, what: str, text: str, low: int) -> int:
 def spell(value: float) -> str:
     """The shortest text that `number` reads as this value."""
     return repr(value).removesuffix(".0")
+
+
+def spelled(name: str, arguments: Iterable[float | str]) -> str:
+    """A name with its arguments, as `split` reads it."""
+    words = [each if isinstance(each, str) else spell(each) for each in arguments]
+    return f"{name}({', '.join(words)})" if words else name

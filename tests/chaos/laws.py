@@ -4,16 +4,16 @@ The caller reports the contributions that members sent (`Witness`), the rounds t
 and how members ended (`Ended`). `judge` returns the broken laws, as sentences.
 
 It merges every round again, from the recorded contributions that the round says it counted, with
-the job's own merge rule and codecs, residuals of the reply included. The arithmetic is the hub's:
-replies and bases have to be equal bit for bit. So a wrong bit shows, and a contribution that was
-lost or counted twice.
+the job's own merge rule, outer rule and codecs, residuals of the reply included. The arithmetic is
+the hub's: replies and bases have to be equal bit for bit. So a wrong bit shows, and a contribution
+that was lost or counted twice.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.exchange.hub.records import Round
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.strategies.merging.rule import SliceRule
+from edgetrain.strategies.outer import OuterRule
 from edgetrain.vectors.vector import Buffer, Layout, Vector, checksum
 
 
@@ -92,6 +93,7 @@ class Merging:
     codec: Codec
     """Of contributions."""
     reply_codec: Codec
+    outer: OuterRule | None = None
 
     @classmethod
     def of(cls, found: Resolved) -> Merging:
@@ -115,21 +117,26 @@ class Merging:
                 + (" and noise at the hub" if job.privacy.where == "hub" else ""),
                 "leave it at 'mean', and noise to the members",
             )
-        return cls(rule, found.codec, found.reply_codec)
+        return cls(rule, found.codec, found.reply_codec, found.strategy.outer_rule())
 
     def bound(self, layout: Layout) -> Merging:
         """The same for a vector with this layout; (): the layout is not known."""
-        return Merging(
-            self.rule, codecs.bound(self.codec, layout), codecs.bound(self.reply_codec, layout)
+        return replace(
+            self,
+            codec=codecs.bound(self.codec, layout),
+            reply_codec=codecs.bound(self.reply_codec, layout),
         )
 
     def merge(self, given: Sequence[tuple[Sequence[bytes], float]], out: Vector) -> None:
-        """Overwrite `out` with the merged (payloads, weight) of one round. BadPayload."""
+        """Overwrite `out` with what the merged (payloads, weight) of one round add to the base.
+        BadPayload. The outer rule, if there is one, goes on from the round before."""
         out[:] = 0
         size = self.codec.part_elements
         for part, start in enumerate(range(0, out.size, size) if given else ()):
             pieces = [_Given(self.codec, payloads[part], weight) for payloads, weight in given]
             self.rule.merge(pieces, out[start : start + size])
+        if self.outer is not None and given:
+            self.outer.step(out, 0)
 
 
 def judge(
@@ -181,6 +188,8 @@ def _bases(
     """Checksums of the base before the first round and after each, merged again; broken laws."""
     base, told = initial.copy(), np.zeros_like(initial)
     replies = codecs.memory(merging.reply_codec, base.size)
+    if merging.outer is not None:
+        merging.outer.start(base.size)
     bases, broken = [_checksum_of(base)], []
     for record in rounds:
         given = [(witness.payloads(c.member, c.meant_for), c.weight) for c in record.counted]

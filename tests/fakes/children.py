@@ -197,7 +197,7 @@ class HubThread:
         codec = codecs.parse(other.pop("codec", "fp32"))
         reply_codec = codecs.parse(other.pop("reply_codec", codec.name))
         terms = Terms.of_strategy(row, every, Delay(delay or 0, delay is None), **other)
-        self.hub = Hub(terms, policy, row.merge_rule(), codec, reply_codec)
+        self.hub = Hub(terms, policy, row.merge_rule(), codec, reply_codec, outer=row.outer_rule())
         self.transport = transport
         self.notes: list[Note] = []
         self.closed: list[Closed] = []

@@ -80,6 +80,8 @@ NIGHTLY = {
     "edgetrain compare --simulate --strategies 'fedavg,dga,dga(drift)' network=wan-200ms"
     " pace_s=0.05 every=6 delay=6 steps=280 target=0.9"
     " \"data={ partition = 'dirichlet(0.3)' }\"": r"dga\(drift\) .* 2\.3x",
+    "edgetrain compare --simulate --strategies"
+    " 'dga,fedprox(0.01),diloco,fedavg | adam(0.1)'": "diloco ",
     "edgetrain compare network=wan-500ms pace_s=0.05": "dga ",
     "edgetrain compare job.toml --strategies sync-sgd,dga": "dga ",
     "edgetrain compare task=edgetrain.tasks:char_lm steps=300": "dga ",

@@ -79,7 +79,7 @@ class Direct:
         rule = self.row.merge_rule()
         if not isinstance(rule, SliceRule):
             raise ConfigError(f"{strategy} cannot be merged directly", "train over a hub")
-        self._rule, self._clock = rule, clock
+        self._rule, self._outer, self._clock = rule, self.row.outer_rule(), clock
         self._changed = threading.Condition()
         self._model = ""
         self._base: Vector | None = None
@@ -107,6 +107,8 @@ class Direct:
             seat = self._seat_for(request, params)
             if self._base is None:
                 self._base, self._checksums = params.copy(), {0: first}
+                if self._outer is not None:
+                    self._outer.start(params.size)
                 self._fixed = request.fixed_tensors.read() if request.fixed_tensors else b""
             self._started = self._started or len(self._seats) == self.members
             self._changed.notify_all()
@@ -216,6 +218,8 @@ class Direct:
         merged: Vector = np.zeros_like(self._base)
         if given:
             self._rule.merge(given, merged)
+            if self._outer is not None:
+                self._outer.step(merged, 0)
         known = 0
         if self.row.hub_keeps_base:
             self._base += merged

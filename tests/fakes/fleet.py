@@ -338,6 +338,7 @@ class Fleet:
         disk: Disk | None = None,
         kills: Iterable[int] = (),
         momentum: float = 0.0,
+        merge: str = "mean",
     ) -> None:
         self.rng = rng or random.Random(0)
         self.strategy = strategies.find(strategy)
@@ -359,8 +360,9 @@ class Fleet:
         pace = Delay(delay or 0, delay is None) if self.strategy.delays else Delay()
         terms = Terms.of_strategy(self.strategy, every, pace, steps=steps if bounded else 0)
         self.fresh_hub = lambda: Hub(
-            terms, policy or Policy(members), self.strategy.merge_rule(), *named
-        )
+            terms, policy or Policy(members), self.strategy.merge_rule(merge), *named,
+            outer=self.strategy.outer_rule(),
+        )  # fmt: skip
         self.hub = self.fresh_hub()
         self.disk = disk
         self.kills = list(kills)

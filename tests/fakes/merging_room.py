@@ -9,6 +9,7 @@ from edgetrain.exchange.hub.effects import Closed, Send
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Base, Contribute, Join, Reply
+from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 
 ELEMENTS, PART, PARTS = 11, 4, 3
@@ -17,15 +18,25 @@ ELEMENTS, PART, PARTS = 11, 4, 3
 START = np.zeros(ELEMENTS, np.float32)
 
 
+class Counting(Mean):
+    """A mean that says how often it merged."""
+
+    merged = 0
+
+    def merge(self, pieces, out):
+        self.merged += 1
+        super().merge(pieces, out)
+
+
 class Room:
     """A hub with members that are talked to by name."""
 
-    def __init__(self, rule, names, quorum=1, closing=None):
+    def __init__(self, rule, names, quorum=1, closing=None, outer=None):
         codec = Dense()
         codec.part_elements = PART
         terms = Terms("local-sgd", 1)
         policy = Policy(len(names), quorum, deadline_s=10.0)
-        self.hub = Hub(terms, policy, rule, codec, codec, closing=closing)
+        self.hub = Hub(terms, policy, rule, codec, codec, closing=closing, outer=outer)
         self.known = [checksum(START)]
         for name in names:
             self.say(name, Join(PROTOCOL, "", "model", ELEMENTS, name, 1.0, self.known[0]))
@@ -36,13 +47,14 @@ class Room:
         return self.hub.handle(name.encode(), message, now)
 
     def contribute(self, name, round, vector, now=0.0, weight=1.0):
-        effects = []
-        for part in range(PARTS):
-            payload = memoryview(vector[PART * part : PART * (part + 1)].copy()).cast("B")
-            checksum, applied = self.known[-1], len(self.known) - 1
-            effects += self.say(
-                name, Contribute(round, part, PARTS, weight, applied, checksum, 0, payload), now
-            )
+        parts = range(PARTS)
+        return [e for p in parts for e in self.contribute_part(name, round, p, vector, now, weight)]
+
+    def contribute_part(self, name, round, part, vector, now=0.0, weight=1.0):
+        payload = memoryview(vector[PART * part : PART * (part + 1)].copy()).cast("B")
+        checksum, applied = self.known[-1], len(self.known) - 1
+        message = Contribute(round, part, PARTS, weight, applied, checksum, 0, payload)
+        effects = self.say(name, message, now)
         self.known += [e.message.checksum for e in effects if is_reply_to("a", e)]
         return effects
 

@@ -27,7 +27,7 @@ SHAPES = {
 
 @given(
     name=st.sampled_from(
-        ["sync-sgd", "local-sgd", "fedavg", "dga", "dga(drift)", "dga-uncorrected"]
+        ["sync-sgd", "local-sgd", "fedavg", "dga", "dga(drift)", "dga-uncorrected", "diloco"]
     ),
     **SHAPES,
 )
@@ -105,7 +105,7 @@ def mean_of(vectors):
     return np.mean(vectors, axis=0, dtype=np.float32)
 
 
-@given(name=st.sampled_from(["sync-sgd", "fedavg", "dga", "dga(drift)"]), **SHAPES)
+@given(name=st.sampled_from(["sync-sgd", "fedavg", "dga", "dga(drift)", "fedadam"]), **SHAPES)
 def test_the_result_does_not_depend_on_the_order_of_events(name, members, every, delay, steps, rng):
     one = Fleet(name, members, every, delay, steps, rng=rng).run()
     other = Fleet(name, members, every, delay, steps, rng=random.Random(12345)).run()

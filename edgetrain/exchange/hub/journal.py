@@ -359,8 +359,9 @@ _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 
 
 def _bytes_of(state: State) -> int:
-    """About how large a snapshot is: a base, and the fixed tensors."""
-    return 4 * state.elements + sum(memoryview(piece).nbytes for piece in state.fixed)
+    """About how large a snapshot is: a base, the outer rule's vectors, and the fixed tensors."""
+    vectors = 1 + len(state.outer)
+    return 4 * state.elements * vectors + sum(memoryview(piece).nbytes for piece in state.fixed)
 
 
 def _next_name(path: Path, segments: list[Path]) -> float:

@@ -1,7 +1,7 @@
 """From a round's contributions to the merged contribution, the reply and the next base.
 
-Knows vectors, codecs and merge rules. Which contributions a round has, and who is sent the reply,
-is decided elsewhere: no member, no connection, no message and no time here.
+Knows vectors, codecs, merge rules and outer rules. Which contributions a round has, and who is sent
+the reply, is decided elsewhere: no member, no connection, no message and no time here.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgetrain.codecs import Codec, Feedback, OnRungs, bound, memory
 from edgetrain.codecs.auto import rung_of
@@ -25,7 +24,9 @@ from edgetrain.exchange.hub.contributions import (
 )
 from edgetrain.exchange.hub.records import Round, State
 from edgetrain.exchange.messages import NO_WEIGHT
-from edgetrain.strategies.merging.rule import RoundRule, SliceRule, StatefulRule
+from edgetrain.strategies.merging.rule import RoundRule, SliceRule
+from edgetrain.strategies.outer import MOST_MAGNITUDE as MOST_BEFORE_OUTER
+from edgetrain.strategies.outer import OuterRule
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.parts import parts_of
 from edgetrain.vectors.pool import VectorPool
@@ -52,7 +53,7 @@ class RoundResult:
     checksum: int
     """Of the base after it; 0 where the hub keeps no base."""
     inputs: tuple[tuple[Buffer, ...], ...]
-    """The payloads of the contributions, where the journal cannot do with the reply."""
+    """What the journal needs besides the reply to merge again: see records.Round."""
     cuts: Cuts
 
 
@@ -77,10 +78,11 @@ class _Early:
 class Merger:
     """Owns the base, a flat float32 vector [elements], and what lossy replies have left out of it.
 
-    `rule` merges, `codec` decodes contributions, `reply_codec` encodes replies. Codecs that depend
-    on the shapes of tensors are bound to the layout given to `bind_model`. Without `keeps_base` the
-    base is kept until the first round only, for members that have not begun. `masked`:
-    contributions cannot be decoded, only their sums are known.
+    `rule` merges, `codec` decodes contributions, `outer` makes a step of what was merged (None: it
+    is the step), `reply_codec` encodes it. Codecs that depend on the shapes of tensors are bound to
+    the layout given to `bind_model`. Without `keeps_base` the base is kept until the first round
+    only, for members that have not begun. `masked`: contributions cannot be decoded, only their
+    sums are known.
     """
 
     def __init__(
@@ -91,10 +93,11 @@ class Merger:
         *,
         keeps_base: bool,
         masked: bool,
+        outer: OuterRule | None = None,
     ) -> None:
         self.rule = rule
+        self.outer = outer
         self._by_slice = None if isinstance(rule, RoundRule) else rule
-        self._stateful = rule if isinstance(rule, StatefulRule) else None
         self.keeps_late = rule.keeps_late
         """Whether a contribution that missed its round may join the next one."""
         self.codecs = codec, reply_codec
@@ -131,26 +134,21 @@ class Merger:
     def _make_room(self) -> None:
         self._memory = VectorPool(self._elements)
         self.replies = memory(self.reply_codec, self._elements)
+        if self.outer is not None:
+            self.outer.start(self._elements)
 
     def unsent(self) -> dict[str, Vector]:
         """What replies have left out so far, for a journal: views."""
         return {} if self.replies.lossless else self.replies.state()
 
-    def rule_state(self) -> dict[str, NDArray[Any]]:
-        """What the merge rule remembers, for a journal; views."""
-        state = {} if self._stateful is None else self._stateful.state()
-        return {name: np.asarray(value) for name, value in state.items()}
+    def outer_state(self) -> Mapping[str, Vector]:
+        """What the outer rule remembers, for a journal: views."""
+        return {} if self.outer is None else self.outer.state()
 
     @property
     def adaptive(self) -> OnRungs | None:
         """What encodes replies whose codec is `auto`; None: it is another one."""
         return self.replies if isinstance(self.replies, OnRungs) else None
-
-    def _set_rule_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        if self._stateful is not None:
-            self._stateful.restore(
-                {name: value if value.ndim else value.item() for name, value in state.items()}
-            )
 
     def restore(self, state: State) -> None:
         """Go on from a journal's snapshot."""
@@ -159,7 +157,8 @@ class Merger:
         self._make_room()
         if not self.replies.lossless:
             self.replies.restore(state.memory)
-        self._set_rule_state(state.rule)
+        if self.outer is not None:
+            self.outer.restore(state.outer)
         self.base = None if state.base is None else state.base.copy()
 
     # -- the form of a contribution -----------------------------------------------------------
@@ -180,9 +179,8 @@ class Merger:
 
     def count_part(self, part: int, members: int) -> bool:
         """Count one more member's part for the oldest open round. Returns whether the part may be
-        here from all `members`, to be merged early. A RoundRule never merges early, and neither
-        does a rule with state."""
-        if self._by_slice is None or self._stateful is not None:
+        here from all `members`, to be merged early. A RoundRule never merges early."""
+        if self._by_slice is None:
             return False
         early = self._early
         early.arrived[part] = early.arrived.get(part, 0) + 1
@@ -207,26 +205,20 @@ class Merger:
         the reply to the base. `end`: the sum of masked ones. `rung`: of `auto`, for the reply;
         None: as the last one. Raises Spoilt, and changes nothing, if a contribution has to be left
         out."""
-        before = {name: array.copy() for name, array in self.rule_state().items()}
-        try:
-            counted, merged, cuts = (
-                self._merge(given)
-                if end is None
-                else _summed(given, end, self._memory.borrow_vector())
-            )
-            if not self.replies.lossless and counted:
-                self._check_size(merged, counted)
-        except Spoilt:
-            self._set_rule_state(before)
-            raise
-        if rung is not None and self.adaptive is not None:
-            self.adaptive.climb(rung)
-        payloads = self.replies.encode(merged)
-        checksum = self._advance(merged, payloads)
+        counted, merged, cuts = (
+            self._merge(given) if end is None else _summed(given, end, self._memory.borrow_vector())
+        )
+        if counted:
+            self._check_size(merged, counted)
         inputs: tuple[tuple[Buffer, ...], ...] = ()
         if self._keeps_inputs:
-            masked_mean = ((merged.data.cast("B"),),)
-            inputs = masked_mean if end is not None else tuple(c.payloads for c in given)
+            mean = ((merged.data.cast("B"),),)
+            inputs = mean if self._keeps_mean else tuple(c.payloads for c in given)
+        step = self._outer_step(merged) if counted else merged
+        if rung is not None and self.adaptive is not None:
+            self.adaptive.climb(rung)
+        payloads = self.replies.encode(step)
+        checksum = self._advance(step, payloads)
         return RoundResult(counted, payloads, checksum, inputs, cuts)
 
     def replay_round(self, record: Round) -> int:
@@ -239,22 +231,42 @@ class Merger:
                 self.reply_codec.decode(payload, merged[here])
         else:
             merged = self._merged_again(record)
+            if any(counted.weight > NO_WEIGHT for counted in record.counted):
+                merged = self._outer_step(merged)
             if not self.replies.lossless:
                 if self.adaptive is not None:
                     self.adaptive.climb(rung_of(record.reply[0]))
                 self.replies.encode(merged)  # for what it leaves out
         return self._advance(merged, record.reply)
 
+    def _outer_step(self, merged: Vector) -> Vector:
+        """What is added to the base of a merged vector. That stays as it is if the journal needs
+        it. A round in which nobody counts is no step."""
+        if self.outer is None:
+            return merged
+        step = merged
+        if self._keeps_inputs:
+            step = self._memory.borrow_vector()
+            step[:] = merged
+        self.outer.step(step, 0)
+        return step
+
     @property
     def _keeps_inputs(self) -> bool:
         """Whether a round cannot be merged again from its reply: lossy replies leave something out,
-        and a rule with state has to see the contributions."""
-        return not self.replies.lossless or self._stateful is not None
+        and an outer rule with state has to see what was merged."""
+        return not self.replies.lossless or bool(self.outer_state())
+
+    @property
+    def _keeps_mean(self) -> bool:
+        """Whether the inputs that are kept are the merged vector: of masked contributions nothing
+        else is known, and beside the state of an outer rule it is one vector more. Otherwise they
+        are the contributions, which are small where replies are compressed."""
+        return self._masked or self.outer is not None
 
     def _merged_again(self, record: Round) -> Vector:
-        """The merged vector of a record with inputs. Of masked contributions the record has the
-        mean, because nothing else was known."""
-        if self._masked:
+        """The merged vector of a record with inputs."""
+        if self._keeps_mean:
             return np.frombuffer(record.inputs[0][0], np.float32)
         return self._merge(
             [
@@ -313,9 +325,14 @@ class Merger:
         return counted, merged, tuple(cuts)
 
     def _check_size(self, merged: Vector, chosen: Sequence[Contribution]) -> None:
-        """If lossy replies cannot carry the merged vector, raise Spoilt for the contribution with
-        the largest element."""
-        if _size(merged) <= MOST_MAGNITUDE or self._masked:
+        """If the outer rule or lossy replies cannot take the merged vector, raise Spoilt for the
+        contribution with the largest element."""
+        most, of = MOST_MAGNITUDE, "replies can carry"
+        if self.outer is not None:
+            most, of = MOST_BEFORE_OUTER, "outer rules can take"
+        elif self.replies.lossless:
+            return
+        if self._masked or _size(merged) <= most:
             return
         sizes = []
         scratch: Vector = np.empty_like(merged)
@@ -324,7 +341,7 @@ class Merger:
                 ContributionPiece(contribution, part, self.codec).read(scratch[here])
             sizes.append(_size(scratch))
         largest = chosen[int(np.argmax(sizes))]
-        raise Spoilt(largest, f"an element of {max(sizes):g} is more than replies can carry")
+        raise Spoilt(largest, f"an element of {max(sizes):g} is more than {of}")
 
     def _advance(self, merged: Vector, payloads: Sequence[Buffer]) -> int:
         """base += the reply as members will decode it. Returns the checksum of the new base, 0 if

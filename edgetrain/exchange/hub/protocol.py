@@ -56,6 +56,7 @@ from edgetrain.vectors.vector import Vector
 
 if TYPE_CHECKING:
     from edgetrain.exchange.masks.aggregator import Aggregator
+    from edgetrain.strategies.outer import OuterRule
 
 MOST_GAPS = 16
 """Gaps in a row in what a member sends. More are no accident."""
@@ -79,10 +80,10 @@ class HubStatistics:
 class Hub:
     """One job's hub. Owns its parts, and so the base and all contributions until merged.
 
-    `merge` merges contributions, `codec` decodes them, `reply_codec` encodes replies. Codecs that
-    depend on the shapes of tensors are bound to the model that the first member describes. With
-    `masks` contributions cannot be read, and only their sums are known. `closing` decides when a
-    round closes; None: at the quorum and deadline of `policy`.
+    `merge` merges contributions, `codec` decodes them, `outer` makes a step of that (None: that is
+    it), `reply_codec` encodes it. Codecs that depend on the shapes of tensors are bound to the
+    model that the first member describes. With `masks` contributions cannot be read, and only their
+    sums are known. `closing` decides when a round closes; None: at `policy`'s quorum and deadline.
     """
 
     def __init__(
@@ -94,15 +95,15 @@ class Hub:
         reply_codec: Codec,
         masks: Aggregator | None = None,
         closing: ClosingRule | None = None,
+        outer: OuterRule | None = None,
     ) -> None:
         self.terms = terms
         self.tail: int | None = None
         """The first round from which on the journal has every reply. The driver sets it."""
         self.members = Members(AWAY * policy.members)
         """Only to be looked at, like `rounds` and `membership`."""
-        merger = Merger(
-            merge, codec, reply_codec, keeps_base=terms.keeps_base, masked=masks is not None
-        )
+        keeps, masked = terms.keeps_base, masks is not None
+        merger = Merger(merge, codec, reply_codec, keeps_base=keeps, masked=masked, outer=outer)
         closing = closing or QuorumAndDeadline(policy.quorum, policy.deadline_s)
         delay = AgreedDelay(terms.every, terms.delay, terms.steps)
         self.rounds = Rounds(self.members, merger, delay, closing, masks, policy.deadline_s)
@@ -354,7 +355,7 @@ class Hub:
         return State(
             self._agreed(), model.digest, model.description, model.elements, self.epoch,
             self.round, self.delay, seats, away, tuple(rounds.checksums.items()), self.base,
-            rounds.merger.unsent(), rounds.merger.rule_state(), *rounds.delay.to_keep(),
+            rounds.merger.unsent(), rounds.merger.outer_state(), *rounds.delay.to_keep(),
             self.membership.fixed.payloads,
         )  # fmt: skip
 

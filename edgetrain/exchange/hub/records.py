@@ -13,7 +13,6 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from edgetrain.errors import BadMessage
 from edgetrain.vectors.vector import Buffer, Vector
@@ -48,7 +47,8 @@ class Round:
     reply: tuple[Buffer, ...] = field(repr=False)
     """The payloads that went to everyone."""
     inputs: tuple[tuple[Buffer, ...], ...] = field(default=(), repr=False)
-    """The payloads of each contribution, where what the hub keeps cannot be made from replies."""
+    """Where what the hub keeps cannot be made from replies: the payloads of each contribution; or
+    the merged vector, float32, if contributions are masked or there is an outer rule."""
     every: int = 0
     """Steps in a round, in force once this round's reply is applied; 0: not known."""
 
@@ -115,8 +115,8 @@ class State:
     base: Vector | None = field(repr=False)
     memory: Mapping[str, Vector] = field(default_factory=dict, repr=False)
     """What a lossy reply codec has not sent yet."""
-    rule: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
-    """The state of the merge rule, if it has one; numbers are arrays of shape ()."""
+    outer: Mapping[str, Vector] = field(default_factory=dict, repr=False)
+    """The state of the outer rule, if it has one."""
     every: int = 0
     """Steps in a round, in force now; 0: not known."""
     steps: int = 0
@@ -125,8 +125,8 @@ class State:
     """The values of fixed tensors that all members have from the first, in pieces; (): none."""
 
 
-_RULE = "rule/"
-"""Begins the names of arrays that are the merge rule's."""
+_OUTER = "outer/"
+"""Begins the names of arrays that are the outer rule's."""
 
 
 def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
@@ -168,7 +168,7 @@ def _seat_fields(seat: Seat) -> list[Any]:
 
 
 def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
-    arrays = dict(state.memory) | {_RULE + name: array for name, array in state.rule.items()}
+    arrays = dict(state.memory) | {_OUTER + name: array for name, array in state.outer.items()}
     if state.base is not None:
         arrays[""] = state.base
     told = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
@@ -229,8 +229,8 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         for (name, dtype, shape), part in zip(told, parts, strict=True)
     }
     base = arrays.pop("", None)
-    rule = {
-        name.removeprefix(_RULE): arrays.pop(name) for name in [*arrays] if name.startswith(_RULE)
+    outer = {
+        name.removeprefix(_OUTER): arrays.pop(name) for name in [*arrays] if name.startswith(_OUTER)
     }
     return State(
         agreed, model, layout, elements, epoch, round, delay,
@@ -239,7 +239,7 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         tuple((applied, checksum) for applied, checksum in checksums),
         base,
         arrays,
-        rule,
+        outer,
         every,
         steps,
         (fixed,) if fixed_bytes else (),

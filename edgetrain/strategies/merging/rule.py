@@ -1,17 +1,15 @@
 """Merge rules, the hub's half of a strategy: many contributions in, one merged contribution out.
 
 Pure: no socket, no clock, no membership (`closing` decides when a round closes). This module has
-the protocols and the mean; the rules that tolerate members that lie are beside it.
-
-A rule may remember something from round to round, such as the momentum of an outer optimizer: see
-`StatefulRule`.
+the protocols and the mean; the rules that tolerate members that lie are beside it. A merge rule
+remembers nothing: what is kept from round to round is an outer rule's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -77,30 +75,6 @@ class RoundRule(MergeRule, Protocol):
         `contributions[i][p]` is member i's piece of slice p. Members come in the order of their
         names. Deterministic; takes memory for one slice of each member, not for the vectors.
         """
-
-
-RuleState: TypeAlias = Mapping[str, Vector | float]
-"""State of a rule, by names of its choice: vectors (float32) and numbers."""
-
-
-@runtime_checkable
-class StatefulRule(Protocol):
-    """A merge rule that also keeps state from round to round.
-
-    The hub keeps the state in its journal's snapshots, and with each round the contributions it was
-    merged from. A restored hub gives the rule the state and merges these rounds again, in order, so
-    that the rule has the same bits. A rule with state is asked once for each round, when it closes;
-    a SliceRule for the slices from the first to the last. If a contribution turns out to be
-    unusable, the hub restores the state from before the round and asks again.
-    """
-
-    def state(self) -> RuleState:
-        """All that the rule remembers between two rounds: views, valid until the next round. A rule
-        that has merged nothing yet may have no state: {}."""
-
-    def restore(self, state: RuleState) -> None:
-        """Remember exactly this, which another rule of the same job gave as its `state`. Copies
-        the vectors. {} makes it a rule that has merged nothing."""
 
 
 class Mean:

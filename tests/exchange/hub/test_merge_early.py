@@ -5,26 +5,16 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from merging_room import Counting
 
 from edgetrain.codecs import Dense
 from edgetrain.exchange.hub.effects import Send
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Base, Contribute, Join, Leave, Reply
-from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 
 ELEMENTS, PART, PARTS = 11, 4, 3
-
-
-class Counting(Mean):
-    """A mean that says how often it merged."""
-
-    merged = 0
-
-    def merge(self, pieces, out):
-        self.merged += 1
-        super().merge(pieces, out)
 
 
 def started(names: str) -> tuple[Hub, Counting]:

@@ -26,7 +26,7 @@ from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Contribute, Join, 
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 
-STRATEGIES = ("sync-sgd", "local-sgd", "fedavg", "dga")
+STRATEGIES = ("sync-sgd", "local-sgd", "fedavg", "dga", "diloco", "fedyogi")
 
 
 def fleet(
@@ -180,6 +180,7 @@ def books(hub):
             for seat in state.seats
         },
         "unsent": {name: array.tobytes() for name, array in state.memory.items()},
+        "outer": {name: array.tobytes() for name, array in state.outer.items()},
     }
 
 

@@ -226,9 +226,15 @@ def test_a_hub_that_is_restored_gives_up_what_was_under_way_and_goes_on(confided
     assert sorted(ended.bases) == [f"m{i}" for i in range(MEMBERS)]
 
 
-def test_a_restored_hub_knows_what_lossy_replies_left_out(tmp_path):
-    """Of that the journal holds the mean, which is all that was ever known."""
-    ended = run(tmp_path, (Happening(6.0, "hub", 1.0),), "steps=120", "reply_codec=topk(0.1) | q2")
+@pytest.mark.parametrize(
+    "words",
+    [("reply_codec=topk(0.1) | q2",), ("strategy=diloco", "every=5", "delay=auto")],
+    ids=str,
+)
+def test_a_restored_hub_knows_what_does_not_follow_from_replies(words, tmp_path):
+    """What lossy ones left out, or an outer rule's state: the journal holds the mean, which is all
+    that was ever known."""
+    ended = run(tmp_path, (Happening(6.0, "hub", 1.0),), "steps=120", *words)
     assert not [e for e in ended.events if e["event"] in ("error", "refused")]
     assert sorted(ended.bases) == [f"m{i}" for i in range(MEMBERS)]
     assert len(set(ended.bases.values())) == 1
