@@ -3,6 +3,7 @@
     python benchmarks/stand_ins.py                       # all three groups, some minutes
     python benchmarks/stand_ins.py --groups momentum
     python benchmarks/stand_ins.py --groups text
+    python benchmarks/stand_ins.py --groups landing --partitions 0.3,iid
 
 Members are the rows of one matrix and exchange by taking its mean, without protocol and time;
 tasks, models and batches are the package's own. A row is one rule: digits, 8 members, 280 steps,
@@ -24,8 +25,10 @@ leave R       a share R of what a member was away from the mean stays in its par
               comes, and so on of what stayed: stayed <- R (stayed + own - reply). The mean of all
               members is what it was; each is pulled back less at once
 
-The group `text` is char-lm, a Transformer of one layer of width 32: 4 members with batches of 8,
-equal data, --steps steps, final loss.
+last N K      the last N steps in rounds of K steps without a delay (docs/decisions/032)
+
+The groups `text` and `landing_text` are char-lm, a Transformer of one layer of width 32: 4 members
+with batches of 8, equal data, --steps steps, final loss.
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ class Rule:
     outer: tuple[float, float] = (1.0, 0.0)
     velocity: float = 0.0
     leave: float = 0.0
+    last: tuple[int, int] = (0, 5)
     task: str = "digits"
     steps: int = 0
     """0: those of the task."""
@@ -118,18 +122,22 @@ class Fleet:
         """All steps; the accuracy of the base in percent, or its loss."""
         rule, every_member = self.rule, range(self.members)
         sources = [self.task.batches(m, self.members, self.batch, seed) for m in every_member]
+        lands = self.steps - rule.last[0]
         for step in range(1, self.steps + 1):
             batches = [next(source) for source in sources]
             inputs, labels = (torch.stack([batch[i] for batch in batches]) for i in (0, 1))
             self._step(self.gradients(self.params, inputs, labels), step)
-            if step % rule.every == 0 or step == self.steps:
+            since = step if step <= lands else step - lands
+            if since % rule.every == 0 or step in (lands, self.steps):
                 own = self.params - self._expected() - self.within
                 foretold = self.gap.clone() if self.replies else None
                 self.flights.append((step, own, foretold))
                 self.within.zero_()
                 self.params = self._expected()
-            while self.flights and step - self.flights[0][0] >= rule.delay:
+            while self.flights and (step == lands or step - self.flights[0][0] >= rule.delay):
                 self._reply()
+            if step == lands:
+                rule = self.rule = replace(rule, every=rule.last[1], delay=0, leave=0.0)
         while self.flights:
             self._reply()
         with torch.no_grad():
@@ -208,8 +216,38 @@ def _momentum_rules(every: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def _landing_rules() -> dict[str, Rule]:
+    """Momentum at the rate that is best for FedAvg, D = 6, 12 and 29, with and without landings."""
+    plain, table = Rule(5, 0, 0.1, 0.9, corrects=False), {}
+    for every, delay, corrects, lasts in (
+        (5, 0, False, ((0, 5),)),
+        (29, 0, False, ((0, 5), (35, 7))),
+        (5, 6, False, ((0, 5), (35, 5))),
+        (12, 6, False, ((35, 7),)),
+        (6, 6, True, ((0, 6), (36, 6))),
+        (5, 12, False, ((0, 5), (35, 5))),
+        (12, 12, False, ((0, 7), (35, 7))),
+        (24, 12, False, ((0, 7), (35, 7))),
+        (12, 12, True, ((0, 7), (35, 7))),
+        (5, 29, False, ((0, 5), (35, 5))),
+        (29, 29, False, ((35, 7),)),
+        (29, 29, True, ((0, 7), (35, 7))),
+        (58, 29, False, ((35, 7),)),
+        (29, 12, False, ((0, 7), (28, 7), (35, 7), (42, 7), (56, 7), (35, 5))),
+        (29, 12, True, ((35, 7),)),
+    ):
+        name = "fedavg" if not delay else "drift" if corrects else "own"
+        for last, short in lasts:
+            label = f"{name} K={every}" + f" D={delay}" * bool(delay)
+            rule = replace(plain, every=every, delay=delay, corrects=corrects, last=(last, short))
+            table[label + f", last {last} K={short}" * bool(last)] = rule
+    return table
+
+
 def rows(group: str) -> dict[str, Rule]:
     """The rules of a table."""
+    if group == "landing":
+        return _landing_rules()
     far, near = Rule(12, 12), Rule(6, 6, 0.05, 0.9)
     if group == "sgd":
         return {

@@ -15,7 +15,7 @@ from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.files.toml import read_toml, to_toml
 from edgetrain.files.writing import write_text
 from edgetrain.jobs import reading
-from edgetrain.jobs.job import Job
+from edgetrain.jobs.job import AUTO, Job
 
 FILE = "sweep.toml"
 
@@ -217,12 +217,13 @@ class Sweep:
 
 def fitting(job: Job) -> Job:
     """The job with `every` and `delay` set to 0 if its strategy has no local steps or no delay, and
-    without a correction or an outer rule if it has none."""
+    without a correction, a landing or an outer rule of its own if it has none."""
     strategy = strategies.find(job.strategy.name)
     table = replace(
         job.strategy,
         every=job.strategy.every if strategy.has_local_steps else 0,
         delay=job.strategy.delay if strategy.delays else 0,
+        landing=job.strategy.landing if strategy.has_local_steps else AUTO,
         correction=job.strategy.correction if strategy.corrections else "",
         outer=job.strategy.outer if strategy.moves_params else "",
     )

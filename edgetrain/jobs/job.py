@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 AUTO: Final = "auto"
-"""A delay that is measured, as job files spell it."""
+"""A delay that is measured, and a landing that is chosen, as job files spell them."""
 
 LATER: dict[str, Any] = {
     "schedule": "",
@@ -27,6 +27,7 @@ LATER: dict[str, Any] = {
     "buffers": "mean",
     "honest_hub": False,
     "outer": "",
+    "landing": "auto",
 }
 """Keys that were added later, with their defaults: there a job has the digest that it had before,
 so that its journals and checkpoints still open."""
@@ -102,6 +103,14 @@ class StrategyTable:
     delay: int | Literal["auto"] = field(
         default=AUTO,
         metadata={"low": 0, "high": 10**9, "doc": "local steps a reply may take (D), or 'auto'"},
+    )
+    landing: float | Literal["auto"] = field(
+        default=AUTO,
+        metadata={
+            "low": 0.0,
+            "high": 1.0,
+            "doc": "share of the steps, at the end, in short rounds without delay; 0: none",
+        },
     )
     correction: str = _said("", "of dga: own (the paper), drift (unequal data); '': see the name")
     codec: str = _said("fp32", "how contributions are encoded")

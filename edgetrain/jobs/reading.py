@@ -164,12 +164,10 @@ def _build(cls: type[Any], values: Mapping[str, Any], prefix: str, source: str) 
 
 def _checked(key: str, value: Any, hint: Any, spec: dataclasses.Field[Any], source: str) -> Any:
     allowed = _allowed(hint, spec)
-    if hint is float and type(value) is int:
+    kind, may_be_auto = kind_of(hint)
+    if kind is float and type(value) is int:
         value = float(value)
-    if spec.name == "delay":
-        fits = type(value) is int or value == AUTO
-    else:
-        fits = type(value) is (typing.get_origin(hint) or hint)
+    fits = type(value) is kind or (may_be_auto and value == AUTO)
     if fits and type(value) in (int, float) and "low" in spec.metadata:
         fits = spec.metadata["low"] <= value <= spec.metadata["high"] and math.isfinite(value)
     if isinstance(value, list):
@@ -183,10 +181,20 @@ def _checked(key: str, value: Any, hint: Any, spec: dataclasses.Field[Any], sour
     return dict(value) if isinstance(value, dict) else value
 
 
+def kind_of(hint: Any) -> tuple[type[Any], bool]:
+    """The type of a key's value, and whether it may be 'auto' instead."""
+    origin = typing.get_origin(hint)
+    may_be_auto = origin is typing.Union
+    return (typing.get_args(hint)[0] if may_be_auto else origin or hint), may_be_auto
+
+
 def _allowed(hint: Any, spec: dataclasses.Field[Any]) -> str:
-    words = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
-    tables = {dict: "a table", list: "a list of tables"}
-    what = words.get(hint) or tables.get(typing.get_origin(hint), "an integer or 'auto'")
+    words = {
+        int: "an integer", float: "a number", str: "text", bool: "true or false",
+        dict: "a table", list: "a list of tables",
+    }  # fmt: skip
+    kind, may_be_auto = kind_of(hint)
+    what = words[kind] + (" or 'auto'" if may_be_auto else "")
     if "low" in spec.metadata:
         what += f" from {spec.metadata['low']:g} to {spec.metadata['high']:g}"
     return what

@@ -14,6 +14,7 @@ from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.delay import APART_SHARE, SHARE, Delay
 from edgetrain.exchange.hub.journal import Fsync, JournalSettings
+from edgetrain.exchange.hub.landing import CHOSEN
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 from edgetrain.fleet.assignment import devices_of
 from edgetrain.fleet.devices import Device
@@ -129,21 +130,35 @@ def _delay_of(job: Job, strategy: Strategy) -> Delay:
     """The job's delay. Rounds get as long as a measured one where the job does not say how long
     they are, with an optimizer whose steps follow the size of gradients."""
     steps = job.strategy.delay if strategy.delays else 0
+    landing = _landing_of(job, strategy)
     if isinstance(steps, int):
-        return Delay(steps)
+        return Delay(steps, landing=landing)
     by_gradient = str(job.train.optimizer.get("name", "")).lower() in _BY_GRADIENT
     one_in_flight = strategy.wants_one_in_flight and by_gradient and not job.strategy.every
-    return Delay(0, True, SHARE if _stay_together(job) else APART_SHARE, one_in_flight)
+    share = SHARE if _stay_together(job) else APART_SHARE
+    return Delay(0, True, share, one_in_flight, landing)
+
+
+def _landing_of(job: Job, strategy: Strategy) -> float:
+    """The share of its steps in which the job lands. Chosen: only where data may be unequal."""
+    share = job.strategy.landing
+    if isinstance(share, float):
+        return share
+    return CHOSEN if strategy.has_local_steps and not _has_equal_data(job) else 0.0
 
 
 def _stay_together(job: Job) -> bool:
     """Whether members' steps lead the same way: their samples are known to be drawn from the same,
-    and enough of them are in a step. A task of one's own may read any files, unless its `partition`
-    says so."""
+    and enough of them are in a step."""
+    return _has_equal_data(job) and job.train.batch * job.train.accumulate >= _SAMPLES
+
+
+def _has_equal_data(job: Job) -> bool:
+    """Whether members' samples are known to be drawn from the same. A task of one's own may read
+    any files, unless its `partition` says so."""
     own_files = not job.task.startswith("edgetrain.tasks:")
     partition = job.data.get("partition", None if own_files else "iid")
-    is_equal = partition == "iid" or str(partition).startswith("shared(")
-    return is_equal and job.train.batch * job.train.accumulate >= _SAMPLES
+    return partition == "iid" or str(partition).startswith("shared(")
 
 
 def with_all_members(job: Job) -> Job:

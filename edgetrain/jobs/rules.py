@@ -130,6 +130,12 @@ def _check_pace(found: Resolved) -> None:
             f"strategy.delay = {job.strategy.delay}: {strategy.name} waits for every reply",
             "leave it out, or choose dga",
         )
+    if not strategy.has_local_steps and job.strategy.landing not in (0, AUTO):
+        raise ConfigError(
+            f"strategy.landing = {job.strategy.landing:g}: {strategy.name} waits for every reply "
+            "at every step, to the end",
+            "leave it out, or choose dga or fedavg",
+        )
 
 
 def _check_foretelling(found: Resolved) -> None:

@@ -7,6 +7,7 @@ import typing
 from typing import Any
 
 from edgetrain.jobs.job import AUTO, Job
+from edgetrain.jobs.reading import kind_of
 
 _TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", dict: "object"}
 
@@ -25,10 +26,10 @@ def _key(hint: Any, spec: dataclasses.Field[Any]) -> dict[str, Any]:
     known: dict[str, Any] = {"description": spec.metadata["doc"]}
     if spec.default is not dataclasses.MISSING:
         known["default"] = spec.default
-    kind = typing.get_origin(hint) or hint
+    kind, _ = kind_of(hint)
     if kind is list:
         return known | {"type": "array", "items": {"type": "object"}}
-    value: dict[str, Any] = {"type": _TYPES.get(kind, "integer")}
+    value: dict[str, Any] = {"type": _TYPES[kind]}
     if "low" in spec.metadata:
         value |= {"minimum": spec.metadata["low"], "maximum": spec.metadata["high"]}
     return known | ({"anyOf": [value, {"const": AUTO}]} if spec.default == AUTO else value)

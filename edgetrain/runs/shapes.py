@@ -145,7 +145,7 @@ LINES: dict[str, dict[str, Is]] = {
     "eval": {"step": count, "round": count, "eval_s": seconds},
     "round": _USED | {
         "round": count, "members": texts, "missing": texts, "weight": number, "close_s": seconds,
-        "delay": count, "every": count, "cuts": cuts, "codec": text,
+        "delay": count, "every": count, "cuts": cuts, "codec": text, "lands": flag,
     },
     "figure": {
         "about": text, "metric": text, "value": number, "better": text, "step": count,

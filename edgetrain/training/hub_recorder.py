@@ -156,6 +156,7 @@ class HubRecorder:
                 every=closed.every,
                 cuts=closed.cuts,
                 codec=closed.codec,
+                lands=closed.lands,
             )
 
     def strike(self, event: Literal["fault", "absence"], reason: str, about: str = "") -> None:

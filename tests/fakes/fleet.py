@@ -339,6 +339,7 @@ class Fleet:
         kills: Iterable[int] = (),
         momentum: float = 0.0,
         merge: str = "mean",
+        landing: float = 0.0,
     ) -> None:
         self.rng = rng or random.Random(0)
         self.strategy = strategies.find(strategy)
@@ -358,6 +359,7 @@ class Fleet:
         self.closed: list[Closed] = []
         every = every if self.strategy.has_local_steps else 1
         pace = Delay(delay or 0, delay is None) if self.strategy.delays else Delay()
+        pace, bounded = replace(pace, landing=landing), bounded or landing != 0
         terms = Terms.of_strategy(self.strategy, every, pace, steps=steps if bounded else 0)
         self.fresh_hub = lambda: Hub(
             terms, policy or Policy(members), self.strategy.merge_rule(merge), *named,

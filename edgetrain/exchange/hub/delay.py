@@ -15,6 +15,8 @@ With an automatic delay, `agree` at turns 1, 3, 6, 12, … (rounds merged) decid
 What a run can bear is said by `Delay.together`; rounds grow up to half of that. Where rounds begin
 faster than they close, the hub or a link is the bottleneck: a longer delay would lengthen its
 queue, and hide nothing.
+
+At the end of a run that lands, K and D are the landing's (`landing`), fixed or measured before.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgetrain.exchange.hub.landing import CHOSEN, EVERY, Landing, share_for
 from edgetrain.exchange.messages import MAX_COUNT
 
 MARGIN = 1.1
@@ -58,11 +61,14 @@ class Delay:
     steps: int = 0
     """The delay in force; 0 for a measured one before training."""
     is_measured: bool = False
-    """Whether replies say the next one. Only then the rest counts."""
+    """Whether replies say the next one. Only then `share` and `one_in_flight` count."""
     share: int = SHARE
     """See `together`."""
     one_in_flight: bool = False
     """Whether rounds get as long as the delay, where the run can bear two of these."""
+    landing: float = 0.0
+    """The share of the run's steps, at its end, that are taken in short rounds without a delay
+    (`landing.Landing`); 0: none are; CHOSEN: as K and D ask for it."""
 
     def together(self, every: int, steps: int) -> int:
         """The most that K + D may be, the steps that a member may diverge from the fleet: one in
@@ -125,6 +131,7 @@ class AgreedDelay:
         """(replies after which members know it, steps in a round), of each change."""
         self._shortest = every
         self._steps = steps
+        self._share = delay.landing if steps else 0.0
         self._one_in_flight = delay.one_in_flight
         self._together = delay.together(every, steps)
         self._longest = self.first // every if delay.is_measured else 0
@@ -135,29 +142,69 @@ class AgreedDelay:
         self._waits: dict[int, dict[str, float]] = {}
         self._closed: list[float] = []
         """When the rounds since the last turn closed."""
+        self._fixed = None if delay.is_measured else (every, delay.steps)
+        """(K, D) until the landing, where they are not measured."""
+        self._land([])
+        self._lengths = [(0, self.every)]
 
     @property
     def most(self) -> int:
         """The longest delay that there may be, in steps: the job's, or what the run can bear."""
-        return self._together - self.every if self._is_measured else self.delay
+        return self._together - self.every if self._is_measured and self.delay else self.delay
 
     @property
     def first(self) -> int:
         """The delay that members are told as training begins. Before anything is measured together,
         an automatic one is the longest: each takes what it has measured while joining, up to this.
         Where the run's length is not known, a round."""
-        if self._is_measured and self._steps and not self.merged_steps:
+        if self._is_measured and self.delay and self._steps and not self.merged_steps:
             return max(self.every, self.most)
         return self.delay
+
+    @property
+    def landing(self) -> Landing | None:
+        """The run's end, as K and D are now; None: it does not land, or its length is not known."""
+        share = self._share
+        if share == CHOSEN:
+            # A measured delay is at least a step, until the landing.
+            is_near = self._fixed is None and not self.delay
+            share = share_for(MAX_COUNT if is_near else sum(self._fixed or self._now))
+        every, delay = self._fixed or (self.every, 1)
+        is_short = every <= EVERY and not delay
+        return Landing.of(share, self._steps) if share and not is_short else None
+
+    @property
+    def is_landing(self) -> bool:
+        """Whether K and D in force are those of the landing, or lead to it."""
+        if self.landing is None:
+            return False
+        return not self.delay if self._fixed is None else self._now != self._fixed
+
+    @property
+    def _now(self) -> tuple[int, int]:
+        return self.every, self.delay
 
     def agree(self, round: int, wishes: Sequence[Wish], now: float) -> str:
         """This round closes now, with these contributions. Returns what people should know of a
         change, or ""."""
         applied = statistics.median_low([wish.applied for wish in wishes]) if wishes else round
         self.merged_steps += self.length_after(applied)
-        told = self._agree(round, wishes, now) if self._is_measured else ""
+        told = self._agree(round, wishes, now) if self._is_measured and self.delay else ""
+        told = self._land(wishes) or told
         self._note_length(round)
         return told
+
+    def _land(self, wishes: Sequence[Wish]) -> str:
+        """Let K and D be the landing's, where it is near. Returns what people should know."""
+        if (landing := self.landing) is None:
+            return ""
+        (every, delay), was_near = self._now, self.is_landing
+        self._longest = max(self._longest, delay // every)
+        self.every, self.delay = landing.pace_after(self.merged_steps, every, delay)
+        if was_near or not self.is_landing:
+            return ""
+        trip_s = max((wish.steps * wish.step_s for wish in wishes), default=0.0) / MARGIN
+        return landing.told(every, delay, trip_s)
 
     def length_after(self, applied: int) -> int:
         """Steps in a round that a member ended after it had applied this many replies: a round that
@@ -260,7 +307,8 @@ class AgreedDelay:
 
     def to_keep(self) -> tuple[int, int]:
         """(every, merged_steps) for a journal; 0 where they follow from the job."""
-        return (self.every, self.merged_steps) if self._is_measured else (0, 0)
+        changes = self._is_measured or self.landing is not None
+        return (self.every, self.merged_steps) if changes else (0, 0)
 
     def restore(self, delay: int, every: int = 0) -> None:
         """A journal says that these are in force; `every` 0: it is older than rounds that grow."""
@@ -280,6 +328,8 @@ class AgreedDelay:
         as rounds are now; MAX_COUNT: the length of the run is not known."""
         if not self._steps:
             return MAX_COUNT
+        if (landing := self.landing) is not None:
+            return merged + landing.rounds_after(self.merged_steps, self.every)
         return merged - (self.merged_steps - self._steps) // self.every
 
     @property

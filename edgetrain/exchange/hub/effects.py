@@ -54,6 +54,8 @@ class Closed:
     """Steps in a round, in force once this round's reply is applied; 0: not said."""
     codec: str = ""
     """How the reply was encoded, where that changes from round to round."""
+    lands: bool = False
+    """Whether `delay` and `every` are the landing's, or lead to it."""
 
 
 @dataclass(frozen=True)

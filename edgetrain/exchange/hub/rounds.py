@@ -378,7 +378,10 @@ class Rounds:
         weight = sum(c.weight for c in result.counted)
         open_s = now - entry.opened
         cuts = result.cuts
-        effects.append(Closed(round, names, due.missing, weight, open_s, delay, cuts, every, codec))
+        lands = self.delay.is_landing
+        effects.append(
+            Closed(round, names, due.missing, weight, open_s, delay, cuts, every, codec, lands)
+        )
         return effects
 
     def _mark_late(self, missing: tuple[str, ...]) -> list[Effect]:

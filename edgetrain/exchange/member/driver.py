@@ -503,7 +503,7 @@ class Driver:
         self._take_delay(found.delay, found.every)
 
     def _take_delay(self, delay: int, every: int) -> None:
-        if self.entry.delay.is_measured and not self.is_drained:
+        if not self.is_drained:
             self.half.delay, self.half.every = delay, every or self.half.every
 
     def _compare(self, wanted: int) -> None:

@@ -195,12 +195,13 @@ class MetricsLog:
         every: int = 0,
         cuts: Iterable[tuple[str, float, str]] = (),
         codec: str = "",
+        lands: bool = False,
     ) -> None:
         """Write a round that the hub closed. close_s: from the first contribution to the reply.
 
         delay, every: local steps, in force once this round's reply is applied. cuts: (member, share
         left out, reason) for each contribution that did not count in full. codec: of the reply,
-        where it changes from round to round.
+        where it changes from round to round. lands: delay and every are the landing's.
         """
         shares = [[name, float(f"{share:.4f}"), reason] for name, share, reason in cuts]
         self._write(
@@ -219,6 +220,7 @@ class MetricsLog:
                 "every": int(every),
                 **({"cuts": shares} if shares else {}),
                 **({"codec": codec} if codec else {}),
+                **({"lands": True} if lands else {}),
             },
         )
 

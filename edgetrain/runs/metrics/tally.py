@@ -146,9 +146,13 @@ class Tally:
     merged_steps: int = 0
     """Steps in these rounds."""
     every: int = 0
-    """Steps in a round, in force now; 0: not known."""
+    """Steps in a round, in force until the landing; 0: not known."""
     delay: int = 0
-    """Local steps, in force now."""
+    """Local steps, in force until the landing."""
+    now: tuple[int, int] = (0, 0)
+    """Steps in a round, and the delay, in force now."""
+    lands: bool = False
+    """Whether rounds are those of the landing."""
     codec: str = ""
     """Codec of the newest reply, where it changes from round to round."""
     missed: int = 0
@@ -231,11 +235,11 @@ class Tally:
 
     def _add_round(self, record: Record) -> None:
         self.missed += len(record.get("missing") or []) + _cut(record, "missing")
-        before = self.every
-        if self.rounds == 1 or _value(record, "delay") != self.delay:
+        before, delay = self.now
+        if self.rounds == 1 or _value(record, "delay") != delay:
             self.marked.append(record)
         self._take_pace(record)
-        self.merged_steps += before or self.every
+        self.merged_steps += before or self.now[0]
         self.codec = str(record.get("codec") or self.codec)
         self.hub.add_usage(record)
         for name, share, _ in record.get("cuts") or []:
@@ -252,8 +256,10 @@ class Tally:
             self.told_metric = record["metric"], better
 
     def _take_pace(self, record: Record) -> None:
-        self.every = int(_value(record, "every")) or self.every
-        self.delay = int(_value(record, "delay"))
+        self.now = int(_value(record, "every")) or self.now[0], int(_value(record, "delay"))
+        self.lands = record.get("lands") is True
+        if not self.lands:
+            self.every, self.delay = self.now
 
     def _add_event(self, record: Record) -> None:
         event, reason = str(record.get("event")), str(record.get("reason") or "")

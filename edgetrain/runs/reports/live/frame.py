@@ -216,7 +216,7 @@ def _traffic(states: Sequence[RunState | MemberState]) -> list[Column]:
 
 
 def _pace(state: RunState) -> str:
-    return units.pace(state.every, state.delay)
+    return units.pace(state.every, state.delay) + (", landing" if state.lands else "")
 
 
 def _codec(states: Sequence[RunState]) -> list[Column]:

@@ -82,9 +82,11 @@ class RunState:
     left_s: float | None
     members: tuple[MemberState, ...]
     every: int = 0
-    """Steps in a round now; 0: not known."""
+    """Steps in a round until the landing; 0: not known."""
     delay: int = 0
-    """Steps that a reply may take now."""
+    """Steps that a reply may take until then."""
+    lands: bool = False
+    """Whether members land."""
     codec: str = ""
     """Codec of the newest reply, where the job leaves that open."""
     trusted: bool | None = None
@@ -156,6 +158,7 @@ class FolderWatch:
             members=members,
             every=self.tally.every,
             delay=self.tally.delay,
+            lands=self.tally.lands,
             codec=self.tally.codec,
             trusted=self._trusted(),
             untold=self._untold(),

@@ -1,0 +1,87 @@
+"""The landing: the short rounds without a delay at the end of a run.
+
+Numbers of steps. No message, no clock, no fleet.
+
+A delay, or long rounds, leave members where unequal data led each of them. A few short rounds, each
+answered before the next begins, bring them together again (docs/decisions/032). Replies say K and
+D; members apply that of a round D steps after its end, so the last one that they apply before the
+landing has to say how long the round in progress is:
+
+    a reply that members apply            says K               says D
+    K steps or more before the landing    as before            as before
+    later                                 up to the landing    0
+    to a round that ends at the landing   the landing's        0
+
+With the second row members wait for all rounds in flight at once: of the replies to these the last
+one counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+EVERY = 7
+"""Steps in a round of a landing. Without a delay rounds of as many or fewer need none."""
+
+CHOSEN: Final = -1.0
+"""A share that is chosen by `share_for`."""
+
+
+def share_for(apart: int) -> float:
+    """The share of a run's steps to land in, where members may be `apart` (K + D) steps from each
+    other before; 0: they are never far apart, and would only wait more."""
+    return SHARE if apart > CLOSE else 0.0
+
+
+SHARE = 1 / 8
+"""Of a run's steps, see `share_for`: of a tenth, a seventh and a fifth it had the least to wait for
+where it gave back most (docs/decisions/032)."""
+
+CLOSE = EVERY
+"""Steps that members may be apart (K + D) and lose nothing that a landing would give back."""
+
+
+@dataclass(frozen=True)
+class Landing:
+    """The end of one run."""
+
+    steps: int
+    """Local steps of the run."""
+    begins: int
+    """Those before it."""
+
+    @classmethod
+    def of(cls, share: float, steps: int) -> Landing:
+        """At least the last `share` of a run of `steps`, in whole rounds."""
+        rounds = max(1, math.ceil(round(share * steps / EVERY, 6)))
+        return cls(steps, max(0, steps - rounds * EVERY))
+
+    def pace_after(self, merged: int, every: int, delay: int) -> tuple[int, int]:
+        """(K, D) as the reply says them to the round with which `merged` steps of the run are
+        merged, where these are in force; as they are: the landing is not near yet."""
+        left = self.begins - merged
+        if left <= 0:
+            return EVERY, 0
+        # In the middle of a round a step has to be left, at which that round can end.
+        if delay and delay + every + (delay % every > 0) <= left:
+            return every, delay
+        return min(every, left), 0
+
+    def rounds_after(self, merged: int, every: int) -> int:
+        """Rounds that are not merged yet, `merged` steps of the run being merged and rounds having
+        `every` steps until the landing begins."""
+        left = max(0, self.begins - merged)
+        return math.ceil(left / every) + math.ceil((self.steps - merged - left) / EVERY)
+
+    def told(self, every: int, delay: int, trip_s: float) -> str:
+        """What people should know as it begins, K = `every` and D = `delay` until then; `trip_s`:
+        of a reply, 0 if it is not known."""
+        rounds = math.ceil((self.steps - self.begins) / EVERY)
+        seconds = f", about {rounds * trip_s:.3g} s" if trip_s else ""
+        return (
+            f"landing from step {self.begins} of {self.steps} on, because members were K + D = "
+            f"{every} + {delay} steps apart: {rounds} rounds of {EVERY} steps, each of which waits "
+            f"for its reply{seconds} (strategy.landing = 0 does without)"
+        )

@@ -1,0 +1,126 @@
+"""Laws of runs that land: real members and a real hub, in any order of events."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import numpy as np
+import pytest
+from fleet import Disk, Fleet, noisy_descent
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgetrain.exchange.hub.landing import CHOSEN, Landing
+from edgetrain.exchange.hub.landing import EVERY as SHORT
+
+SHAPES = {
+    "members": st.integers(1, 4),
+    "every": st.integers(1, 10),
+    "delay": st.integers(0, 14),
+    "steps": st.integers(1, 40),
+    "rng": st.randoms(use_true_random=False),
+}
+
+
+def ended(fleet):
+    fleet.run()
+    assert [m.state for m in fleet.members] == ["done"] * len(fleet.members)
+    first = fleet.members[0]
+    for member in fleet.members:
+        assert member.params.tobytes() == first.params.tobytes() == first.half.base.tobytes()
+        assert member.checksums == first.checksums
+    assert fleet.hub.base.tobytes() == first.params.tobytes()
+    return first.params
+
+
+@given(
+    name=st.sampled_from(["local-sgd", "fedavg", "dga", "dga(drift)", "dga-uncorrected"]),
+    landing=st.sampled_from([CHOSEN, 0.1, 0.4, 1.0]),
+    codec=st.sampled_from(["fp32", "topk(0.3) | q2"]),
+    **SHAPES,
+)
+def test_replicas_end_equal_bit_for_bit(name, landing, codec, members, every, delay, steps, rng):
+    ended(Fleet(name, members, every, delay, steps, rng=rng, landing=landing, codec=codec))
+
+
+@given(name=st.sampled_from(["dga", "dga(drift)"]), **SHAPES)
+def test_a_landing_of_all_steps_is_local_sgd_with_its_rounds(
+    name, members, every, delay, steps, rng
+):
+    landed = Fleet(name, members, every, delay + 1, steps, rng=rng, landing=1.0)
+    assert ended(landed).tobytes() == ended(Fleet("local-sgd", members, SHORT, 0, steps)).tobytes()
+
+
+@given(name=st.sampled_from(["local-sgd", "dga"]), wanted=st.integers(1, 12), **SHAPES)
+def test_a_landing_of_none_is_a_run_without_one(name, wanted, members, every, delay, steps, rng):
+    """Bit for bit, also where one could be chosen and members are not far apart."""
+    for fixed in (delay, None):
+        more = {"rng": rng, "wanted_delay": wanted, "bounded": True}
+        without = ended(Fleet(name, members, every, fixed, steps, **more, landing=0.0))
+        plain = Fleet(name, members, every, fixed, steps, **more)
+        assert ended(plain).tobytes() == without.tobytes()
+    if every <= 7:
+        plain = Fleet("local-sgd", members, every, 0, steps)
+        chosen = Fleet("local-sgd", members, every, 0, steps, rng=rng, landing=CHOSEN)
+        assert ended(chosen).tobytes() == ended(plain).tobytes()
+
+
+def naive(members, every, delay, steps, landing, initial):
+    """From the formula alone: w += mean_r - own_r, D steps after the round; at the landing every
+    member takes what all have, and rounds have the landing's steps and wait."""
+    base = initial.astype(np.float64)
+    local, flights = [base.copy() for _ in range(members)], deque()
+    start = [base.copy() for _ in range(members)]
+    for step in range(1, steps + 1):
+        for m in range(members):
+            local[m] = local[m] - noisy_descent(m, step - 1, local[m].astype(np.float32))
+        if step == landing.begins or step > landing.begins:
+            delay, every = 0, SHORT
+        since = step - landing.begins if step > landing.begins else step
+        if since % every == 0 or step in (landing.begins, steps):
+            own = [now - then for now, then in zip(local, start, strict=True)]
+            flights.append((step, own, np.mean(own, axis=0)))
+            start = [now.copy() for now in local]
+        while flights and step - flights[0][0] >= delay:
+            _, own, mean = flights.popleft()
+            base = base + mean
+            for m in range(members):
+                local[m] = local[m] + mean - own[m]
+                start[m] = start[m] + mean - own[m]
+    for _, _, mean in flights:
+        base = base + mean
+    return base
+
+
+@pytest.mark.parametrize(("every", "delay"), [(9, 4), (5, 12), (6, 6), (12, 0), (8, 20)])
+@pytest.mark.parametrize("landing", [0.2, 0.5])
+def test_it_is_the_formula(every, delay, landing):
+    """With more than one round in flight the last replies come up to K steps early."""
+    fleet = Fleet("dga", 3, every, delay, 70, landing=landing)
+    found = ended(fleet)
+    end = Landing.of(landing, 70)
+    if delay < every or delay % every == 0:
+        wanted = naive(3, every, delay, 70, end, fleet.initial)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+    closed = [(c.every, c.delay) for c in fleet.closed]
+    assert closed[-1] == (SHORT, 0)
+    assert [c.lands for c in fleet.closed] == sorted(c.lands for c in fleet.closed)
+
+
+@settings(max_examples=20)
+@given(
+    snapshot_every=st.sampled_from([0, 3]),
+    fuses=st.lists(st.integers(1, 60), max_size=3),
+    seed=st.integers(0, 1000),
+    **{key: shape for key, shape in SHAPES.items() if key != "rng"},
+)
+def test_a_hub_that_is_killed_at_any_instant_lands(
+    snapshot_every, fuses, seed, members, every, delay, steps
+):
+    what = "dga", members, every, delay, steps
+    calm = ended(Fleet(*what, landing=0.4))
+    disk = Disk(snapshot_every)
+    fleet = Fleet(*what, rng=random.Random(seed), disk=disk, kills=fuses, landing=0.4).run()
+    assert {m.params.tobytes() for m in fleet.members} == {calm.tobytes()}
+    assert fleet.hub.base.tobytes() == calm.tobytes()
