@@ -6,9 +6,9 @@ contribution as a member hands it over, and the hub's journal shows each round b
 told of it.
 
     happening                           intervention
-    hub, disk                           `SimulatedHub.crash`, `fill_disk`
-    kill, power, pause                  `SimulatedMember.kill`, `cut_power`, `pause`
-    cut, corrupt-up, corrupt-down       `SimulatedMember.break_connection`, `damage_next_message`
+    hub, disk                           `FailingHub.crash`, `fill_disk` (`machines`)
+    kill, power, pause                  `machines.kill`, `SimulatedMember.cut_power`, `Process.hold`
+    cut, corrupt-up, corrupt-down       `MemberWire.cut`, `machines.damage_next_message`
     clock                               `MachineClock.jump`, of the hub or of a member
     link, partition, slow               `SimulatedNetwork.strike`
 """
@@ -27,6 +27,7 @@ import torch
 
 from chaos import laws
 from chaos.laws import Merging, Outcome, Witness
+from chaos.machines import FailingSimulation, damage_next_message, kill
 from chaos.schedule import Happening
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.journal import Journal, JournalDisk, JournalSettings
@@ -65,9 +66,7 @@ def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: f
             for happening in happenings:
                 simulation.at(happening.at_s, functools.partial(strike, simulation, happening))
 
-        simulation = Simulation(
-            planned, folder, False, open_journal=open_journal, on_start=schedule
-        )
+        simulation = FailingSimulation(planned, folder, open_journal, schedule)
         simulation.network.tap = seen.see_message
         try:
             try:
@@ -82,7 +81,7 @@ def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: f
     return Outcome(seed, tuple(happenings), len(seen.rounds), simulation.seconds, tuple(broken))
 
 
-def strike(simulation: Simulation, happening: Happening) -> None:
+def strike(simulation: FailingSimulation, happening: Happening) -> None:
     """Let it happen now, to those of its members that are still there."""
     until = simulation.world.now + round(happening.for_s * SECOND)
     members = [simulation.members[index] for index in happening.members]
@@ -109,16 +108,18 @@ def strike(simulation: Simulation, happening: Happening) -> None:
                 member.cut_power(until)
         case "kill":
             for member in members:
-                member.kill(until)
+                kill(member, simulation.network, until)
         case "pause":
             for member in members:
-                member.pause(until)
+                member.process.hold(until)
         case "cut":
             for member in members:
-                member.break_connection()
+                if member.wire is not None and not member.process.over:
+                    member.wire.cut()
         case "corrupt-up" | "corrupt-down":
             for member in members:
-                member.damage_next_message(upwards=happening.kind == "corrupt-up")
+                upwards = happening.kind == "corrupt-up"
+                damage_next_message(member, simulation.network, upwards)
 
 
 class _Seen:

@@ -1,10 +1,9 @@
-"""A device of a simulation: a real member in a process in virtual time, and what can go wrong.
+"""A device of a simulation: a real member in a process in virtual time.
 
-state     event                                next state
-running   `cut_power(until)`, `kill(until)`    off; running at `until`, as a newcomer
-running   `pause(until)`                       standing still; running at `until`
+state     event                                  next state
+running   `cut_power(until)`                     off; running at `until`, as a newcomer
 running   the job is done, or the member failed  over
-off       the time has come                    running, unless the hub's job is over
+off       the time has come                      running, unless the hub's job is over
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, release_of
 from edgetrain.training.member.pacing import Pace
 from edgetrain.training.member.train import Place, request_of
+from edgetrain.training.simulated.hub import ComputedUsage
 from edgetrain.training.simulated.local import Gradients, noise_of
-from edgetrain.training.simulated.machines import ComputedUsage, MachineClock
 from edgetrain.training.simulated.virtual import Process, World
 from edgetrain.training.simulated.wires import MemberWire, SimulatedNetwork
 
@@ -59,55 +58,33 @@ class Surroundings:
 
 
 class SimulatedMember:
-    """The device of member `index`. `process` is the one that runs, or ran last; `clock` can jump.
+    """The device of member `index`. `process` is the one that runs, or ran last, by `clock`.
 
-    `training` is its member, as it is or was last (None: it never joined). `was_off`: it has been
-    without power, or its process was killed. Times are virtual nanoseconds, as `World.at` has them.
+    `training` is its member, and `wire` its connection, as they are or were last (None: it never
+    joined). `was_off`: it has been without power, or its process was killed. Times are virtual
+    nanoseconds, as `World.at` has them.
     """
 
     def __init__(self, index: int, around: Surroundings, job_is_over: Callable[[], bool]) -> None:
         """It starts at once. After `job_is_over` it is not started again."""
-        self.clock = MachineClock(around.world)
+        self.clock: Callable[[], float] = around.world.clock
         self.name = f"m{index}"
         self.training: Member | None = None
         self.was_off = False
         self._index, self._around = index, around
         self._job_is_over = job_is_over
-        self._wire: MemberWire | None = None
+        self.wire: MemberWire | None = None
         self.process = self._boot()
-
-    # -- what goes wrong ----------------------------------------------------------------------
 
     def cut_power(self, until: int) -> None:
         """Take its power away until then; nobody is told. Does nothing once the member is over."""
         if not self.process.over:
-            if self._wire is not None:
-                self._wire.power_off()
-            self._end_process(until)
+            if self.wire is not None:
+                self.wire.power_off()
+            self.end_process(until)
 
-    def kill(self, until: int) -> None:
-        """Kill the process, and start it again then. The machine closes its connection. Does
-        nothing once the member is over."""
-        if not self.process.over:
-            if self._wire is not None:
-                self._wire.die()
-            self._end_process(until)
-
-    def pause(self, until: int) -> None:
-        """Let the process stand still until then."""
-        self.process.hold(until)
-
-    def break_connection(self) -> None:
-        """Break the connection that it has, with what is under way on it; both ends know."""
-        if self._wire is not None and not self.process.over:
-            self._wire.cut()
-
-    def damage_next_message(self, upwards: bool) -> None:
-        """Let the next message to the hub (`upwards`) or from it arrive damaged."""
-        if self._wire is not None and not self.process.over:
-            self._wire.damage(upwards)
-
-    def _end_process(self, until: int) -> None:
+    def end_process(self, until: int) -> None:
+        """End the process, and start it again then."""
         self.was_off = True
         self.process.kill()
         self._around.world.at(until, self._power_on)
@@ -146,7 +123,7 @@ class SimulatedMember:
         its name is taken: try again, as a device's service does."""
         job = self._around.planned.job
         while True:
-            wire = self._wire = self._around.network.connect(self._index)
+            wire = self.wire = self._around.network.connect(self._index)
             try:
                 release = release_of(job.privacy, noise_of(job, self._index))
                 link = Link(wire, self.clock)

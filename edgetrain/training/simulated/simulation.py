@@ -33,8 +33,7 @@ from edgetrain.tasks import Task, weights
 from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.outcome import recorded, write_errors
 from edgetrain.training.simulated import local
-from edgetrain.training.simulated.hub import OpenJournal, SimulatedHub
-from edgetrain.training.simulated.machines import ComputedUsage
+from edgetrain.training.simulated.hub import ComputedUsage, SimulatedHub
 from edgetrain.training.simulated.member import SimulatedMember, Surroundings
 from edgetrain.training.simulated.virtual import SECOND, Process, World
 from edgetrain.training.simulated.wires import SimulatedNetwork
@@ -96,14 +95,9 @@ class Simulation:
         batched: bool | None = None,
         *,
         luck: int = 0,
-        open_journal: OpenJournal | None = None,
-        on_start: Callable[[], None] = lambda: None,
     ) -> None:
-        """`batched` and `luck` as in `run`. `open_journal` opens the hub's journal (None: it keeps
-        none, and must not be crashed). `on_start` is called as training begins: the time to say
-        what goes wrong, besides the job's own faults."""
+        """`batched` and `luck` as in `run`."""
         self._planned, self._folder = planned, folder
-        self._on_start = on_start
         self.world = World()
         self.network = SimulatedNetwork(
             self.world,
@@ -127,9 +121,9 @@ class Simulation:
             self.world.clock,
             self.network.hub.traffic,
             usage=ComputedUsage(lambda: self.network.hub.busy_s),
-            on_start=self._start,
+            on_start=self.begin,
         )
-        self.hub = SimulatedHub(planned, self.world, self.network, self._recorder, open_journal)
+        self.hub = self.make_hub()
         around = Surroundings(
             planned,
             self.world,
@@ -150,18 +144,22 @@ class Simulation:
         return self.world.clock() - self._began
 
     def at(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call `action` so many virtual seconds after training began; from `on_start` onwards."""
+        """Call `action` so many virtual seconds after training began, once it has."""
         self.world.at(self._time(seconds), action)
 
     def _time(self, seconds: float) -> int:
         return round((self._began + seconds) * SECOND)
 
-    def _start(self, began: float) -> None:
+    def make_hub(self) -> SimulatedHub:
+        """The hub's machine: called once, while the simulation is made."""
+        return SimulatedHub(self._planned, self.world, self.network, self._recorder)
+
+    def begin(self, began: float) -> None:
+        """Training begins, at this time of the world's clock."""
         self._began, self.began = began, utc()
         self.network.start_faults()
         for fault in self._planned.faults:
             self.at(fault.at_s, functools.partial(self._strike, str(fault)))
-        self._on_start()
         presence = self._planned.presence
         if not presence.is_steady:
             for index, member in enumerate(self.members):

@@ -72,11 +72,6 @@ class MemberWire:
         self._open(self._network.new_name(self.member))
         self._greet()
 
-    def hub_is_back(self) -> None:
-        """The hub has been started again: ZeroMQ reconnects under the same name. Messages on their
-        way are lost."""
-        self.cut()
-
     def cut(self) -> None:
         """Break the connection, so that both ends notice; ZeroMQ reconnects under the same name.
 
@@ -98,21 +93,6 @@ class MemberWire:
         if up is self.up and not up.cut:
             self.connections += 1
             self._network.add_connection(self)
-
-    def damage(self, upwards: bool) -> None:
-        """Let the next message to the hub (`upwards`) or from it arrive damaged.
-
-        The receiver breaks the connection. If it is the hub, ZeroMQ reconnects at the member. If it
-        is the member, its ZeroMQ gives up, and the member reconnects once its patience has ended.
-        """
-        if upwards:
-            self.up.on_damage = self.cut
-        else:
-            self.down.on_damage = self._give_up
-
-    def _give_up(self) -> None:
-        self.up.cut = self.down.cut = True
-        self._network.hub.remove_connection(self.name)
 
     def _break(self) -> None:
         self.up.cut = self.down.cut = True
@@ -157,11 +137,6 @@ class MemberWire:
         """The device has lost its power: nothing leaves or reaches it, and the hub is not told."""
         self.up.cut = self.down.cut = True
         self._network.lose_connection(self.name)
-
-    def die(self) -> None:
-        """The process has died, and its machine's kernel closes the connection."""
-        self.up.cut = self.down.cut = True
-        self._network.remove_connection(self.name)
 
 
 class HubWire:
@@ -357,7 +332,7 @@ class SimulatedNetwork:
         """The hub's process runs again: every member reconnects."""
         self.hub.restart()
         for wire in list(self._wires.values()):
-            wire.hub_is_back()
+            wire.cut()  # ZeroMQ reconnects under the same name; messages on their way are lost
 
     def strike(self, fault: Fault) -> None:
         """Let this fault begin now, for its `for_s`; its `at_s` is ignored."""

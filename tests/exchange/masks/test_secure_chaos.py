@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from chaos import schedule
+from chaos.machines import FailingSimulation
 from chaos.schedule import Happening
 from chaos.simulated import strike
 
@@ -35,7 +36,6 @@ from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import journal_settings
 from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.training.simulated.simulation import Simulation
 from edgetrain.vectors.vector import checksum
 
 MEMBERS, SPAN = 5, 8.0
@@ -89,7 +89,7 @@ def confided(monkeypatch):
 class Ended:
     """A run, and what is left of it."""
 
-    simulation: Simulation
+    simulation: FailingSimulation
     planned: int
     """Rounds of a run without faults."""
     rounds: list
@@ -115,7 +115,7 @@ def run(folder: Path, happenings=(), *overrides: str) -> Ended:
             simulation.at(each.at_s, functools.partial(strike, simulation, each))
 
     open_journal = functools.partial(Journal, folder / "journal", journal_settings(job))
-    simulation = Simulation(planned, folder, False, open_journal=open_journal, on_start=begin)
+    simulation = FailingSimulation(planned, folder, open_journal, begin)
     try:
         simulation.run(lambda: None, 1.0, time.monotonic, 2000.0)
         error = ""

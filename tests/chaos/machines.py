@@ -1,0 +1,195 @@
+"""Machines of a simulation that fail in ways that no job asks for.
+
+A hub with a journal and a service manager: after a kill, or after a full disk stopped it, it is
+started again from its journal.
+
+    state     event                                     next state
+    serving   `crash(until)`                            down; serving at `until`
+    serving   the journal cannot be written: disk full  down; serving once there is room
+    serving   the job is over, or the hub failed        over
+    down      the time has come                         serving, restored from the journal
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edgetrain.errors import EdgetrainError
+from edgetrain.exchange.hub.journal import Journal, JournalDisk
+from edgetrain.exchange.hub.serve import Observer, serve
+from edgetrain.jobs.resolved import Resolved
+from edgetrain.training.simulated.hub import SimulatedHub
+from edgetrain.training.simulated.member import SimulatedMember
+from edgetrain.training.simulated.simulation import Simulation
+from edgetrain.training.simulated.virtual import World
+from edgetrain.training.simulated.wires import MemberWire, SimulatedNetwork
+from edgetrain.vectors.vector import Buffer
+
+OpenJournal = Callable[[JournalDisk], Journal]
+"""Opens the hub's journal on this disk: called whenever the hub starts, which closes it."""
+
+
+class MachineClock:
+    """The monotonic clock of one machine, in virtual seconds: the world's time plus its jumps."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ahead = 0.0
+
+    def __call__(self) -> float:
+        return self._world.clock() + self._ahead
+
+    def jump(self, seconds: float) -> None:
+        """Be `seconds` later at once, and stay so."""
+        self._ahead += seconds
+
+
+class FillingDisk:
+    """The disk of the hub's journal. While it is full, half of what is written still fits.
+
+    `writev` and `free` are what a `JournalDisk` needs; `full_until` is the virtual time in
+    nanoseconds at which the last of the writes that filled it is deleted.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.full = False
+        self.full_until = 0
+        self._world = world
+
+    def fill(self, until: int) -> None:
+        """Be full until this virtual time; the longest of several calls counts."""
+        self.full, self.full_until = True, max(self.full_until, until)
+        self._world.at(until, self._make_room)
+
+    def _make_room(self) -> None:
+        self.full = self._world.now < self.full_until
+
+    def writev(self, file: int, buffers: Sequence[Buffer]) -> int:
+        """See os.writev."""
+        if not self.full:
+            return os.writev(file, buffers)
+        os.write(file, memoryview(buffers[0])[: memoryview(buffers[0]).nbytes // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def free(self, folder: Path) -> int:
+        """Bytes left for `folder`."""
+        return 0 if self.full else 1 << 60
+
+
+class FailingHub(SimulatedHub):
+    """A hub that keeps a journal, and can be killed. Its clock can jump, its disk fill up."""
+
+    def __init__(
+        self,
+        found: Resolved,
+        world: World,
+        network: SimulatedNetwork,
+        observe: Observer,
+        open_journal: OpenJournal,
+    ) -> None:
+        super().__init__(found, world, network, observe)
+        self.clock: MachineClock = MachineClock(world)
+        self._open_journal = open_journal
+        self._disk = FillingDisk(world)
+        self._journal: Journal | None = None
+
+    @property
+    def job_is_over(self) -> bool:
+        return self.process.over and not self._network.hub.down
+
+    def crash(self, until: int) -> None:
+        """Kill the process; start it again then. Does nothing to a hub that has ended, or that goes
+        on without its journal as the job allows: killing that one loses rounds by design."""
+        if self.process.over or (self._journal is not None and self._journal.tail is None):
+            return
+        self.process.kill()
+        self._network.hub.crash()
+        self._world.at(until, self._start_again)
+
+    def fill_disk(self, until: int) -> None:
+        """Let the journal's disk be full until then."""
+        self._disk.fill(until)
+
+    def _start_again(self) -> None:
+        """Unless a crash and a full disk overlapped, and it has been started already."""
+        if self.process.over and self._network.hub.down:
+            self._network.restart_hub()
+            self.process = self._world.start("hub", self._serve, self._world.now)
+
+    def _serve(self) -> None:
+        hub = self._fresh()
+        self._journal = journal = self._open_journal(
+            JournalDisk(self._disk.writev, self._disk.free)
+        )
+        try:
+            if journal.state is not None:
+                hub.restore(journal.state, journal.records(), self.clock())
+            serve(hub, self._network.hub, self.clock, self._observe, journal=journal)
+        except EdgetrainError:
+            if not self._disk.full:
+                raise
+            self._network.hub.crash()
+            self._world.at(self._disk.full_until + 1, self._start_again)
+        finally:
+            journal.close()
+
+
+class FailingSimulation(Simulation):
+    """A simulation of machines that can fail. `on_start` is called as training begins: the time to
+    say what goes wrong."""
+
+    hub: FailingHub
+
+    def __init__(
+        self,
+        planned: Resolved,
+        folder: Path,
+        open_journal: OpenJournal,
+        on_start: Callable[[], None],
+    ) -> None:
+        self._open_journal, self._on_start = open_journal, on_start
+        super().__init__(planned, folder, False)
+        for member in self.members:
+            member.clock = MachineClock(self.world)
+
+    def make_hub(self) -> FailingHub:
+        where = (self._planned, self.world, self.network, self._recorder)
+        return FailingHub(*where, self._open_journal)
+
+    def begin(self, began: float) -> None:
+        super().begin(began)
+        self._on_start()
+
+
+def kill(member: SimulatedMember, network: SimulatedNetwork, until: int) -> None:
+    """Kill its process, and start it again then. The machine closes its connection. Does nothing
+    once the member is over."""
+    if not member.process.over:
+        if (wire := member.wire) is not None:
+            wire.up.cut = wire.down.cut = True
+            network.remove_connection(wire.name)
+        member.end_process(until)
+
+
+def damage_next_message(member: SimulatedMember, network: SimulatedNetwork, upwards: bool) -> None:
+    """Let the next message to the hub (`upwards`) or from it arrive damaged.
+
+    The receiver breaks the connection. If it is the hub, ZeroMQ reconnects at the member. If it is
+    the member, its ZeroMQ gives up, and the member reconnects once its patience has ended.
+    """
+    wire = member.wire
+    if wire is None or member.process.over:
+        return
+    if upwards:
+        wire.up.on_damage = wire.cut
+    else:
+        wire.down.on_damage = functools.partial(_give_up, wire, network)
+
+
+def _give_up(wire: MemberWire, network: SimulatedNetwork) -> None:
+    wire.up.cut = wire.down.cut = True
+    network.hub.remove_connection(wire.name)
