@@ -55,15 +55,15 @@ def add_parser(subparsers: Any) -> None:
     add("--members", type=_count, metavar="N", help="members (default: the job's)")
     add("--rounds", type=_count, default=100, metavar="N", help="rounds (default: %(default)s)")
     add("--parameters", type=_count, metavar="N", help="of the model (default: the task's)")
-    add("--step-seconds", type=float, metavar="S", help="of a step (default: pace_s, or measured "
-        "from the task for the device)")  # fmt: skip
+    add("--step-seconds", dest="step_s", type=float, metavar="S",
+        help="of a step (default: pace_s, or measured from the task for the device)")  # fmt: skip
     add("--gateways", type=int, default=0, metavar="N", help="sites that merge for their members")
     add("--sites", type=int, default=0, metavar="N", help="sites whose members share an uplink")
     add("--uplink", metavar="NETWORK", help="from a site or gateway to the hub (default: network)")
     add("--shards", type=int, default=1, metavar="N", help="hubs with a part of the vector each")
-    add("--hub-rate", type=float, default=1000.0, metavar="MBIT",
+    add("--hub-rate", dest="hub_rate_mbit", type=float, default=1000.0, metavar="MBIT",
         help="a hub's port, each way; 0: no limit (default: %(default)g)")  # fmt: skip
-    add("--gateway-rate", type=float, default=1000.0, metavar="MBIT",
+    add("--gateway-rate", dest="gateway_rate_mbit", type=float, default=1000.0, metavar="MBIT",
         help="a gateway's port to its site (default: %(default)g)")  # fmt: skip
     add("--merge-rate", type=float, default=2.0, metavar="GB",
         help="float32 a hub merges in a second; 0: no limit (default: %(default)g)")  # fmt: skip
@@ -75,21 +75,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    return Options(
-        members=arguments.members,
-        rounds=arguments.rounds,
-        parameters=arguments.parameters,
-        step_s=arguments.step_seconds,
-        gateways=arguments.gateways,
-        sites=arguments.sites,
-        uplink=arguments.uplink,
-        shards=arguments.shards,
-        hub_rate_mbit=arguments.hub_rate,
-        gateway_rate_mbit=arguments.gateway_rate,
-        merge_bytes_per_s=arguments.merge_rate * 1e9,
-        ratio=arguments.ratio,
-        reply_ratio=arguments.reply_ratio,
-    )
+    names = (each.name for each in dataclasses.fields(Options) if hasattr(arguments, each.name))
+    given = {name: getattr(arguments, name) for name in names}
+    return Options(**given, merge_bytes_per_s=arguments.merge_rate * 1e9)
 
 
 def run(arguments: argparse.Namespace) -> int:
