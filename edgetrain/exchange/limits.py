@@ -1,4 +1,4 @@
-"""Limits against floods: messages a second from one sender, bases sent to a connection that
+"""Limits against floods: messages and entries of one sender, bases sent to a connection that
 contributes nothing, log lines about the same kind of refusal.
 
 Counters of bounded size, without a clock: the time is an argument.
@@ -14,23 +14,28 @@ MESSAGES_PER_S = 10_000
 """
 
 
-class SenderRate:
-    """Messages of each sender in the current second. The next second starts without any."""
+ENTRIES_A_MINUTE = 60
+"""Times that the owner of one key may join or come back: more than the worst link gives a reason
+for."""
 
-    def __init__(self, most: int = MESSAGES_PER_S) -> None:
-        self.most = most
-        self._second = 0
+
+class SenderRate:
+    """Messages of each sender in the current period of time; the next one starts without any."""
+
+    def __init__(self, most: int = MESSAGES_PER_S, period_s: float = 1.0) -> None:
+        self.most, self._period_s = most, period_s
+        self._period = 0
         self._counts: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
-        """Senders with a message in the current second."""
+        """Senders with a message in the current period."""
         return len(self._counts)
 
     def count_message(self, sender: bytes, now: float) -> bool:
         """Count one message; returns whether it is within the limit. `now`: seconds."""
-        second = int(now)
-        if second != self._second:
-            self._second = second
+        period = int(now // self._period_s)
+        if period != self._period:
+            self._period = period
             self._counts.clear()
         self._counts[sender] += 1
         return self._counts[sender] <= self.most
@@ -38,30 +43,6 @@ class SenderRate:
     def is_first_beyond(self, sender: bytes) -> bool:
         """Whether the message counted last was the sender's first beyond the limit."""
         return self._counts[sender] == self.most + 1
-
-
-ENTRIES_A_MINUTE = 60
-"""Times that the owner of one key may join or come back: more than the worst link gives a reason
-for."""
-
-
-class Entries:
-    """Questions to join, or to come back, by the owner's key, in the current minute. The next
-    minute starts without any. Owners are on a list, so there are few."""
-
-    def __init__(self, most: int = ENTRIES_A_MINUTE) -> None:
-        self.most = most
-        self._minute = 0
-        self._counts: Counter[bytes] = Counter()
-
-    def count_entry(self, owner: bytes, now: float) -> bool:
-        """Count one; returns whether it is within the limit. `now`: seconds."""
-        minute = int(now // 60)
-        if minute != self._minute:
-            self._minute = minute
-            self._counts.clear()
-        self._counts[owner] += 1
-        return self._counts[owner] <= self.most
 
 
 MOST_UNREQUITED = 32

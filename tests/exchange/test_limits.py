@@ -59,7 +59,7 @@ def test_the_first_refusals_are_told_and_then_every_tenfold():
 
 
 def test_a_flood_is_dropped_and_told_and_others_are_heard(monkeypatch):
-    monkeypatch.setattr(limits.SenderRate.__init__, "__defaults__", (50,))
+    monkeypatch.setattr(limits.SenderRate.__init__, "__defaults__", (50, 1.0))
     wire = Loopback()
     flood, other = wire.connect(), wire.connect()
     for _ in range(500):

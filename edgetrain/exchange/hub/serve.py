@@ -24,7 +24,7 @@ from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.standstill import Standstill
 from edgetrain.exchange.keys.pairs import short
-from edgetrain.exchange.limits import Entries, Refusals, SenderRate
+from edgetrain.exchange.limits import ENTRIES_A_MINUTE, Refusals, SenderRate
 from edgetrain.exchange.messages import (
     PROTOCOL,
     Join,
@@ -116,7 +116,7 @@ class _Driver:
         # Simulated members send no reports, so that nothing would say that they take steps.
         self._standstill = Standstill(hub, clock()) if hub.policy.status_s else None
         self._rate = SenderRate()
-        self._entries = Entries()
+        self._entries = SenderRate(ENTRIES_A_MINUTE, 60.0)  # owners are on a list, so there are few
         self._floods = Refusals()
         self._floods.report = lambda line: observe(Note("refused", "?", line))
         if journal is not None:
@@ -209,7 +209,7 @@ class _Driver:
         written to the journal. It is not answered; one that waits for an answer asks again. Members
         without a key have no limit: they have any number of names."""
         owner = owner_of(sender)
-        if not owner or self._entries.count_entry(owner, self._clock()):
+        if not owner or self._entries.count_message(owner, self._clock()):
             return False
         most = self._entries.most
         self._floods.add(

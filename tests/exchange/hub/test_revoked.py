@@ -25,7 +25,7 @@ from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Credentials
-from edgetrain.exchange.limits import ENTRIES_A_MINUTE, Entries
+from edgetrain.exchange.limits import ENTRIES_A_MINUTE, SenderRate
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import PROTOCOL, Base, Join, Leave, Reply, Start, Welcome, pack
 from edgetrain.exchange.seam import Request, Submission
@@ -210,11 +210,11 @@ def test_no_history_gives_a_key_two_places(history):
 
 
 def test_entries_are_counted_by_key_and_minute():
-    entries = Entries(most=2)
-    assert [entries.count_entry(b"k", 1.0) for _ in range(3)] == [True, True, False]
-    assert entries.count_entry(b"other", 1.0)
-    assert not entries.count_entry(b"k", 59.0)
-    assert entries.count_entry(b"k", 60.0)
+    entries = SenderRate(2, 60.0)
+    assert [entries.count_message(b"k", 1.0) for _ in range(3)] == [True, True, False]
+    assert entries.count_message(b"other", 1.0)
+    assert not entries.count_message(b"k", 59.0)
+    assert entries.count_message(b"k", 60.0)
 
 
 @pytest.mark.parametrize("key", [True, False])
