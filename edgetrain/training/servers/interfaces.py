@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import socket
-import struct
 import subprocess
 
 from edgetrain.errors import ConfigError, did_you_mean
-
-_SIOCGIFADDR = 0x8915
+from edgetrain.exchange.addresses import interfaces
 
 
 def check_interface(name: str) -> None:
@@ -26,10 +22,8 @@ def check_interface(name: str) -> None:
 def address_of(interface: str) -> str:
     """The IPv4 address of an interface; "" if it has none. ConfigError if it is not there."""
     check_interface(interface)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
-        request = struct.pack("256s", interface.encode()[:15])
-        return socket.inet_ntoa(fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)[20:24])
-    return ""
+    own = (each.address for each in interfaces() if each.name == interface)
+    return next((address for address in own if ":" not in address), "")
 
 
 def address_towards(host: str) -> str:
@@ -62,5 +56,4 @@ def interface_towards(host: str) -> str:
     address = address_towards(host)
     if address.startswith("127."):
         return "lo"
-    found = [name for _, name in socket.if_nameindex() if address_of(name) == address]
-    return found[0] if found else ""
+    return next((each.name for each in interfaces() if each.address == address), "")

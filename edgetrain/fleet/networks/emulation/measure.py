@@ -96,25 +96,9 @@ class OneWay:
 
 def one_way(bench: Bench, count: int, gap_s: float, size: int = 64) -> OneWay:
     """Send datagrams from the first client to the hub, timed at both ends."""
-    return one_ways(bench, bench.clients[:1], count, gap_s, size)[0]
-
-
-def one_ways(
-    bench: Bench, clients: Sequence[MeasuringEnd], count: int, gap_s: float, size: int = 64
-) -> list[OneWay]:
-    """Do the same from several clients at once."""
-    for place, client in enumerate(clients):
-        client.begin("datagrams", count=count, gap_s=gap_s, size=size, first=place * count)
-    for client in clients:
-        client.result()
-    clients[0].do("echoes", count=1, gap_s=0.01)  # meanwhile, datagrams in flight arrive
-    seen: list[list[Any]] = [[] for _ in clients]
-    for arrival in bench.server.do("arrivals"):
-        seen[arrival[0] // count].append(arrival)
-    return [_one_way(count, arrivals) for arrivals in seen]
-
-
-def _one_way(count: int, seen: Sequence[Sequence[int]]) -> OneWay:
+    bench.client.do("datagrams", count=count, gap_s=gap_s, size=size)
+    bench.client.do("echoes", count=1, gap_s=0.01)  # meanwhile, datagrams in flight arrive
+    seen = bench.server.do("arrivals")
     numbers = [number for number, _, _ in seen]
     sent = tuple(sent for _, sent, _ in seen)
     delays = tuple((arrived - sent) / 1e6 for _, sent, arrived in seen)

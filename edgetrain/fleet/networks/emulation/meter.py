@@ -220,16 +220,13 @@ class Client:
             end.close()
         return seconds
 
-    def datagrams(self, count: int, gap_s: float, size: int, first: int = 0) -> int:
-        """Send one-way datagrams at a steady pace, numbered from `first`.
-
-        The server records their arrivals.
-        """
+    def datagrams(self, count: int, gap_s: float, size: int) -> int:
+        """Send one-way datagrams, numbered, at a steady pace. The server records their arrivals."""
         with _datagram_socket() as end:
             end.connect(self._to)
             began = time.monotonic()
             for number in range(count):
-                stamp = _STAMP.pack(first + number | _ONE_WAY, _now(), 0)
+                stamp = _STAMP.pack(number | _ONE_WAY, _now(), 0)
                 end.send(stamp.ljust(size, b"\0"))
                 ahead = began + (number + 1) * gap_s - time.monotonic()
                 if ahead > 0:
