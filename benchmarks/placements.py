@@ -21,11 +21,11 @@ from harness import Measured, measure
 from torch import Tensor, nn
 
 from edgetrain.jobs.placement.formulas import Kept, RankLink
-from edgetrain.jobs.placement.layers import Layer, Model
 from edgetrain.jobs.placement.machines import Server, Servers
 from edgetrain.jobs.placement.search import Found, Work, evaluate, search
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.reading import load
+from edgetrain.tasks.layers import Layer, Model
 from edgetrain.training import processes
 from edgetrain.training.servers.mesh import open_group, open_store
 from edgetrain.training.servers.rank import prepare_rank

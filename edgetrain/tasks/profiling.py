@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edgetrain.errors import TaskError
 from edgetrain.tasks.experts import expert_modules
+from edgetrain.tasks.layers import Layer, Model
 from edgetrain.tasks.losses import scalar_of
 from edgetrain.tasks.protocol import Batch, Task
 
@@ -114,38 +114,7 @@ def _opened(module: nn.Module, prefix: str) -> Iterator[str]:
             yield prefix + name
 
 
-@dataclass
-class LayerProfile:
-    """One layer, as `jobs.placement.layers.Layer` has it; figures are of one sample."""
-
-    name: str
-    parameters: int = 0
-    flops: float = 0.0
-    backward_flops: float = 0.0
-    operators: int = 0
-    backward_operators: int = 0
-    saved_bytes: float = 0.0
-    passed_bytes: float = 0.0
-    divided: float = 0.0
-    attentions: int = 0
-    expert: float = 0.0
-    routed_bytes: float = 0.0
-
-
-@dataclass
-class Profiles:
-    """The layers of a model. `tied` are (first layer, other layer, parameters) that both hold."""
-
-    layers: list[LayerProfile]
-    tied: list[tuple[int, int, int]] = field(default_factory=list)
-    heads: int = 0
-    length: int = 0
-    knows_place: bool = False
-    experts: int = 0
-    """Their largest number that divides those of all layers that have any."""
-
-
-def profile(task: Task, batch: Batch) -> Profiles:
+def profile(task: Task, batch: Batch) -> Model:
     """The layers of the task's model in one step of this batch, [samples, …].
 
     The batch is only looked at for its shapes. Raises what the task's own code raises.
@@ -189,8 +158,8 @@ def tensor_plan(model: nn.Module) -> dict[str, str]:
     return dict(plan or {})
 
 
-def _counted_parameters(model: nn.Module, pieces: list[tuple[str, ...]]) -> Profiles:
-    layers = [LayerProfile(names[0]) for names in pieces]
+def _counted_parameters(model: nn.Module, pieces: list[tuple[str, ...]]) -> Model:
+    layers = [Layer(names[0]) for names in pieces]
     homes: dict[int, list[int]] = {}
     sizes: dict[int, tuple[int, bool]] = {}
     divided = [f"{pattern}.*" for pattern in tensor_plan(model)]
@@ -217,11 +186,11 @@ def _counted_parameters(model: nn.Module, pieces: list[tuple[str, ...]]) -> Prof
         for at in homes[key]:
             layers[at].expert += count / layers[at].parameters
     experts = math.gcd(*(int(getattr(each, "experts", 0)) for each in modules.values()))
-    return Profiles(layers, tied, experts=experts)
+    return Model(layers, tied, experts=experts)
 
 
 @contextlib.contextmanager
-def _routed(watch: _Watch, found: Profiles, model: nn.Module, samples: int) -> Iterator[None]:
+def _routed(watch: _Watch, found: Model, model: nn.Module, samples: int) -> Iterator[None]:
     """Counts the bytes that experts are given."""
 
     def entered(module: nn.Module, args: Any) -> None:
@@ -331,7 +300,7 @@ class _Watch(TorchDispatchMode):
 class _Attentions(TorchFunctionMode):
     """Counts calls of attention by layer, and looks how long sequences are."""
 
-    def __init__(self, watch: _Watch, found: Profiles) -> None:
+    def __init__(self, watch: _Watch, found: Model) -> None:
         super().__init__()
         self._watch, self._found = watch, found
 
@@ -343,7 +312,7 @@ class _Attentions(TorchFunctionMode):
 
 
 def _fill(
-    layers: list[LayerProfile],
+    layers: Sequence[Layer],
     pieces: list[tuple[str, ...]],
     forward: dict[str, int],
     both: dict[str, int],

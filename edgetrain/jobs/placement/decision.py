@@ -9,10 +9,10 @@ from typing import Any
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.placement.bars import refuse
 from edgetrain.jobs.placement.formulas import Kept, bubble, edge_bytes
-from edgetrain.jobs.placement.layers import Model
 from edgetrain.jobs.placement.machines import Servers
 from edgetrain.jobs.placement.search import Found, TooLarge, Work, evaluate, kind_of, search
 from edgetrain.jobs.placement.words import EDGE, Placement, parse
+from edgetrain.tasks.layers import Model
 
 SHOWN = 3
 """Kinds of placement that lack memory, each told with what it needs."""

@@ -16,13 +16,13 @@ from edgetrain.jobs.optimizers import check_optimizer
 from edgetrain.jobs.placement.bars import bars_of
 from edgetrain.jobs.placement.decision import Board, Decision, Question, decide, kept_by
 from edgetrain.jobs.placement.formulas import USABLE, Kept, RankLink, edge_bytes
-from edgetrain.jobs.placement.layers import Layer, Model
 from edgetrain.jobs.placement.machines import Server, Servers
 from edgetrain.jobs.placement.replanning import ranks_of
 from edgetrain.jobs.placement.search import Found, Work
 from edgetrain.jobs.placement.words import EDGE, parse
 from edgetrain.jobs.resolved import Resolved, with_all_members
 from edgetrain.jobs.rules import resolve
+from edgetrain.tasks.layers import Layer, Model
 
 if TYPE_CHECKING:
     from edgetrain.tasks.protocol import Task
@@ -113,15 +113,11 @@ def model_of(task: Task, job: Job) -> tuple[Model, tuple[str, ...]]:
                       operators - operators // 3, 0.0, 0.0)  # fmt: skip
         note = f"measured by building it, activations left out: it fails on fake tensors ({said})"
         return Model((whole,)), (note,)
-    layers = tuple(Layer(**vars(each)) for each in found.layers)
-    notes = [
-        f"the tied parameters of {layers[a].name} and {layers[b].name} ({n:,}) are on both stages"
+    names = [layer.name for layer in found.layers]
+    return found, tuple(
+        f"the tied parameters of {names[a]} and {names[b]} ({n:,}) are on both stages"
         for a, b, n in found.tied
-    ]
-    model = Model(
-        layers, tuple(found.tied), found.heads, found.length, found.knows_place, found.experts
     )
-    return model, tuple(notes)
 
 
 def _kept(job: Job, servers: Servers | None, slots: int) -> Kept:

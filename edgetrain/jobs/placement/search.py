@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from edgetrain.jobs.placement.bars import Bar
 from edgetrain.jobs.placement.cutting import Cut, cut_in_order, cut_over
 from edgetrain.jobs.placement.formulas import WHOLE_BYTES, Kept, weights_of
-from edgetrain.jobs.placement.layers import Model
 from edgetrain.jobs.placement.machines import Servers, Slot, slots
 from edgetrain.jobs.placement.stages import LayerSums, Shape, StageCosts
 from edgetrain.jobs.placement.words import SPLIT, Placement
+from edgetrain.tasks.layers import Model
 
 SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("zero-bubble", 2))
 """Those that the search tries, and how many stages a rank then holds. GPipe is never better than

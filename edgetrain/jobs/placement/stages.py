@@ -19,8 +19,8 @@ from edgetrain.jobs.placement.formulas import (
     rank_bytes,
 )
 from edgetrain.jobs.placement.keeping import Activations, chosen_again, least_again, no_less_again
-from edgetrain.jobs.placement.layers import Model
 from edgetrain.jobs.placement.machines import Slot
+from edgetrain.tasks.layers import Model
 
 _Pick = Callable[[Array], Array]
 

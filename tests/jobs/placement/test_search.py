@@ -14,11 +14,11 @@ import pytest
 from edgetrain.jobs.placement import formulas
 from edgetrain.jobs.placement.formulas import Kept, RankLink, bubble, weights_of
 from edgetrain.jobs.placement.keeping import EXACT, Activations, chosen_again, least_again
-from edgetrain.jobs.placement.layers import Layer, Model
 from edgetrain.jobs.placement.machines import Server, Servers, slots
 from edgetrain.jobs.placement.search import Found, Work, evaluate, search
 from edgetrain.jobs.placement.stages import LayerSums
 from edgetrain.jobs.placement.words import Placement
+from edgetrain.tasks.layers import Layer, Model
 
 FP32 = Kept(4.0, 1)
 

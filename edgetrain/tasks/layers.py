@@ -1,25 +1,27 @@
-"""What a model is made of, as the planner sees it: layers in the order they run."""
+"""What a model is made of: layers in the order they run. `profiling` measures them, and what plans
+placements reads them, without torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass
 class Layer:
     """One layer. Figures are of one sample; a layer is never cut, but may be divided."""
 
     name: str
-    parameters: int
-    flops: float
+    parameters: int = 0
+    flops: float = 0.0
     """Of the forward pass, a multiply-add counted as two."""
-    backward_flops: float
-    operators: int
+    backward_flops: float = 0.0
+    operators: int = 0
     """Calls of the forward pass, however many samples there are."""
-    backward_operators: int
-    saved_bytes: float
+    backward_operators: int = 0
+    saved_bytes: float = 0.0
     """Kept from the forward for the backward pass."""
-    passed_bytes: float
+    passed_bytes: float = 0.0
     """Handed to the next layer."""
     divided: float = 0.0
     """The share of its parameters that tensor parallelism divides."""
@@ -31,21 +33,20 @@ class Layer:
     """Given to experts."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Model:
     """The layers of a model. `tied` are (first layer, other layer, parameters) that both hold."""
 
-    layers: tuple[Layer, ...]
-    tied: tuple[tuple[int, int, int], ...] = ()
+    layers: Sequence[Layer]
+    tied: Sequence[tuple[int, int, int]] = ()
     heads: int = 0
     """Attention heads, which tensor parallelism divides; 0: it divides nothing."""
     length: int = 0
     """Positions of a sequence, as its attention sees them; 0: it has none."""
     knows_place: bool = False
     """Whether it can be told which positions its inputs are."""
-
     experts: int = 0
-    """Experts of its layers that have any; 0: none has."""
+    """The largest number that divides the experts of all layers that have any; 0: none has."""
 
     @property
     def parameters(self) -> int:
