@@ -4,6 +4,7 @@
     python benchmarks/stand_ins.py --groups momentum
     python benchmarks/stand_ins.py --groups text
     python benchmarks/stand_ins.py --groups landing --partitions 0.3,iid
+    python benchmarks/stand_ins.py --groups variates
 
 Members are the rows of one matrix and exchange by taking its mean, without protocol and time;
 tasks, models and batches are the package's own. A row is one rule: digits, 8 members, 280 steps,
@@ -24,8 +25,11 @@ velocity V    when a reply comes, V (reply - own) / (lr K) is taken from the opt
 leave R       a share R of what a member was away from the mean stays in its parameters when a reply
               comes, and so on of what stayed: stayed <- R (stayed + own - reply). The mean of all
               members is what it was; each is pulled back less at once
-
 last N K      the last N steps in rounds of K steps without a delay (docs/decisions/032)
+scaffold      control variates, as in edgetrain/strategies/scaffold.py
+feddyn A      FedDyn (Acar et al., ICLR 2021, algorithm 1) with alpha A: each member's gradient has
+              -g_m + A (params - base), g_m <- g_m - A own; the base also moves by -h / A,
+              h <- h - A mean(own)
 
 The groups `text` and `landing_text` are char-lm, a Transformer of one layer of width 32: 4 members
 with batches of 8, equal data, --steps steps, final loss.
@@ -70,6 +74,8 @@ class Rule:
     velocity: float = 0.0
     leave: float = 0.0
     last: tuple[int, int] = (0, 5)
+    variates: bool = False
+    dyn: float = 0.0
     task: str = "digits"
     steps: int = 0
     """0: those of the task."""
@@ -101,6 +107,8 @@ class Fleet:
         )
         self.products = torch.zeros(2, self.members, len(groups))
         self.moments = torch.zeros(2, *self.params.shape)
+        self.variates, self.pulls = torch.zeros_like(self.params), torch.zeros_like(self.params)
+        self.pulled = torch.zeros_like(self.base)
         self.outer = torch.zeros_like(self.base)
         self.replies = 0
         self.rounds = max(1, math.ceil(rule.delay / rule.every))
@@ -149,6 +157,8 @@ class Fleet:
 
     def _step(self, gradient: Tensor, step: int) -> None:
         rule, (first, second) = self.rule, self.moments
+        if rule.dyn:
+            gradient = gradient - self.pulls + rule.dyn * (self.params - self.base)
         if rule.is_adamw:
             first.mul_(0.9).add_(0.1 * gradient)
             second.mul_(0.999).add_(0.001 * gradient * gradient)
@@ -158,7 +168,7 @@ class Fleet:
             gradient = first.mul_(rule.momentum).add_(gradient)
         more = rule.spread * self.theta * self.gap / rule.every
         self.within = self.within + more
-        self.params = self.params - rule.lr * gradient + more
+        self.params = self.params - rule.lr * gradient + more + self.variates / rule.every
 
     def _expected(self) -> Tensor:
         """Where the rounds in flight are thought to lead, for each member."""
@@ -180,7 +190,14 @@ class Fleet:
         rule = self.rule
         local = self.params - self._expected() - self.within
         _, own, foretold = self.flights.popleft()
+        own = own - self.variates
         reply = own.mean(0)
+        if rule.variates:
+            self.variates = reply - own
+        if rule.dyn:
+            self.pulls -= rule.dyn * own
+            self.pulled -= rule.dyn * reply
+            reply = reply - self.pulled / rule.dyn
         self.outer = rule.outer[1] * self.outer + reply
         self.base = self.base + rule.outer[0] * self.outer
         self.replies += 1
@@ -272,6 +289,19 @@ def rows(group: str) -> dict[str, Rule]:
             },
         }
     table: dict[str, Rule] = {}
+    if group == "variates":
+        for k in (5, 12):
+            for rule in (Rule(k, 0, 0.02, is_adamw=True), Rule(k, 0, 0.1), Rule(k, 0, 0.2),
+                         Rule(k, 0, 0.05, 0.9)):  # fmt: skip
+                plain = replace(rule, corrects=False)
+                name = "adamw" if rule.is_adamw else "momentum" if rule.momentum else "sgd"
+                label = f"{name} {rule.lr} K={k}"
+                table[f"{label}, fedavg"] = plain
+                table[f"{label}, scaffold"] = replace(plain, variates=True)
+                if k == 5 and rule.lr < 0.2 and not rule.is_adamw:
+                    for alpha in (0.1, 0.3, 1.0):
+                        table[f"{label}, feddyn {alpha}"] = replace(plain, dyn=alpha)
+        return table
     if group == "text":
         for name, own in (
             ("momentum", Rule(6, 6, 0.1, 0.9, corrects=False, task="char_lm")),

@@ -157,8 +157,12 @@ def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> li
     Raises ConfigError and NetworkError before torch is imported.
     """
     from edgetrain.jobs.plan import check
+    from edgetrain.jobs.rules import doubts
 
     found = [check(job) for job in jobs]
+    for each in found:
+        for doubt in doubts(each.strategy, [str(each.job.train.optimizer["name"])]):
+            warn(f"warning: {doubt}")
     if getattr(arguments, "simulate", False):
         require_simulator()
     say_loading(arguments)

@@ -98,6 +98,9 @@ class Strategy:
     keeps_late: bool = True
     """Whether a contribution to a round that has closed goes into the next open one; otherwise it
     is worth nothing any more. The merge rule says it to the hub."""
+    has_variates: bool = False
+    """Whether members correct their steps by what their last contribution was short of the reply.
+    `jobs` asks, for codecs that leave most of a contribution out, and for optimizers."""
     adjusts_gradient: bool = False
     """Whether `before_step` reads or changes the gradient. The batched simulator asks, before there
     is a half: it must not step rows before their gradients have been adjusted."""
@@ -112,7 +115,7 @@ class Strategy:
     def learns_from_replies(self) -> bool:
         """Whether members compare replies with their own contributions. `jobs` asks: noise for the
         privacy of members would be all they see."""
-        return self.correction == "drift"
+        return self.correction == "drift" or self.has_variates
 
     def merge_rule(self, text: str = "mean") -> SliceRule | RoundRule:
         """A fresh merge rule for the hub, as `merging` spells them; ConfigError."""
@@ -161,6 +164,12 @@ class Strategy:
                 f"{self.name}: outer = {text}: its replies are gradients, and each member's own "
                 "optimizer steps on them",
                 "leave it out, or choose diloco or fedavg",
+            )
+        if self.has_variates:
+            raise ConfigError(
+                f"{self.name}: outer = {text}: members compare their contributions with the mean, "
+                "and would get a step on it",
+                "leave it out, or choose fedavg",
             )
         return replace(self, outer=outer.parse(text).spelled)
 
@@ -217,6 +226,12 @@ def _fedprox(setting: Setting, mu: float) -> MemberHalf:
     return FedProx(setting.params, setting.gradient, mu, setting.every, setting.memory)
 
 
+def _scaffold(setting: Setting) -> MemberHalf:
+    from edgetrain.strategies.scaffold import Scaffold
+
+    return Scaffold(setting.params, setting.every, setting.memory)
+
+
 _ROWS = (
     Strategy(
         name="sync-sgd",
@@ -253,6 +268,15 @@ _ROWS = (
         source="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
         weighted=True,
         adjusts_gradient=True,
+    ),
+    Strategy(
+        name="scaffold",
+        build=_scaffold,
+        summary="fedavg whose local steps lead where the fleet's do, by control variates, for "
+        "unequal data",
+        source="Karimireddy et al., SCAFFOLD, ICML 2020, option II",
+        weighted=True,
+        has_variates=True,
     ),
     Strategy(
         name="diloco",

@@ -92,7 +92,7 @@ class Displacement:
     reference to one or a view of it exists; `memory` is the pool they come from.
     """
 
-    adjusts_gradient = False
+    adjusts_gradient = moves_within = False
     moves_params = True
     keeps_rest = True
 

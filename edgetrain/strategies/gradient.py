@@ -24,7 +24,7 @@ class Gradient:
     """
 
     adjusts_gradient = True
-    moves_params = False
+    moves_params = moves_within = False
     keeps_rest = False
     every = 1
     local_steps = 0

@@ -37,6 +37,9 @@ class MemberHalf(Protocol):
     """Whether `before_step` reads or changes the gradient. Then it is never left out
     (`quiet_steps()` is 0), and the driver pulls the gradient before the exchange and pushes it
     afterwards. Otherwise the driver need not bring the gradient up to date at all."""
+    moves_within: bool
+    """Whether `after_step` changes the parameters within a round, too: the driver then pushes them
+    after each step that is not quiet."""
     moves_params: bool
     """Whether a reply moves the parameters; the driver then pushes them after `apply`. Otherwise it
     replaces the gradient, and the step that contributed waits for it."""

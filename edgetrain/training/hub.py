@@ -32,7 +32,7 @@ from edgetrain.jobs.building import hub_of, message_limit
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import journal_settings
-from edgetrain.jobs.rules import resolve
+from edgetrain.jobs.rules import doubts, resolve
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.environment import free_memory, utc
 from edgetrain.runs.summary import summarise
@@ -100,6 +100,8 @@ def serve_job(
     listening = wait_to_listen(*split_address(request.bind), say=say)
     gate = _gate(request, listening)
     found, journal = resolve(job), None
+    for doubt in doubts(found.strategy, [str(job.train.optimizer.get("name", "sgd"))]):
+        warn(f"warning: {doubt}")
     fresh = partial(hub_of, found, most_elements=max(1, free_memory() // (4 * LARGEST_SHARE)))
     hub = fresh(any_job=request.any_job)
     _check_resume(request)

@@ -27,7 +27,16 @@ SHAPES = {
 
 @given(
     name=st.sampled_from(
-        ["sync-sgd", "local-sgd", "fedavg", "dga", "dga(drift)", "dga-uncorrected", "diloco"]
+        [
+            "sync-sgd",
+            "local-sgd",
+            "fedavg",
+            "scaffold",
+            "dga",
+            "dga(drift)",
+            "dga-uncorrected",
+            "diloco",
+        ]
     ),
     **SHAPES,
 )
@@ -105,14 +114,20 @@ def mean_of(vectors):
     return np.mean(vectors, axis=0, dtype=np.float32)
 
 
-@given(name=st.sampled_from(["sync-sgd", "fedavg", "dga", "dga(drift)", "fedadam"]), **SHAPES)
+@given(
+    name=st.sampled_from(["sync-sgd", "fedavg", "scaffold", "dga", "dga(drift)", "fedadam"]),
+    **SHAPES,
+)
 def test_the_result_does_not_depend_on_the_order_of_events(name, members, every, delay, steps, rng):
     one = Fleet(name, members, every, delay, steps, rng=rng).run()
     other = Fleet(name, members, every, delay, steps, rng=random.Random(12345)).run()
     assert one.members[0].params.tobytes() == other.members[0].params.tobytes()
 
 
-@given(name=st.sampled_from(["local-sgd", "fedavg", "dga"]), **(SHAPES | {"members": st.just(1)}))
+@given(
+    name=st.sampled_from(["local-sgd", "fedavg", "scaffold", "dga"]),
+    **(SHAPES | {"members": st.just(1)}),
+)
 def test_one_member_is_plain_training(name, members, every, delay, steps, rng):
     fleet = Fleet(name, members, every, delay, steps, rng=rng).run()
     plain = fleet.initial.copy()

@@ -364,7 +364,7 @@ def steps_of(count, waits=True):
 
 @pytest.mark.parametrize(("strategy", "every", "delay"), [
     ("sync-sgd", 1, 0), ("fedavg", 1, 0), ("fedavg", 3, 0), ("dga", 2, 5), ("dga", 4, 2),
-    ("dga(drift)", 3, 3), ("fedprox(0.5)", 2, 0),
+    ("dga(drift)", 3, 3), ("fedprox(0.5)", 2, 0), ("scaffold", 2, 0),
 ])  # fmt: skip
 def test_members_that_wait_for_the_fleet_end_with_one_model(strategy, every, delay):
     found, hub = fleet(strategy, [steps_of(n) for n in (4, 9, 7)], every=every, delay=delay)

@@ -324,10 +324,13 @@ class Driver:
         began = self.clock()
         self.exchange.poll()
         self.exchange_s += self.clock() - began
-        if not half.quiet_steps():  # nothing looks at them before
+        is_quiet = half.quiet_steps() > 0  # nothing looks at the parameters before
+        if not is_quiet:
             flat.pull_params()
         half.note_rate(rate_of(self.optimizer))
         self._exchange(half.after_step)
+        if half.moves_within and not is_quiet:
+            flat.push_params()
         self.restart_clock()
 
     def restart_clock(self) -> None:

@@ -25,7 +25,7 @@ from edgetrain.exchange.messages import NO_WEIGHT
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.job import Privacy
-from edgetrain.jobs.rules import refuse_checkpoint
+from edgetrain.jobs.rules import doubts, refuse_checkpoint
 from edgetrain.runs.folder import check_room
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.member.hooks import StepHooks, Together, parameters_of, plain_optimizers
@@ -181,6 +181,9 @@ class JoinedMember(Member):
                 "leaves out of the gradient of one would be lost in the exchange of the next",
                 "one optimizer with parameter groups; or codec fp32, or dga or fedavg",
             )
+
+        for doubt in doubts(driver.strategy, [type(each).__name__ for each in optimizers]):
+            log.warning("%s: %s", self.name, doubt)
 
         def begin(optimizer: torch.optim.Optimizer, *, adds: bool) -> None:
             self._check_open()
