@@ -2,10 +2,15 @@
 
     python benchmarks/simulator.py                        10, 100, 1,000 and 10,000 members
     python benchmarks/simulator.py --members 1000
+    python benchmarks/simulator.py --strategies all         1,000 members x 20 rounds of each
 
 Every member takes `--rounds` rounds of `--every` local steps (fedavg, plain SGD) behind a link of
 its own; evaluations and metrics included. The time of a member's round stays the same where time
 grows linearly. Seconds are this machine's; what the fleet would have taken is virtual.
+
+With --strategies each is run in turn with fedavg, `--turns` times, and the median of the ratios of
+CPU seconds is compared with its bar: 1.5, and 2.5 for strategies that act at every step. Exit
+status 1 if one is slower.
 """
 
 from __future__ import annotations
@@ -13,37 +18,49 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import statistics
+import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edgetrain import strategies
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import create
+from edgetrain.strategies.spelling import split_list
 from edgetrain.training.simulated import simulation
 
+DEFAULT = [10, 100, 1000, 10_000]
+"""Members of the fleets."""
 
-def measure(args: argparse.Namespace, members: int) -> dict[str, Any]:
+ARGUMENTS = {"mu": 0.1}
+"""Of strategies that have some."""
+
+
+def measure(args: argparse.Namespace, members: int, strategy: str = "fedavg") -> dict[str, Any]:
     """Simulate one fleet; what it took."""
     rounds = min(args.rounds, max(1, args.most // members))
+    row = strategies.find(strategy)
     job = load(
         None,
         [
             f"members={members}",
             "device=raspberry-pi-4b",
             f"network={args.network}",
-            f"steps={rounds * args.every}",
+            f"steps={rounds * (args.every if row.has_local_steps else 1)}",
             f"batch={args.batch}",
             "optimizer={ name = 'sgd', lr = 0.05 }",
-            "strategy=fedavg",
-            f"every={args.every}",
-            "delay=0",
+            f"strategy={strategy}",
+            *([f"every={args.every}"] if row.has_local_steps else []),
+            f"delay={args.every if row.delays else 0}",
             "data.partition=shared(64)",
             f"message_s={args.message_s}",
         ],
     )
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         planned = plan(job)
         summary = simulation.run(planned, create(Path(folder), "simulator"))
@@ -52,6 +69,7 @@ def measure(args: argparse.Namespace, members: int) -> dict[str, Any]:
         "members": members,
         "rounds": rounds,
         "seconds": seconds,
+        "cpu_seconds": time.process_time() - began_cpu,
         "virtual_seconds": summary["seconds"],
         "us_per_member_round": 1e6 * seconds / members / rounds,
         "events": summary["emulation"]["events"],
@@ -61,22 +79,60 @@ def measure(args: argparse.Namespace, members: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def bar_of(row: strategies.Strategy) -> float:
+    """How many times fedavg's time a row may take."""
+    return 2.5 if row.has_variates or (row.adjusts_gradient and row.has_local_steps) else 1.5
+
+
+def spelled(text: str) -> list[str]:
+    """The strategies that --strategies names."""
+    if text != "all":
+        return split_list(text)
+    return [
+        replace(row, arguments=tuple(ARGUMENTS[p.name] for p in row.parameters)).spelled
+        for row in strategies.TABLE.values()
+    ]
+
+
+def compare(args: argparse.Namespace, names: list[str]) -> int:
+    """Each strategy in turn with fedavg; prints a line each. 1 if one is slower than its bar."""
+    slow = 0
+    print(f"{args.members[0]:,} members x {args.rounds} rounds")
+    print("strategy               CPU seconds  fedavg  ratio  bar")
+    for name in names:
+        pairs = []
+        for _ in range(args.turns):
+            theirs = measure(args, args.members[0])["cpu_seconds"]
+            pairs.append((measure(args, args.members[0], name)["cpu_seconds"], theirs))
+        ratio = statistics.median(own / theirs for own, theirs in pairs)
+        own, theirs = (min(seconds) for seconds in zip(*pairs, strict=True))
+        bar = bar_of(strategies.find(name))
+        slow += ratio > bar
+        over = "  slower" if ratio > bar else ""
+        print(f"{name:22} {own:11.1f} {theirs:7.1f} {ratio:6.2f} {bar:4}{over}", flush=True)
+    return int(slow > 0)
+
+
+def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--members", type=lambda s: [int(x) for x in s.split(",")], default=[10, 100, 1000, 10_000]
-    )
+    parser.add_argument("--members", type=lambda s: [int(x) for x in s.split(",")], default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--most", type=int, default=100_000, help="members times rounds, at most")
     parser.add_argument("--every", type=int, default=5, help="local steps in a round")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--network", default="wan-200ms")
     parser.add_argument("--message-s", type=float, default=0.0002)
+    parser.add_argument("--strategies", default="", help="all, or some, as `edgetrain compare`")
+    parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.strategies:
+        args.members = args.members[:1] if args.members != DEFAULT else [1000]
+        args.rounds = min(args.rounds, 20)
+        return compare(args, spelled(args.strategies))
     found = []
     if not args.json:
         print("members  rounds  seconds  virtual  us a member's round   events  peak GB  accuracy")
@@ -92,7 +148,8 @@ def main() -> None:
             )
     if args.json:
         print(json.dumps(found))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
