@@ -20,7 +20,7 @@ from edgetrain.codecs.feedback import Deep, DeepGradient, Feedback
 from edgetrain.codecs.kernels.chosen import Backend, backend
 from edgetrain.codecs.lowrank import BoundTwoTrips, LowRank, PowerSGD, TwoTrips
 from edgetrain.codecs.memories import memory
-from edgetrain.codecs.rules import Rules, bound
+from edgetrain.codecs.rules import Rules, bound, check_ranges
 from edgetrain.codecs.sparse import RandK, TopK
 from edgetrain.codecs.spec import parse
 from edgetrain.codecs.table import TABLE
@@ -49,6 +49,7 @@ __all__ = [
     "TwoTrips",
     "backend",
     "bound",
+    "check_ranges",
     "memory",
     "parse",
 ]

@@ -47,12 +47,14 @@ class Feedback:
     def lossless(self) -> bool:
         return self.codec.lossless
 
-    def encode(self, vector: Vector) -> list[Buffer]:
-        """The payloads of `vector` plus the residual of earlier calls; `vector` is only read."""
-        self._check(vector)
+    def encode(self, vector: Vector, here: slice | None = None) -> list[Buffer]:
+        """The payloads of `vector` plus the residual of earlier calls; `vector` is only read.
+        `here`: the range of the elements that it has; None: it has all."""
+        here = slice(0, self.elements) if here is None else here
+        self._check(vector, here.stop - here.start)
         if self.codec.lossless:
             return self.codec.encode(vector)
-        return self.codec.drain(self.residual, vector)
+        return self.codec.drain(self.residual[here], vector)
 
     def reset(self) -> None:
         """Set the residual to zero."""
@@ -90,12 +92,10 @@ class Feedback:
         """A new wrapper of the same kind around the bound codec, with a residual of zero."""
         return Feedback(self.codec.bind(layout), self.elements)
 
-    def _check(self, vector: Vector) -> None:
+    def _check(self, vector: Vector, elements: int) -> None:
         check_vector(vector)
-        if vector.size != self.elements:
-            raise ConfigError(
-                f"feedback keeps {self.elements} elements, the vector has {vector.size}"
-            )
+        if vector.size != elements:
+            raise ConfigError(f"feedback keeps {elements} elements, the vector has {vector.size}")
 
 
 class Deep(TopK):
@@ -183,9 +183,10 @@ class DeepGradient(Feedback):
         self._warmup = warmup
         self._calls = np.zeros(1, np.float32)
 
-    def encode(self, vector: Vector) -> list[Buffer]:
-        """The payloads of this gradient with momentum, plus the residual of earlier calls."""
-        self._check(vector)
+    def encode(self, vector: Vector, here: slice | None = None) -> list[Buffer]:
+        """The payloads of this gradient with momentum, plus the residual of earlier calls. Always
+        of all elements: gradients have no ranges."""
+        self._check(vector, self.elements)
         codec = self.codec_now()
         kernels.current().momentum(self.velocity, vector, self._momentum, self._scale(vector))
         payloads = codec.drain(self.residual, self.velocity)

@@ -107,11 +107,13 @@ class Unbound(BaseCodec):
         )
 
 
-def bound(codec: Codec, layout: Layout) -> Codec:
-    """The codec for vectors of this layout; () if the layout is not known.
+def bound(codec: Codec, layout: Layout, ranges: int = 1) -> Codec:
+    """The codec for vectors of this layout; () if the layout is not known. `ranges`: how many
+    ranges such a vector is sent in.
 
-    Raises ConfigError for a codec that depends on an unknown layout.
+    Raises ConfigError for a codec that depends on an unknown layout, or on tensors that ranges cut.
     """
+    check_ranges(codec, ranges)
     codec = codec.bind(layout) if layout else codec
     if isinstance(codec, Unbound):
         raise ConfigError(
@@ -119,6 +121,16 @@ def bound(codec: Codec, layout: Layout) -> Codec:
             "join with a layout, or take a codec that does not look at tensors",
         )
     return codec
+
+
+def check_ranges(codec: Codec, ranges: int) -> None:
+    """Raise ConfigError for a codec of tensors where a vector is sent in several ranges."""
+    if ranges > 1 and isinstance(codec, Unbound):
+        raise ConfigError(
+            f"the codec '{codec.name}' works on whole tensors, and {ranges} ranges of the vector "
+            "cut them",
+            "take a codec that does not look at tensors, as topk(0.01) | q2",
+        )
 
 
 class Rules(Unbound):

@@ -51,8 +51,8 @@ class Resolved:
     """Planned, its noise is known and its name is not empty."""
     strategy: Strategy
     every: int
-    """Local steps in a round: the job's; or the strategy's default, less in a short run whose delay
-    is measured."""
+    """Local steps in a round: the job's, or one of as many parts of it as there are ranges; or the
+    strategy's default, less in a short run whose delay is measured."""
     delay: Delay
     codec: Codec
     """Of contributions; not bound to tensors yet."""
@@ -101,8 +101,9 @@ class Resolved:
 
     @property
     def rounds(self) -> int:
-        """Contributions that each member makes, at most."""
-        return -(-self.job.train.steps // self.every)
+        """Contributions that each member makes, at most. After the last step every range but one,
+        whose round has just ended, has steps left."""
+        return -(-self.job.train.steps // self.every) + self.strategy.ranges - 1
 
 
 def look_up(job: Job) -> Resolved:
@@ -111,13 +112,21 @@ def look_up(job: Job) -> Resolved:
     strategy = strategy_of(table)
     codec = codecs.parse(table.codec)
     delay = _delay_of(job, strategy)
-    every = strategy.every
-    if delay.is_measured and job.train.steps:
+    every = table.every or strategy.every
+    ranges = strategy.ranges
+    if every % ranges and table.every:
+        raise ConfigError(
+            f"strategy.every = {every}: {strategy.spelled} begins a round of the next fragment "
+            f"every {every}/{ranges} steps",
+            f"take a multiple of {ranges}, as {-(-every // ranges) * ranges}",
+        )
+    every = -(-every // ranges)
+    if delay.is_measured and job.train.steps and not table.every:
         every = min(every, max(1, job.train.steps // SHORTEST))
     return Resolved(
         job=job,
         strategy=strategy,
-        every=table.every or every,
+        every=every,
         delay=delay,
         codec=codec,
         reply_codec=codecs.parse(table.reply_codec) if table.reply_codec else codec.for_replies(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from edgetrain import codecs
 from edgetrain.codecs import Auto, Codec
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.exchange.masks import terms as masks
@@ -54,6 +55,7 @@ def check(found: Resolved) -> None:
     _check_accumulated(found)
     schedule.parse(found.job.train.schedule, found.job.train.steps)
     _check_codecs(found)
+    _check_ranges(found)
     _check_masked(found)
     journal_settings(found.job)
     _check_on_member(found)
@@ -148,6 +150,20 @@ def _check_pace(found: Resolved) -> None:
             "at every step, to the end",
             "leave it out, or choose dga or fedavg",
         )
+
+
+def _check_ranges(found: Resolved) -> None:
+    """Rounds that concern one range of the vector each."""
+    strategy, table = found.strategy, found.job.strategy
+    if strategy.ranges == 1:
+        return
+    if table.secure:
+        raise ConfigError(
+            f"{strategy.spelled} and strategy.secure: masks are set up for whole vectors",
+            "choose dga or local-sgd, or do without secure",
+        )
+    for codec in (found.codec, found.reply_codec):
+        codecs.check_ranges(codec, strategy.ranges)
 
 
 def _check_foretelling(found: Resolved) -> None:

@@ -106,6 +106,13 @@ class Strategy:
     is a half: it must not step rows before their gradients have been adjusted."""
 
     @property
+    def ranges(self) -> int:
+        """Ranges of the parameters that rounds concern in turn: the argument P; 1: every round
+        concerns all of them. Hub and member ask; `jobs`, for the length of rounds."""
+        named = zip(self.parameters, self.arguments, strict=False)
+        return next((int(value) for parameter, value in named if parameter.name == "P"), 1)
+
+    @property
     def wants_one_in_flight(self) -> bool:
         """Whether it learns more with one round in flight, as long as the delay. `jobs` asks, for
         an automatic delay where the job says no length of rounds."""
@@ -232,6 +239,12 @@ def _scaffold(setting: Setting) -> MemberHalf:
     return Scaffold(setting.params, setting.every, setting.memory)
 
 
+def _streaming(setting: Setting, count: float, alpha: float) -> MemberHalf:
+    from edgetrain.strategies.streaming import Streaming
+
+    return Streaming(setting.params, int(count), alpha, setting.every, setting.delay)
+
+
 _ROWS = (
     Strategy(
         name="sync-sgd",
@@ -326,6 +339,17 @@ _ROWS = (
         "is all",
         source="Zhu et al., Delayed Gradient Averaging, NeurIPS 2021, what the correction is "
         "measured by",
+        delays=True,
+    ),
+    Strategy(
+        name="streaming-diloco",
+        build=_streaming,
+        parameters=(Parameter("P", 1), Parameter("alpha", 0.0, 1.0)),
+        summary="K local steps, in which P fragments of the model are exchanged one after the "
+        "other, each mixed in D steps later",
+        source="Douillard et al., Streaming DiLoCo, 2025",
+        outer="nesterov(0.7, 0.9)",
+        every=20,
         delays=True,
     ),
 )

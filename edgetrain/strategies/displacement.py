@@ -257,6 +257,11 @@ class Displacement:
         """See MemberHalf."""
         return self._local_steps
 
+    @property
+    def has_steps(self) -> bool:
+        """See MemberHalf."""
+        return self._local_steps > 0
+
     def rest(self) -> Vector | None:
         """float32 [elements] what is in `params` and in no contribution: the steps of this round,
         and what lossy contributions have left there; None: nothing."""

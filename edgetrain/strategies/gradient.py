@@ -28,6 +28,7 @@ class Gradient:
     keeps_rest = False
     every = 1
     local_steps = 0
+    has_steps = False
 
     def __init__(self, params: Vector, gradient: Vector, memory: VectorPool | None = None) -> None:
         self.params = params

@@ -93,7 +93,11 @@ class MemberHalf(Protocol):
 
     @property
     def local_steps(self) -> int:
-        """Steps in no contribution yet; 0 between two rounds, the moment for a checkpoint."""
+        """Steps of the round that has begun; 0 between two rounds, the moment for a checkpoint."""
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether the next contribution has steps in it that the optimizer took."""
 
     def rest(self) -> Vector | None:
         """The part of the parameters that no contribution contains, for a checkpoint."""

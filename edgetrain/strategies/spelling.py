@@ -19,13 +19,21 @@ _COMMA = re.compile(r",(?![^(]*\))")
 
 @dataclass(frozen=True)
 class Parameter:
-    """An argument of a strategy or an outer rule: a number, low <= value < high."""
+    """An argument of a strategy or an outer rule: a number, low <= value < high, or a whole number
+    from low on."""
 
     name: str
     low: float
-    high: float
+    high: float = 0.0
+    """0: it is a whole number."""
     default: float | None = None
     """None: it has to be given. Parameters with defaults follow those without."""
+
+    def read(self, name: str, word: str) -> float:
+        """Its value in the spelling of `name`; ConfigError."""
+        if not self.high:
+            return whole(name, self.name, word, int(self.low))
+        return number(name, self.name, word, self.low, self.high)
 
 
 def split(text: str) -> tuple[str, list[str]]:
@@ -65,10 +73,7 @@ def arguments_of(
     """The value of each parameter: of `words`, or else its default. ConfigError."""
     least = sum(each.default is None for each in parameters)
     check_count(name, spelling, list(words), least, len(parameters))
-    given = [
-        number(name, each.name, word, each.low, each.high)
-        for each, word in zip(parameters, words, strict=False)
-    ]
+    given = [each.read(name, word) for each, word in zip(parameters, words, strict=False)]
     rest = (each.default for each in parameters[len(given) :])
     return *given, *(value for value in rest if value is not None)
 

@@ -27,6 +27,8 @@ Layout: TypeAlias = Sequence[tuple[str, int, tuple[int, ...]]]
 TILE = 1 << 16
 """Elements in a tile (256 KiB): two or three of them fit the L2 cache of a Raspberry Pi 4."""
 
+_MODULO = 0xFFFF_FFFF_FFFF_FFFF
+
 
 def flushes_tiny() -> bool:
     """Whether this thread's processor takes float32 below 1.2e-38 for 0, as some libraries ask it
@@ -36,9 +38,12 @@ def flushes_tiny() -> bool:
 
 
 def tiles(elements: int, start: int = 0) -> Iterator[slice]:
-    """The tiles of the range [start, elements), as slices; all but the last have TILE elements."""
-    for first in range(start, elements, TILE):
-        yield slice(first, min(first + TILE, elements))
+    """The tiles of the range [start, elements), as slices that end at multiples of TILE; the first
+    and the last may be shorter."""
+    while start < elements:
+        stop = min(start - start % TILE + TILE, elements)
+        yield slice(start, stop)
+        start = stop
 
 
 def tile_sum(tile: Vector) -> int:
@@ -47,14 +52,14 @@ def tile_sum(tile: Vector) -> int:
     total = int(np.add.reduce(tile[:even].view(np.uint64)))
     if even < tile.size:
         total += int(tile[even:].view(np.uint32)[0])
-    return total & 0xFFFF_FFFF_FFFF_FFFF
+    return total & _MODULO
 
 
 def combine(sums: Iterable[int]) -> int:
-    """The checksum of a vector from the sums of its tiles, in order."""
+    """The checksum of a vector from the sums of its tiles, in order, modulo 2**64."""
     digest = hashlib.blake2b(digest_size=8)
     for total in sums:
-        digest.update(total.to_bytes(8, "little"))
+        digest.update((total & _MODULO).to_bytes(8, "little"))
     return int.from_bytes(digest.digest(), "little")
 
 

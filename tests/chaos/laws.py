@@ -26,6 +26,7 @@ from edgetrain.exchange.hub.records import Round
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.strategies.merging.rule import SliceRule
 from edgetrain.strategies.outer import OuterRule
+from edgetrain.vectors.ranges import Ranges
 from edgetrain.vectors.vector import Buffer, Layout, Vector, checksum
 
 
@@ -94,6 +95,8 @@ class Merging:
     """Of contributions."""
     reply_codec: Codec
     outer: OuterRule | None = None
+    ranges: int = 1
+    """Ranges of the vector that rounds concern in turn."""
 
     @classmethod
     def of(cls, found: Resolved) -> Merging:
@@ -117,7 +120,8 @@ class Merging:
                 + (" and noise at the hub" if job.privacy.where == "hub" else ""),
                 "leave it at 'mean', and noise to the members",
             )
-        return cls(rule, found.codec, found.reply_codec, found.strategy.outer_rule())
+        row = found.strategy
+        return cls(rule, found.codec, found.reply_codec, row.outer_rule(), row.ranges)
 
     def bound(self, layout: Layout) -> Merging:
         """The same for a vector with this layout; (): the layout is not known."""
@@ -127,16 +131,19 @@ class Merging:
             reply_codec=codecs.bound(self.reply_codec, layout),
         )
 
-    def merge(self, given: Sequence[tuple[Sequence[bytes], float]], out: Vector) -> None:
-        """Overwrite `out` with what the merged (payloads, weight) of one round add to the base.
-        BadPayload. The outer rule, if there is one, goes on from the round before."""
+    def merge(
+        self, given: Sequence[tuple[Sequence[bytes], float]], out: Vector, first: int
+    ) -> None:
+        """Overwrite `out`, the elements from the `first` on, with what the merged (payloads,
+        weight) of one round add to the base. BadPayload. The outer rule, if there is one, goes on
+        from the round before."""
         out[:] = 0
         size = self.codec.part_elements
         for part, start in enumerate(range(0, out.size, size) if given else ()):
             pieces = [_Given(self.codec, payloads[part], weight) for payloads, weight in given]
             self.rule.merge(pieces, out[start : start + size])
         if self.outer is not None and given:
-            self.outer.step(out, 0)
+            self.outer.step(out, first)
 
 
 def judge(
@@ -186,30 +193,32 @@ def _bases(
     rounds: Iterable[Round], witness: Witness, merging: Merging, initial: Vector
 ) -> tuple[list[str], list[str]]:
     """Checksums of the base before the first round and after each, merged again; broken laws."""
-    base, told = initial.copy(), np.zeros_like(initial)
+    base, ranges = initial.copy(), Ranges(initial.size, merging.ranges)
     replies = codecs.memory(merging.reply_codec, base.size)
     if merging.outer is not None:
         merging.outer.start(base.size)
     bases, broken = [_checksum_of(base)], []
     for record in rounds:
+        changed = ranges.of(record.round)
+        told = np.zeros_like(base[changed])
         given = [(witness.payloads(c.member, c.meant_for), c.weight) for c in record.counted]
         known = [(payloads, weight) for payloads, weight in given if payloads is not None]
         if len(known) < len(given):
             broken.append(f"round {record.round} counts what nobody gave")
             continue
         try:
-            merging.merge(known, told)
+            merging.merge(known, told, changed.start)
         except (BadPayload, IndexError):
             broken.append(f"round {record.round} counts what is no whole contribution")
             continue
         if isinstance(replies, codecs.OnRungs):
             replies.climb(rung_of(record.reply[0]))
-        reply = [bytes(payload) for payload in replies.encode(told)]
+        reply = [bytes(payload) for payload in replies.encode(told, changed)]
         if b"".join(reply) != b"".join(map(bytes, record.reply)):
             broken.append(f"round {record.round}: merged again, its reply is another")
         for here, payload in zip(_parts(told, merging.reply_codec), reply, strict=True):
             merging.reply_codec.decode(payload, here)
-        base += told
+        base[changed] += told
         bases.append(_checksum_of(base))
     return bases, broken
 

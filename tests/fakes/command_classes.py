@@ -82,6 +82,8 @@ NIGHTLY = {
     " \"data={ partition = 'dirichlet(0.3)' }\"": r"dga\(drift\) .* 2\.3x",
     "edgetrain compare --simulate --strategies"
     " 'dga,fedprox(0.01),diloco,fedavg | adam(0.1)'": "diloco ",
+    "edgetrain compare --simulate --strategies 'diloco,streaming-diloco(4, 0.5)'"
+    " network=wan-200ms pace_s=0.1 every=60 delay=6 steps=360": r"streaming-diloco\(4, 0\.5\)",
     "edgetrain compare network=wan-500ms pace_s=0.05": "dga ",
     "edgetrain compare job.toml --strategies sync-sgd,dga": "dga ",
     "edgetrain compare task=edgetrain.tasks:char_lm steps=300": "dga ",

@@ -31,6 +31,7 @@ from edgetrain.exchange.seam import CatchUp, Exchange, Request, RoundReply, Subm
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors import layout as layouts
+from edgetrain.vectors.ranges import Ranges
 from edgetrain.vectors.vector import Buffer, Vector
 
 MOST_EVENTS = 10_000
@@ -172,9 +173,10 @@ class Recorded:
         own = submission.vector.copy()
         wanted = member.fleet.wanted_delay
         read = self._inner.submit(replace(submission, wanted_delay=wanted, step_s=1e6))
-        member.sent += own if read is None else read
+        here = member.fleet.ranges.of(submission.round)
+        member.sent[here] += own if read is None else read
         if read is not None:
-            member.unsent = own - read
+            member.unsent[here] = own - read
         return read
 
     def wait(self, round: int) -> RoundReply | CatchUp:
@@ -348,6 +350,7 @@ class Fleet:
             [("w", (2, half), "float32"), ("b", (elements - 2 * half,), "float32")]
         )
         layout = layouts.read(self.description, elements)
+        self.ranges = Ranges(elements, self.strategy.ranges)
         named = codecs.parse(codec), codecs.parse(reply_codec or codec)
         self.codec, self.reply_codec = (codecs.bound(codec, layout) for codec in named)
         self.local_step = local_step

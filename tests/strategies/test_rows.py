@@ -27,7 +27,7 @@ ROWS = list(strategies.TABLE.values())
 
 def half_of(row):
     params = np.zeros(4, np.float32)
-    row = replace(row, arguments=(0.5,) * len(row.parameters))
+    row = replace(row, arguments=tuple(max(p.low, 0.5) for p in row.parameters))
     return row.member_half(params, np.ones(4, np.float32), row.every, 2 if row.delays else 0)
 
 

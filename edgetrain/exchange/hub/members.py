@@ -32,7 +32,10 @@ returning, astray     `Resume`, or `Join` again, is accepted    in step
 The numbers only grow, except when a member comes back: `first_round` (rounds from this one on wait
 for it), `next_round` (its next contribution is for this one) and `merged` (its contributions to
 rounds before this one are merged). `merged <= next_round`; what lies between is in open rounds, and
-is lost if the hub dies. So a member that a restored hub hears again goes on from `merged`.
+is lost if the hub dies. So a member that a restored hub hears again goes on from `merged`. Where
+rounds concern ranges of the vector in turn, a late contribution waits for the next round of its
+range, and others of its member are merged before it: `merged_by_range` knows these, and they do not
+count again.
 
 A member that is given up is away: it is remembered, under its name, so that it can resume. One that
 left, or was expelled, is forgotten.
@@ -101,8 +104,8 @@ class MemberRecord:
     """Rounds from this one on wait for it."""
     next_round: int = 0
     """The round that its next contribution is for."""
-    merged: int = 0
-    """Its contributions to rounds before this one are merged."""
+    merged_by_range: list[int] = field(default_factory=lambda: [0])
+    """Of the rounds that concern each range, in turn: those before this one are merged."""
     left_out: list[range] = field(default_factory=list)
     """Rounds that it was told to leave out each time it came back, oldest first."""
     resumed: bool = False
@@ -122,6 +125,11 @@ class MemberRecord:
     """Digest of its fixed tensors' values, as it joined with them."""
 
     # -- looking ------------------------------------------------------------------------------
+
+    @property
+    def merged(self) -> int:
+        """Its contributions to rounds before this one are merged."""
+        return min(self.merged_by_range)
 
     @property
     def is_in(self) -> bool:
@@ -160,21 +168,25 @@ class MemberRecord:
 
     def seat(self) -> Seat:
         """What the journal keeps of it."""
+        several = len(self.merged_by_range) > 1
         return Seat(
             self.name, self.sender, self.session, self.index, self.weight, self.first_round,
-            self.merged,
+            self.merged, tuple(self.merged_by_range) if several else (),
         )  # fmt: skip
 
     @classmethod
     def of_seat(cls, seat: Seat) -> MemberRecord:
         """A member as a journal knows it, which has not been heard since."""
-        return cls(
+        member = cls(
             seat.name, seat.address, seat.index, seat.weight, 0, seat.session,
             state="training", standing="returning", first_round=seat.first_round,
-            next_round=max(seat.next_round, seat.first_round), merged=seat.next_round,
+            next_round=max(seat.next_round, seat.first_round),
+            merged_by_range=list(seat.by_range) or [seat.next_round],
             applied=max(0, seat.next_round - 1),
             left_out=[range(seat.next_round, seat.first_round)],
         )  # fmt: skip
+        member._skip_merged()
+        return member
 
     # -- connection and part in the rounds ----------------------------------------------------
 
@@ -230,12 +242,14 @@ class MemberRecord:
     def forget_unmerged(self) -> None:
         """What it gave to open rounds is lost with the hub that had it."""
         self.next_round = self.merged
+        self._skip_merged()
 
     def resume(self, oldest: int) -> None:
         """It has come back, and has no contributions to rounds before `oldest` left to send."""
         self._change_state("resumes")
         self.resumed = True
         self.next_round = max(self.next_round, oldest)
+        self._skip_merged()
 
     def begin_at(self, first_round: int, submitted: int) -> None:
         """It is told that its next new contribution is for this round; those it has given are to
@@ -269,16 +283,25 @@ class MemberRecord:
         self.applied, self.gaps = applied, 0
         payloads, self.incoming = (*self.incoming, payload), []
         self.next_round += 1
+        self._skip_merged()
         return payloads
 
-    def mark_merged(self, merged: int) -> None:
-        """Its contributions to rounds before `merged` are merged, or dropped for good."""
-        self.merged = merged
+    def mark_merged(self, meant_for: int) -> None:
+        """Its contribution to this round is merged, or dropped for good, and with it those to
+        earlier rounds of the same range."""
+        ranges = len(self.merged_by_range)
+        self.merged_by_range[meant_for % ranges] = meant_for + ranges
 
     def replay_merged(self, meant_for: int) -> None:
         """A journal says that its contribution to this round was merged."""
-        self.merged = meant_for + 1
+        self.mark_merged(meant_for)
         self.next_round = max(self.next_round, self.merged)
+        self._skip_merged()
+
+    def _skip_merged(self) -> None:
+        """Contributions that were merged before the one that it sends again are not due again."""
+        while self.merged_by_range[self.next_round % len(self.merged_by_range)] > self.next_round:
+            self.next_round += 1
 
 
 class Away:

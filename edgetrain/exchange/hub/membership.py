@@ -179,8 +179,9 @@ class Membership:
         weight = join.weight if self._terms.weighted else 1.0
         index = self._members.free_index()
         member = MemberRecord(
-            name, sender, index, weight, join.checksum, join.session, fixed=join.fixed
-        )
+            name, sender, index, weight, join.checksum, join.session, fixed=join.fixed,
+            merged_by_range=list(range(self._terms.ranges)),
+        )  # fmt: skip
         self._members.add(member)
         if self.first_base.uploader is None and not self._rounds.started:
             self.first_base.expect_from(member)

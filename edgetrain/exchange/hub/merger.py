@@ -23,6 +23,7 @@ from edgetrain.exchange.hub.contributions import (
     find_spoilt,
 )
 from edgetrain.exchange.hub.records import Round, State
+from edgetrain.exchange.hub.terms import Terms
 from edgetrain.exchange.messages import NO_WEIGHT
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
 from edgetrain.strategies.outer import MOST_MAGNITUDE as MOST_BEFORE_OUTER
@@ -30,7 +31,8 @@ from edgetrain.strategies.outer import OuterRule
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.parts import parts_of
 from edgetrain.vectors.pool import VectorPool
-from edgetrain.vectors.vector import Buffer, Layout, Vector, all_finite, combine, tile_sum, tiles
+from edgetrain.vectors.ranges import Ranges, TileSums
+from edgetrain.vectors.vector import TILE, Buffer, Layout, Vector, all_finite, tile_sum, tiles
 
 if TYPE_CHECKING:
     from edgetrain.exchange.masks.aggregator import Sum
@@ -80,9 +82,10 @@ class Merger:
 
     `rule` merges, `codec` decodes contributions, `outer` makes a step of what was merged (None: it
     is the step), `reply_codec` encodes it. Codecs that depend on the shapes of tensors are bound to
-    the layout given to `bind_model`. Without `keeps_base` the base is kept until the first round
-    only, for members that have not begun. `masked`: contributions cannot be decoded, only their
-    sums are known.
+    the layout given to `bind_model`. Unless the `terms` say that the hub keeps the base, it is kept
+    until the first round only, for members that have not begun. `masked`: contributions cannot be
+    decoded, only their sums are known. A round's contributions and its reply have the elements of
+    its range (`vectors/ranges.py`).
     """
 
     def __init__(
@@ -90,8 +93,8 @@ class Merger:
         rule: SliceRule | RoundRule,
         codec: Codec,
         reply_codec: Codec,
+        terms: Terms,
         *,
-        keeps_base: bool,
         masked: bool,
         outer: OuterRule | None = None,
     ) -> None:
@@ -106,9 +109,11 @@ class Merger:
         """Bound to the model, once there is one."""
         self.base: Vector | None = None
         self.replies = Feedback(reply_codec, 0)
-        self._keeps_base = keeps_base
+        self._terms = terms
         self._masked = masked
-        self._elements = 0
+        self.ranges = Ranges(0)
+        """Ranges of the vector that rounds concern in turn, once there is a model."""
+        self._sums = TileSums(self.ranges)
         self._memory = VectorPool(0)
         self._early = _Early()
 
@@ -117,25 +122,27 @@ class Merger:
     def bind_model(self, layout: Layout, elements: int) -> None:
         """Use the codecs for this model; an empty layout: its tensors are not known. Raises
         ConfigError, and changes nothing, if a codec does not work for it."""
-        self.codec, self.reply_codec = (bound(codec, layout) for codec in self.codecs)
-        self._elements = elements
+        ranges = Ranges(elements, self._terms.ranges)
+        self.codec, self.reply_codec = (bound(c, layout, ranges.count) for c in self.codecs)
+        self.ranges = ranges
 
     def start(self, base: Vector) -> int:
         """Start from these parameters, which belong to the merger from now on. Returns their
         checksum."""
         self._make_room()
         self.base = base
-        return combine(tile_sum(base[tile]) for tile in tiles(base.size))
+        return self._sums.read(base)
 
     def forget_base(self) -> None:
         """The base will not be sent to any member any more."""
         self.base = None
 
     def _make_room(self) -> None:
-        self._memory = VectorPool(self._elements)
-        self.replies = memory(self.reply_codec, self._elements)
+        self._memory = VectorPool(self.ranges.largest)
+        self._sums = TileSums(self.ranges)
+        self.replies = memory(self.reply_codec, self.ranges.elements)
         if self.outer is not None:
-            self.outer.start(self._elements)
+            self.outer.start(self.ranges.elements)
 
     def unsent(self) -> dict[str, Vector]:
         """What replies have left out so far, for a journal: views."""
@@ -160,19 +167,20 @@ class Merger:
         if self.outer is not None:
             self.outer.restore(state.outer)
         self.base = None if state.base is None else state.base.copy()
+        if self.base is not None:
+            self._sums.read(self.base)
 
     # -- the form of a contribution -----------------------------------------------------------
 
-    @property
-    def parts(self) -> int:
-        """The number of parts of a contribution."""
-        return -(-self._elements // self.codec.part_elements)
+    def parts(self, round: int) -> int:
+        """The number of parts of a contribution to a round."""
+        return -(-self.ranges.size(round) // self.codec.part_elements)
 
-    def expected(self, part: int) -> tuple[int, int]:
+    def expected(self, round: int, part: int) -> tuple[int, int]:
         """The elements of this part of a contribution, and the largest size of its payload in
         bytes."""
         most = self.codec.part_elements
-        elements = min(most, self._elements - part * most)
+        elements = min(most, self.ranges.size(round) - part * most)
         return elements, self.codec.max_bytes(elements)
 
     # -- before a round is whole --------------------------------------------------------------
@@ -186,27 +194,35 @@ class Merger:
         early.arrived[part] = early.arrived.get(part, 0) + 1
         return early.arrived[part] >= members and part == len(early.payloads)
 
-    def merge_early(self, part: int, chosen: Sequence[Contribution]) -> None:
+    def merge_early(self, round: int, part: int, chosen: Sequence[Contribution]) -> None:
         """Merge a part that is here from all members while their other parts are on the way. If it
         turns out that others count, the part is merged again when the round closes."""
         early = self._early
         if early.vector is None:
-            early.vector = self._memory.borrow_vector()
+            early.vector = self._borrow(round)
         with contextlib.suppress(Spoilt):  # raised again when the round closes
             self._merge_part(chosen, part, early.vector)
             early.payloads.append([contribution.payloads[part] for contribution in chosen])
 
     # -- a round ------------------------------------------------------------------------------
 
+    def _borrow(self, round: int) -> Vector:
+        """A vector for a round's range."""
+        return self._memory.borrow_vector()[: self.ranges.size(round)]
+
     def close_round(
-        self, given: Sequence[Contribution], end: Sum | None = None, rung: int | None = None
+        self,
+        round: int,
+        given: Sequence[Contribution],
+        end: Sum | None = None,
+        rung: int | None = None,
     ) -> RoundResult:
         """Merge a round's contributions, which are in the order of their members' names, and add
         the reply to the base. `end`: the sum of masked ones. `rung`: of `auto`, for the reply;
         None: as the last one. Raises Spoilt, and changes nothing, if a contribution has to be left
         out."""
         counted, merged, cuts = (
-            self._merge(given) if end is None else _summed(given, end, self._memory.borrow_vector())
+            self._merge(round, given) if end is None else _summed(given, end, self._borrow(round))
         )
         if counted:
             self._check_size(merged, counted)
@@ -214,41 +230,41 @@ class Merger:
         if self._keeps_inputs:
             mean = ((merged.data.cast("B"),),)
             inputs = mean if self._keeps_mean else tuple(c.payloads for c in given)
-        step = self._outer_step(merged) if counted else merged
+        step = self._outer_step(round, merged) if counted else merged
         if rung is not None and self.adaptive is not None:
             self.adaptive.climb(rung)
-        payloads = self.replies.encode(step)
-        checksum = self._advance(step, payloads)
+        payloads = self.replies.encode(step, self.ranges.of(round))
+        checksum = self._advance(round, step, payloads)
         return RoundResult(counted, payloads, checksum, inputs, cuts)
 
     def replay_round(self, record: Round) -> int:
         """Merge a round again from a journal's record. Returns the checksum of the base after
         it."""
         if not self._keeps_inputs:
-            merged = self._memory.borrow_vector()
-            parts = parts_of(self._elements, self.reply_codec.part_elements)
+            merged = self._borrow(record.round)
+            parts = parts_of(merged.size, self.reply_codec.part_elements)
             for here, payload in zip(parts, record.reply, strict=True):
                 self.reply_codec.decode(payload, merged[here])
         else:
             merged = self._merged_again(record)
             if any(counted.weight > NO_WEIGHT for counted in record.counted):
-                merged = self._outer_step(merged)
+                merged = self._outer_step(record.round, merged)
             if not self.replies.lossless:
                 if self.adaptive is not None:
                     self.adaptive.climb(rung_of(record.reply[0]))
-                self.replies.encode(merged)  # for what it leaves out
-        return self._advance(merged, record.reply)
+                self.replies.encode(merged, self.ranges.of(record.round))  # for what it leaves out
+        return self._advance(record.round, merged, record.reply)
 
-    def _outer_step(self, merged: Vector) -> Vector:
+    def _outer_step(self, round: int, merged: Vector) -> Vector:
         """What is added to the base of a merged vector. That stays as it is if the journal needs
         it. A round in which nobody counts is no step."""
         if self.outer is None:
             return merged
         step = merged
         if self._keeps_inputs:
-            step = self._memory.borrow_vector()
+            step = self._borrow(round)
             step[:] = merged
-        self.outer.step(step, 0)
+        self.outer.step(step, self.ranges.of(round).start)
         return step
 
     @property
@@ -269,23 +285,26 @@ class Merger:
         if self._keeps_mean:
             return np.frombuffer(record.inputs[0][0], np.float32)
         return self._merge(
+            record.round,
             [
                 Contribution(counted.member, counted.weight, payloads)
                 for counted, payloads in zip(record.counted, record.inputs, strict=True)
-            ]
+            ],
         )[1]
 
-    def _merge(self, chosen: Sequence[Contribution]) -> tuple[Sequence[Contribution], Vector, Cuts]:
+    def _merge(
+        self, round: int, chosen: Sequence[Contribution]
+    ) -> tuple[Sequence[Contribution], Vector, Cuts]:
         """The contributions that count, the merged vector, and the cuts."""
         chosen = [contribution for contribution in chosen if contribution.weight > NO_WEIGHT]
         early, self._early = self._early, _Early()
-        merged = self._memory.borrow_vector() if early.vector is None else early.vector
+        merged = self._borrow(round) if early.vector is None else early.vector
         if not chosen:
             merged[:] = 0
             return chosen, merged, ()
         if isinstance(self.rule, RoundRule):
             return self._merge_round(self.rule, chosen, merged)
-        for part in range(self.parts):
+        for part in range(self.parts(round)):
             if not early.has(part, chosen):
                 self._merge_part(chosen, part, merged)
         return chosen, merged, ()
@@ -306,7 +325,7 @@ class Merger:
         """Merge by a rule that wants one contribution of each member: the newest one counts."""
         newest = {contribution.member: contribution for contribution in chosen}
         counted = list(newest.values())
-        parts = list(parts_of(self._elements, self.codec.part_elements))
+        parts = list(parts_of(merged.size, self.codec.part_elements))
         pieces = [
             [Guarded(contribution, part, self.codec) for part in range(len(parts))]
             for contribution in counted
@@ -337,32 +356,37 @@ class Merger:
         sizes = []
         scratch: Vector = np.empty_like(merged)
         for contribution in chosen:
-            for part, here in enumerate(parts_of(self._elements, self.codec.part_elements)):
+            for part, here in enumerate(parts_of(merged.size, self.codec.part_elements)):
                 ContributionPiece(contribution, part, self.codec).read(scratch[here])
             sizes.append(_size(scratch))
         largest = chosen[int(np.argmax(sizes))]
         raise Spoilt(largest, f"an element of {max(sizes):g} is more than {of}")
 
-    def _advance(self, merged: Vector, payloads: Sequence[Buffer]) -> int:
+    def _advance(self, round: int, merged: Vector, payloads: Sequence[Buffer]) -> int:
         """base += the reply as members will decode it. Returns the checksum of the new base, 0 if
         the hub keeps none."""
-        if not self._keeps_base:
+        if not self._terms.keeps_base:
             self.forget_base()
         if self.base is None:
             return 0
-        sums = []
-        parts = parts_of(self._elements, self.reply_codec.part_elements)
+        sums: list[int] = []
+        first = self.ranges.of(round).start
+        parts = parts_of(merged.size, self.reply_codec.part_elements)
         for here, payload in zip(parts, payloads, strict=True):
             reply = merged[here]
             if not self.reply_codec.lossless:
                 reply = np.empty(here.stop - here.start, np.float32)
                 self.reply_codec.decode(payload, reply)
-            for tile in tiles(here.stop, here.start):
+            start = first + here.start
+            for tile in tiles(first + here.stop, start):
                 base = self.base[tile]
                 with np.errstate(over="ignore", invalid="ignore"):  # members will notice
-                    base += reply[tile.start - here.start : tile.stop - here.start]
-                sums.append(tile_sum(base))
-        return combine(sums)
+                    base += reply[tile.start - start : tile.stop - start]
+                if tile.start % TILE and sums:  # a part has ended within this tile
+                    sums[-1] += tile_sum(base)
+                else:
+                    sums.append(tile_sum(base))
+        return self._sums.replace(round, sums)
 
 
 def _summed(

@@ -6,6 +6,7 @@ vectors nor messages nor the journal. What happens to a round that closes is `ro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,8 +24,9 @@ Key = tuple[str, int]
 class OpenRound:
     """The contributions to one round."""
 
-    opened: float
-    """When the first whole contribution came."""
+    opened: float = math.inf
+    """When the first whole contribution came, apart from late ones that came before the round's
+    turn; infinity: there are only such ones."""
     contributions: dict[Key, Contribution] = field(default_factory=dict)
     senders: dict[Key, MemberRecord] = field(default_factory=dict)
     """Of each contribution. Some may have left since, and their names may be others' now."""
@@ -56,7 +58,7 @@ class OpenRound:
     def mark_merged(self) -> None:
         """Note in their senders' records that all of these contributions are merged."""
         for key in sorted(self.senders):
-            self.senders[key].mark_merged(key[1] + 1)
+            self.senders[key].mark_merged(key[1])
 
 
 class Seen(NamedTuple):
@@ -121,11 +123,14 @@ class OpenRounds:
         meant_for: int,
         contribution: Contribution,
         now: float,
+        *,
+        opens: bool = True,
     ) -> bool:
-        """Add a whole contribution. Returns whether the round may be due: worth a check."""
-        entry = self._open.get(round)
-        if entry is None:
-            entry = self._open[round] = OpenRound(now)
+        """Add a whole contribution; unless it `opens` the round, the round's time has not come.
+        Returns whether the round may be due: worth a check."""
+        entry = self._open.setdefault(round, OpenRound())
+        if opens:
+            entry.opened = min(entry.opened, now)
         key = member.name, meant_for
         entry.contributions[key], entry.senders[key] = contribution, member
         entry.lacks -= 1

@@ -102,8 +102,8 @@ class Hub:
         """The first round from which on the journal has every reply. The driver sets it."""
         self.members = Members(AWAY * policy.members)
         """Only to be looked at, like `rounds` and `membership`."""
-        keeps, masked = terms.keeps_base, masks is not None
-        merger = Merger(merge, codec, reply_codec, keeps_base=keeps, masked=masked, outer=outer)
+        masked = masks is not None
+        merger = Merger(merge, codec, reply_codec, terms, masked=masked, outer=outer)
         closing = closing or QuorumAndDeadline(policy.quorum, policy.deadline_s)
         delay = AgreedDelay(terms.every, terms.delay, terms.steps)
         self.rounds = Rounds(self.members, merger, delay, closing, masks, policy.deadline_s)

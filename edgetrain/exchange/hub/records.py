@@ -67,6 +67,8 @@ class Seat:
     first_round: int
     next_round: int
     """The once-only key: of all rounds before this one, what it gave has been merged."""
+    by_range: tuple[int, ...] = ()
+    """The same of the rounds that concern each range of the vector; (): there is one range."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +165,12 @@ def _header(
 def _seat_fields(seat: Seat) -> list[Any]:
     return [
         seat.name, seat.address, seat.session, seat.index, seat.weight, seat.first_round,
-        seat.next_round,
+        seat.next_round, *([list(seat.by_range)] if seat.by_range else ()),
     ]  # fmt: skip
+
+
+def _seat(fields: Sequence[Any]) -> Seat:
+    return Seat(*fields[:7], *map(tuple, fields[7:]))
 
 
 def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
@@ -211,7 +217,7 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
             tuple(tuple(rest[i * each : (i + 1) * each]) for i in range(inputs)), *newer,
         )  # fmt: skip
     if kind == "E":
-        return Entered(Seat(*fields))
+        return Entered(_seat(fields))
     if kind == "D":
         return Departed(*fields)
     if kind == "A":
@@ -234,8 +240,8 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
     }
     return State(
         agreed, model, layout, elements, epoch, round, delay,
-        tuple(Seat(*s) for s in seats),
-        tuple(Seat(*s) for s in away),
+        tuple(map(_seat, seats)),
+        tuple(map(_seat, away)),
         tuple((applied, checksum) for applied, checksum in checksums),
         base,
         arrays,

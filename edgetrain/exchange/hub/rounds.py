@@ -227,10 +227,10 @@ class Rounds:
             return "order", f"round {message.round} is more than {most} ahead of {self.round}"
         if message.applied > self.round:
             return "order", f"{message.applied} replies applied, {self.round} were sent"
-        parts = self.merger.parts
+        parts = self.merger.parts(message.round)
         if message.parts != parts:
             return "order", f"{message.parts} parts came where a contribution has {parts}"
-        elements, most = self.merger.expected(message.part)
+        elements, most = self.merger.expected(message.round, message.part)
         size = memoryview(message.payload).nbytes
         if self.masks is not None and message.round >= self.round:
             problem = self.masks.why_not(member, message.round, size, most)
@@ -271,14 +271,14 @@ class Rounds:
         """Keep a contribution whose last part this is. Returns remarks, and whether a round may be
         due now."""
         payloads = member.complete_contribution(message.payload, message.applied)
-        meant_for = message.round
+        meant_for, round = message.round, self.merger.ranges.next_alike(message.round, self.round)
         if self._is_dropped(meant_for):
-            member.mark_merged(member.next_round)
+            member.mark_merged(meant_for)
             remark = f"round {meant_for} had closed; its part is dropped"
             return [Note("late", member.name, remark)], False
         remarks: list[Effect] = []
         if meant_for < self.round:
-            remark = f"round {meant_for} had closed; counts in {self.round}"
+            remark = f"round {meant_for} had closed; counts in {round}"
             remarks.append(Note("late", member.name, remark))
         if self.masks is not None:
             self.masks.add_contribution(member.name, meant_for, payloads)
@@ -288,8 +288,10 @@ class Rounds:
         is_empty = message.weight == NO_WEIGHT and self.masks is None  # masked: in the sum already
         weight = NO_WEIGHT if is_empty else member.weight
         contribution = Contribution(member.name, weight, payloads, wish)
-        round = max(meant_for, self.round)
-        return remarks, self.open_rounds.add(round, member, meant_for, contribution, now)
+        # A late one may wait for the next round of its range, which begins with those meant for it.
+        opens = round in (meant_for, self.round)
+        added = self.open_rounds.add(round, member, meant_for, contribution, now, opens=opens)
+        return remarks, added
 
     def _is_dropped(self, round: int) -> bool:
         """Whether a contribution to this round comes too late to count in any."""
@@ -310,7 +312,7 @@ class Rounds:
             if len(payloads) <= part or (whole is None and member.next_round != self.round):
                 return
             chosen.append(Contribution(member.name, member.weight, payloads))
-        self.merger.merge_early(part, chosen)
+        self.merger.merge_early(self.round, part, chosen)
 
     # -- a round closes -----------------------------------------------------------------------
 
@@ -352,8 +354,8 @@ class Rounds:
         """Merge a round and answer it. Raises Spoilt, and leaves the round open, if a contribution
         has to be left out."""
         rung = None if self.density is None else self.density.next_rung
-        result = self.merger.close_round(due.entry.in_order, due.end, rung)
         round, entry = self.round, due.entry
+        result = self.merger.close_round(round, entry.in_order, due.end, rung)
         before = self.checksums.get(round)
         self.open_rounds.remove(round)
         effects = self._mark_late(due.missing)
@@ -376,7 +378,7 @@ class Rounds:
         without = sum(c.weight == NO_WEIGHT for c in entry.in_order)
         effects += self._answer(round, result, without)
         weight = sum(c.weight for c in result.counted)
-        open_s = now - entry.opened
+        open_s = max(0.0, now - entry.opened)
         cuts = result.cuts
         lands = self.delay.is_landing
         effects.append(
@@ -433,7 +435,7 @@ def _agree_on_density(
         wishes,
         now,
         rung=rung,
-        elements=adaptive.elements,
+        elements=rounds.merger.ranges.size(round),
         reply_bytes=sum(memoryview(payload).nbytes for payload in result.payloads),
         every=delay.every,
         most_delay=delay.most,

@@ -36,6 +36,8 @@ class Terms:
     """Digest of the job, or "": any job whose model fits."""
     steps: int = 0
     """Steps of each member, which bound an automatic delay; 0: not known."""
+    ranges: int = 1
+    """Ranges of the vector that rounds concern in turn."""
 
     @classmethod
     def of_strategy(
@@ -51,6 +53,7 @@ class Terms:
             row.allows_late_join,
             job,
             steps,
+            row.ranges,
         )
 
     def agreed(self, codec: str, reply_codec: str, masked: bool) -> str:

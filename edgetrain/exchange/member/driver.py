@@ -367,7 +367,7 @@ class Driver:
 
     def _take_part(self) -> None:
         """Take part in a displacement strategy's next round without steps of its own."""
-        self._is_waiting = not self.half.local_steps
+        self._is_waiting = not self.half.has_steps
         round = self.half.round
         while self.half.round == round:
             self._exchange(self.half.after_step)
@@ -385,8 +385,10 @@ class Driver:
                 self.flat.push_params()
 
     def submit_rest(self) -> None:
-        """Submit what is left, without waiting for its reply. Nothing but `leave` may follow."""
-        self._submit(self._rest(), self._weight)
+        """Submit what is left, without waiting for replies. Nothing but `leave` may follow."""
+        is_more = self._submit(self._rest(), self._weight)
+        while is_more:
+            is_more = self._submit(self.half.follow_up(), self._weight)
 
     def _rest(self) -> Vector | None:
         return self.half.finish(rest=not self.exchange.sent_nearly_all)
@@ -458,7 +460,7 @@ class Driver:
 
     def _released(self, contribution: Vector) -> Vector:
         assert self._release is not None
-        shown = self.exchange.memory.borrow_vector()
+        shown = self.exchange.memory.borrow_vector()[: contribution.size]
         self._release(contribution, shown)
         return shown
 

@@ -15,6 +15,7 @@ from edgetrain.exchange.messages import Reply
 from edgetrain.exchange.seam import RoundReply
 from edgetrain.vectors.parts import base_parts, parts_of
 from edgetrain.vectors.pool import VectorPool
+from edgetrain.vectors.ranges import Ranges
 from edgetrain.vectors.vector import Buffer, Vector
 
 
@@ -34,20 +35,21 @@ class _Arrival:
 
 
 class Inbox:
-    """Replies of [elements] float32 in the hub's `codec`, put into vectors of `memory`.
+    """Replies in the hub's `codec`, float32 of the elements of their rounds' ranges, put into
+    vectors of `memory`.
 
     `decode_s` is the seconds of `clock` that decoding took so far.
     """
 
     def __init__(
-        self, codec: Codec, elements: int, memory: VectorPool, clock: Callable[[], float]
+        self, codec: Codec, ranges: Ranges, memory: VectorPool, clock: Callable[[], float]
     ) -> None:
         self.codec = codec
         self.decode_s = 0.0
         self.rung: int | None = None
         """Of the last reply that was handed out, where the hub's codec is `auto`."""
         self._clock = clock
-        self._elements, self._memory = elements, memory
+        self._ranges, self._memory = ranges, memory
         self._arrivals: dict[int, _Arrival] = {}
 
     @property
@@ -81,8 +83,8 @@ class Inbox:
         """
         arrival = self._arrivals.get(reply.round)
         if arrival is None:
-            arrival = self._arrivals[reply.round] = _Arrival(reply, self._place(spare_only))
-        parts = self._parts()
+            arrival = self._arrivals[reply.round] = _Arrival(reply, self._place(reply, spare_only))
+        parts = self._parts(reply.round)
         if reply.parts != len(parts) or reply.part != arrival.parts:
             raise BadMessage(f"part {reply.part} of {reply.parts} of a reply is out of order")
         if arrival.vector is None:
@@ -98,9 +100,7 @@ class Inbox:
     def is_whole(self, round: int) -> bool:
         """Whether all parts of a round's reply are here."""
         arrival = self._arrivals.get(round)
-        return arrival is not None and arrival.parts >= -(
-            -self._elements // self.codec.part_elements
-        )
+        return arrival is not None and arrival.parts >= len(self._parts(round))
 
     def pop_reply(self, round: int) -> RoundReply:
         """Hand out the reply of a round that is whole. Raises BadPayload, before any piece of it
@@ -121,23 +121,24 @@ class Inbox:
         arrival.decode_s += seconds
         self.decode_s += seconds
 
-    def _parts(self) -> list[slice]:
-        return list(parts_of(self._elements, self.codec.part_elements))
+    def _parts(self, round: int) -> list[slice]:
+        return list(parts_of(self._ranges.size(round), self.codec.part_elements))
 
-    def _place(self, spare_only: bool) -> Vector | None:
+    def _place(self, reply: Reply, spare_only: bool) -> Vector | None:
         if not self.codec.lossless:
             return None
-        return self._memory.borrow_spare() if spare_only else self._memory.borrow_vector()
+        place = self._memory.borrow_spare() if spare_only else self._memory.borrow_vector()
+        return None if place is None else place[: self._ranges.size(reply.round)]
 
     def _decoded(self, arrival: _Arrival) -> list[Vector]:
         if arrival.vector is not None:
             return [arrival.vector]
-        parts = self._parts()
+        parts = self._parts(arrival.head.round)
         if self.codec.verbatim:
             for here, payload in zip(parts, arrival.payloads, strict=True):
                 check_length("fp32", memoryview(payload).nbytes, 4 * (here.stop - here.start))
             return [np.frombuffer(payload, np.float32) for payload in arrival.payloads]
-        vector = self._memory.borrow_vector()
+        vector = self._memory.borrow_vector()[: parts[-1].stop]
         for here, payload in zip(parts, arrival.payloads, strict=True):
             self.codec.decode(payload, vector[here])
         return [vector]

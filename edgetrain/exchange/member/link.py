@@ -12,7 +12,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edgetrain import codecs
+import numpy as np
+
+from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.member.beginning import Beginning
 from edgetrain.exchange.member.inbox import Inbox, joined_base
@@ -39,6 +41,7 @@ from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, S
 from edgetrain.exchange.transport import MemberTransport, Traffic
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.pool import VectorPool
+from edgetrain.vectors.ranges import Ranges
 from edgetrain.vectors.vector import Buffer, Vector
 
 log = logging.getLogger("edgetrain")
@@ -151,12 +154,15 @@ class Link:
     def _take_terms(self, welcome: Welcome, request: Request) -> None:
         elements = self._session.elements
         layout = layouts.read(request.layout, elements) if request.layout else ()
-        codec = codecs.bound(codecs.parse(welcome.codec), layout)
-        reply_codec = codecs.bound(codecs.parse(welcome.reply_codec), layout)
+        ranges = Ranges(elements, strategies.find(welcome.strategy).ranges)
+        codec, reply_codec = (
+            codecs.bound(codecs.parse(name), layout, ranges.count)
+            for name in (welcome.codec, welcome.reply_codec)
+        )
         masker = masker_of(welcome, request, elements)
-        self.memory = VectorPool(elements)
-        self.outbox = Outbox(welcome.name, codec, elements, welcome.members, self.memory, masker)
-        self.inbox = Inbox(reply_codec, elements, self.memory, self._clock)
+        self.memory = VectorPool(ranges.largest)
+        self.outbox = Outbox(welcome.name, codec, ranges, welcome.members, self.memory, masker)
+        self.inbox = Inbox(reply_codec, ranges, self.memory, self._clock)
         self._silence.set_beat(welcome.beat_s)
         self.on_welcome(welcome.members)
         log.info("joined as %s; %s, every %d", welcome.name, welcome.strategy, welcome.every)
@@ -303,7 +309,8 @@ class Link:
                 self._send_kept(round)
         base = None
         if not start.keep:
-            base = joined_base(back.base, self._session.elements, self.memory.borrow_vector())
+            elements = self._session.elements
+            base = joined_base(back.base, elements, np.empty(elements, np.float32))
             self.outbox.drop_missed(start.applied)
         if back.missed:
             self._catch_up = CatchUp(

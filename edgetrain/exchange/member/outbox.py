@@ -20,6 +20,7 @@ from edgetrain.exchange.messages import Contribute, Masking, Welcome
 from edgetrain.exchange.seam import Request
 from edgetrain.vectors.parts import parts_of
 from edgetrain.vectors.pool import VectorPool
+from edgetrain.vectors.ranges import Ranges
 from edgetrain.vectors.vector import Buffer, Vector
 
 if TYPE_CHECKING:
@@ -49,17 +50,18 @@ class Outbox:
         self,
         name: str,
         codec: Codec,
-        elements: int,
+        ranges: Ranges,
         members: int,
         memory: VectorPool,
         masker: Masker | None = None,
     ) -> None:
-        """`members` is how many members the job starts with."""
+        """`members` is how many members the job starts with; `ranges`: the elements of each round's
+        contribution."""
         self.codec = codec
         self.sent_nearly_all = codec.nearly_all
         """Whether what the last contribution left out is too little for a round of its own."""
         self._name = name
-        self._elements, self._members, self._memory = elements, members, memory
+        self._ranges, self._members, self._memory = ranges, members, memory
         self._masker = masker
         self._feedback: Feedback | None = None
         self._factors: codecs.PowerSGD | None = None
@@ -108,7 +110,7 @@ class Outbox:
         if self._factors is not None:
             self._factors.restore(unsent)
             return
-        self._feedback = codecs.memory(self.codec, self._elements, self._members)
+        self._feedback = codecs.memory(self.codec, self._ranges.elements, self._members)
         self._feedback.restore(unsent)
 
     def follow(self, rung: int | None) -> None:
@@ -130,7 +132,7 @@ class Outbox:
         result is None. Otherwise the result is what others will read, for the caller to take care
         of the difference; None: they read all of it.
         """
-        payloads, read = self._encoded(vector, rest_later)
+        payloads, read = self._encoded(vector, head.round, rest_later)
         self.sent_nearly_all = self.codec.nearly_all
         self._keep(head, payloads)
         return read
@@ -170,17 +172,19 @@ class Outbox:
             for part, payload in enumerate(payloads)
         ]
 
-    def _encoded(self, vector: Vector, rest_later: bool) -> tuple[list[Buffer], Vector | None]:
+    def _encoded(
+        self, vector: Vector, round: int, rest_later: bool
+    ) -> tuple[list[Buffer], Vector | None]:
         """The payloads; and what they decode to, where that is the caller's to know."""
         if rest_later and not self.codec.lossless:
             if self._feedback is None:
-                self._feedback = codecs.memory(self.codec, self._elements, self._members)
-            return self._feedback.encode(vector), None
+                self._feedback = codecs.memory(self.codec, self._ranges.elements, self._members)
+            return self._feedback.encode(vector, self._ranges.of(round)), None
         payloads = self.codec.encode(vector)
         if self.codec.lossless:
             return payloads, None
-        read = self._memory.borrow_vector()
-        parts = parts_of(self._elements, self.codec.part_elements)
+        read = self._memory.borrow_vector()[: vector.size]
+        parts = parts_of(vector.size, self.codec.part_elements)
         for here, payload in zip(parts, payloads, strict=True):
             self.codec.decode(payload, read[here])
         return payloads, read

@@ -70,7 +70,7 @@ def question_of(
     exchange = ExchangeSizes(
         every=found.every,
         delay=found.delay,
-        elements=elements,
+        elements=-(-elements // found.strategy.ranges),
         codec=found.codec,
         reply_codec=found.reply_codec,
         ratio=options.ratio,

@@ -292,7 +292,7 @@ class Member:
                 self._keeping.save(driver, self._request)
             self.vanish()
             return
-        if is_whole and self.half.local_steps:
+        if is_whole and self.half.has_steps:
             driver.submit_rest()
         self.abandon("it was asked to stop")
 

@@ -11,6 +11,7 @@ from edgetrain.exchange.member.outbox import Outbox, masker_of
 from edgetrain.exchange.messages import Contribute, Welcome
 from edgetrain.exchange.seam import Request
 from edgetrain.vectors.pool import VectorPool
+from edgetrain.vectors.ranges import Ranges
 
 
 def welcome(**other):
@@ -75,7 +76,7 @@ def test_what_does_not_fit_into_the_span_is_told_once(caplog):
     masker, memory = Masker(MaskTerms(5, 4, 8.0), 2), VectorPool(2)
     masker.state = lambda round: "ready"
     masker.mask = lambda round, vector, weight, out: setattr(masker, "cut", 1)
-    outbox = Outbox("a", codecs.Dense(), 2, 5, memory, masker)
+    outbox = Outbox("a", codecs.Dense(), Ranges(2), 5, memory, masker)
     for round in range(3):
         outbox.add_unmasked(Contribute(round, 0, 1, 1.0, 0, 0, 0, b""), memory.borrow_vector())
         assert list(outbox.mask_ready()) == [round]

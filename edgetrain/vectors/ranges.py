@@ -1,0 +1,98 @@
+"""The ranges of a vector that rounds concern in turn, and the vector's checksum while they change.
+
+Numbers, and sums of tiles: no codec, no round's contributions, no message. Which strategy has how
+many ranges is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from edgetrain.errors import ConfigError
+from edgetrain.vectors.blocks import BLOCK, block_count
+from edgetrain.vectors.vector import TILE, Vector, combine, tile_sum, tiles
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """`count` ranges of a vector of `elements`, as equal as whole blocks allow; round r concerns
+    range r % count. One range is the whole vector.
+
+    Borders lie between blocks of BLOCK elements, so the sums of a tile's pieces add up to its own:
+    a vector's checksum does not depend on its ranges. ConfigError for more ranges than blocks.
+    """
+
+    elements: int
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        blocks = block_count(self.elements)
+        if self.count > max(1, blocks):
+            raise ConfigError(
+                f"{self.count} ranges of a vector of {self.elements} elements, which has {blocks} "
+                f"blocks of {BLOCK}",
+                f"take {blocks} or fewer: each range has at least one block",
+            )
+
+    def at(self, number: int) -> slice:
+        """The range with this number, from 0."""
+        blocks = block_count(self.elements)
+        start, stop = (blocks * n // self.count * BLOCK for n in (number, number + 1))
+        return slice(start, min(stop, self.elements))
+
+    def of(self, round: int) -> slice:
+        """The range that a round concerns."""
+        return self.at(round % self.count)
+
+    def size(self, round: int) -> int:
+        """The elements of a round's vectors."""
+        here = self.of(round)
+        return int(here.stop - here.start)
+
+    @property
+    def largest(self) -> int:
+        """The elements of the longest range."""
+        return max(self.size(number) for number in range(self.count))
+
+    def rounds_before(self, round: int, number: int) -> int:
+        """The rounds before `round` that concern the range with this number."""
+        return (round - number + self.count - 1) // self.count
+
+    def next_alike(self, round: int, oldest: int) -> int:
+        """The first round from `oldest` on, and not before `round`, that concerns the same range
+        as `round`."""
+        return max(round, oldest + (round - oldest) % self.count)
+
+    def __iter__(self) -> Iterator[slice]:
+        """The ranges in order."""
+        return (self.at(number) for number in range(self.count))
+
+
+class TileSums:
+    """The sums of a vector's tiles, kept by ranges: its checksum, without reading the ranges that
+    did not change."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self._sums: list[list[int]] = [[] for _ in range(ranges.count)]
+
+    def read(self, vector: Vector) -> int:
+        """Sum all of a vector. Returns its checksum."""
+        for number, here in enumerate(self._ranges):
+            sums = [tile_sum(vector[tile]) for tile in tiles(here.stop, here.start)]
+            checksum = self.replace(number, sums)
+        return checksum
+
+    def replace(self, round: int, sums: Iterable[int]) -> int:
+        """The range of this round has changed: the sums of its `tiles(stop, start)`, in order.
+        Returns the vector's checksum."""
+        number = round % self._ranges.count
+        self._sums[number] = list(sums)
+        if self._ranges.count == 1:
+            return combine(self._sums[0])
+        totals = [0] * -(-self._ranges.elements // TILE)
+        for here, pieces in zip(self._ranges, self._sums, strict=True):
+            for tile, piece in enumerate(pieces, here.start // TILE):
+                totals[tile] += piece
+        return combine(totals)

@@ -1,0 +1,45 @@
+"""Jobs whose rounds concern one range of the model each: what they mean, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgetrain.errors import ConfigError
+from edgetrain.jobs.building import hub_of
+from edgetrain.jobs.reading import load
+from edgetrain.jobs.rules import resolve
+
+
+def found(*words):
+    return resolve(load(None, ["strategy=streaming-diloco(4, 0.5)", "steps=100", *words]))
+
+
+def test_a_round_begins_every_part_of_a_fragments_steps():
+    assert found("every=20", "delay=6").every == 5
+    assert found("delay=6").every == 5
+    assert found("delay=auto").every == 5
+    assert found("every=40", "delay=auto").every == 10
+    hub = hub_of(found("every=20", "delay=6"))
+    assert (hub.terms.every, hub.terms.ranges) == (5, 4)
+    assert hub.terms.strategy == "streaming-diloco(4, 0.5)"
+
+
+def test_what_is_left_of_each_fragment_at_the_end_counts_as_a_contribution():
+    assert found("every=20", "delay=6").rounds == 20 + 3
+    assert found("every=24", "delay=6").rounds == 17 + 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["every=10"], r"every = 10: .* every 10/4 steps \(take a multiple of 4, as 12\)"),
+        (["every=2"], r"every = 2: .* \(take a multiple of 4, as 4\)"),
+        (["secure=true", "members=4"], "secure: masks are set up for whole vectors"),
+        (["codec=low-rank(2)"], r"low-rank\(2\)' works on whole tensors, and 4 ranges"),
+        (["codec=topk(0.1, tensor)"], "works on whole tensors"),
+        (["codec=fp32", "reply_codec=*.bias: bf16; int8"], "works on whole tensors"),
+    ],
+)
+def test_what_does_not_go_together_is_one_clear_line(words, said):
+    with pytest.raises(ConfigError, match=said):
+        found(*words)
