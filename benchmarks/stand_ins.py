@@ -5,6 +5,7 @@
     python benchmarks/stand_ins.py --groups text
     python benchmarks/stand_ins.py --groups landing --partitions 0.3,iid
     python benchmarks/stand_ins.py --groups variates
+    python benchmarks/stand_ins.py --groups choice --partitions iid,1,0.3,0.1 --seeds 2
 
 Members are the rows of one matrix and exchange by taking its mean, without protocol and time;
 tasks, models and batches are the package's own. A row is one rule: digits, 8 members, 280 steps,
@@ -33,6 +34,10 @@ feddyn A      FedDyn (Acar et al., ICLR 2021, algorithm 1) with alpha A: each me
 
 The groups `text` and `landing_text` are char-lm, a Transformer of one layer of width 32: 4 members
 with batches of 8, equal data, --steps steps, final loss.
+
+The group `choice` says how far members' first three rounds led from the fleet: `apart` of
+edgetrain/strategies/choice.py, on all elements, with own progress; mean, lowest and highest of all
+members and seeds.
 """
 
 from __future__ import annotations
@@ -111,6 +116,8 @@ class Fleet:
         self.pulled = torch.zeros_like(self.base)
         self.outer = torch.zeros_like(self.base)
         self.replies = 0
+        self.ways = torch.zeros(2, *self.params.shape)
+        """Sums of the first own contributions, and of their replies."""
         self.rounds = max(1, math.ceil(rule.delay / rule.every))
         self.gradients = self._gradients([p.shape for p in parameters])
 
@@ -155,6 +162,12 @@ class Fleet:
         found = self.task.evaluate(self.model)
         return 100 * float(found["accuracy"]) if rule.task == "digits" else float(found["loss"])
 
+    def apart(self) -> list[float]:
+        """How far the first rounds of each member led from the fleet."""
+        own, reply = self.ways
+        found = (own - reply).square().sum(1) / reply.square().sum(1)
+        return [float(each) for each in found]
+
     def _step(self, gradient: Tensor, step: int) -> None:
         rule, (first, second) = self.rule, self.moments
         if rule.dyn:
@@ -192,6 +205,8 @@ class Fleet:
         _, own, foretold = self.flights.popleft()
         own = own - self.variates
         reply = own.mean(0)
+        if self.replies < 3:
+            self.ways += torch.stack([own, reply.expand_as(own)])
         if rule.variates:
             self.variates = reply - own
         if rule.dyn:
@@ -302,6 +317,20 @@ def rows(group: str) -> dict[str, Rule]:
                     for alpha in (0.1, 0.3, 1.0):
                         table[f"{label}, feddyn {alpha}"] = replace(plain, dyn=alpha)
         return table
+    if group == "choice":
+        for name, rule in (
+            ("sgd 0.2", Rule(5, 6, corrects=False)),
+            ("momentum 0.02", Rule(5, 6, 0.02, 0.9, corrects=False)),
+            ("momentum 0.1", Rule(5, 6, 0.1, 0.9, corrects=False)),
+            ("adamw 0.02", Rule(5, 6, 0.02, is_adamw=True, corrects=False)),
+            ("text, momentum 0.1", Rule(5, 6, 0.1, 0.9, corrects=False, task="char_lm")),
+            ("text, adamw 0.01", Rule(5, 6, 0.01, is_adamw=True, corrects=False, task="char_lm")),
+        ):
+            for k, d in ((5, 6), (6, 6), (12, 12), (5, 29), (29, 29)):
+                if d < 29 or rule.task == "digits":
+                    shown = replace(rule, every=k, delay=d, steps=3 * k + d)
+                    table[f"{name}, K={k} D={d}"] = shown
+        return table
     if group == "text":
         for name, own in (
             ("momentum", Rule(6, 6, 0.1, 0.9, corrects=False, task="char_lm")),
@@ -330,7 +359,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--groups", default="sgd,momentum,adamw")
-    parser.add_argument("--partitions", default="0.3,0.1", help="of Dirichlet distributions")
+    parser.add_argument("--partitions", default="0.3,0.1", help="of Dirichlet distributions; iid")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=0, help="instead of 280, of text 200")
     args = parser.parse_args()
@@ -338,13 +367,16 @@ def main() -> int:
     for group in args.groups.split(","):
         names = "iid" if group == "text" else args.partitions
         partitions = [n if n == "iid" else f"dirichlet({n})" for n in names.split(",")]
-        digits = 3 if group == "text" else 1
+        digits = {"text": 3, "choice": 2}.get(group, 1)
         print(f"| {group} | {' | '.join(partitions)} |\n|---|{'---|' * len(partitions)}")
         for label, rule in rows(group).items():
             cells = []
-            rule = replace(rule, steps=args.steps)
+            rule = replace(rule, steps=args.steps or rule.steps)
             for partition in partitions:
-                found = [Fleet(rule, partition, seed).run(seed) for seed in range(args.seeds)]
+                fleets = [Fleet(rule, partition, seed) for seed in range(args.seeds)]
+                found = [fleet.run(seed) for seed, fleet in enumerate(fleets)]
+                if group == "choice":
+                    found = [each for fleet in fleets for each in fleet.apart()]
                 mean = statistics.fmean(found)
                 least, most = (f"{x:.{digits}f}" for x in (min(found), max(found)))
                 cells.append(f"{mean:.{digits}f} ({least} to {most})")

@@ -112,7 +112,9 @@ class StrategyTable:
             "doc": "share of the steps, at the end, in short rounds without delay; 0: none",
         },
     )
-    correction: str = _said("", "of dga: own (the paper), drift (unequal data); '': see the name")
+    correction: str = _said(
+        "", "of dga: own (the paper), drift (unequal data), auto; '': as the name"
+    )
     codec: str = _said("fp32", "how contributions are encoded")
     reply_codec: str = _said("", "how replies are encoded; '': like contributions")
     merge: str = _said("mean", "how contributions become one; see `edgetrain strategies`")

@@ -109,7 +109,10 @@ class Resolved:
 def look_up(job: Job) -> Resolved:
     """The objects that a job names. ConfigError for a name or an argument that does not exist."""
     table = job.strategy
-    strategy = strategy_of(table)
+    strategy, merge = strategy_of(table), merging.find(table.merge)
+    if job.privacy.unit == "member" or strategy.outer or not merge.sum_only:
+        # A reply is not the mean of the members' own contributions.
+        strategy = strategy.without_choice()
     codec = codecs.parse(table.codec)
     delay = _delay_of(job, strategy)
     every = table.every or strategy.every
@@ -130,7 +133,7 @@ def look_up(job: Job) -> Resolved:
         delay=delay,
         codec=codec,
         reply_codec=codecs.parse(table.reply_codec) if table.reply_codec else codec.for_replies(),
-        merge=merging.find(table.merge),
+        merge=merge,
         mask_terms=mask_terms_of(job),
     )
 
@@ -143,8 +146,10 @@ def _delay_of(job: Job, strategy: Strategy) -> Delay:
     if isinstance(steps, int):
         return Delay(steps, landing=landing)
     by_gradient = str(job.train.optimizer.get("name", "")).lower() in _BY_GRADIENT
-    one_in_flight = strategy.wants_one_in_flight and by_gradient and not job.strategy.every
-    share = SHARE if _stay_together(job) else APART_SHARE
+    together = _stay_together(job)
+    one_in_flight = strategy.wants_one_in_flight(together) and by_gradient
+    one_in_flight = one_in_flight and not job.strategy.every
+    share = SHARE if together else APART_SHARE
     return Delay(0, True, share, one_in_flight, landing)
 
 

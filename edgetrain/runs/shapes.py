@@ -177,6 +177,7 @@ SUMMARY: Shape = {
     "seconds_per_step": seconds, "steps_per_second": number, "target_seconds": seconds,
     "target_steps": count, "joules": size, "members_lost": texts, "errors": texts,
     "contributions_missed": count, "contributions_late": count, "contributions_cut": numbers,
+    "corrections": numbers,
     "least_waiting": text, "least_busy_s": seconds, "least_wait_s": seconds, "hub": _USED,
     "emulation": {
         "backend": text, "trusted": flag, "late_ms_p99": number, "late_limit_ms": number,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from statistics import median_low
@@ -188,6 +189,9 @@ def _ending(tally: Tally, status: str | None) -> dict[str, Any]:
         "contributions_cut": {
             name: member.cut for name, member in sorted(tally.members.items()) if member.cut
         },
+        "corrections": dict(
+            sorted(Counter(m.correction for m in tally.members.values() if m.correction).items())
+        ),
         "errors": tally.errors[:10],
         "overrun": tally.overrun or None,
     }

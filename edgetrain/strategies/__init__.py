@@ -112,17 +112,22 @@ class Strategy:
         named = zip(self.parameters, self.arguments, strict=False)
         return next((int(value) for parameter, value in named if parameter.name == "P"), 1)
 
-    @property
-    def wants_one_in_flight(self) -> bool:
-        """Whether it learns more with one round in flight, as long as the delay. `jobs` asks, for
-        an automatic delay where the job says no length of rounds."""
-        return self.correction == "drift"
+    def wants_one_in_flight(self, stay_together: bool) -> bool:
+        """Whether it learns more with one round in flight, as long as the delay. `stay_together`:
+        members' data are known to be alike. `jobs` asks, for an automatic delay where the job says
+        no length of rounds."""
+        return self.correction == "drift" or (self.correction == "auto" and not stay_together)
 
     @property
     def learns_from_replies(self) -> bool:
         """Whether members compare replies with their own contributions. `jobs` asks: noise for the
         privacy of members would be all they see."""
         return self.correction == "drift" or self.has_variates
+
+    def without_choice(self) -> Strategy:
+        """This strategy where replies say nothing of members' data: what it would choose from them
+        is its plain correction."""
+        return replace(self, correction="own") if self.correction == "auto" else self
 
     def merge_rule(self, text: str = "mean") -> SliceRule | RoundRule:
         """A fresh merge rule for the hub, as `merging` spells them; ConfigError."""
@@ -212,12 +217,14 @@ def _gradient(setting: Setting) -> MemberHalf:
 
 
 def _displacement(setting: Setting) -> MemberHalf:
+    from edgetrain.strategies.choice import FirstRounds
     from edgetrain.strategies.displacement import Displacement
     from edgetrain.strategies.drift import Drift
 
     drift = None
-    if setting.correction == "drift":
-        drift = Drift(setting.params.size, setting.momentum)
+    if setting.correction in ("auto", "drift"):
+        choice = FirstRounds(setting.params.size) if setting.correction == "auto" else None
+        drift = Drift(setting.params.size, setting.momentum, choice)
     return Displacement(setting.params, setting.every, setting.delay, setting.memory, drift)
 
 
@@ -328,8 +335,8 @@ _ROWS = (
         build=_displacement,
         summary="K local steps, go on for D more while the mean travels, then correct",
         source="Zhu et al., Delayed Gradient Averaging, NeurIPS 2021; dga(drift): docs/dga.md",
-        corrections=("own", "drift"),
-        correction="own",
+        corrections=("auto", "own", "drift"),
+        correction="auto",
         delays=True,
     ),
     Strategy(

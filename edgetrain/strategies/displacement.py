@@ -82,9 +82,9 @@ class Displacement:
     docs/decisions/012 says why). It is given up after the last round, when the parameters become
     the base; where it is little, as of dense codecs, there is no round for it alone.
 
-    With a `drift`, the predicted reply stands for a round in flight, not own_r (`Drift`).
-    Contributions, replies and base do not change: whatever stands for a round is taken out again
-    when its reply comes.
+    With a `drift`, the predicted reply stands for a round in flight, not own_r (`Drift`), until it
+    proves not to be needed. Contributions, replies and base do not change: whatever stands for a
+    round is taken out again when its reply comes.
 
     `params` is shared with the caller's model and mutated in place, by `after_step` by at most one
     rounding (so that `expected` needs no vector of its own) and by `apply`. `base` is owned here.
@@ -108,9 +108,7 @@ class Displacement:
             raise ConfigError(f"every = {every}: a round has at least 1 local step")
         if delay < 0:
             raise ConfigError(f"delay = {delay}: allowed are 0 (wait at once) and more")
-        self.params = params
-        self.every = every
-        self.delay = delay
+        self.params, self.every, self.delay = params, every, delay
         self.expected = Expected(params, drift)
         """The part of `params` that is not local progress."""
         self.base: Vector = self.expected.base
@@ -129,6 +127,7 @@ class Displacement:
         self._steps = 0
         self._local_steps = 0
         self._partial = self._finished = False
+        self._note = ""
         self.start(0, 0)
 
     def start(self, applied: int, round: int) -> None:
@@ -291,8 +290,13 @@ class Displacement:
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
         """See MemberHalf."""
         self.unsent.restore(state)
-        if self.drift is not None:
-            self.drift.restore(state)
+        if self.drift is not None and not self.drift.restore(state):
+            self.drift = self.expected.drift = None
+
+    def take_note(self) -> str:
+        """See MemberHalf."""
+        note, self._note = self._note, ""
+        return note
 
     def due(self) -> int | None:
         """The round whose reply must be applied before the next step; None: there is none."""
@@ -331,7 +335,8 @@ class Displacement:
         owns = self.expected.owns()
         drift = None if flight.own is None else self.drift
         whole = flight.left_out is not None and not flight.partial
-        shares = None if drift is None else drift.begin_reply(self.every, self.delay, whole)
+        sent = self.unsent.sent_share(flight.own, flight.left_out)
+        shares = None if drift is None else drift.begin_reply(self.every, self.delay, whole, sent)
         before = owns if flight.own is None else [flight.own, *owns]
         scratch, local = np.empty((2, min(TILE, self.params.size)), np.float32)
         sums = []
@@ -354,7 +359,9 @@ class Displacement:
                     params[:] = base
             start += piece.size
         if drift is not None:
-            drift.end_reply()
+            self._note = drift.end_reply() or self._note
+            if not drift.is_needed:
+                self.drift = self.expected.drift = None
         return sums
 
     def rebase(self, base: Vector, applied: int) -> None:

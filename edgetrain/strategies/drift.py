@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgetrain.errors import BadMessage
+from edgetrain.strategies.choice import SENT, FirstRounds
 from edgetrain.vectors.vector import TILE, Vector, zeros
 
 FORGET = 0.8
@@ -48,10 +49,17 @@ class Drift:
 
     Nothing of this is in the base, or sent: members may disagree. `gap`, float32 [elements], is the
     one vector of memory; of older gaps a sample is kept for each round in flight.
+
+    With a `choice` the gap is learned, and own progress stands for every round until it is made.
     """
 
-    def __init__(self, elements: int, momentum: float = 0.0) -> None:
+    def __init__(
+        self, elements: int, momentum: float = 0.0, choice: FirstRounds | None = None
+    ) -> None:
         """`momentum` is that of the member's optimizer, from 0 (none) to 1."""
+        self.choice = choice
+        """What says whether it is needed, while that is open; None: it is not, or no longer."""
+        self.is_needed = True
         self._momentum = min(max(momentum, 0.0), 1.0)
         self.gap: Vector = zeros(elements)
         self.theta = 0.0
@@ -66,7 +74,7 @@ class Drift:
         self._scratch = np.empty((2, min(TILE, elements)), np.float32)
         self._rate = np.float32(1)
         self._measured = [0.0, 0.0]
-        self._learns = True
+        self._learns = self._is_evidence = True
 
     # -- standing in ---------------------------------------------------------------------------
 
@@ -94,12 +102,13 @@ class Drift:
         """A sample of the gap, for the round that is submitted now; None: nothing is known yet."""
         return self.gap[:: self._stride].copy() if self._replies else None
 
-    def begin_reply(self, every: int, delay: int, whole: bool = False) -> Shares:
+    def begin_reply(self, every: int, delay: int, whole: bool = False, sent: float = 1.0) -> Shares:
         """Begin to learn from a reply. Returns the shares to be in force after it, which follow
         from the replies before it: the vector is walked once.
 
         `whole`: the contribution was sent in part, and is compared as a whole. That teaches
-        nothing: until one is not, own progress stands for rounds in flight."""
+        nothing: until one is not, own progress stands for rounds in flight. `sent`: the share of
+        it, of its squared length, that a codec sent; a choice asks."""
         if delay:  # 0 at the end of training: rounds in flight took as long as before
             self._rounds = max(1, math.ceil(delay / every))
         self._replies += 1
@@ -108,8 +117,10 @@ class Drift:
         if whole:
             self.theta, self._products = 0.0, np.zeros(2)
         self._learns = not whole
+        self._is_evidence = not whole and sent >= SENT
+        theta = 0.0 if self.choice is not None else self.theta
         taken, given = self._at_most(every)
-        self._coming = np.float32(1 - self.theta * taken), np.float32(self.theta * given)
+        self._coming = np.float32(1 - theta * taken), np.float32(theta * given)
         return self._coming
 
     def _at_most(self, every: int) -> tuple[float, float]:
@@ -138,24 +149,39 @@ class Drift:
         np.subtract(difference, gap, out=scratch)
         scratch *= self._rate
         gap += scratch
+        if self.choice is not None and self._is_evidence:
+            self.choice.add_tile(here, own, reply)
 
-    def end_reply(self) -> None:
-        """Put the shares of the reply just learned from in force, and update theta."""
+    def end_reply(self) -> str:
+        """Put the shares of the reply just learned from in force, and update theta. Returns what
+        was chosen from it, and why; "": nothing."""
         self.shares = self._coming
         if self._measured[1] > 0:
             self._products = FORGET * self._products + self._measured
             theta = self._products[0] / self._products[1]
             self.theta = float(min(max(theta, 0.0), 1.0)) if math.isfinite(theta) else 0.0
+        choice = self.choice
+        if choice is None or not self._is_evidence:
+            return ""
+        choice.end_round()
+        if not choice.is_made:
+            return ""
+        self.choice, self.is_needed = None, choice.is_apart
+        return choice.reason
 
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, NDArray[Any]]:
         """State that a restarted member needs so as not to learn it again."""
         figures = [*self._products, float(self._replies), float(self._rounds)]
-        return {"gap": self.gap, "figures": np.array(figures)}
+        learned = {"gap": self.gap, "figures": np.array(figures)}
+        return learned if self.choice is None else learned | self.choice.state()
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from `state`, before any round is in flight. BadMessage if it is impossible."""
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> bool:
+        """Continue from `state`, before any round is in flight. Returns False if own progress had
+        been chosen instead. BadMessage if it is impossible."""
+        if self.choice is not None and "gap" not in state:
+            return False
         gap, figures = state.get("gap"), state.get("figures")
         if gap is None or figures is None or gap.shape != self.gap.shape or figures.shape != (4,):
             raise BadMessage(f"the checkpoint's drift is not one of {self.gap.size} elements")
@@ -166,3 +192,8 @@ class Drift:
         self._replies, self._rounds = int(figures[2]), int(figures[3])
         if self._products[1] > 0:
             self.theta = float(np.clip(self._products[0] / self._products[1], 0.0, 1.0))
+        if self.choice is None or "ways" not in state:  # it was made
+            self.choice = None
+        else:
+            self.choice.restore(state)
+        return True

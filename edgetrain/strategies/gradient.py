@@ -112,6 +112,10 @@ class Gradient:
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Nothing to do."""
 
+    def take_note(self) -> str:
+        """See MemberHalf: it decides nothing."""
+        return ""
+
     def due(self) -> int | None:
         """The round just submitted: synchronous SGD always waits."""
         return self.applied if self.applied < self.round else None

@@ -113,3 +113,6 @@ class MemberHalf(Protocol):
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Continue from what `learned` returned, before `start` or right after it. BadMessage for
         what it cannot have returned."""
+
+    def take_note(self) -> str:
+        """What the half has decided by itself since this was last asked, and why; "": nothing."""

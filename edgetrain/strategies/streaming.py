@@ -263,6 +263,10 @@ class Streaming:
             fragment.restore_rest(rest[here], steps)
             fragment.submitted_at = self._steps - steps
 
+    def take_note(self) -> str:
+        """See MemberHalf: it decides nothing."""
+        return ""
+
     def learned(self) -> dict[str, NDArray[Any]]:
         """See MemberHalf: of each fragment, with its number."""
         return {

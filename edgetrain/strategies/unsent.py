@@ -85,6 +85,16 @@ class Unsent:
         """
         return np.where(sent[:: self.stride] == 0, whole, np.float32(0))
 
+    def sent_share(self, sent: Vector | None, left_out: Vector | None) -> float:
+        """The share of a contribution, of its squared length, that was `sent`; `left_out` is a
+        `sample`. 1: nothing was left out, or it is not known."""
+        if sent is None or left_out is None:
+            return 1.0
+        got, lost = (
+            float(np.sum(v.astype(np.float64) ** 2)) for v in (sent[:: self.stride], left_out)
+        )
+        return got / (got + lost) if got + lost > 0 else 1.0
+
     def learn(self, reply: Iterable[Vector], sample: Vector) -> None:
         """Compare a reply, in consecutive pieces, with the sample of its round."""
         measured, start = np.zeros(4), 0

@@ -98,7 +98,7 @@ def test_a_strategy_takes_arguments_as_codecs_and_merge_rules_do(shrunk):
         ("shrunk(nan)", "shrunk: share = nan (allowed are 0 to less than 2)"),
         ("shrunk(much)", "shrunk: share = much (allowed are 0 to less than 2)"),
         ("fedavg(5)", "'fedavg' takes no arguments, not (5)"),
-        ("dga(5)", "dga: correction = 5 (known: drift, own)"),
+        ("dga(5)", "dga: correction = 5 (known: auto, drift, own)"),
         ("dga(drft)", "dga: correction = drft (did you mean 'drift'?)"),
         ("dga(drift, 5)", "'dga' takes no arguments, not (5)"),
     ],
@@ -123,13 +123,45 @@ def test_a_list_of_strategies_has_commas_inside_and_between():
 def test_a_correction_is_spelled_in_parentheses_or_as_a_key_of_the_job():
     drift = strategies.find("dga(drift)")
     assert (drift.name, drift.correction, drift.spelled) == ("dga", "drift", "dga(drift)")
-    assert strategies.find(" dga( own ) ") == strategies.find("dga")
+    assert strategies.find(" dga( auto ) ") == strategies.find("dga")
+    assert strategies.find("dga(own)").spelled == "dga(own)"
     for words in (["strategy=dga(drift)"], ["correction=drift"]):
         found = resolve(parse({}, words))
         assert found.strategy == drift
         assert hub_of(found).terms.strategy == "dga(drift)"
     job = parse({}, ["correction=drift", "delay=6"])
     assert [each.strategy.correction for each in variants(job, ["dga", "fedavg"])] == ["drift", ""]
+
+
+@pytest.mark.parametrize(
+    ("words", "spelled"),
+    [
+        ([], "dga"),
+        (["secure=true"], "dga"),
+        (["unit=example", "noise=1"], "dga"),
+        (["unit=member", "noise=1"], "dga(own)"),
+        (["merge=median"], "dga(own)"),
+        (["outer=nesterov(0.7, 0.9)"], "dga(own) | nesterov(0.7, 0.9)"),
+        (["merge=median", "correction=drift"], "dga(drift)"),
+    ],
+)
+def test_where_replies_are_no_mean_of_the_members_nothing_is_chosen_from_them(words, spelled):
+    assert resolve(parse({}, words)).strategy.spelled == spelled
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], False),
+        (["data={ partition = 'dirichlet(0.3)' }"], True),
+        (["correction=drift"], True),
+        (["data={ partition = 'dirichlet(0.3)' }", "correction=own"], False),
+        (["data={ partition = 'dirichlet(0.3)' }", "every=5"], False),
+        (["data={ partition = 'dirichlet(0.3)' }", "optimizer={ name = 'adamw' }"], False),
+    ],
+)
+def test_one_round_in_flight_is_wanted_where_a_drift_may_be_learned(words, expected):
+    assert resolve(parse({}, words)).delay.one_in_flight == expected
 
 
 @pytest.mark.parametrize(

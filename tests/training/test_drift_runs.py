@@ -50,8 +50,24 @@ def test_simulated_members_batched_learn_what_they_learn_one_by_one(tmp_path):
     one = simulated(tmp_path, "one", batched=False)
     many = simulated(tmp_path, "many", batched=True)
     assert many["final"]["loss"] == pytest.approx(one["final"]["loss"], rel=1e-3)
-    own = simulated(tmp_path, "own", "strategy=dga", batched=True)
+    own = simulated(tmp_path, "own", "strategy=dga(own)", batched=True)
     assert abs(own["final"]["loss"] / many["final"]["loss"] - 1) > 1e-3, "it makes a difference"
+
+
+@pytest.mark.parametrize(("partition", "chosen"), [("iid", "own"), ("dirichlet(0.1)", "drift")])
+def test_members_say_what_they_chose_and_train_as_if_the_job_had_said_it(
+    tmp_path, partition, chosen
+):
+    data = f"data={{ partition = '{partition}' }}"
+    auto = simulated(tmp_path, "auto", "strategy=dga", data, batched=True)
+    said = simulated(tmp_path, "said", f"strategy=dga({chosen})", data, batched=True)
+    assert auto["corrections"] == {chosen: 4}
+    assert said["corrections"] == {}
+    assert auto["final"] == said["final"]
+    (folder,) = (path.parent for path in tmp_path.glob("*auto/metrics.jsonl"))
+    events = [e for e in read_metrics(folder, "event") if e["event"] == "correction"]
+    assert len({event["member"] for event in events}) == len(events) == 4
+    assert all(e["reason"].startswith(f"{chosen}: its first 3 rounds") for e in events)
 
 
 def test_masked_contributions_are_foretold_as_well(tmp_path):

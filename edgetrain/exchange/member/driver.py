@@ -157,6 +157,8 @@ class Exchanged:
     """Steps in a round from now on."""
     delay: int
     """Steps that a reply may take from now on."""
+    note: str = ""
+    """What the half decided by itself, and why; "": nothing."""
 
 
 Release = Callable[[Vector, Vector], None]
@@ -493,7 +495,7 @@ class Driver:
                 Exchanged(
                     round, submitted, max(reply.arrived, submitted), now, submit_s, now - ready,
                     reply.members, reply.decode_s, reply.sent_bytes, reply.received_bytes,
-                    reply.every or self.half.every, reply.delay,
+                    reply.every or self.half.every, reply.delay, self.half.take_note(),
                 )
             )  # fmt: skip
 

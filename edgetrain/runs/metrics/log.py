@@ -25,6 +25,7 @@ EventName = Literal[
     "pace",
     "stands",
     "codec",
+    "correction",
     "finished",
     "overrun",
     "fault",

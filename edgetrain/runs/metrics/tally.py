@@ -47,6 +47,8 @@ class MemberTally:
     """Contributions that a merge rule left out; a part of one counts as that part."""
     standing: str = ""
     reason: str = ""
+    correction: str = ""
+    """Correction that it chose from its first rounds; "": it had no choice, or not made it yet."""
     name: str = ""
     """Name under which its machine was enrolled, if the hub reports one."""
     pace_s: float | None = None
@@ -273,6 +275,8 @@ class Tally:
                 event = "failed"
         if event == "overrun":
             self.overrun = self.overrun or f"{about}: {reason}"
+        if event == "correction":
+            self._of(about).correction = reason.partition(":")[0]
         if event == "late":
             self._of(about).late += 1
         # Other events do not change whether a member is there: an overrun, a full disk, another

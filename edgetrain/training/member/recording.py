@@ -20,7 +20,7 @@ from edgetrain.runs.summary import summarise
 
 
 def log_exchange(log: MetricsLog, exchanged: Exchanged) -> None:
-    """Write the line of an exchange that is over."""
+    """Write the line of an exchange that is over, and what the member has decided since."""
     log.exchange(
         round=exchanged.round,
         submitted=exchanged.submitted,
@@ -34,6 +34,8 @@ def log_exchange(log: MetricsLog, exchanged: Exchanged) -> None:
         every=exchanged.every,
         delay=exchanged.delay,
     )
+    if exchanged.note:
+        log.event("correction", exchanged.note)
 
 
 class Recording:

@@ -1,0 +1,102 @@
+"""Whether own progress or a learned drift stands for a round in flight, chosen from first rounds.
+
+Pure: float32 vectors in and out. docs/decisions/027 has the figures behind the two constants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgetrain.errors import BadMessage
+from edgetrain.strategies.unsent import sampled, stride_of
+from edgetrain.vectors.vector import Vector
+
+ROUNDS = 3
+"""Rounds, and their replies, from which it is chosen."""
+
+APART = 1.25
+"""Data count as unequal from where a member's first rounds led this far from the fleet, in squared
+lengths of the way that the fleet itself went."""
+
+SENT = 0.9
+"""A contribution of which a codec sent less (of its squared length) is not evidence: what it left
+out differs from member to member on equal data, too."""
+
+
+class FirstRounds:
+    """Judges from a member's first rounds whether its data differ from the fleet's.
+
+    ::
+
+        apart = |sum(own_r) - sum(reply_r)|^2 / |sum(reply_r)|^2    over the first ROUNDS rounds
+
+    Write a round as own = mean + d + e, d the drift of the member's data, e the noise of its
+    batches. Noise points elsewhere in each round and adds up slowly; drift adds up as fast as the
+    way of all does. So `apart` says both how much of a contribution is not the fleet's, and whether
+    that repeats. It is measured on at most 16,384 elements. The default of DGA takes `drift` from
+    APART on, and else the paper's `own`, which costs nothing.
+
+    Each member chooses for itself, since a stand-in is its own affair: the base never sees it. So
+    nothing is sent or agreed on, and a member whose data are like all data keeps its own progress
+    among others that do not.
+    """
+
+    def __init__(self, elements: int) -> None:
+        self._stride = stride_of(elements)
+        self._ways = np.zeros((2, len(range(0, elements, self._stride))))
+        """Sums of own contributions and of their replies, float64 [2, sampled elements]."""
+        self.rounds = 0
+
+    def add_tile(self, here: slice, own: Vector, reply: Vector) -> None:
+        """Add a tile of a round: `own` is the whole contribution, `reply` the tile."""
+        for way, piece in zip(self._ways, (own[here], reply), strict=True):
+            place, elements = sampled(piece, here.start, self._stride)
+            way[place] += elements
+
+    def end_round(self) -> None:
+        """All tiles of a round were added."""
+        self.rounds += 1
+
+    @property
+    def is_made(self) -> bool:
+        """Whether enough rounds were seen."""
+        return self.rounds >= ROUNDS
+
+    @property
+    def apart(self) -> float:
+        """How far the rounds so far led from the fleet; 0: the fleet has not moved yet."""
+        own, reply = self._ways
+        length = float(np.sum(reply * reply))
+        return float(np.sum((own - reply) ** 2)) / length if length > 0 else 0.0
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether data count as unequal."""
+        return self.apart >= APART
+
+    @property
+    def reason(self) -> str:
+        """What was chosen, and why."""
+        chosen = "drift" if self.is_apart else "own"
+        return (
+            f"{chosen}: its first {self.rounds} rounds led {math.sqrt(self.apart):.2g} times as "
+            "far from the fleet as the fleet went"
+        )
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """State that a restarted member needs so as not to begin again."""
+        return {"ways": self._ways, "rounds": np.array([float(self.rounds)])}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from what `state` returned. BadMessage for what it cannot have returned."""
+        ways, rounds = state["ways"], state.get("rounds")
+        good = ways.shape == self._ways.shape and rounds is not None and rounds.shape == (1,)
+        if not (good and np.isfinite(ways).all() and 0 <= rounds[0] < ROUNDS):  # type: ignore[index]
+            raise BadMessage("the checkpoint's first rounds are none that a choice is made from")
+        self._ways[:] = ways
+        self.rounds = int(rounds[0])  # type: ignore[index]
