@@ -202,6 +202,8 @@ def _figures(way: Direction) -> str:
     for key in ("reorder_percent", "duplicate_percent", "corrupt_percent"):
         if getattr(way, key):
             words.append(f"{key.removesuffix('_percent')} {getattr(way, key):g} %")
+    if not way.slow_start_after_idle:
+        words.append("windows kept over pauses")
     return ", ".join(words)
 
 

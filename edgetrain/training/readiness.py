@@ -68,6 +68,7 @@ def checks(runs: Path, keys: Path, purpose: str = "") -> Iterator[Check]:
         (("hub", "member"), _clock),
         (("hub", "member"), lambda: _keys(keys)),
         (("hub", "member"), _interfaces),
+        (("hub", "member"), _windows),
         (("hub",), _port),
         (("member",), _energy),
     )
@@ -203,6 +204,19 @@ def _interfaces() -> Check:
     said = "none is up with an address" + (f"; down: {', '.join(down[:4])}" if down else "")
     said += ": only this machine can be reached"
     return Check("interfaces", "limited", said, "connect a cable, or join a Wi-Fi network")
+
+
+def _windows() -> Check:
+    from edgetrain.fleet.networks.congestion import restarts_after_idle
+
+    if restarts_after_idle():
+        return Check(
+            "TCP windows", "limited",
+            "forgotten in pauses: messages of more than 14.6 kB take more round trips where a "
+            "round is longer than one and 200 ms",
+            "sysctl -w net.ipv4.tcp_slow_start_after_idle=0, on the hub and on members",
+        )  # fmt: skip
+    return Check("TCP windows", "yes", "kept over pauses")
 
 
 def _port() -> Check:

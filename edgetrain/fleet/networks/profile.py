@@ -60,6 +60,7 @@ class Direction:
     corrupt_percent: float = 0.0  # one bit of the packet is flipped
     rate_trace: str = ""  # packet-delivery times in ms (mahimahi's format), repeated
     delay_trace: str = ""  # CSV of `seconds,delay_ms`, instead of delay and jitter, repeated
+    slow_start_after_idle: bool = True  # of the sender's TCP, as Linux's sysctl of this name
 
     @property
     def queue_bytes(self) -> int:
@@ -93,6 +94,7 @@ class Direction:
             jitter_correlation=self.jitter_correlation,
             distribution=self.distribution,
             queue_kb=self.queue_kb,
+            slow_start_after_idle=self.slow_start_after_idle,
         )
 
 
@@ -191,6 +193,8 @@ def _direction(table: Mapping[str, Any], path: Path, way: str) -> Direction:
             values[key] = _burst(value, path, where)
         elif key == "distribution":
             values[key] = _choice(value, DISTRIBUTIONS, path, where)
+        elif key == "slow_start_after_idle":
+            values[key] = _switch(value, path, where)
         elif key.endswith("_trace"):
             values[key] = _trace(key, value, path, where)
         else:
@@ -248,6 +252,12 @@ def _choice(value: Any, choices: tuple[str, ...], path: Path, where: str) -> str
             did_you_mean(chosen, choices),
         )
     return chosen
+
+
+def _switch(value: Any, path: Path, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{path}: {where} = {value!r}: allowed are true and false")
+    return value
 
 
 def _trace(key: str, value: Any, path: Path, where: str) -> str:

@@ -173,6 +173,7 @@ class AccessStreams:
         self._jitter = column(ways, lambda way: way.jitter_ms / 1000)
         self._share = column(ways, lambda way: way.mean_loss_percent / 100)
         self._strikes = column(ways, _strike_chance)
+        self._restarts = column(ways, lambda way: way.slow_start_after_idle) > 0
         self._loses, self._wanders = bool(self._strikes.any()), bool(self._jitter.any())
         self._rng, self._connections = rng, connections
         self._free = np.zeros(len(ways))
@@ -312,7 +313,7 @@ class AccessStreams:
         timeout = self._round_trip + self._patience
         # A pause of just a timeout is one, whatever floating point makes of it.
         timeouts = np.floor(np.maximum(now - self._free, 0) / timeout + 1e-9)
-        idle = (timeouts > 0) & (self._free > 0) & (self._in_flight <= 0)
+        idle = self._restarts & (timeouts > 0) & (self._free > 0) & (self._in_flight <= 0)
         if not idle.any():
             return
         window = self._window

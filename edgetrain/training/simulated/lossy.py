@@ -70,7 +70,7 @@ class LossyStream(Stream):
         deliver: Callable[[Frames], None],
     ) -> None:
         super().__init__(world, path, back, congestion, deliver)
-        window = WholeWindow(congestion, self.window.rtt, SEND_LIMIT_BYTES)
+        window = WholeWindow(congestion, self.window.rtt, SEND_LIMIT_BYTES, path.restarts)
         self.fine = path.fine
         self._coarse = 0
         line = SUPER_PACKET_NS / self._ns_per_byte if self._ns_per_byte else MOST_BURST

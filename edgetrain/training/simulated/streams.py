@@ -81,6 +81,11 @@ class Path:
         return any(way.model.loses for way in self.ways)
 
     @property
+    def restarts(self) -> bool:
+        """Whether a sender starts slowly after a pause: its access link says so."""
+        return all(way.figures.slow_start_after_idle for way in self.ways)
+
+    @property
     def down(self) -> bool:
         """Whether a fault has taken down the access link: the first way up, the last way down."""
         return self.ways[0].model.down or self.ways[-1].model.down
@@ -121,7 +126,8 @@ class Stream:
         self._deliver = deliver
         self._chunk = path.chunk
         self._ns_per_byte = max(way.ns_per_byte for way in path.ways)
-        self.window = Window(congestion, path.mean_delay + back.mean_delay, SEND_LIMIT_BYTES)
+        rtt = path.mean_delay + back.mean_delay
+        self.window = Window(congestion, rtt, SEND_LIMIT_BYTES, path.restarts)
         self._backlog: deque[Message] = deque()
         self._acks: deque[tuple[int, int, int, int]] = deque()
         self._last = 0

@@ -84,6 +84,7 @@ def test_an_unknown_name_says_the_near_miss() -> None:
         ({"up": {"rate_trace": "missing.trace"}}, "up.rate_trace = 'missing.trace' cannot be read"),
         ({"up": {"delay_trace": "no.csv"}}, "up.delay_trace = 'no.csv' cannot be read"),
         ({"title": 3}, "title = 3 is not a text"),
+        ({"up": {"slow_start_after_idle": 0}}, "up.slow_start_after_idle = 0: allowed are true"),
     ],
 )
 def test_a_bad_value_names_file_key_and_range(table: dict[str, Any], says: str) -> None:

@@ -80,6 +80,8 @@ def check_finished(root: Path) -> None:
     assert (root / "boot/firmware/network-config").read_bytes() == b""
     assert "/ \text4" not in (root / "etc/fstab").read_text()
     assert "defaults,noatime" in (root / "etc/fstab").read_text()
+    windows = (root / "etc/sysctl.d/10-edgetrain.conf").read_text()
+    assert windows == "net.ipv4.tcp_slow_start_after_idle = 0\n"
     assert (root / "var/lib/edgetrain-setup/done").exists()
 
 

@@ -74,6 +74,18 @@ def test_a_rate_and_slow_start_cost_what_they_cost():
     assert slow == pytest.approx(8e-6 * (size + segments * (HEADERS + 14)), rel=0.02)
 
 
+@pytest.mark.parametrize("loss_percent", [0.0, 1e-9])
+def test_a_window_that_is_kept_spares_a_message_after_a_pause_its_slow_start(loss_percent):
+    took = {}
+    for restarts in (True, False):
+        figures = {"slow_start_after_idle": restarts, "loss_percent": loss_percent}
+        messages = [(0, 3.0 * n, [bytes(50_000)]) for n in range(3)]
+        arrived, _, _ = sent([both_ways(delay_ms=50.0, **figures)], messages)
+        took[restarts] = [at - 3.0 * n for n, (_, at, _) in enumerate(arrived)]
+    assert took[True] == pytest.approx([0.25, 0.25, 0.25], abs=0.01)
+    assert took[False] == pytest.approx([0.25, 0.05, 0.05], abs=0.01)
+
+
 def test_members_of_a_site_share_its_uplink():
     uplink = both_ways(rate_mbit=8.0)
     near = both_ways(rate_mbit=1000.0)

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,21 @@ def _why_not() -> str:
     return "a container may forbid unshare: use backend 'stream', or allow user namespaces"
 
 
-def build(count: int, congestion: str, wire: Wire = _WIRE) -> list[Host]:
-    """Make `count` hosts; stay in the emulator's namespace. Call `become_able` before."""
+def build_for(config: Mapping[str, Any], wire: Wire = _WIRE) -> list[Host]:
+    """Make the hub's host and each member's, as `build`. TCP starts slowly after a pause where the
+    link of a member says so, and at the hub if any link down does."""
+    ups, downs = (
+        [bool(link[way]["slow_start_after_idle"]) for link in config["links"]]
+        for way in ("up", "down")
+    )
+    return build(len(ups) + 1, str(config["congestion"]), wire, [any(downs), *ups])
+
+
+def build(
+    count: int, congestion: str, wire: Wire = _WIRE, restarts: Sequence[bool] = ()
+) -> list[Host]:
+    """Make `count` hosts; stay in the emulator's namespace. Call `become_able` before. `restarts`:
+    whether each one's TCP starts slowly after a pause; (): all do."""
     hosts: list[Host] = []
     links: list[Netlink] = []
     for number in range(count):
@@ -96,6 +109,8 @@ def build(count: int, congestion: str, wire: Wire = _WIRE) -> list[Host]:
         hosts.append(Host(number, address_of(number), descriptor, inode, f"h{number}"))
         links.append(Netlink())
         _learn_nothing()
+        if restarts and not restarts[number]:
+            _keep_windows()
     linux.unshare(linux.CLONE_NEWNET)
     core = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     own = Netlink()
@@ -151,6 +166,17 @@ def _learn_nothing() -> None:
     """Keep no metrics of earlier connections, so that runs are alike."""
     with contextlib.suppress(OSError):
         Path("/proc/sys/net/ipv4/tcp_no_metrics_save").write_text("1", "ascii")
+
+
+def _keep_windows() -> None:
+    """Let TCP keep its windows over pauses."""
+    try:
+        Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle").write_text("0", "ascii")
+    except OSError as error:
+        raise NetworkError(
+            f"slow_start_after_idle = false cannot be emulated here: {error.strerror}",
+            "leave it out of the network profile, or use backend 'stream'",
+        ) from None
 
 
 def hosts_to_json(hosts: list[Host]) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ def build(config: Mapping[str, Any]) -> tuple[str, list[fabric.Host]]:
     Returns how this process got the rights, and the hosts.
     """
     rights = fabric.become_able()
-    hosts = fabric.build(len(config["links"]) + 1, str(config["congestion"]), _SINGLE)
+    hosts = fabric.build_for(config, _SINGLE)
     core = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1", "ascii")
     own = Netlink()

@@ -100,7 +100,7 @@ class Emulator:
     def __init__(self, config: Mapping[str, Any], parent: Parent) -> None:
         self._parent = parent
         self.rights = fabric.become_able()
-        self.hosts = fabric.build(len(config["links"]) + 1, str(config["congestion"]))
+        self.hosts = fabric.build_for(config)
         self._network = Network(config, _now())
         self._schedule = FaultSchedule(faults_from_json(config["faults"]))
         frames = member_frames(len(config["links"]))

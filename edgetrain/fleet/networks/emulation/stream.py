@@ -276,7 +276,8 @@ class Proxy:
         pipe = Pipe((source, sink), way, back)
         if self._congestion != "none":
             rtt = way.mean_delay + back.mean_delay
-            pipe.window = Window(self._congestion, rtt, self._limit)
+            restarts = way.figures.slow_start_after_idle
+            pipe.window = Window(self._congestion, rtt, self._limit, restarts)
         return pipe
 
     def _read(self, connection: Connection, pipe: Pipe, broken: bool = False) -> None:

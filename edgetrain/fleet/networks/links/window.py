@@ -52,8 +52,11 @@ class _Round:
 class Window:
     """The sender of one connection in one direction."""
 
-    def __init__(self, algorithm: str, rtt_ns: int, limit_bytes: int) -> None:
-        self.algorithm = algorithm
+    def __init__(
+        self, algorithm: str, rtt_ns: int, limit_bytes: int, restarts: bool = True
+    ) -> None:
+        """`restarts`: start slowly after a pause, as Linux does by default."""
+        self.algorithm, self.restarts = algorithm, restarts
         self.size = float(_INITIAL)
         self.threshold = float("inf")  # ssthresh
         self.in_flight = 0
@@ -90,7 +93,7 @@ class Window:
 
     def room(self, now: int) -> int:
         """Return the bytes that may be sent now. After a pause the window shrinks first."""
-        if self.in_flight == 0 and self._last_send:
+        if self.in_flight == 0 and self._last_send and self.restarts:
             self._restart(now)
         return int(min(self.size, self._limit)) - self.in_flight
 
@@ -265,8 +268,10 @@ class WholeWindow(Window):
     throughput. CUBIC forgets its peak after a timeout, and updates its curve every 28 ms.
     """
 
-    def __init__(self, algorithm: str, rtt_ns: int, limit_bytes: int) -> None:
-        super().__init__(algorithm, rtt_ns, limit_bytes)
+    def __init__(
+        self, algorithm: str, rtt_ns: int, limit_bytes: int, restarts: bool = True
+    ) -> None:
+        super().__init__(algorithm, rtt_ns, limit_bytes, restarts)
         self._credit = 0  # snd_cwnd_cnt
         self._pace = 0  # cnt: segments to be acknowledged before the window grows by one
         self._seen, self._seen_at = 0, -1
@@ -278,7 +283,7 @@ class WholeWindow(Window):
 
         Call this after each write, as Linux does (tcp_cwnd_validate).
         """
-        if self._limited():
+        if self._limited() or not self.restarts:
             self._used, self._used_at = 0, now
             return
         self._used = max(self._used, self.in_flight)

@@ -368,3 +368,26 @@ def test_an_ordinary_user_may_emulate_too() -> None:
             assert said.stdout.split("\n")[:2] == ["in a user namespace, without root", "3"]
             return
     pytest.skip(f"no Python 3.11 that an ordinary user may run: {said.stderr[-200:]}")
+
+
+@needs_packets
+def test_hosts_keep_their_windows_where_the_profile_says_so() -> None:
+    kept, forgotten = (
+        Profile(str(restarts), "", *[Direction(delay_ms=1, slow_start_after_idle=restarts)] * 2)
+        for restarts in (False, True)
+    )
+    look = (
+        "import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1])).enter(); "
+        "print(open('/proc/sys/net/ipv4/tcp_slow_start_after_idle').read().strip(), end='')"
+    )
+    for profiles, says in (([kept, forgotten], "011"), ([kept], "00")):
+        with emulate(profiles, backend="packet") as net:
+            ends = [*(net.attachment(m) for m in range(len(profiles))), net.hub_attachment()]
+            found = [
+                subprocess.run(
+                    [sys.executable, "-c", look, pickle.dumps(end).hex()],
+                    capture_output=True, text=True, check=True,
+                ).stdout
+                for end in ends
+            ]  # fmt: skip
+        assert "".join(found) == says

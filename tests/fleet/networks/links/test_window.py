@@ -56,6 +56,19 @@ def test_idling_closes_it_down_to_the_initial_window() -> None:
     assert window.room(100 * RTT) == 10 * MSS
 
 
+@pytest.mark.parametrize("kind", [Window, WholeWindow])
+def test_idling_closes_nothing_where_windows_are_kept(kind: type[Window]) -> None:
+    window = kind("cubic", RTT, 1 << 30, restarts=False)
+    for n in range(8):
+        one_round(window, n * RTT)
+    before = window.room(8 * RTT)
+    assert window.room(100 * RTT) == before > 10 * MSS
+    if isinstance(window, WholeWindow):
+        window.sent(MSS, 100 * RTT)
+        window.validate(200 * RTT)
+        assert int(window.size) == before
+
+
 @given(
     algorithm=st.sampled_from(ALGORITHMS),
     events=st.lists(st.sampled_from(["round", "cut", "collapse", "pause"]), max_size=60),
