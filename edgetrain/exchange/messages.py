@@ -22,10 +22,12 @@ from edgetrain.errors import BadMessage
 if TYPE_CHECKING:
     from edgetrain.vectors.vector import Buffer
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Version; raised when hubs and members of different versions would misunderstand each other."""
 
 MAX_HEADER_BYTES = 4096
+MAX_REPLY_HEADER_BYTES = 1 << 20
+"""Of a reply that says whose contributions are in it."""
 MAX_ELEMENTS = 1 << 40
 
 MAX_BLOCK_ROUNDS = 1 << 10
@@ -72,6 +74,28 @@ def _flag(**kwargs: Any) -> Any:
         return type(value) is bool
 
     return field(metadata={"check": check, "allowed": "true or false"}, **kwargs)
+
+
+def _pairs(**kwargs: Any) -> Any:
+    def check(value: Any) -> bool:
+        return isinstance(value, list | tuple) and all(map(_is_pair, value))
+
+    allowed = "pairs of a printable name of at most 64 characters and a number"
+    return field(metadata={"check": check, "allowed": allowed}, **kwargs)
+
+
+def _is_pair(value: Any) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return False
+    name, number = value
+    is_name = type(name) is str and len(name) <= 64 and name.isprintable()
+    return is_name and type(number) is int and 0 <= number <= MAX_COUNT
+
+
+def _optional(spec: Any) -> Any:
+    """A field at the end of a message that is left out while it, and all behind it, have their
+    defaults."""
+    return field(default=spec.default, metadata={**spec.metadata, "optional": True})
 
 
 def _payload(**kwargs: Any) -> Any:
@@ -219,6 +243,10 @@ class Start:
     """Milliseconds since training began at the hub, as this was sent."""
     fixed: str = _text(64, default="")
     """Digest of the fixed tensors' values that all members have; "": none were handed out."""
+    merged: int = _optional(_integer(0, MAX_COUNT, default=0))
+    """Out of step: the member's contributions with numbers below this are in the base."""
+    complete: int = _optional(_integer(0, MAX_COUNT, default=0))
+    """Out of step: all members' contributions with numbers below this are in the base."""
 
 
 @dataclass(frozen=True)
@@ -288,6 +316,12 @@ class Reply:
     payload: Buffer = _payload()  # noqa: RUF009
     every: int = _integer(0, 1 << 32, default=0)
     """Local steps in a round, in force once this reply is applied; 0: as before."""
+    complete: int = _optional(_integer(0, MAX_COUNT, default=0))
+    """Out of step: all members' contributions with numbers below this are in this reply or in
+    earlier ones."""
+    merged: tuple[tuple[str, int], ...] = _optional(_pairs(default=()))
+    """Out of step: (member's name, number below which all of its contributions are in this reply or
+    in earlier ones), of each member with a contribution in this one."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +332,8 @@ class Beat:
     epoch: int = _integer(0, 1 << 32, default=0)
     """The hub's, as in Welcome; 0 from a member."""
     merged: int = _integer(0, MAX_COUNT, default=0)
-    """The member's contributions to rounds before this one are in the journal; 0 from a member."""
+    """The member's contributions to rounds before this one are in the journal. From a member, out
+    of step: it gives none from this number on; 0: it may."""
     here: int = _integer(0, 1 << 20, default=0)
     """Members that have joined while the job waits for more; 0 once it has begun, and from a
     member."""
@@ -469,6 +504,14 @@ _CARRIES = {
 }
 
 
+_DEFAULTS = {
+    cls: tuple(f.default for f in fields if "optional" in f.metadata)
+    for cls, fields in _FIELDS.items()
+}
+"""Of the fields at the end that may be left out."""
+_MOST_HEADER: dict[type[Message], int] = {Reply: MAX_REPLY_HEADER_BYTES}
+
+
 def pack(message: Message) -> list[Buffer]:
     """The frames of a message; the payload is not copied.
 
@@ -477,6 +520,10 @@ def pack(message: Message) -> list[Buffer]:
     cls = type(message)
     values = [getattr(message, name) for name in _NAMES[cls]]
     _check(cls, values)
+    for default in reversed(_DEFAULTS[cls]):
+        if values[-1] != default:
+            break
+        values.pop()
     frames: list[Buffer] = [cls.kind, msgpack.packb(values)]
     if _CARRIES[cls]:
         frames.append(message.payload)  # type: ignore[union-attr]
@@ -497,17 +544,20 @@ def unpack(frames: Sequence[Buffer]) -> Message:
     if len(frames) != 2 + _CARRIES[cls]:
         raise BadMessage(f"{cls.__name__} in {len(frames)} frames")
     header = memoryview(frames[1])
-    if header.nbytes > MAX_HEADER_BYTES:
-        raise BadMessage(
-            f"{cls.__name__}: a header of {header.nbytes} bytes, allowed {MAX_HEADER_BYTES}"
-        )
+    most = _MOST_HEADER.get(cls, MAX_HEADER_BYTES)
+    if header.nbytes > most:
+        raise BadMessage(f"{cls.__name__}: a header of {header.nbytes} bytes, allowed {most}")
     try:
-        values = msgpack.unpackb(header, use_list=True, max_array_len=64, max_map_len=0)
+        # An element takes a byte at least, and the array of fields 64 at most.
+        longest = max(64, most // 8) if cls in _MOST_HEADER else 64
+        values = msgpack.unpackb(header, use_list=False, max_array_len=longest, max_map_len=0)
     except Exception as error:  # msgpack raises half a dozen unrelated types on bad bytes
         raise BadMessage(f"{cls.__name__}: the header is not msgpack: {error}") from None
-    names = _NAMES[cls]
-    if not isinstance(values, list) or len(values) != len(names):
+    names, optional = _NAMES[cls], _DEFAULTS[cls]
+    fewest = len(names) - len(optional)
+    if not isinstance(values, tuple) or not fewest <= len(values) <= len(names):
         raise BadMessage(f"{cls.__name__}: the header is not an array of {len(names)} fields")
+    values = [*values, *optional[len(values) - fewest :]]
     _check(cls, values)
     arguments = dict(zip(names, values, strict=True))
     if _CARRIES[cls]:
@@ -541,6 +591,6 @@ def _check(cls: type[Message], values: Sequence[Any]) -> None:
             spec = _FIELDS[cls][number]
             allowed = spec.metadata["allowed"]
             # A list may be nested deeper than Python can print.
-            nested = isinstance(value, list)
+            nested = isinstance(value, list | tuple)
             shown = f"a {type(value).__name__}" if nested else repr(str(value)[:60])
             raise BadMessage(f"{cls.__name__}.{spec.name} = {shown}: allowed is {allowed}")

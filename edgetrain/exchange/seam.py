@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.masks.terms import MaskTerms
-from edgetrain.exchange.messages import Figure, Telemetry
+from edgetrain.exchange.messages import Contribute, Figure, Start, Telemetry
 from edgetrain.exchange.transport import Traffic
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Buffer, Vector
@@ -102,6 +102,14 @@ class Submission:
     rest_later: bool = True
     """Whether what a lossy codec leaves out goes with a later contribution."""
 
+    @property
+    def head(self) -> Contribute:
+        """Its message, without a payload."""
+        return Contribute(
+            self.round, 0, 1, self.weight, self.applied, self.checksum, self.wanted_delay, b"",
+            self.step_s,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class RoundReply:
@@ -128,6 +136,11 @@ class RoundReply:
     """Of the member's own contribution to this round, as encoded; 0: it was not sent."""
     received_bytes: int = 0
     """Of this reply, as encoded."""
+    merged: int = 0
+    """Out of step: with this reply the member's contributions with numbers below this are merged;
+    0: none of them is in it."""
+    complete: int = 0
+    """Out of step: and all members' contributions with numbers below this."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +158,17 @@ class CatchUp:
     will still come."""
     every: int = 0
     """Local steps in a round, in force; 0: as before."""
+    merged: int = 0
+    complete: int = 0
+    """Out of step, of `base`: see RoundReply."""
+
+    @classmethod
+    def of(cls, start: Start, base: Vector | None) -> Self:
+        """As the hub says it."""
+        return cls(
+            start.round, start.delay, start.applied, start.checksum, base, start.every,
+            start.merged, start.complete,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -181,6 +205,8 @@ class Entry:
     """Local steps in a round, in force; 0: as the job begins."""
     status_s: float = 0.0
     """Seconds between two reports of how the member is doing; 0: none is wanted."""
+    complete: int = 0
+    """Out of step: all members' contributions with numbers below this are in the base."""
     began: float | None = None
     """When training began, by the clock of the exchange; None: not known. About half a round trip
     off at most, unless a base had to be sent first."""
@@ -193,6 +219,9 @@ class Exchange(Protocol):
     made of them. A round's reply may come long after the member has submitted to later rounds.
     Which round a member submits to, and when it waits for a reply, is for its strategy to decide;
     an exchange gives replies out in the order of rounds, each once.
+
+    If the strategy is out of step, a contribution's round is its member's own number, and a reply's
+    round the hub's: a reply says whose contributions are in it (`RoundReply.merged`).
 
     One thread uses an exchange, `join` first. Only `join` and `wait` wait; they call `interrupt` at
     least once a second, and what it raises ends the wait. Whatever raises, the exchange may still
@@ -257,6 +286,15 @@ class Exchange(Protocol):
 
         Raises HubUnreachable, Refused, Diverged, BadPayload.
         """
+
+    @property
+    def ready(self) -> int:
+        """Replies to rounds before this one can be had without waiting, or a CatchUp instead: as of
+        the last `poll` or `wait`."""
+
+    def end(self, round: int) -> None:
+        """Out of step: say that this member gives no contribution from this number on, so that
+        nobody waits for one."""
 
     def settle(self) -> bool:
         """Once every reply has been given out: wait until the fleet says which contributions of

@@ -113,7 +113,7 @@ class StrategyTable:
         },
     )
     correction: str = _said(
-        "", "of dga: own (the paper), drift (unequal data), auto; '': as the name"
+        "", "own (the paper), drift (unequal data), auto, none (out of step); '': as the name"
     )
     codec: str = _said("fp32", "how contributions are encoded")
     reply_codec: str = _said("", "how replies are encoded; '': like contributions")

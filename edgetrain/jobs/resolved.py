@@ -12,7 +12,7 @@ from pathlib import Path
 from edgetrain import codecs, strategies
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import APART_SHARE, SHARE, Delay
+from edgetrain.exchange.hub.delay import APART_SHARE, MAX_IN_FLIGHT, SHARE, Delay
 from edgetrain.exchange.hub.journal import Fsync, JournalSettings
 from edgetrain.exchange.hub.landing import CHOSEN
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
@@ -145,6 +145,8 @@ def _delay_of(job: Job, strategy: Strategy) -> Delay:
     landing = _landing_of(job, strategy)
     if isinstance(steps, int):
         return Delay(steps, landing=landing)
+    if not strategy.in_step:  # there is no reply to every round, whose trip could be measured
+        return Delay(MAX_IN_FLIGHT * (job.strategy.every or strategy.every))
     by_gradient = str(job.train.optimizer.get("name", "")).lower() in _BY_GRADIENT
     together = _stay_together(job)
     one_in_flight = strategy.wants_one_in_flight(together) and by_gradient
@@ -158,7 +160,8 @@ def _landing_of(job: Job, strategy: Strategy) -> float:
     share = job.strategy.landing
     if isinstance(share, float):
         return share
-    return CHOSEN if strategy.has_local_steps and not _has_equal_data(job) else 0.0
+    lands = strategy.has_local_steps and strategy.in_step
+    return CHOSEN if lands and not _has_equal_data(job) else 0.0
 
 
 def _stay_together(job: Job) -> bool:

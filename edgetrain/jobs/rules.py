@@ -18,6 +18,7 @@ from edgetrain.jobs.job import AUTO, Job, Privacy
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_noise
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.strategies import Strategy, merging
+from edgetrain.strategies.arrivals import ArrivalTerms
 
 PRECISIONS = ("fp32", "bf16")
 FALLBACKS = ("never", "when-needed", "when-faster")
@@ -25,6 +26,8 @@ COMPILERS = ("", "inductor", "aot_eager", "eager")
 """Backends of torch.compile; ones with "eager" show whether a model can be compiled."""
 CHECKS = ("auto", "off")
 ACCELERATORS = ("auto", "cpu", "cuda")
+_FEWEST_ROBUST = 3
+"""Contributions of which one that lies can be told from the others."""
 FIXED = ("equal", "first", "own")
 BUFFERS = ("mean", "local")
 
@@ -60,6 +63,7 @@ def check(found: Resolved) -> None:
     journal_settings(found.job)
     _check_on_member(found)
     _check_merged(found)
+    _check_out_of_step(found)
 
 
 def _check_accumulated(found: Resolved) -> None:
@@ -304,6 +308,53 @@ def why_not_merged(text: str, strategy: Strategy, members: int, codec: Codec) ->
     if members < fewest:
         return f"it needs at least {fewest} members, the job has {members}"
     return ""
+
+
+def _check_out_of_step(found: Resolved) -> None:
+    """What needs rounds that have one contribution of each member."""
+    strategy, job = found.strategy, found.job
+    if strategy.in_step:
+        return
+    if job.strategy.landing not in (0, AUTO):
+        raise ConfigError(
+            f"strategy.landing = {job.strategy.landing:g} and {strategy.spelled}: members come to "
+            "the end at different times",
+            "leave it out, or choose dga or fedavg",
+        )
+    members = job.fleet.members
+    rule = strategy.closing_rule(ArrivalTerms(members, found.every, job.hub.deadline_s))
+    for parameter, value in zip(strategy.parameters, strategy.arguments, strict=True):
+        if parameter.most_members and value > members:
+            raise ConfigError(
+                f"{strategy.spelled} with {members} members: a round would wait for more than "
+                "there are",
+                f"{parameter.name} = {members}, or less",
+            )
+    if found.mask_terms is not None:
+        raise ConfigError(
+            f"strategy.secure and {strategy.spelled}: masks cancel where a round has one "
+            "contribution of each member",
+            "choose dga or local-sgd, or leave secure out",
+        )
+    if job.privacy.unit == "member":
+        raise ConfigError(
+            f"privacy.unit = 'member' and {strategy.spelled}: how much a member counts depends on "
+            "when its contributions arrive, and epsilon would, too",
+            "choose dga or local-sgd, or unit = 'example'",
+        )
+    if isinstance(found.codec, Auto):
+        raise ConfigError(
+            f"strategy.codec = '{found.codec.name}' and {strategy.spelled}: its rung follows the "
+            "trips of rounds that all members share",
+            "name a codec: fp16, int8, topk(0.01) | q2",
+        )
+    fewest = max(_FEWEST_ROBUST, int(getattr(merging.parse(job.strategy.merge), "fewest", 1)))
+    if not found.merge.sum_only and rule.size < fewest:
+        raise ConfigError(
+            f"strategy.merge = '{job.strategy.merge}' and {strategy.spelled}: a round has "
+            f"{rule.size} contributions, and the rule compares at least {fewest}",
+            f"fedbuff with M = {fewest} or more, or merge = 'mean'",
+        )
 
 
 # -- privacy --------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ at once.
 To add a strategy, write its half (`half.MemberHalf`) in a file of its own, a function here that
 builds it, and a row.
 
-Doors: closing, factored, half, merging, merging.private, merging.rule, outer, spelling.
+Doors: arrivals, closing, factored, half, merging, merging.private, merging.rule, outer, spelling.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from edgetrain.strategies.spelling import Parameter as Parameter
 from edgetrain.strategies.spelling import arguments_of, spelled, split
 
 if TYPE_CHECKING:
+    from edgetrain.strategies.arrivals import ArrivalRule, ArrivalTerms
     from edgetrain.strategies.factored import Factors
     from edgetrain.strategies.merging.rule import RoundRule, SliceRule
     from edgetrain.strategies.outer import OuterRule
@@ -101,6 +103,13 @@ class Strategy:
     has_variates: bool = False
     """Whether members correct their steps by what their last contribution was short of the reply.
     `jobs` asks, for codecs that leave most of a contribution out, and for optimizers."""
+    in_step: bool = True
+    """Whether a round has one contribution of each member, and its reply answers these. Otherwise
+    contributions are merged as they arrive (`arrivals`), and members take the replies that are
+    there (`out_of_step`). Hub and members (`exchange`) ask, and `jobs`, for masks and delays."""
+    closing: Callable[..., ArrivalRule] | None = None
+    """Where members are out of step, makes the rule that closes rounds, of ArrivalTerms and of the
+    arguments. The hub asks for `closing_rule`."""
     adjusts_gradient: bool = False
     """Whether `before_step` reads or changes the gradient. The batched simulator asks, before there
     is a half: it must not step rows before their gradients have been adjusted."""
@@ -129,10 +138,17 @@ class Strategy:
         is its plain correction."""
         return replace(self, correction="own") if self.correction == "auto" else self
 
+    def closing_rule(self, terms: ArrivalTerms) -> ArrivalRule:
+        """The rule by which the hub closes rounds where members are out of step."""
+        assert self.closing is not None
+        return self.closing(terms, *self.arguments)
+
     def merge_rule(self, text: str = "mean") -> SliceRule | RoundRule:
         """A fresh merge rule for the hub, as `merging` spells them; ConfigError."""
         from edgetrain.strategies import merging
 
+        if not self.in_step and text.strip() == "mean":
+            return merging.sum_rule()
         return merging.parse(text, keeps_late=self.keeps_late)
 
     def outer_rule(self) -> OuterRule | None:
@@ -252,6 +268,39 @@ def _streaming(setting: Setting, count: float, alpha: float) -> MemberHalf:
     return Streaming(setting.params, int(count), alpha, setting.every, setting.delay)
 
 
+def _out_of_step(setting: Setting, lead: float = math.inf, fetch: float = 0) -> MemberHalf:
+    from edgetrain.strategies.out_of_step import OutOfStep
+
+    return OutOfStep(
+        setting.params,
+        setting.every,
+        setting.delay,
+        setting.memory,
+        lead=lead,
+        fetch=int(fetch),
+        stands_in=setting.correction == "own",
+    )
+
+
+def _buffered(pace: ArrivalTerms, most: float, exponent: float) -> ArrivalRule:
+    from edgetrain.strategies.arrivals import Buffered
+
+    return Buffered(int(most), exponent, pace.deadline_s)
+
+
+def _bounded(pace: ArrivalTerms, lead: float) -> ArrivalRule:
+    from edgetrain.strategies.arrivals import Bounded
+
+    return Bounded(lead, pace.members)
+
+
+def _summed(pace: ArrivalTerms, fetch: float) -> ArrivalRule:
+    from edgetrain.strategies.arrivals import Summed
+
+    arrivals = math.ceil(pace.members * fetch / pace.every)
+    return Summed(min(max(1, arrivals), pace.members), deadline_s=pace.deadline_s)
+
+
 _ROWS = (
     Strategy(
         name="sync-sgd",
@@ -359,6 +408,45 @@ _ROWS = (
         every=20,
         delays=True,
     ),
+    Strategy(
+        name="fedbuff",
+        build=lambda setting, *_: _out_of_step(setting),
+        closing=_buffered,
+        parameters=(Parameter("M", 1, most_members=True), Parameter("a", 0.0, 100.0)),
+        summary="K local steps and on without waiting: each M arrivals make a reply, old ones "
+        "count less, by (1 + age)^-a",
+        source="Nguyen et al., Buffered Asynchronous Aggregation, AISTATS 2022",
+        corrections=("own", "none"),
+        correction="own",
+        delays=True,
+        in_step=False,
+    ),
+    Strategy(
+        name="ssp",
+        build=_out_of_step,
+        closing=_bounded,
+        parameters=(Parameter("s", 0, may_be_inf=True),),
+        summary="K local steps, at most s rounds ahead of the slowest; 0 waits for all, inf for "
+        "nobody",
+        source="Ho et al., Stale Synchronous Parallel, NeurIPS 2013; Li et al., OSDI 2014",
+        corrections=("own", "none"),
+        correction="own",
+        delays=True,
+        in_step=False,
+    ),
+    Strategy(
+        name="async-sgd",
+        build=lambda setting, fetch: _out_of_step(setting, fetch=fetch),
+        closing=_summed,
+        parameters=(Parameter("fetch", 1),),
+        summary="push every K steps, in full, and take what has come every `fetch` steps "
+        "(Downpour)",
+        source="Dean et al., Large Scale Distributed Deep Networks, NIPS 2012",
+        corrections=("own", "none"),
+        correction="own",
+        delays=True,
+        in_step=False,
+    ),
 )
 
 TABLE: dict[str, Strategy] = {row.name: row for row in _ROWS}
@@ -375,6 +463,6 @@ def find(text: str) -> Strategy:
     if name not in TABLE:
         raise ConfigError(f"no strategy '{name}'", did_you_mean(name, TABLE))
     row = TABLE[name].stepped(outer.strip()) if bar else TABLE[name]
-    if row.corrections and arguments:
-        row = row.corrected(arguments.pop(0))
+    if row.corrections and len(arguments) > len(row.parameters):
+        row = row.corrected(arguments.pop(len(row.parameters)))
     return replace(row, arguments=arguments_of(name, row.spelling, row.parameters, arguments))

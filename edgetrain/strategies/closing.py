@@ -5,8 +5,8 @@ oldest open round, after each whole contribution to it, each change of the membe
 per beat, and only as long as members are missing that may still contribute. A round to which
 no member can contribute is closed in any case. After closing a round the hub asks about the next.
 
-`QuorumAndDeadline` is the rule of synchronous rounds. The protocol also carries asynchronous rules,
-which close at the first contribution, at every M-th, or by how far the missing members are behind.
+`QuorumAndDeadline` is the rule of synchronous rounds. `arrivals` has the rules of
+members that are out of step.
 """
 
 from __future__ import annotations
@@ -35,6 +35,15 @@ class RoundView(Protocol):
     def missing(self) -> Collection[str]:
         """The names of the members that the round lacks a contribution of. Looks at all members:
         ask for it last."""
+
+    @property
+    def lacks_nobody(self) -> bool:
+        """Whether no member is missing; stops looking at the first that is."""
+
+    @property
+    def advances(self) -> bool:
+        """Out of step, whether all members have come further: if the round closes now, the number
+        below which every member's contributions are merged is higher than the last reply said."""
 
 
 class ClosingRule(Protocol):

@@ -56,6 +56,12 @@ class Growth:
         return growth
 
 
+def _sent_part(flight: Flight, sent: Vector) -> Flight:
+    """The flight of a contribution of which only `sent` reaches the others."""
+    touched = touched_blocks(sent) if flight.may_be_few() else None
+    return replace(flight, own=sent, at_once=False, partial=True, touched=touched)
+
+
 class Displacement:
     """Every `every` steps submit what the optimizer did; `delay` steps later take the mean instead.
 
@@ -215,8 +221,7 @@ class Displacement:
                     unsent = np.subtract(flight.own[here], part, out=scratch[: part.size])
                     unsent *= 1 - self.drift.shares[0]
                     params += unsent
-        touched = touched_blocks(sent) if flight.may_be_few() else None
-        return replace(flight, own=sent, at_once=False, partial=True, touched=touched)
+        return _sent_part(flight, sent)
 
     def _take_out(self) -> None:
         """Move the unsent part from `params` to a vector beside them, before any local steps. On
@@ -244,8 +249,7 @@ class Displacement:
         for here in tiles(sent.size):
             beside[here] -= sent[here]
             np.add(self.expected.over(here, scratch, [sent]), beside[here], out=self.params[here])
-        touched = touched_blocks(sent) if flight.may_be_few() else None
-        return replace(flight, own=sent, at_once=False, partial=True, touched=touched)
+        return _sent_part(flight, sent)
 
     def follow_up(self) -> Vector | None:
         """One contribution a round is enough."""
@@ -298,13 +302,15 @@ class Displacement:
         note, self._note = self._note, ""
         return note
 
-    def due(self) -> int | None:
+    def note_merged(self, merged: int, complete: int) -> None:
+        """A reply answers the contribution to its own round."""
+
+    def due(self, ready: int = 0) -> int | None:
         """The round whose reply must be applied before the next step; None: there is none."""
         if not self.expected.flights:
             return None
         oldest = self.expected.flights[0]
-        late = oldest.at_once or self._steps - oldest.step >= self.delay
-        return oldest.round if late else None
+        return oldest.round if oldest.at_once or self._steps >= oldest.step + self.delay else None
 
     def apply(self, reply: Iterable[Vector]) -> None:
         """Let the merged contribution of round `applied` replace this member's own.

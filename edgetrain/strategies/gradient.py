@@ -116,7 +116,10 @@ class Gradient:
         """See MemberHalf: it decides nothing."""
         return ""
 
-    def due(self) -> int | None:
+    def note_merged(self, merged: int, complete: int) -> None:
+        """A reply answers the gradient of its own step."""
+
+    def due(self, ready: int = 0) -> int | None:
         """The round just submitted: synchronous SGD always waits."""
         return self.applied if self.applied < self.round else None
 

@@ -7,6 +7,7 @@ Codecs have the same spelling inside a larger grammar (`codecs/spec.py`).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,12 +29,18 @@ class Parameter:
     """0: it is a whole number."""
     default: float | None = None
     """None: it has to be given. Parameters with defaults follow those without."""
+    may_be_inf: bool = False
+    most_members: bool = False
+    """Whether it is a number of members, and so at most those of the job."""
 
-    def read(self, name: str, word: str) -> float:
-        """Its value in the spelling of `name`; ConfigError."""
+    def read(self, strategy: str, text: str) -> float:
+        """Its value in a spelling; ConfigError names the range."""
+        if self.may_be_inf and text == "inf":
+            return math.inf
         if not self.high:
-            return whole(name, self.name, word, int(self.low))
-        return number(name, self.name, word, self.low, self.high)
+            more = " and inf" if self.may_be_inf else ""
+            return whole(strategy, self.name, text, int(self.low), more)
+        return number(strategy, self.name, text, self.low, self.high)
 
 
 def split(text: str) -> tuple[str, list[str]]:
@@ -89,11 +96,12 @@ def number(name: str, what: str, text: str, low: float, high: float) -> float:
     return value
 
 
-def whole(name: str, what: str, text: str, low: int) -> int:
-    """The value of the argument `what`: a whole number, low <= value <= 100000. ConfigError."""
+def whole(name: str, what: str, text: str, low: int, more: str = "") -> int:
+    """The value of the argument `what`: a whole number, low <= value <= 100000. ConfigError, which
+    says what `more` is allowed."""
     if not (text.isascii() and text.isdigit() and low <= int(text) <= 100_000):
         raise ConfigError(
-            f"{name}: {what} = {text}", f"allowed are whole numbers from {low} to 100000"
+            f"{name}: {what} = {text}", f"allowed are whole numbers from {low} to 100000{more}"
         )
     return int(text)
 

@@ -196,7 +196,10 @@ class Streaming:
 
     # -- replies -------------------------------------------------------------------------------
 
-    def due(self) -> int | None:
+    def note_merged(self, merged: int, complete: int) -> None:
+        """A reply answers the contribution to its own round."""
+
+    def due(self, ready: int = 0) -> int | None:
         """See MemberHalf: replies are applied in the order of rounds."""
         return None if self._of(self.applied).due() is None else self.applied
 

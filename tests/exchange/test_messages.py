@@ -56,6 +56,10 @@ def valid(spec: dataclasses.Field) -> st.SearchStrategy:
         longest = int(re.search(r"\d+", allowed)[0])
         letters = st.characters(exclude_categories=("C", "Z"))
         return st.text(letters, max_size=longest) | st.just("\U0001f600" * longest)
+    if "pairs" in allowed:
+        names = st.text(st.characters(exclude_categories=("C", "Z")), max_size=64)
+        pair = st.tuples(names, st.integers(0, MAX_COUNT))
+        return st.lists(pair, max_size=4).map(tuple)
     low, high = _range(allowed)
     if "float" in allowed:
         return st.floats(low, high)
@@ -72,6 +76,9 @@ def invalid(spec: dataclasses.Field) -> st.SearchStrategy:
         longest = int(re.search(r"\d+", allowed)[0])
         bad = ["x" * (longest + 1), "new\nline", "nul\0", "esc\x1b[2J", "\ud800", "line\u2028"]
         return st.one_of(*others, st.sampled_from(bad), st.integers())
+    if "pairs" in allowed:
+        bad = [("m0",), ("m0", 1, 2), ("x" * 65, 1), ("m0", -1), ("m0", 1.0), (1, "m0"), "m0", 3]
+        return st.sampled_from([(each,) for each in bad] + [None, 1, "m0"])
     low, high = _range(allowed)
     if "float" in allowed:
         wild = [float("nan"), float("inf"), float("-inf"), 0.0, -1.0, high * 2, low / 2, low * 2, 1]

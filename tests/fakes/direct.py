@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +22,7 @@ from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.messages import NO_WEIGHT, Figure, Telemetry
 from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, Submission
 from edgetrain.exchange.transport import Traffic
+from edgetrain.strategies.arrivals import ArrivalTerms
 from edgetrain.strategies.merging.rule import SliceRule
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Buffer, Vector, checksum
@@ -33,6 +37,8 @@ class _Given:
 
     vector: Vector
     weight: float
+    age: int = 0
+    """Replies that its member lacked."""
 
     def read(self, out: Vector) -> None:
         out[:] = self.vector
@@ -51,6 +57,12 @@ class _Seat:
     taken: int
     """Replies it has been given."""
     error: Diverged | None = None
+    ends: int | None = None
+    """Out of step: it gives nothing from this number on."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.ends is not None and self.next_round >= self.ends
 
 
 class Direct:
@@ -77,6 +89,9 @@ class Direct:
         self.every = every if self.row.has_local_steps else 1
         self.delay = delay if self.row.delays else 0
         rule = self.row.merge_rule()
+        self._arrivals: Any = None
+        if not self.row.in_step:
+            self._arrivals = self.row.closing_rule(ArrivalTerms(members, self.every, 60.0))
         if not isinstance(rule, SliceRule):
             raise ConfigError(f"{strategy} cannot be merged directly", "train over a hub")
         self._rule, self._outer, self._clock = rule, self.row.outer_rule(), clock
@@ -89,9 +104,13 @@ class Direct:
         self._round = 0
         self._checksums: dict[int, int] = {}
         self._seats: dict[str, _Seat] = {}
-        self._open: dict[int, dict[str, _Given]] = {}
-        """Contributions to rounds that are not closed, by members' names."""
+        self._open: dict[int, dict[Any, _Given]] = {}
+        """Contributions to rounds that are not closed, by members' names; out of step by
+        (name, its own number)."""
         self._replies: dict[int, RoundReply] = {}
+        self._complete = 0
+        self._merged: dict[int, dict[str, int]] = defaultdict(dict)
+        """Out of step: see RoundReply, by round and member's name."""
 
     def connect(self) -> DirectExchange:
         """A new member's exchange."""
@@ -146,7 +165,13 @@ class Direct:
                     f"after {applied} replies the base has checksum {known:016x}, "
                     f"the member's {base:016x}"
                 )
-            self._open.setdefault(round, {})[name] = given
+            if self._arrivals is None:
+                self._open.setdefault(round, {})[name] = given
+            else:
+                number = round
+                self._open.setdefault(self._round, {})[name, number] = replace(
+                    given, age=self._round - applied
+                )
             seat.next_round = round + 1
             self._close_rounds()
 
@@ -160,7 +185,18 @@ class Direct:
             seat.taken = round + 1
             reply = self._replies[round]
             self._drop_taken()
-            return reply
+            return replace(reply, merged=self._merged[round].get(name, 0))
+
+    def ready(self, name: str) -> int:
+        """Replies before this one are there: see Exchange.ready."""
+        with self._changed:
+            return self._round
+
+    def end(self, name: str, number: int) -> None:
+        """A member gives nothing from this number on: see Exchange.end."""
+        with self._changed:
+            self._seats[name].ends = number
+            self._close_rounds()
 
     def leave(self, name: str) -> None:
         """A member takes part no longer; what it gave counts. Works twice."""
@@ -204,11 +240,40 @@ class Direct:
 
     def _close_rounds(self) -> None:
         """Close, in order, the rounds that nobody is waited for in."""
+        if self._arrivals is not None:
+            self._close_arrivals()
+            return
         while self._round in self._open and all(
             seat.next_round > self._round for seat in self._seats.values()
         ):
             given = self._open.pop(self._round)
             self._close(self._round, [given[name] for name in sorted(given)])
+            self._round += 1
+        self._changed.notify_all()
+
+    def _close_arrivals(self) -> None:
+        while True:
+            given = self._open.get(self._round, {})
+            active = {name: s.next_round for name, s in self._seats.items() if not s.is_done}
+            lowest = min(active.values(), default=0)
+            present = len(active.keys() | {name for name, _ in given})
+            view = SimpleNamespace(
+                opened=self._clock(),
+                contributions=len(given),
+                lacks_nobody=active.keys() <= {name for name, _ in given},
+                advances=lowest > self._complete,
+            )
+            if not self._arrivals.due(view, self._clock()):
+                break
+            self._open.pop(self._round, None)
+            self._complete = max(self._complete, lowest)
+            self._merged[self._round] = {name: number + 1 for name, number in sorted(given)}
+            weigh = self._arrivals.weight
+            weighed = [
+                replace(each, weight=weigh(each.age, len(given), present))
+                for _, each in sorted(given.items(), key=lambda item: item[0])
+            ]
+            self._close(self._round, weighed)
             self._round += 1
         self._changed.notify_all()
 
@@ -225,8 +290,9 @@ class Direct:
             self._base += merged
             known = self._checksums[round + 1] = checksum(self._base)
         self._replies[round] = RoundReply(
-            round, len(everyone) if given else 0, self.delay, known, self._clock(), [merged]
-        )
+            round, len(everyone) if given else 0, self.delay, known, self._clock(), [merged],
+            complete=self._complete,
+        )  # fmt: skip
 
     def _drop_taken(self) -> None:
         oldest = min((seat.taken for seat in self._seats.values()), default=self._round)
@@ -284,6 +350,15 @@ class DirectExchange:
     def wait(self, round: int) -> RoundReply | CatchUp:
         """See Exchange."""
         return self._where.take(self._name, round, self.interrupt)
+
+    @property
+    def ready(self) -> int:
+        """See Exchange."""
+        return self._where.ready(self._name)
+
+    def end(self, round: int) -> None:
+        """See Exchange."""
+        self._where.end(self._name, round)
 
     def settle(self) -> bool:
         """See Exchange: there is no journal."""

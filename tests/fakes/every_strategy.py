@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgetrain.strategies import TABLE
+from edgetrain.strategies import TABLE, Strategy, find
 
-SPELLED = [
-    replace(
-        row, arguments=tuple(max(p.low, 0.25) for p in row.parameters), correction=correction
-    ).spelled
+ARGUMENTS = {"fedbuff": (2.0, 0.25), "ssp": (0.0,), "async-sgd": (3.0,)}
+"""Where they are whole numbers: for two members in rounds of three steps."""
+
+
+def arguments_of(row: Strategy) -> tuple[float, ...]:
+    """Arguments that a row accepts."""
+    return ARGUMENTS.get(row.name, tuple(max(p.low, 0.25) for p in row.parameters))
+
+
+_ALL = [
+    replace(row, arguments=arguments_of(row), correction=correction).spelled
     for row in TABLE.values()
     for correction in row.corrections or [""]
 ]
-"""Those with parameters have 0.25 for each, or 1; those with corrections are there with each."""
+"""Those with parameters have some value for each; those with corrections are there with each."""
+
+SPELLED = [spelled for spelled in _ALL if find(spelled).in_step]
+OUT_OF_STEP = [spelled for spelled in _ALL if spelled not in SPELLED]
+"""Of two members without a delay these are in step, too."""

@@ -152,7 +152,8 @@ class Admission:
                 f"{round}"
             )
         first, most = max(message.oldest, message.submitted), self.rounds.slack + 1
-        if first - max(round, member.first_round) > most:
+        in_step = self.terms.arrivals is None
+        if in_step and first - max(round, member.first_round) > most:
             return "order", f"round {first} is more than {most} ahead of {round}"
         known = self.rounds.checksums.get(message.applied)
         if known and message.checksum and known != message.checksum:

@@ -113,11 +113,12 @@ def refusal(to: bytes, code: str, reason: str) -> Send:
     return Send(to, Refuse(code, printable))
 
 
-def replies_of(record: Round) -> Iterator[Reply]:
-    """The replies of a round as they were sent, from what the journal keeps of it."""
-    parts, members = len(record.reply), len(record.counted)
+def replies_of(record: Round, members: int | None = None, settled: bool = False) -> Iterator[Reply]:
+    """The reply to a round, part by part, from what the journal keeps of it. `members` and
+    `settled` as in Reply; None: the contributions that the record has."""
+    parts, members = len(record.reply), len(record.counted) if members is None else members
     for part, payload in enumerate(record.reply):
         yield Reply(
-            record.round, part, parts, members, record.delay, record.checksum, False, payload,
-            record.every,
+            record.round, part, parts, members, record.delay, record.checksum, settled, payload,
+            record.every, (record.complete or 0) * (not part), record.merged * (not part),
         )  # fmt: skip

@@ -114,6 +114,8 @@ class MemberRecord:
     """Times that it went astray since its last whole contribution."""
     applied: int = 0
     """Replies that it had applied when it last said so."""
+    ends: int = 0
+    """Out of step: it gives no contributions from this number on; 0: it has not said so."""
     incoming: list[Buffer] = field(default_factory=list)
     """Parts of the contribution that is arriving."""
     unreachable_since: float | None = None
@@ -146,6 +148,19 @@ class MemberRecord:
         """Whether the hub was restored and has not heard of it since."""
         return self.standing == "returning"
 
+    @property
+    def clock(self) -> int:
+        """The number of its next contribution, behind those that it was told to leave out."""
+        end = self.next_round
+        for rounds in self.left_out:
+            end = rounds.stop if end in rounds else end
+        return end
+
+    @property
+    def is_done(self) -> bool:
+        """Out of step: whether it has given its last contribution."""
+        return 0 < self.ends <= self.next_round
+
     def may_be_at(self, sender: bytes) -> bool:
         """Whether this member may use this connection: a member that came with a key keeps it."""
         key = owner_of(self.sender)
@@ -161,10 +176,7 @@ class MemberRecord:
 
     def may_skip_to(self, round: int) -> bool:
         """Whether it was told to leave out all rounds from its next one to the one before this."""
-        end = self.next_round
-        for rounds in self.left_out:
-            end = rounds.stop if end in rounds else end
-        return self.next_round < round <= end
+        return self.next_round < round <= self.clock
 
     def seat(self) -> Seat:
         """What the journal keeps of it."""
@@ -202,6 +214,12 @@ class MemberRecord:
     def note_report(self, until: float) -> None:
         """A report of it is passed on, which accounts for its reports `until` then."""
         self.reported = until
+
+    def note_end(self, ends: int) -> bool:
+        """It gives no contributions from this number on; 0: it does not say so.
+        Returns whether it has said so now."""
+        self.ends = ends or self.ends
+        return ends > 0
 
     def note_evaluates(self) -> None:
         """It says that it evaluates."""

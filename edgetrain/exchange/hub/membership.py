@@ -16,6 +16,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.hub.admission import Admission, AgreedModel, WhyNot
+from edgetrain.exchange.hub.arrival_rounds import with_merged
 from edgetrain.exchange.hub.base_transfer import FirstBase, FixedValues, base_messages
 from edgetrain.exchange.hub.effects import Effect, Event, Note, Replay, Send, Write, refusal
 from edgetrain.exchange.hub.evaluators import Evaluators
@@ -142,14 +143,15 @@ class Membership:
         """The round from which on a member that is not in step takes part: no round that others
         have contributed to waits for it, and no name contributes to a round twice."""
         rounds, ahead = self._rounds, 0
+        if rounds.arrivals is not None:
+            return rounds.arrivals.first_number(member) if rounds.started else 0
         if rounds.started:  # before that nobody has contributed to anything
             ahead = max((m.next_round for m in self._members), default=0)
         if rounds.started and rounds.masks is not None:
             # Behind the run's last round nobody contributes: it would wait for that in vain.
             end = rounds.delay.end_after(rounds.round)
             ahead = max(ahead, min(rounds.masks.next_first, end))
-        namesake = self._members.away.get(member.name) or member
-        return max(rounds.round, ahead, namesake.next_round)
+        return max(rounds.round, ahead, (self._members.away.get(member.name) or member).next_round)
 
     # -- joining ------------------------------------------------------------------------------
 
@@ -258,7 +260,7 @@ class Membership:
             every=pace.every, steps=rounds.steps_before(first),
             fixed=self.fixed.digest,
         )  # fmt: skip
-        return [*effects, Send(member.sender, start)]
+        return [*effects, Send(member.sender, with_merged(start, member, rounds.arrivals))]
 
     def _send_lacking(self, sender: bytes, keep: bool, fixed: str) -> list[Effect]:
         """Send the base unless the member may `keep` its own, and the fixed tensors unless its own
@@ -286,7 +288,7 @@ class Membership:
         member.resume(message.oldest)
         begin = message.submitted
         keep = not message.lacks_base and self._admission(tail).has_replies_from(message.applied)
-        if self._terms.allows_late_join and begin < max(rounds.round, member.next_round):
+        if self._terms.allows_late_join and begin < max(rounds.oldest_number, member.next_round):
             begin = self._next_round_for(member)
             member.begin_at(begin, message.submitted)
         member.mark_applied(message.applied if keep else rounds.round)
@@ -301,7 +303,7 @@ class Membership:
             member.next_round, message.attempt, rounds.delay.every,
             rounds.steps_before(begin), fixed=self.fixed.digest,
         )  # fmt: skip
-        effects.append(Send(sender, start))
+        effects.append(Send(sender, with_merged(start, member, rounds.arrivals)))
         missed = rounds.messages_missed(member.name)
         if member.applied < rounds.round:
             missed.insert(0, Replay(sender, member.applied, rounds.round))

@@ -87,6 +87,16 @@ class Seen(NamedTuple):
         """The names of the members that have not contributed."""
         return self.find_missing()
 
+    @property
+    def lacks_nobody(self) -> bool:
+        """Whether there is no such member."""
+        return not self.find_missing()
+
+    @property
+    def advances(self) -> bool:
+        """In step a reply says no more than that its round is merged."""
+        return False
+
 
 def expected(members: Members, round: int) -> set[str]:
     """The names of the members that a round waits for, or would if it had no contributions."""

@@ -50,7 +50,7 @@ from edgetrain.exchange.messages import (
     Shares,
     Telemetry,
 )
-from edgetrain.strategies.closing import ClosingRule, QuorumAndDeadline
+from edgetrain.strategies.closing import ClosingRule
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
 from edgetrain.vectors.vector import Vector
 
@@ -83,7 +83,7 @@ class Hub:
     `merge` merges contributions, `codec` decodes them, `outer` makes a step of that (None: that is
     it), `reply_codec` encodes it. Codecs that depend on the shapes of tensors are bound to the
     model that the first member describes. With `masks` contributions cannot be read, and only their
-    sums are known. `closing` decides when a round closes; None: at `policy`'s quorum and deadline.
+    sums are known. `closing` decides when a round closes; None: as `terms` and `policy` say.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Hub:
         """Only to be looked at, like `rounds` and `membership`."""
         masked = masks is not None
         merger = Merger(merge, codec, reply_codec, terms, masked=masked, outer=outer)
-        closing = closing or QuorumAndDeadline(policy.quorum, policy.deadline_s)
+        closing = closing or terms.closing_rule(policy)
         delay = AgreedDelay(terms.every, terms.delay, terms.steps)
         self.rounds = Rounds(self.members, merger, delay, closing, masks, policy.deadline_s)
         self.membership = Membership(terms, policy, self.members, self.rounds)
@@ -218,6 +218,8 @@ class Hub:
             return [refusal(member.sender, "unknown", _ASTRAY)]
         member.mark_heard()
         match message:
+            case Beat() if member.note_end(message.merged):
+                return self._close_rounds(now)
             case Beat() | Telemetry() | Figure():
                 return observe_sign(member, message, self.policy.status_s, now)
             case Contribute():
@@ -243,8 +245,7 @@ class Hub:
 
     def garbled(self, sender: bytes, now: float) -> list[Effect]:
         """Bytes from this peer were not a valid message: damaged on the way, like what follows."""
-        member = self.members.get(sender)
-        if member is None or member.returning or not self.started:
+        if (member := self.members.get(sender)) is None or member.returning or not self.started:
             return []
         return self._handle_gap(member, "what it sends is no message", now)
 
@@ -256,8 +257,7 @@ class Hub:
     def unreadable(self, sender: bytes, now: float) -> list[Effect]:
         """The journal could not send this peer what `Replay` asked for."""
         self.tail = None
-        member = self.members.get(sender)
-        if member is None:
+        if (member := self.members.get(sender)) is None:
             return []
         return self._expel(member, "session", "the replies it missed cannot be read any more", now)
 

@@ -17,10 +17,10 @@ import numpy as np
 from edgetrain.errors import BadMessage
 from edgetrain.vectors.vector import Buffer, Vector
 
-LAYOUT = 3
+LAYOUT = 4
 """Of the records' fields; goes up when they change. Layout 1 ends before the fields `every` and
-`steps`, layout 2 has no `State.fixed`: both are read as well, and written where that is 0, or
-empty."""
+`steps`, layout 2 has no `State.fixed`, layout 3 no `Round.complete`: all are read as well, and
+written where that is 0, empty or None."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,17 @@ class Round:
     the merged vector, float32, if contributions are masked or there is an outer rule."""
     every: int = 0
     """Steps in a round, in force once this round's reply is applied; 0: not known."""
+    complete: int | None = None
+    """Out of step, as Reply has it: in this or earlier rounds are all members' contributions with
+    numbers below this. None: members are in step."""
+
+    @property
+    def merged(self) -> tuple[tuple[str, int], ...]:
+        """Out of step, as Reply has it: of each member in this round, the number below which all of
+        its contributions are merged. (): members are in step."""
+        if self.complete is None:
+            return ()
+        return tuple({each.member: each.meant_for + 1 for each in self.counted}.items())
 
 
 @dataclass(frozen=True)
@@ -141,6 +152,9 @@ def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
                 record.round, counted, record.delay, record.before, record.checksum,
                 len(record.reply), len(record.inputs), [memoryview(p).nbytes for p in payloads],
             ]  # fmt: skip
+            if record.complete is not None:
+                head: bytes = msgpack.packb([4, "R", *fields, record.every, record.complete])
+                return head, payloads
             return _header("R", fields, [record.every]), payloads
         case Entered():
             return _header("E", _seat_fields(record.seat)), []

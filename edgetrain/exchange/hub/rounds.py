@@ -18,25 +18,27 @@ round open. Who joins, is expelled or is given up is decided in `membership` and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edgetrain.codecs.auto import RUNGS, Auto
 from edgetrain.errors import Diverged
+from edgetrain.exchange.hub.arrival_rounds import ArrivalRounds
 from edgetrain.exchange.hub.checksums import BaseChecksums
 from edgetrain.exchange.hub.contributions import Contribution
 from edgetrain.exchange.hub.delay import AgreedDelay, Wish
 from edgetrain.exchange.hub.density import AgreedDensity
-from edgetrain.exchange.hub.effects import Closed, Effect, Note, Send, Write
+from edgetrain.exchange.hub.effects import Closed, Effect, Note, Send, Write, replies_of
 from edgetrain.exchange.hub.masked_rounds import MaskedRounds
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.merger import Merger, RoundResult
 from edgetrain.exchange.hub.open_rounds import OpenRound, OpenRounds
 from edgetrain.exchange.hub.records import Round, State
-from edgetrain.exchange.messages import NO_WEIGHT, Contribute, Reply
+from edgetrain.exchange.messages import NO_WEIGHT, Contribute
+from edgetrain.strategies.arrivals import ArrivalRule
 from edgetrain.strategies.closing import ClosingRule
-from edgetrain.vectors.vector import Vector
+from edgetrain.vectors.vector import Buffer, Vector
 
 if TYPE_CHECKING:
     from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing, Sum
@@ -108,6 +110,10 @@ class Rounds:
         self.masks: MaskedRounds | None = None
         if masks is not None:
             self.masks = MaskedRounds(masks, members, self.open_rounds, closing, patience_s)
+        self.arrivals: ArrivalRounds | None = None
+        if isinstance(closing, ArrivalRule):
+            self.arrivals = ArrivalRounds(closing, members)
+        """Where members are out of step, what closes rounds; None: they are in step."""
         codec = merger.reply_codec
         self.density = AgreedDensity(codec.floor) if isinstance(codec, Auto) else None
         """With `codec = "auto"`: how dense replies are, and with them contributions."""
@@ -124,6 +130,11 @@ class Rounds:
     def ended_short(self) -> str:
         """Why the job ended before its last round; "": it did not."""
         return "" if self.masks is None else self.masks.ended_short
+
+    @property
+    def oldest_number(self) -> int:
+        """The lowest number of a contribution that a round may still wait for."""
+        return self.round if self.arrivals is None else self.arrivals.complete
 
     @property
     def slack(self) -> int:
@@ -165,9 +176,13 @@ class Rounds:
             self.checksums.add_known(record.round, record.before)
         self._advance(record.round, checksum)
         self.delay.replay(record.round, record.delay, record.every)
+        if self.arrivals is not None:
+            self.arrivals.complete = record.complete or 0
 
     def steps_before(self, round: int) -> int:
         """Steps of the run before this round: those of open rounds, too."""
+        if self.arrivals is not None:
+            return round * self.delay.every
         entries = (self.open_rounds.get(each) for each in range(self.round, round))
         applied = (self.round if entry is None else entry.applied for entry in entries)
         return self.delay.merged_steps + sum(map(self.delay.length_after, applied))
@@ -206,7 +221,7 @@ class Rounds:
             member.skip_to(due)
         if message.part + 1 < message.parts:
             member.add_part(message.payload, message.applied)
-            if message.round == self.round and self.masks is None:
+            if message.round == self.round and self.masks is None and self.arrivals is None:
                 self._merge_early(message.part)
             return Accepted("partial", outvoted)
         remarks, may_be_due = self._add_contribution(member, message, now)
@@ -223,7 +238,7 @@ class Rounds:
         """What is wrong with a part of a contribution that is next in line: (code, reason)."""
         # A member may begin where it was told to, however far ahead that is.
         most = max(self.slack, member.first_round - self.round)
-        if message.round - self.round > most:
+        if message.round - self.round > most and self.arrivals is None:
             return "order", f"round {message.round} is more than {most} ahead of {self.round}"
         if message.applied > self.round:
             return "order", f"{message.applied} replies applied, {self.round} were sent"
@@ -271,6 +286,10 @@ class Rounds:
         """Keep a contribution whose last part this is. Returns remarks, and whether a round may be
         due now."""
         payloads = member.complete_contribution(message.payload, message.applied)
+        if self.arrivals is not None:
+            given = _contribution(member, message, payloads, now, self.masks is not None)
+            self.open_rounds.add(self.round, member, message.round, given, now)
+            return [], True
         meant_for, round = message.round, self.merger.ranges.next_alike(message.round, self.round)
         if self._is_dropped(meant_for):
             member.mark_merged(meant_for)
@@ -283,11 +302,7 @@ class Rounds:
         if self.masks is not None:
             self.masks.add_contribution(member.name, meant_for, payloads)
             payloads = ()
-        sent = sum(memoryview(payload).nbytes for payload in payloads)
-        wish = Wish(member.name, message.wanted_delay, message.step_s, message.applied, now, sent)
-        is_empty = message.weight == NO_WEIGHT and self.masks is None  # masked: in the sum already
-        weight = NO_WEIGHT if is_empty else member.weight
-        contribution = Contribution(member.name, weight, payloads, wish)
+        contribution = _contribution(member, message, payloads, now, self.masks is not None)
         # A late one may wait for the next round of its range, which begins with those meant for it.
         opens = round in (meant_for, self.round)
         added = self.open_rounds.add(round, member, meant_for, contribution, now, opens=opens)
@@ -321,6 +336,9 @@ class Rounds:
         and sums unmasked on the way; that is what the effects are for."""
         if self.masks is not None:
             return self._find_due_masked(self.masks, now)
+        if self.arrivals is not None:
+            entry = self.arrivals.find_due(self.open_rounds.get(self.round), now)
+            return [], None if entry is None else Due(entry, ())
         due = self.open_rounds.check(self.round, now)
         return [], None if due is None else Due(*due)
 
@@ -355,10 +373,12 @@ class Rounds:
         has to be left out."""
         rung = None if self.density is None else self.density.next_rung
         round, entry = self.round, due.entry
+        if self.arrivals is not None:
+            self.arrivals.weigh(entry, round)
         result = self.merger.close_round(round, entry.in_order, due.end, rung)
         before = self.checksums.get(round)
         self.open_rounds.remove(round)
-        effects = self._mark_late(due.missing)
+        effects = _mark_late(self._members, round, due.missing)
         wishes = [c.wish for c in result.counted if c.wish is not None]
         if told := self.delay.agree(round, wishes, now):
             effects.append(Note("pace", "hub", told))
@@ -373,10 +393,13 @@ class Rounds:
         counted, names = ((), ()) if is_given_up else (entry.counted(), entry.members)
         reply, delay, every = tuple(result.payloads), self.delay.delay, self.delay.every
         kept, _ = self.delay.to_keep()
-        record = Round(round, counted, delay, before, result.checksum, reply, result.inputs, kept)
+        complete = None if self.arrivals is None else self.arrivals.close()
+        record = Round(
+            round, counted, delay, before, result.checksum, reply, result.inputs, kept, complete
+        )
         effects.append(Write(record))
         without = sum(c.weight == NO_WEIGHT for c in entry.in_order)
-        effects += self._answer(round, result, without)
+        effects += self._answer(record, result, without)
         weight = sum(c.weight for c in result.counted)
         open_s = max(0.0, now - entry.opened)
         cuts = result.cuts
@@ -386,28 +409,17 @@ class Rounds:
         )
         return effects
 
-    def _mark_late(self, missing: tuple[str, ...]) -> list[Effect]:
-        """The oldest open round closes without these members."""
-        effects: list[Effect] = []
-        for member in self._members:
-            if member.state == "training" and member.name in missing:
-                member.mark_late()
-                remark = f"round {self.round} closed at its deadline without it"
-                effects.append(Note("late", member.name, remark))
-        return effects
-
-    def _answer(self, round: int, result: RoundResult, without: int) -> list[Effect]:
+    def _answer(self, record: Round, result: RoundResult, without: int) -> list[Effect]:
         """The reply to a round, to all members that train; `without`: contributions without weight.
         Equal messages follow each other, because each is packed once."""
-        told = [member for member in self._members if member.trains]
-        settled = all(max(member.merged, member.first_round) > round for member in told)
-        parts, delay = len(result.payloads), self.delay.delay
+        # A member that a restored hub has not heard yet gets its replies when it is back.
+        told = [member for member in self._members if member.trains and not member.returning]
+        settled = self.arrivals is None and all(
+            max(member.merged, member.first_round) > record.round for member in told
+        )
         count = len(result.counted) + without if result.counted else 0
-        every = self.delay.every
-        replies = [
-            Reply(round, part, parts, count, delay, result.checksum, settled, payload, every)
-            for part, payload in enumerate(result.payloads)
-        ]
+        record = replace(record, every=self.delay.every)
+        replies = list(replies_of(record, count, settled))
         self._reply_bytes = sum(memoryview(payload).nbytes for payload in result.payloads)
         return [Send(member.sender, reply) for reply in replies for member in told]
 
@@ -420,6 +432,31 @@ class Rounds:
         """How many replies may wait for a member, and the members for which more are waiting."""
         most = max(self.slack, BEHIND_BYTES // max(self._reply_bytes, 1))
         return most, [m for m in self._members if m.trains and self.round - m.applied > most]
+
+
+def _contribution(
+    member: MemberRecord,
+    message: Contribute,
+    payloads: tuple[Buffer, ...],
+    now: float,
+    masked: bool,
+) -> Contribution:
+    """A whole contribution, whose last part is `message`, with its parts' payloads."""
+    sent = sum(memoryview(payload).nbytes for payload in payloads)
+    wish = Wish(member.name, message.wanted_delay, message.step_s, message.applied, now, sent)
+    is_empty = message.weight == NO_WEIGHT and not masked  # masked: in the sum already
+    return Contribution(member.name, NO_WEIGHT if is_empty else member.weight, payloads, wish)
+
+
+def _mark_late(members: Members, round: int, missing: tuple[str, ...]) -> list[Effect]:
+    """The oldest open round closes without these members."""
+    effects: list[Effect] = []
+    for member in members:
+        if member.state == "training" and member.name in missing:
+            member.mark_late()
+            remark = f"round {round} closed at its deadline without it"
+            effects.append(Note("late", member.name, remark))
+    return effects
 
 
 def _agree_on_density(

@@ -104,7 +104,11 @@ class Standstill:
         hub = self._hub
         entry = hub.rounds.open_rounds.get(hub.round)
         given = set(entry.members) if entry else set()
-        waited = expected(hub.members, hub.round) - given
+        arrivals = hub.rounds.arrivals
+        if arrivals is None:
+            waited = expected(hub.members, hub.round) - given
+        else:
+            waited = arrivals.find_missing(entry)
         opened = f", open for {now - entry.opened:.1f} s" if entry else ""
         open_rounds = sorted(hub.statistics().open_rounds.items())
         sizes = ", ".join(f"{round}: {count}" for round, count in open_rounds[:MOST_NAMED])

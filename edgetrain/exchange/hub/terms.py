@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.delay import AT_ONCE, Delay
 from edgetrain.exchange.messages import MAX_ELEMENTS
+from edgetrain.strategies.arrivals import ArrivalRule, ArrivalTerms
+from edgetrain.strategies.closing import ClosingRule, QuorumAndDeadline
 
 if TYPE_CHECKING:
     from edgetrain.strategies import Strategy
@@ -38,6 +41,8 @@ class Terms:
     """Steps of each member, which bound an automatic delay; 0: not known."""
     ranges: int = 1
     """Ranges of the vector that rounds concern in turn."""
+    arrivals: Callable[[ArrivalTerms], ArrivalRule] | None = None
+    """Where members are out of step, makes the rule that closes rounds."""
 
     @classmethod
     def of_strategy(
@@ -54,7 +59,14 @@ class Terms:
             job,
             steps,
             row.ranges,
+            None if row.in_step else row.closing_rule,
         )
+
+    def closing_rule(self, policy: Policy) -> ClosingRule:
+        """What closes rounds: the strategy's rule, or the policy's where members are in step."""
+        if self.arrivals is None:
+            return QuorumAndDeadline(policy.quorum, policy.deadline_s)
+        return self.arrivals(ArrivalTerms(policy.members, self.every, policy.deadline_s))
 
     def agreed(self, codec: str, reply_codec: str, masked: bool) -> str:
         """The terms as text, with the names of the codecs: how a journal names its job."""

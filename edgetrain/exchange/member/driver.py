@@ -18,7 +18,15 @@ from edgetrain import codecs, strategies
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.delay import MARGIN
 from edgetrain.exchange.messages import NO_WEIGHT
-from edgetrain.exchange.seam import CatchUp, Entry, Exchange, FixedTensors, Request, Submission
+from edgetrain.exchange.seam import (
+    CatchUp,
+    Entry,
+    Exchange,
+    FixedTensors,
+    Request,
+    RoundReply,
+    Submission,
+)
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors.vector import Vector, checksum, zeros
@@ -273,6 +281,7 @@ class Driver:
     def begin(self) -> None:
         """Begin from the base that the exchange has put into the parameters."""
         self.half.start(self.entry.applied, self.entry.round)
+        self.half.note_merged(0, self.entry.complete)
         self._progress = self.entry.steps
         self._compare(self.entry.checksum)
         self.restart_clock()
@@ -357,7 +366,7 @@ class Driver:
         half counts steps that are not taken; with a gradient strategy `step` is called to step the
         optimizer with the mean of the others' gradients, and to leave no gradient.
         """
-        self._members = 1
+        self._members = int(self.strategy.in_step)  # out of step nobody waits for this one
         while self._members:
             if self.half.moves_params:
                 self._take_part()
@@ -393,7 +402,10 @@ class Driver:
             is_more = self._submit(self.half.follow_up(), self._weight)
 
     def _rest(self) -> Vector | None:
-        return self.half.finish(rest=not self.exchange.sent_nearly_all)
+        rest = self.half.finish(rest=not self.exchange.sent_nearly_all)
+        if not self.strategy.in_step:
+            self.exchange.end(self.half.round)
+        return rest
 
     def leave(self, reason: str) -> None:
         """Leave the fleet at once. Works twice."""
@@ -422,7 +434,7 @@ class Driver:
         if weight is None:
             weight = NO_WEIGHT if self._is_waiting else self._weight
         changed = self._submit(contribution_of(), weight)
-        while (changed or apply_anyway) and (due := self.half.due()) is not None:
+        while (changed or apply_anyway) and (due := self.half.due(self.exchange.ready)) is not None:
             self._apply(due)
             self._submit(self.half.follow_up(), weight)
             changed = True
@@ -474,7 +486,7 @@ class Driver:
             self._catch_up(reply)
             return
         self.wait_s -= reply.wait_decode_s
-        submitted, submit_s = self._submitted.pop(round, (reply.arrived, 0.0))
+        submitted, submit_s = self._pop_submitted(round, reply)
         if self._meter is not None:
             self._meter.add_round_trip(reply.arrived - submitted + submit_s)
         self._members = reply.members
@@ -482,6 +494,7 @@ class Driver:
         self.rounds_with_fewer = 0 if is_most else self.rounds_with_fewer + 1
         self.most_members = max(self.most_members, reply.members)
         ready = self.clock()
+        self.half.note_merged(reply.merged, reply.complete)
         self.half.apply(reply.pieces)
         if reply.checksum and reply.checksum != self.half.checksum:
             raise Diverged(
@@ -499,14 +512,25 @@ class Driver:
                 )
             )  # fmt: skip
 
+    def _pop_submitted(self, round: int, reply: RoundReply) -> tuple[float, float]:
+        """When the contribution that this reply answers was submitted, and the seconds of that.
+        Out of step: the oldest of those that are in it."""
+        at_once = reply.arrived, 0.0
+        if self.strategy.in_step:
+            return self._submitted.pop(round, at_once)
+        answered = [number for number in self._submitted if number < reply.merged]
+        return min((self._submitted.pop(number) for number in answered), default=at_once)
+
     def _catch_up(self, found: CatchUp) -> None:
         """The fleet went on without this member: take part again where it is now."""
+        self.half.note_merged(found.merged, found.complete)
         if found.base is not None:
             self.half.rebase(found.base, found.applied)
             self._compare(found.checksum)
         self._progress += max(0, found.round - self.half.round) * self.half.every
         self.half.skip_to(found.round)
-        self._submitted = {r: at for r, at in self._submitted.items() if r >= self.half.applied}
+        first = self.half.applied if self.strategy.in_step else found.merged
+        self._submitted = {r: at for r, at in self._submitted.items() if r >= first}
         self._take_delay(found.delay, found.every)
 
     def _take_delay(self, delay: int, every: int) -> None:

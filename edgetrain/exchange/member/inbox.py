@@ -42,13 +42,20 @@ class Inbox:
     """
 
     def __init__(
-        self, codec: Codec, ranges: Ranges, memory: VectorPool, clock: Callable[[], float]
+        self,
+        codec: Codec,
+        ranges: Ranges,
+        memory: VectorPool,
+        clock: Callable[[], float],
+        name: str = "",
     ) -> None:
+        """`name`: the member's, where replies out of step say whose contributions they have; "":
+        a reply has those to its own round."""
         self.codec = codec
         self.decode_s = 0.0
         self.rung: int | None = None
         """Of the last reply that was handed out, where the hub's codec is `auto`."""
-        self._clock = clock
+        self._clock, self._name = clock, name
         self._ranges, self._memory = ranges, memory
         self._arrivals: dict[int, _Arrival] = {}
 
@@ -102,6 +109,12 @@ class Inbox:
         arrival = self._arrivals.get(round)
         return arrival is not None and arrival.parts >= len(self._parts(round))
 
+    def ready_after(self, applied: int) -> int:
+        """The first round from `applied` on whose reply is not whole."""
+        while self.is_whole(applied):
+            applied += 1
+        return applied
+
     def pop_reply(self, round: int) -> RoundReply:
         """Hand out the reply of a round that is whole. Raises BadPayload, before any piece of it
         has been used."""
@@ -114,6 +127,8 @@ class Inbox:
         return RoundReply(
             round, head.members, head.delay, head.checksum, arrival.at, pieces, head.every,
             decode_s=arrival.decode_s, received_bytes=arrival.bytes,
+            complete=head.complete,
+            merged=dict(head.merged).get(self._name, 0) if self._name else round + 1,
         )  # fmt: skip
 
     def _add_seconds(self, arrival: _Arrival, began: float) -> None:

@@ -23,7 +23,6 @@ from edgetrain.exchange.member.session import Ask, Back, Session, Silence
 from edgetrain.exchange.messages import (
     Base,
     Beat,
-    Contribute,
     Evaluate,
     Figure,
     Fixed,
@@ -162,7 +161,8 @@ class Link:
         masker = masker_of(welcome, request, elements)
         self.memory = VectorPool(ranges.largest)
         self.outbox = Outbox(welcome.name, codec, ranges, welcome.members, self.memory, masker)
-        self.inbox = Inbox(reply_codec, ranges, self.memory, self._clock)
+        name = "" if strategies.find(welcome.strategy).in_step else welcome.name
+        self.inbox = Inbox(reply_codec, ranges, self.memory, self._clock, name)
         self._silence.set_beat(welcome.beat_s)
         self.on_welcome(welcome.members)
         log.info("joined as %s; %s, every %d", welcome.name, welcome.strategy, welcome.every)
@@ -186,15 +186,11 @@ class Link:
         given, session, self._submitted = submission, self._session, submission.round
         session.next_round = given.round + 1
         session.applied, session.checksum = given.applied, given.checksum
-        head = Contribute(
-            given.round, 0, 1, given.weight, given.applied, given.checksum, given.wanted_delay,
-            b"", given.step_s,
-        )  # fmt: skip
         if self.outbox.is_masked:
-            self.outbox.add_unmasked(head, given.vector)
+            self.outbox.add_unmasked(given.head, given.vector)
             self._send_masked()
             return None
-        read = self.outbox.add(head, given.vector, given.rest_later)
+        read = self.outbox.add(given.head, given.vector, given.rest_later)
         # A member that is coming back sends everything that is kept once the hub has answered.
         if session.state == "training" and given.round >= session.resend:
             self._send_kept(given.round)
@@ -229,9 +225,19 @@ class Link:
         reply = self.inbox.pop_reply(round)
         self.outbox.follow(self.inbox.rung)
         self._session.applied, self._session.checksum = round + 1, reply.checksum
-        sent = self._sent_bytes.pop(round, 0)
-        self._sent_bytes = {r: sent for r, sent in self._sent_bytes.items() if r > round}
+        sent = sum(self._sent_bytes.pop(n) for n in [*self._sent_bytes] if n < reply.merged)
         return replace(reply, wait_decode_s=self.inbox.decode_s - decoded, sent_bytes=sent)
+
+    @property
+    def ready(self) -> int:
+        """See Exchange."""
+        return self.inbox.ready_after(self._session.applied) + (self._catch_up is not None)
+
+    def end(self, round: int) -> None:
+        """See Exchange."""
+        self._session.ends = round
+        if round and self._session.state == "training":
+            self._send(Beat(merged=round))
 
     def poll(self) -> None:
         """See Exchange; silence raises nothing."""
@@ -265,16 +271,14 @@ class Link:
             case Welcome() as welcome:
                 if self.outbox.restart_masks(welcome.epoch):
                     self._ask(welcome.epoch)
-            case None:
-                pass
-            case masking:
+            case masking if masking is not None:
                 self._answer_masking(masking)
 
     def _add_reply(self, reply: Reply) -> None:
         if self._silence.can_reconnect and self.inbox.is_gap(reply, self._session.applied):
             self._ask(self._session.epoch)
             return
-        self.outbox.drop_answered(reply.round, reply.settled)
+        self.outbox.drop_answered(reply)
         self.inbox.add_part(reply, self._silence.heard, reply.round == self._submitted)
 
     def _answer_masking(self, message: Masking) -> None:
@@ -304,19 +308,17 @@ class Link:
     def _return(self, back: Back) -> None:
         """The hub knows this member again: send what it lacks, and note what has changed."""
         start = back.start
-        for round in self.outbox.kept:
-            if round >= start.resend:
-                self._send_kept(round)
+        for round in [kept for kept in self.outbox.kept if kept >= start.resend]:
+            self._send_kept(round)
         base = None
         if not start.keep:
             elements = self._session.elements
             base = joined_base(back.base, elements, np.empty(elements, np.float32))
             self.outbox.drop_missed(start.applied)
         if back.missed:
-            self._catch_up = CatchUp(
-                start.round, start.delay, start.applied, start.checksum, base, start.every
-            )
+            self._catch_up = CatchUp.of(start, base)
         self._send_masked()
+        self.end(self._session.ends)
 
     # -- leaving -------------------------------------------------------------------------------
 
@@ -386,5 +388,6 @@ def _entry(welcome: Welcome, start: Start, sent: float) -> Entry:
         steps=start.steps,
         every_now=start.every,
         status_s=welcome.status_ms / 1000,
+        complete=start.complete,
         began=sent - start.t_ms / 1000,
     )

@@ -16,7 +16,7 @@ from edgetrain import codecs
 from edgetrain.codecs import Codec, Feedback
 from edgetrain.errors import ConfigError, Refused
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
-from edgetrain.exchange.messages import Contribute, Masking, Welcome
+from edgetrain.exchange.messages import Contribute, Masking, Reply, Welcome
 from edgetrain.exchange.seam import Request
 from edgetrain.vectors.parts import parts_of
 from edgetrain.vectors.pool import VectorPool
@@ -204,10 +204,13 @@ class Outbox:
         for round in [round for round in self._kept if round < merged]:
             del self._kept[round]
 
-    def drop_answered(self, round: int, settled: bool) -> None:
-        """The reply to this round is coming. Unless it is `settled`, the contribution may still be
-        on its way to a later round: then it is kept until it is merged."""
-        if settled:
+    def drop_answered(self, reply: Reply) -> None:
+        """The reply to this round is coming. Unless it is settled, the contribution may still be on
+        its way to a later round: then it is kept until it is merged. Out of step a reply says whose
+        contributions are merged."""
+        round = reply.round
+        self.drop_merged(dict(reply.merged).get(self._name, 0))
+        if reply.settled:
             self._kept.pop(round, None)  # its memory is free for the reply
         if self._masker is not None:
             self._waiting.pop(round, None)

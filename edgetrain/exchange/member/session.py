@@ -133,6 +133,8 @@ class Session:
         self.number = past.session if past else int.from_bytes(os.urandom(8), "little") | 1 << 63
         self.name = past.name if past else request.name
         self.next_round = past.round if past else 0
+        self.ends = 0
+        """Out of step: the member contributes nothing from this number on; 0: it may."""
         self.applied = past.applied if past else 0
         self.checksum = past.checksum if past else 0
         fixed = request.fixed_tensors

@@ -63,6 +63,12 @@ def question_of(
     from edgetrain.jobs.capacity.estimate import CapacityQuestion, ExchangeSizes, Hubs
 
     job = found.job
+    if not found.strategy.in_step:
+        raise ConfigError(
+            f"capacity of {found.strategy.spelled}: how often a reply goes to all depends on when "
+            "contributions arrive",
+            "simulate it: edgetrain run --simulate, or ask about dga or fedavg",
+        )
     kinds, elements = _kinds(job, options, beside)
     members = options.members or max(job.fleet.members, len(kinds))
     sites = parse_sites(job.fleet.sites, job.fleet.members)

@@ -123,6 +123,14 @@ def parse(text: str, keeps_late: bool = True) -> SliceRule | RoundRule:
             return distance.NormBound(_length(row, arguments[0]), keeps_late)
 
 
+def sum_rule() -> SliceRule:
+    """A fresh rule that adds contributions up, each times its weight: what `mean` is where members
+    are out of step, and the closing rule says what each counts."""
+    from edgetrain.strategies.merging.rule import ScaledSum
+
+    return ScaledSum()
+
+
 def _split(text: str) -> tuple[RuleRow, list[str]]:
     name, arguments = split(text)
     if name not in TABLE:

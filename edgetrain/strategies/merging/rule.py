@@ -97,3 +97,21 @@ class Mean:
         total = sum(piece.weight for piece in pieces) / unit
         if total != 1.0:
             np.multiply(out, np.float32(1.0 / total), out=out)
+
+
+class ScaledSum:
+    """sum(w_m x_m), where the hub has given each contribution its factor. A SliceRule.
+
+    With factors 1/n of n contributions it is their mean, with the bits of `Mean`.
+    """
+
+    keeps_late = True
+
+    def merge(self, pieces: Sequence[Piece], out: Vector) -> None:
+        """See SliceRule. Equal factors cost no multiplication of each."""
+        unit = pieces[0].weight
+        pieces[0].read(out)
+        for piece in pieces[1:]:
+            piece.add(piece.weight / unit, out)
+        if unit != 1.0:
+            np.multiply(out, np.float32(unit), out=out)

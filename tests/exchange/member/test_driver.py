@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from children import HubThread, in_threads
-from every_strategy import SPELLED
+from every_strategy import OUT_OF_STEP, SPELLED
 from loopback import Loopback
 
 from edgetrain import strategies
@@ -67,7 +67,7 @@ def wires(request):
     return hub, lambda: MemberSocket(hub.address)
 
 
-@pytest.mark.parametrize("strategy", SPELLED)
+@pytest.mark.parametrize("strategy", SPELLED + OUT_OF_STEP)
 def test_every_strategy_trains_to_one_base(strategy, wires):
     hub_end, connect = wires
     every = 3 if strategies.find(strategy).has_local_steps else 1
@@ -91,6 +91,7 @@ class Alone:
         self.session = 1
         self.submitted, self.replies = [], list(replies)
         self.sent_nearly_all = True
+        self.ready = 0
         self.ended = []
 
     def join(self, request, params, checksum, past=None):

@@ -1,0 +1,117 @@
+"""The rounds of a job whose members are out of step: which contributions are in the next reply, and
+what the reply says of them.
+
+Two numbers. A contribution has its member's own, which grows by one with each (`next_round`); a
+reply has the hub's. Every contribution joins the oldest open round; there is no other. So all that
+the hub has of a member is merged when that round closes, and the lowest of the members' next
+numbers is then the number below which everybody's contributions are merged: `complete`.
+
+Stands between the rounds, which know what has arrived, and the closing rule, which knows no
+members. Pure: no socket, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from edgetrain.exchange.hub.members import MemberRecord, Members
+from edgetrain.exchange.hub.open_rounds import OpenRound
+from edgetrain.exchange.messages import NO_WEIGHT, Start
+from edgetrain.strategies.arrivals import ArrivalRule
+
+
+@dataclass(frozen=True)
+class _View:
+    """An open round as the closing rule sees it (`arrivals.ArrivalView`)."""
+
+    entry: OpenRound
+    arrivals: ArrivalRounds
+
+    @property
+    def opened(self) -> float:
+        return self.entry.opened
+
+    @property
+    def contributions(self) -> int:
+        return len(self.entry.contributions)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self.entry.members
+
+    @property
+    def missing(self) -> set[str]:
+        return self.arrivals.find_missing(self.entry)
+
+    @property
+    def lacks_nobody(self) -> bool:
+        given = {name for name, _ in self.entry.contributions}
+        return all(member.name in given for member in self.arrivals.active())
+
+    @property
+    def advances(self) -> bool:
+        return self.arrivals.advances
+
+
+class ArrivalRounds:
+    """See the module. `members` is the hub's; only read here."""
+
+    def __init__(self, rule: ArrivalRule, members: Members) -> None:
+        self.complete = 0
+        """As the last reply said it."""
+        self._rule, self._members = rule, members
+
+    def active(self) -> Iterator[MemberRecord]:
+        """The members that may contribute once more."""
+        return (member for member in self._members if member.trains and not member.is_done)
+
+    @property
+    def advances(self) -> bool:
+        """Whether `complete` would be higher if the open round closed now."""
+        most = None
+        for member in self.active():
+            most = member.clock
+            if most <= self.complete:
+                return False
+        return most is not None
+
+    def find_missing(self, entry: OpenRound | None) -> set[str]:
+        """The names of the members that have steps left and no contribution in this round."""
+        given = set() if entry is None else set(entry.members)
+        return {member.name for member in self.active()} - given
+
+    def find_due(self, entry: OpenRound | None, now: float) -> OpenRound | None:
+        """The open round if it can be closed; `entry`: None if it has no contributions."""
+        entry = entry or OpenRound(now)
+        return entry if self._rule.due(_View(entry, self), now) else None
+
+    def weigh(self, entry: OpenRound, round: int) -> None:
+        """Weigh the contributions of a round that closes as reply number `round`."""
+        given = {m.name for m in self.active()} | set(entry.members)
+        counted = {k: c for k, c in entry.contributions.items() if c.weight > NO_WEIGHT}
+        for key, each in counted.items():
+            age = round - each.wish.applied if each.wish is not None else 0
+            weight = self._rule.weight(max(0, age), len(counted), len(given))
+            entry.contributions[key] = replace(each, weight=max(weight, 2 * NO_WEIGHT))
+
+    def close(self) -> int:
+        """The open round is merged: the new `complete`."""
+        lowest = min((member.clock for member in self.active()), default=self.complete)
+        self.complete = max(self.complete, lowest)
+        return self.complete
+
+    def first_number(self, member: MemberRecord) -> int:
+        """The number of the first contribution of a member that joins, or comes back from far
+        behind: where the slowest of the others is, so that nobody has to wait for it."""
+        others = [each.clock for each in self.active() if each is not member]
+        away = self._members.away.get(member.name) or member
+        return max(min(others, default=self.complete), away.next_round)
+
+
+def with_merged(start: Start, member: MemberRecord, arrivals: ArrivalRounds | None) -> Start:
+    """What a member is told as it begins, with the contributions that are merged by then; None:
+    members are in step, and rounds say it."""
+    if arrivals is None:
+        return start
+    return replace(start, merged=member.merged, complete=arrivals.complete)

@@ -1,0 +1,158 @@
+"""Members that are out of step: real drivers, links and hub in memory, in an order drawn."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+from fleet import Disk, Fleet
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgetrain.exchange.hub.terms import Policy
+
+ROWS = ("fedbuff(2, 0.5)", "fedbuff(3, 0, none)", "ssp(0)", "ssp(2)", "ssp(inf)", "async-sgd(2)")
+
+
+def fleet_of(strategy, members, every, delay, steps, seed, **other):
+    policy = Policy(members, deadline_s=1e3, gone_s=5.0)
+    rng = random.Random(seed)
+    return Fleet(strategy, members, every, delay, steps, rng=rng, policy=policy, **other)
+
+
+def check_merged_once(fleet, disk, killed=()):
+    """Every contribution counts once, and none of those that came to the end is lost."""
+    counted = Counter(disk.counted)
+    assert max(counted.values()) == 1
+    for member in fleet.members:
+        if member.index not in killed:
+            given = {(f"m{member.index}", number) for number in member.submitted}
+            assert given <= counted.keys()
+
+
+def check_replicas(fleet, disk):
+    """Bases after the same reply have the same bits; the hub's has them too."""
+    known = {}
+    for member in fleet.members:
+        for applied, checksum in member.checksums.items():
+            assert known.setdefault(applied, checksum) == checksum
+            assert fleet.hub.checksum(applied, checksum) == checksum
+    ends = [m.half.applied for m in fleet.members if m.state == "done"]
+    # What a member has sent that was killed may be merged when the others are through.
+    assert fleet.dead or max(ends) > max(record.round for record in disk.rounds() if record.counted)
+
+
+@given(
+    st.sampled_from(ROWS),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.sampled_from([0, 2, 1000]),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=60)
+def test_every_contribution_counts_once_and_replicas_are_equal(row, members, every, delay, seed):
+    disk = Disk()
+    fleet = fleet_of(row, members, every, delay, 7, seed, disk=disk).run()
+    assert [member.state for member in fleet.members] == ["done"] * members
+    check_merged_once(fleet, disk)
+    check_replicas(fleet, disk)
+
+
+@pytest.mark.parametrize("row", ["fedbuff(3, 0.5)", "ssp(0)", "fedbuff(3, 0.5, none)"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_with_all_members_and_no_delay_it_is_local_sgd_bit_for_bit(row, every):
+    ends = []
+    for strategy in ("local-sgd", row):
+        fleet = fleet_of(strategy, 3, every, 0, 8, 5).run()
+        ends.append([member.params.tobytes() for member in fleet.members])
+        assert fleet.hub.round == -(-8 // every)
+    assert ends[0] == ends[1]
+
+
+def breaking(fleet, cuts, silences, kills):
+    """What goes wrong after each event: connections break, with a word or without, members die."""
+    turns = itertools.count()
+
+    def go_wrong():
+        turn = next(turns)
+        for happens, to in ((fleet.cut, cuts), (fleet.unplug, silences)):
+            if (index := to.get(turn)) is not None and index < len(fleet.members):
+                happens(index)
+        if turn in kills and fleet.hub.started and len(fleet.dead) < len(fleet.members) - 1:
+            fleet.kill(len(fleet.members) - 1 - len(fleet.dead))
+
+    return go_wrong
+
+
+TURNS = st.dictionaries(st.integers(0, 200), st.integers(0, 3), max_size=4)
+
+
+@given(
+    row=st.sampled_from(ROWS),
+    members=st.integers(1, 4),
+    delay=st.sampled_from([0, 3, 1000]),
+    codec=st.sampled_from(["fp32", "topk(0.5) | q2"]),
+    hub_kills=st.lists(st.integers(0, 150), max_size=2),
+    cuts=TURNS,
+    silences=TURNS,
+    kills=st.sets(st.integers(0, 200), max_size=2),
+    seed=st.integers(0, 2**32),
+)
+def test_whatever_breaks_contributions_count_once_and_members_come_to_the_end(
+    row, members, delay, codec, hub_kills, cuts, silences, kills, seed
+):
+    silences = {} if hub_kills else silences  # that would outlast the members' patience
+    disk = Disk()
+    fleet = fleet_of(
+        row, members, 2, delay, 9, seed, disk=disk, kills=hub_kills, codec=codec, elements=24
+    )
+    fleet.run(breaking(fleet, cuts, silences, kills))
+    living = [member for member in fleet.members if member.index not in fleet.dead]
+    assert [member.state for member in living] == ["done"] * len(living)
+    check_merged_once(fleet, disk, fleet.dead)
+    check_replicas(fleet, disk)
+
+
+def check_no_base_is_too_old(fleet, disk, lead, steps):
+    """The law of `ssp(lead)`; `steps` are (member, its number, replies applied) of each step."""
+    merged = {(c.member, c.meant_for): r.round for r in disk.rounds() for c in r.counted}
+    for member, number, applied in steps:
+        for other in fleet.members:
+            lacks = [
+                given
+                for given in other.submitted
+                if given < number - lead and merged.get((f"m{other.index}", given), 0) >= applied
+            ]
+            assert not lacks, (member, number, applied, other.index, lacks)
+
+
+@given(
+    lead=st.integers(0, 3),
+    members=st.integers(1, 4),
+    every=st.integers(1, 3),
+    correction=st.sampled_from(["own", "none"]),
+    cuts=TURNS,
+    kills=st.sets(st.integers(0, 200), max_size=2),
+    hub_kills=st.lists(st.integers(0, 150), max_size=1),
+    seed=st.integers(0, 2**32),
+)
+def test_no_step_is_taken_on_a_base_that_lacks_what_is_older_than_s_rounds(
+    lead, members, every, correction, cuts, kills, hub_kills, seed
+):
+    disk, steps = Disk(), []
+    row = f"ssp({lead}, {correction})"
+    fleet = fleet_of(row, members, every, 1000, 9, seed, disk=disk, kills=hub_kills)
+    local_step = fleet.local_step
+
+    def note(index, step, params):
+        half = fleet.members[index].half
+        steps.append((index, half.round, half.applied))
+        return local_step(index, step, params)
+
+    fleet.local_step = note
+    fleet.run(breaking(fleet, cuts, {}, kills))
+    check_no_base_is_too_old(fleet, disk, lead, steps)
+    living = [m for m in fleet.members if m.index not in fleet.dead]
+    assert [member.state for member in living] == ["done"] * len(living)
