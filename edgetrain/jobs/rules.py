@@ -176,7 +176,9 @@ def _check_foretelling(found: Resolved) -> None:
         raise ConfigError(
             f"{found.strategy.spelled} and privacy.unit = 'member': the noise in a reply is larger "
             "than the drift that members would learn from it",
-            "say correction = 'own'" if found.strategy.correction else "take local-sgd or dga",
+            "say correction = 'own'"
+            if "own" in found.strategy.corrections
+            else "take local-sgd or dga",
         )
 
 

@@ -49,6 +49,8 @@ class Setting:
     """One of the row's corrections."""
     momentum: float = 0.0
     """Momentum of the member's optimizer; 0: it has none."""
+    members: int = 1
+    """Members that the job starts with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,13 +127,15 @@ class Strategy:
         """Whether it learns more with one round in flight, as long as the delay. `stay_together`:
         members' data are known to be alike. `jobs` asks, for an automatic delay where the job says
         no length of rounds."""
-        return self.correction == "drift" or (self.correction == "auto" and not stay_together)
+        if self.correction == "auto":
+            return not stay_together
+        return self.correction in ("drift", "eager")
 
     @property
     def learns_from_replies(self) -> bool:
         """Whether members compare replies with their own contributions. `jobs` asks: noise for the
         privacy of members would be all they see."""
-        return self.correction == "drift" or self.has_variates
+        return self.correction in ("drift", "eager") or self.has_variates
 
     def without_choice(self) -> Strategy:
         """This strategy where replies say nothing of members' data: what it would choose from them
@@ -210,14 +214,16 @@ class Strategy:
         memory: VectorPool | None = None,
         factors: Factors | None = None,
         momentum: float = 0.0,
+        members: int = 1,
     ) -> MemberHalf:
         """A fresh member's half over a model's flat parameters and gradient (both shared).
 
         Contributions are made in vectors of `memory`, or of its own. With `factors` gradients are
         averaged in two trips. `momentum` is that of the member's optimizer; 0: it has none.
+        `members`: that the job starts with.
         """
         setting = Setting(
-            params, gradient, every, delay, memory, factors, self.correction, momentum
+            params, gradient, every, delay, memory, factors, self.correction, momentum, members
         )
         return self.build(setting, *self.arguments)
 
@@ -236,11 +242,14 @@ def _displacement(setting: Setting) -> MemberHalf:
     from edgetrain.strategies.choice import FirstRounds
     from edgetrain.strategies.displacement import Displacement
     from edgetrain.strategies.drift import Drift
+    from edgetrain.strategies.eager import Eager
 
     drift = None
     if setting.correction in ("auto", "drift"):
         choice = FirstRounds(setting.params.size) if setting.correction == "auto" else None
         drift = Drift(setting.params.size, setting.momentum, choice)
+    elif setting.correction == "eager":
+        drift = Eager(setting.params.size, setting.members)
     return Displacement(setting.params, setting.every, setting.delay, setting.memory, drift)
 
 
@@ -354,6 +363,18 @@ _ROWS = (
         source="Douillard et al., DiLoCo, 2023, algorithm 1",
         outer="nesterov(0.7, 0.9)",
         every=20,
+    ),
+    Strategy(
+        name="eager",
+        build=_displacement,
+        summary="diloco that goes on while the mean travels: the last one stands in, own part new",
+        source="Kale et al., Eager Updates for Overlapped Communication and Computation in DiLoCo, "
+        "2025",
+        corrections=("eager",),
+        correction="eager",
+        outer="nesterov(0.7, 0.9)",
+        every=20,
+        delays=True,
     ),
     Strategy(
         name="fedavgm",

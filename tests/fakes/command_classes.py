@@ -84,6 +84,9 @@ NIGHTLY = {
     " 'dga,fedprox(0.01),diloco,fedavg | adam(0.1)'": "diloco ",
     "edgetrain compare --simulate --strategies 'diloco,streaming-diloco(4, 0.5)'"
     " network=wan-200ms pace_s=0.1 every=60 delay=6 steps=360": r"streaming-diloco\(4, 0\.5\)",
+    "edgetrain compare --simulate --strategies 'diloco,eager,eager | sgd(1),dga(own)'"
+    " network=wan-200ms members=8 pace_s=0.02 steps=320 every=10 delay=10 landing=0"
+    " \"optimizer={ name = 'sgd', lr = 0.02 }\"": r"eager +92\.5 %",
     "edgetrain compare network=wan-500ms pace_s=0.05": "dga ",
     "edgetrain compare job.toml --strategies sync-sgd,dga": "dga ",
     "edgetrain compare task=edgetrain.tasks:char_lm steps=300": "dga ",
@@ -128,6 +131,7 @@ NIGHTLY = {
     "edgetrain sweep job.toml --set optimizer.lr=0.05,0.1,0.2 --set"
     " 'partition=iid,dirichlet(0.3)'": "rows:",
     "edgetrain sweep benchmarks/density.toml": "rows:",
+    "edgetrain sweep benchmarks/outer.toml": "rows:",
     "edgetrain sweep examples/paper/correction.toml": "rows:",
     "edgetrain sweep examples/paper/latency.toml": "rows:",
     "edgetrain sweep examples/paper/latency.toml --rtt 1,100,200,500,1000 steps=100": "rows:",

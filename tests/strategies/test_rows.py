@@ -186,6 +186,11 @@ def test_one_round_in_flight_is_wanted_where_a_drift_may_be_learned(words, expec
             "dga(drift) and privacy.unit = 'member': the noise in a reply is larger than the drift "
             "that members would learn from it (say correction = 'own')",
         ),
+        (
+            ["strategy=eager", "unit=member", "noise=1"],
+            "eager and privacy.unit = 'member': the noise in a reply is larger than the drift "
+            "that members would learn from it (take local-sgd or dga)",
+        ),
     ],
 )
 def test_a_wrong_correction_is_one_clear_line(words, said):

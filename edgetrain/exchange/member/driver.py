@@ -229,6 +229,7 @@ class Driver:
             exchange.memory,
             exchange.factors(),
             momentum_of(optimizer),
+            entry.members,
         )  # fmt: skip
         self.steps = 0
         self.wait_s = 0.0
