@@ -463,6 +463,7 @@ _ROWS = (
         summary="push every K steps, in full, and take what has come every `fetch` steps "
         "(Downpour)",
         source="Dean et al., Large Scale Distributed Deep Networks, NIPS 2012",
+        outer="adagrad(0.03, 0.001)",
         corrections=("own", "none"),
         correction="own",
         delays=True,

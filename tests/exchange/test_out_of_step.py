@@ -5,13 +5,21 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from fleet import Disk, Fleet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgetrain import strategies
+from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.terms import Policy
+from edgetrain.jobs.reading import parse
+from edgetrain.jobs.rules import resolve
+from edgetrain.strategies.arrivals import ArrivalTerms
+from edgetrain.vectors.vector import checksum
 
 ROWS = ("fedbuff(2, 0.5)", "fedbuff(3, 0, none)", "ssp(0)", "ssp(2)", "ssp(inf)", "async-sgd(2)")
 
@@ -36,9 +44,9 @@ def check_replicas(fleet, disk):
     """Bases after the same reply have the same bits; the hub's has them too."""
     known = {}
     for member in fleet.members:
-        for applied, checksum in member.checksums.items():
-            assert known.setdefault(applied, checksum) == checksum
-            assert fleet.hub.checksum(applied, checksum) == checksum
+        for applied, base in member.checksums.items():
+            assert known.setdefault(applied, base) == base
+            assert fleet.hub.checksum(applied, base) == base
     ends = [m.half.applied for m in fleet.members if m.state == "done"]
     # What a member has sent that was killed may be merged when the others are through.
     assert fleet.dead or max(ends) > max(record.round for record in disk.rounds() if record.counted)
@@ -156,3 +164,117 @@ def test_no_step_is_taken_on_a_base_that_lacks_what_is_older_than_s_rounds(
     check_no_base_is_too_old(fleet, disk, lead, steps)
     living = [m for m in fleet.members if m.index not in fleet.dead]
     assert [member.state for member in living] == ["done"] * len(living)
+
+
+@pytest.mark.parametrize("row", ["fedbuff(2, 0.5)", "ssp(1)", "async-sgd(2)"])
+def test_a_hub_killed_at_any_instant_goes_on_with_the_same_bits(row):
+    """Its base is what the records in the journal lead to, at every cut; nothing is lost."""
+    for cut in range(0, 200, 3):
+        disk = Disk()
+        fleet = fleet_of(row, 2, 2, 1000, 7, 3, disk=disk, kills=[cut]).run()
+        if fleet.fuse is not None:
+            break  # the run was over before
+        assert [member.state for member in fleet.members] == ["done"] * 2
+        check_merged_once(fleet, disk)
+        check_replicas(fleet, disk)
+        base = fleet.initial.copy()
+        for record in disk.rounds():
+            base += np.frombuffer(b"".join(record.reply), np.float32)
+            assert checksum(base) == record.checksum
+        assert base.tobytes() == fleet.hub.base.tobytes()
+    else:
+        pytest.fail("the run did more than 200 things")
+    assert cut > 25
+
+
+def closed(row, *ages, members=4):
+    """What a hub makes of contributions of ones with these ages, one of each member, in the order
+    in which they come: (reply, number of contributions) for each round."""
+    find = strategies.find(row)
+    rule = find.closing_rule(ArrivalTerms(members, 1, 60.0))
+    found, given = [], []
+    for number, age in enumerate(ages):
+        given.append(age)
+        view = SimpleNamespace(
+            opened=0.0,
+            contributions=len(given),
+            lacks_nobody=number == members - 1,
+            advances=number == members - 1,
+        )
+        if rule.due(view, 1.0):
+            found.append((sum(rule.weight(a, len(given), members) for a in given), len(given)))
+            given = []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("row", "replies"),
+    [
+        # (1/2) (1 + 3^-0.5), as in the paper's algorithm 1: not divided by the sum of the factors.
+        ("fedbuff(2, 0.5)", [((1 + 3**-0.5) / 2, 2), ((1 + 4**-0.5) / 2, 2)]),
+        ("fedbuff(4, 0)", [(1.0, 4)]),
+        ("fedbuff(3, 1)", [((1 + 1 / 3 + 1) / 3, 3), (1 / 4, 1)]),
+        ("ssp(0)", [(1.0, 4)]),
+        ("ssp(3)", [(0.25, 1)] * 4),
+        ("async-sgd(1)", [(4.0, 4)]),
+    ],
+)
+def test_a_reply_is_what_the_paper_says(row, replies):
+    assert closed(row, 0, 2, 0, 3) == [(pytest.approx(reply), count) for reply, count in replies]
+
+
+def test_a_round_closes_at_its_deadline_and_when_nobody_can_add_to_it():
+    rule = strategies.find("fedbuff(3, 0)").closing_rule(ArrivalTerms(4, 1, 60.0))
+    view = SimpleNamespace(opened=0.0, contributions=1, lacks_nobody=False, advances=True)
+    assert not rule.due(view, 59.0)
+    assert rule.due(view, 60.0)
+    assert rule.due(SimpleNamespace(**{**vars(view), "lacks_nobody": True}), 1.0)
+    assert not rule.due(SimpleNamespace(**{**vars(view), "contributions": 0}), 99.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["strategy=fedbuf(4, 0.5)"], "no strategy 'fedbuf' (did you mean 'fedbuff'?)"),
+        (["strategy=ssp(-1)"], "ssp: s = -1 (allowed are whole numbers from 0 to 100000 and inf)"),
+        (
+            ["strategy=fedbuff(0, 1)"],
+            "fedbuff: M = 0 (allowed are whole numbers from 1 to 100000)",
+        ),
+        (
+            ["strategy=fedbuff(9, 1)", "members=8"],
+            "fedbuff(9, 1) with 8 members: a round would wait for more than there are (M = 8, or "
+            "less)",
+        ),
+        (
+            ["strategy=fedbuff(2, 1)", "members=8", "merge=median"],
+            "strategy.merge = 'median' and fedbuff(2, 1): a round has 2 contributions, and the "
+            "rule compares at least 3 (fedbuff with M = 3 or more, or merge = 'mean')",
+        ),
+        (
+            ["strategy=ssp(3)", "members=8", "secure=true"],
+            "strategy.secure and ssp(3): masks cancel where a round has one contribution of each "
+            "member (choose dga or local-sgd, or leave secure out)",
+        ),
+        (
+            ["strategy=async-sgd(5)", "unit=member", "noise=1"],
+            "privacy.unit = 'member' and async-sgd(5): how much a member counts depends on when "
+            "its contributions arrive, and epsilon would, too (choose dga or local-sgd, or unit = "
+            "'example')",
+        ),
+        (
+            ["strategy=ssp(inf)", "codec=auto"],
+            "strategy.codec = 'auto' and ssp(inf): its rung follows the trips of rounds that all "
+            "members share (name a codec: fp16, int8, topk(0.01) | q2)",
+        ),
+        (
+            ["strategy=ssp(3)", "landing=0.2"],
+            "strategy.landing = 0.2 and ssp(3): members come to the end at different times (leave "
+            "it out, or choose dga or fedavg)",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_a_line(words, said):
+    with pytest.raises(ConfigError) as refused:
+        resolve(parse({}, words))
+    assert str(refused.value) == said
