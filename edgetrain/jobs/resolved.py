@@ -12,7 +12,7 @@ from pathlib import Path
 from edgetrain import codecs, strategies
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import APART_SHARE, MAX_IN_FLIGHT, SHARE, Delay
+from edgetrain.exchange.hub.delay import APART_SHARE, MAX_IN_FLIGHT, SHARE, AgreedDelay, Delay
 from edgetrain.exchange.hub.journal import Fsync, JournalSettings
 from edgetrain.exchange.hub.landing import CHOSEN
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
@@ -101,9 +101,11 @@ class Resolved:
 
     @property
     def rounds(self) -> int:
-        """Contributions that each member makes, at most. After the last step every range but one,
-        whose round has just ended, has steps left."""
-        return -(-self.job.train.steps // self.every) + self.strategy.ranges - 1
+        """Contributions that each member makes, at most. A landing has short rounds, if there is
+        one; after the last step every range but one, whose round has just ended, has steps left."""
+        steps = self.job.train.steps
+        landed = AgreedDelay(self.every, self.delay, steps).end_after(0) if steps else 0
+        return max(landed, -(-steps // self.every)) + self.strategy.ranges - 1
 
 
 def look_up(job: Job) -> Resolved:

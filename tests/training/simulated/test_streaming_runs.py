@@ -1,4 +1,4 @@
-"""Streaming DiLoCo in simulated fleets: the bytes of a second, the same loss, batched or not."""
+"""Streaming DiLoCo in simulated fleets: the bytes of a second, at no loss, batched or not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_second_carries_a_fragment_instead_of_a_model(tmp_path, count):
     streamed, fragments = trained(tmp_path, f"streaming-diloco({count}, 0.5)", "delay=6")
     most = most_in_a_second(exchanges, 6)
     assert most_in_a_second(fragments, 6 * count) == pytest.approx(most / count, rel=0.1)
-    assert streamed["final"]["loss"] == pytest.approx(whole["final"]["loss"], abs=0.02)
+    assert streamed["final"]["loss"] <= whole["final"]["loss"] + 0.02
     total = sum(e["sent_bytes"] for e in fragments)
     assert total == pytest.approx(sum(e["sent_bytes"] for e in exchanges), rel=0.2)
 
