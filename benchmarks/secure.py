@@ -30,7 +30,7 @@ class _Bench:
         terms = MaskTerms(members, default_threshold(members), 8.0)
         self.elements = elements
         self.hub = Aggregator(terms)
-        self.hub.start_masks(elements, 0)
+        self.hub.start_masks(0)
         self.maskers = {f"m{i}": Masker(terms, elements) for i in range(members)}
         self.plain = FixedPoint(8.0, members)
         self.member_s = self.bytes = 0.0

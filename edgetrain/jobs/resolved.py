@@ -101,11 +101,12 @@ class Resolved:
 
     @property
     def rounds(self) -> int:
-        """Contributions that each member makes, at most. A landing has short rounds, if there is
-        one; after the last step every range but one, whose round has just ended, has steps left."""
-        steps = self.job.train.steps
-        landed = AgreedDelay(self.every, self.delay, steps).end_after(0) if steps else 0
-        return max(landed, -(-steps // self.every)) + self.strategy.ranges - 1
+        """Contributions that each member makes, at most; 0: the length of the run is not known."""
+        steps, ranges = self.job.train.steps, self.strategy.ranges
+        if not steps:
+            return 0
+        delays = self.delay, replace(self.delay, landing=0.0)  # a measured one may land, or not
+        return max(AgreedDelay(self.every, d, steps, ranges).end_after(0) for d in delays)
 
 
 def look_up(job: Job) -> Resolved:

@@ -158,16 +158,8 @@ def _check_pace(found: Resolved) -> None:
 
 def _check_ranges(found: Resolved) -> None:
     """Rounds that concern one range of the vector each."""
-    strategy, table = found.strategy, found.job.strategy
-    if strategy.ranges == 1:
-        return
-    if table.secure:
-        raise ConfigError(
-            f"{strategy.spelled} and strategy.secure: masks are set up for whole vectors",
-            "choose dga or local-sgd, or do without secure",
-        )
     for codec in (found.codec, found.reply_codec):
-        codecs.check_ranges(codec, strategy.ranges)
+        codecs.check_ranges(codec, found.strategy.ranges)
 
 
 def _check_foretelling(found: Resolved) -> None:

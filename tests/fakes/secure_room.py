@@ -25,7 +25,7 @@ class Room:
         self.terms = MaskTerms(members, threshold, span)
         self.elements = elements
         self.hub = Aggregator(self.terms)
-        self.hub.start_masks(elements, 0)
+        self.hub.start_masks(0)
         self.maskers = {f"m{i}": Masker(self.terms, elements) for i in range(members)}
         self.weights = dict.fromkeys(self.maskers, 1.0)
         self.gone: set[str] = set()

@@ -29,12 +29,17 @@ def test_what_is_left_of_each_fragment_at_the_end_counts_as_a_contribution():
     assert found("every=24", "delay=6").rounds == 17 + 3
 
 
+def test_the_short_rounds_of_a_landing_count_as_contributions():
+    words = "strategy=fedavg", "every=20", "steps=280"
+    assert found(*words).rounds == 14
+    assert found(*words, "landing=0.125").rounds == 13 + 5
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["every=10"], r"every = 10: .* every 10/4 steps \(take a multiple of 4, as 12\)"),
         (["every=2"], r"every = 2: .* \(take a multiple of 4, as 4\)"),
-        (["secure=true", "members=4"], "secure: masks are set up for whole vectors"),
         (["codec=low-rank(2)"], r"low-rank\(2\)' works on whole tensors, and 4 ranges"),
         (["codec=topk(0.1, tensor)"], "works on whole tensors"),
         (["codec=fp32", "reply_codec=*.bias: bf16; int8"], "works on whole tensors"),

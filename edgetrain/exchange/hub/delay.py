@@ -115,10 +115,12 @@ def is_turn(round: int) -> bool:
 class AgreedDelay:
     """The delay of one job, in local steps, of which a round has `every`.
 
-    `steps` is what each member takes in the whole run; 0: not known.
+    `steps` is what each member takes in the whole run; 0: not known. Rounds concern `ranges` of the
+    vector in turn: after the last step all but one of these, whose round has just ended, have steps
+    left, and a round each.
     """
 
-    def __init__(self, every: int, delay: Delay, steps: int = 0) -> None:
+    def __init__(self, every: int, delay: Delay, steps: int = 0, ranges: int = 1) -> None:
         self.every = every
         """Steps in a round, in force now."""
         self._is_measured = delay.is_measured
@@ -131,6 +133,7 @@ class AgreedDelay:
         """(replies after which members know it, steps in a round), of each change."""
         self._shortest = every
         self._steps = steps
+        self._last_rounds = ranges - 1
         self._share = delay.landing if steps else 0.0
         self._one_in_flight = delay.one_in_flight
         self._together = delay.together(every, steps)
@@ -329,8 +332,10 @@ class AgreedDelay:
         if not self._steps:
             return MAX_COUNT
         if (landing := self.landing) is not None:
-            return merged + landing.rounds_after(self.merged_steps, self.every)
-        return merged - (self.merged_steps - self._steps) // self.every
+            rounds = landing.rounds_after(self.merged_steps, self.every)
+        else:
+            rounds = -((self.merged_steps - self._steps) // self.every)
+        return merged + rounds + self._last_rounds
 
     @property
     def in_flight(self) -> int:

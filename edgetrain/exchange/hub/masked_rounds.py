@@ -119,9 +119,9 @@ class MaskedRounds:
 
     # -- what happens -------------------------------------------------------------------------
 
-    def start(self, elements: int, epoch: int) -> None:
+    def start(self, epoch: int) -> None:
         """Training begins, or a restored hub goes on, which has no masks."""
-        self.aggregator.start_masks(elements, epoch)
+        self.aggregator.start_masks(epoch)
 
     def accept_message(self, name: str, message: Masking) -> tuple[str, str] | None:
         """A member's message about masks; returns what is wrong with it: (code, reason)."""

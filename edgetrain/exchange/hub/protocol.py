@@ -105,7 +105,7 @@ class Hub:
         masked = masks is not None
         merger = Merger(merge, codec, reply_codec, terms, masked=masked, outer=outer)
         closing = closing or terms.closing_rule(policy)
-        delay = AgreedDelay(terms.every, terms.delay, terms.steps)
+        delay = AgreedDelay(terms.every, terms.delay, terms.steps, terms.ranges)
         self.rounds = Rounds(self.members, merger, delay, closing, masks, policy.deadline_s)
         self.membership = Membership(terms, policy, self.members, self.rounds)
         self._first: list[Effect] = []
@@ -282,7 +282,7 @@ class Hub:
         effects.insert(0, Save(self.state()))
         if not self.terms.keeps_base:
             self.rounds.merger.forget_base()
-        self.rounds.start(self.membership.model.elements, self.epoch)
+        self.rounds.start(self.epoch)
         return effects + (self._close_rounds(now) if self.rounds.masks else [])
 
     def _accept_contribution(
@@ -368,7 +368,7 @@ class Hub:
         check_same_job(state.agreed, self._agreed())
         self.rounds.restore(state)
         self.membership.restore(state, records, now)
-        self.rounds.start(state.elements, self.epoch)
+        self.rounds.start(self.epoch)
         self._first = [
             Write(Restarted(self.epoch)),
             Note("started", "hub", f"goes on after {self.round} rounds"),

@@ -148,11 +148,11 @@ class Rounds:
         """All members start from this base, which belongs to the hub from now on."""
         self.checksums.add_known(0, self.merger.start(base))
 
-    def start(self, elements: int, epoch: int) -> None:
+    def start(self, epoch: int) -> None:
         """Training begins, or goes on after the hub was restored for the `epoch`-th time."""
         self.started = True
         if self.masks is not None:
-            self.masks.start(elements, epoch)
+            self.masks.start(epoch)
 
     def restore(self, state: State) -> None:
         """Go on from a journal's snapshot."""

@@ -132,7 +132,6 @@ class Aggregator:
     def __init__(self, terms: MaskTerms) -> None:
         self.terms = terms
         self._fixed = FixedPoint(terms.span, terms.members)
-        self._elements = 0
         self._blocks: list[HubBlock] = []
         self._numbers = 0
         self._open: dict[int, OpenSum] = {}
@@ -141,9 +140,8 @@ class Aggregator:
         self.remarks: list[str] = []
         """Lines for the log; the caller that logs them empties the list."""
 
-    def start_masks(self, elements: int, epoch: int) -> None:
+    def start_masks(self, epoch: int) -> None:
         """Start without blocks and rounds. `epoch`: how often the hub was restored."""
-        self._elements = elements
         self._blocks, self._open, self._front = [], {}, 0
         self._numbers = epoch << 32
 
@@ -327,7 +325,8 @@ class Aggregator:
         assert not self.is_closed(round)
         entry = self._open.get(round)
         if entry is None:
-            entry = self._open[round] = OpenSum(np.zeros(self._elements, np.uint32))
+            elements = sum(memoryview(payload).nbytes for payload in payloads) // 4
+            entry = self._open[round] = OpenSum(np.zeros(elements, np.uint32))
         start = 0
         for payload in payloads:
             words = np.frombuffer(payload, "<u4")
@@ -399,7 +398,7 @@ class Aggregator:
             return
         for key, sign in keys:
             primitives.add_mask(key, sign, entry.total)
-        vector = np.empty(self._elements, np.float32)
+        vector = np.empty(entry.total.size, np.float32)
         self._fixed.decode(entry.total, sum(entry.weights.values()), vector)
         entry.end = Sum(vector)
         entry.reveals, entry.total = {}, np.zeros(0, np.uint32)

@@ -156,7 +156,7 @@ class Outbox:
             if state == "out":
                 log.info("%s has no part in round %d: its keys came too late", self._name, round)
                 continue
-            masked = self._memory.borrow_vector().view(np.uint32)
+            masked = self._memory.borrow_vector()[: waiting.vector.size].view(np.uint32)
             masker.mask(round, waiting.vector, waiting.head.weight, masked)
             self._warn_of_cut(masker.cut)
             self._keep(waiting.head, parts(masked, self.codec.part_elements))

@@ -140,7 +140,7 @@ def test_keys_that_would_stop_the_others_are_their_senders_fault(what):
 
     terms = MaskTerms(3, 2, 8.0)
     hub = Aggregator(terms)
-    hub.start_masks(4, 0)
+    hub.start_masks(0)
     asked = dict(hub.begin_block(dict.fromkeys("abc", 1.0), 0, 2, 0.0))
     maskers = {name: Masker(terms, 4) for name in asked}
     adverts = {name: maskers[name].answer_hub(message) for name, message in asked.items()}

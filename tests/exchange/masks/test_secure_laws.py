@@ -227,7 +227,7 @@ def test_a_round_is_masked_once_whatever_the_hub_says():
     room.set_up()
     room.give("m0", 0, vector("m0"))
     assert room.maskers["m0"].state(0) == "out"
-    room.hub.start_masks(room.elements, 0)
+    room.hub.start_masks(0)
     room.hub.begin_block({}, 0, 2, room.now)  # nobody answers: its rounds get another block
     room.deliver(room.step())
     room.set_up()

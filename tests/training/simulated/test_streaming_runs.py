@@ -49,3 +49,11 @@ def test_batched_members_exchange_fragments_as_single_ones_do(tmp_path):
     many, exchanges = trained(tmp_path, "streaming-diloco(4, 0.25)", *words, batched=True)
     assert one["final"]["accuracy"] == pytest.approx(many["final"]["accuracy"], abs=0.05)
     assert {e["round"] for e in exchanges} == set(range(12 + 3))
+
+
+def test_masks_hide_fragments_and_change_no_more_than_their_rounding(tmp_path):
+    words = ("steps=60", "every=20", "delay=5", "absences=[]")
+    plain, _ = trained(tmp_path, "streaming-diloco(4, 0.5)", *words)
+    masked, exchanges = trained(tmp_path, "streaming-diloco(4, 0.25)", *words, "secure=true")
+    assert masked["final"]["accuracy"] == pytest.approx(plain["final"]["accuracy"], abs=0.05)
+    assert {e["members"] for e in exchanges} == {4}
