@@ -55,7 +55,8 @@ found = {}
 for name, kind in sorted(vars(messages).items()):
     if dataclasses.is_dataclass(kind) and kind.__module__ == messages.__name__:
         hints = typing.get_type_hints(kind, localns={"Buffer": bytes})
-        fields = {f.name: value(f.name, hints[f.name]) for f in dataclasses.fields(kind)}
+        told = [f for f in dataclasses.fields(kind) if "optional" not in f.metadata]
+        fields = {f.name: value(f.name, hints[f.name]) for f in told}
         try:
             frames = messages.pack(kind(**fields))
         except Exception as error:

@@ -261,6 +261,28 @@ def test_nothing_is_left_unsent_and_traffic_is_counted_or_not(meeting):
         leave(a)
 
 
+def test_out_of_step_a_reply_says_whose_contributions_it_has(meeting):
+    with meeting(2, "fedbuff(2, 0)", 1, 100) as connect:
+        a, b = joined(connect, 0.0, 0.0)
+        assert a.exchange.ready == b.exchange.ready == 0
+        a.give(0, 1.0)
+        a.give(1, 3.0)  # both are in the first reply
+        first = [life.exchange.wait(0) for life in (a, b)]
+        assert [reply.pieces[0][0] for reply in first] == [2.0, 2.0]
+        assert [reply.merged for reply in first] == [2, 0]
+        for life in (a, b):
+            life.base += 2.0
+            life.applied = 1
+        a.exchange.end(2)
+        b.give(0, 4.0)  # nobody else will give anything
+        assert b.exchange.wait(1).merged == 1
+        while a.exchange.ready < 2:  # without waiting for it
+            a.exchange.poll()
+        assert a.exchange.wait(1).pieces[0][0] == 4.0
+        assert a.exchange.settle()
+        leave(a, b)
+
+
 class Descent:
     def __init__(self, flat):
         self.flat = flat
