@@ -87,7 +87,10 @@ RATES = {
 LINKS = {(0, 50): 10, (200, 50): 10, (500, 50): 12, (500, 20): 29, (1000, 50): 23}
 """Round trip and step in milliseconds -> a long round: steps that hide the round trip, at least
 10."""
-ARGUMENTS = {"fedprox": "0.01"}
+ARGUMENTS = {
+    "fedprox": "0.01", "fedbuff": "4, 0.5", "ssp": "2", "async-sgd": "5",
+    "streaming-diloco": "4, 0.5",
+}  # fmt: skip
 """Of strategies whose arguments have no default."""
 ABLATIONS = ("dga-uncorrected",)
 LONG = "fedavg, long"
@@ -144,7 +147,8 @@ def contenders() -> list[str]:
             continue
         inside = ARGUMENTS.get(row.name)
         spelled = f"{row.name}({inside})" if inside else row.name
-        found += [spelled, *(strategies.find(f"{row.name}({c})").spelled for c in row.corrections)]
+        others = (strategies.find(spelled).corrected(word) for word in row.corrections)
+        found += [spelled, *(each.spelled for each in others)]
         found += [LONG] if row.name == "fedavg" else []
     return list(dict.fromkeys(found))
 
