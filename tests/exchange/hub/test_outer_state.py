@@ -22,7 +22,9 @@ from edgetrain.exchange.hub.records import Round, decode, encode
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import NO_WEIGHT, PROTOCOL, Base, Contribute, Join, Leave
 from edgetrain.strategies import find, merging, outer
+from edgetrain.strategies.merging.private import PrivateMean
 from edgetrain.strategies.merging.rule import Mean
+from edgetrain.vectors.noise import Gaussian
 from edgetrain.vectors.vector import checksum
 
 DATA = Path(__file__).parent / "data"
@@ -238,3 +240,21 @@ def test_without_an_outer_rule_a_hub_writes_the_same_bytes_as_before(reply, tmp_
     for kind, written in (("snapshot", "base"), ("records", "log")):
         (path,) = tmp_path.glob(f"*.{written}")
         assert path.read_bytes() == (DATA / f"{reply}-{kind}.bin").read_bytes()
+
+
+def test_a_restored_hub_does_not_draw_its_noise_again():
+    """The journal has the merged contribution, noise included."""
+    made = Fleet("local-sgd | nesterov", 3, 2, 0, 12, disk=Disk(), elements=24)
+    terms, policy, named = made.hub.terms, made.hub.policy, made.hub.rounds.merger.codecs
+
+    def private_hub():
+        rule = PrivateMean(Gaussian(1.0, 0.5))  # of the operating system's randomness
+        return Hub(terms, policy, rule, *named, outer=outer.parse("nesterov"))
+
+    made.hub = private_hub()
+    made.run()
+    assert made.hub.round == 6
+    again = private_hub()
+    again.restore(made.disk.state, made.disk.records(), 0.0)
+    assert again.base.tobytes() == made.hub.base.tobytes()
+    assert state_of(again) == state_of(made.hub)
