@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.job import Job
+from edgetrain.jobs.job import LATER, Job
 from edgetrain.jobs.reading import keys, load, parse
 
 JOBS = Path(__file__).parents[2] / "docs" / "jobs.md"
@@ -219,6 +219,11 @@ def test_the_digest_is_of_what_members_must_agree_on():
 @pytest.mark.parametrize("override", LOCAL)
 def test_the_digest_does_not_depend_on_where_a_member_runs_or_its_data_lies(override):
     assert parse({}, [override]).digest() == Job().digest()
+
+
+def test_keys_that_were_added_later_change_no_digest_at_their_defaults():
+    defaults = dataclasses.asdict(Job().train) | dataclasses.asdict(Job().strategy)
+    assert {key: defaults[key] for key in LATER} == LATER
 
 
 def test_the_digest_does_not_depend_on_the_order_of_keys():

@@ -35,6 +35,12 @@ def test_of_two_that_disagree_the_first_is_believed() -> None:
     assert wrong == ["b"]
 
 
+@given(st.integers(1, 4))
+def test_half_of_the_members_are_not_enough(half) -> None:
+    checksums, wrong = told([(f"m{i}", 1) for i in range(half)], 2 * half + (half == 1))
+    assert (checksums.get(1), wrong) == (0, [])
+
+
 def test_what_the_hub_knows_itself_no_majority_moves() -> None:
     checksums = BaseChecksums({1: TRUE})
     assert [checksums.add_report(name, 1, 8, 3) for name in "abc"] == [("a",), ("b",), ("c",)]
