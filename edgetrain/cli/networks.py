@@ -66,14 +66,15 @@ def _verb(
 
 
 def _add_list(verbs: Any) -> None:
-    common.add_json(_verb(verbs, _run_list, "list", "list the network profiles", "list --json"))
+    parser = _verb(verbs, _run_list, "list", "list the network profiles", "list --json")
+    common.add_json(parser, "answer in JSON")
 
 
 def _add_show(verbs: Any) -> None:
     text = "show a profile and the source of each figure"
     parser = _verb(verbs, _run_show, "show", text, "show starlink")
     parser.add_argument("name", help="a profile, rtt-<ms>ms, or the path of a .toml file")
-    common.add_json(parser)
+    common.add_json(parser, "answer in JSON")
 
 
 def _add_check(verbs: Any) -> None:
@@ -82,7 +83,7 @@ def _add_check(verbs: Any) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="profiles (default: all)")
     parser.add_argument("--backend", choices=_BACKENDS, default="auto")
     parser.add_argument("--seconds", type=float, default=4.0, help="per figure (default: 4)")
-    common.add_json(parser)
+    common.add_json(parser, "answer in JSON")
 
 
 def _add_lab(verbs: Any) -> None:
