@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 
 from edgetrain import strategies
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.terms import Policy
+from edgetrain.exchange.member.driver import Driver, FlatVectors
+from edgetrain.exchange.seam import Entry
 from edgetrain.strategies.streaming import Streaming
 from edgetrain.vectors.blocks import BLOCK
+from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.ranges import Ranges
 from edgetrain.vectors.vector import checksum
 
@@ -240,3 +244,66 @@ def test_more_fragments_than_blocks_are_refused():
     params = np.zeros(ELEMENTS, np.float32)
     with pytest.raises(ConfigError, match="6 ranges of a vector of 1271 elements"):
         Streaming(params, 6, 0.5, every=1, delay=0)
+
+
+def test_a_member_that_waits_for_the_others_weighs_nothing_once_all_fragments_are_sent(
+    monkeypatch,
+):
+    drain = Driver.drain
+
+    def wait_and_drain(self):
+        if not self.is_drained:
+            self.wait_for_fleet(lambda: None)
+        drain(self)
+
+    monkeypatch.setattr(Driver, "drain", wait_and_drain)
+    fleet = fleet_of(3, 0, 2, 1, 0, 16)
+    fleet.members[0].steps = 4
+    fleet.run()
+    assert_equal_replicas(fleet)
+    weights = [closed.weight for closed in fleet.closed]
+    assert weights[:18] == [2.0] * 6 + [1.0] * 12  # two fragments have steps after the fourth
+    assert not any(weights[18:])
+    for member in fleet.members:
+        np.testing.assert_allclose(member.sent, member.walked, rtol=1e-3, atol=1e-3)
+
+
+def test_a_member_that_is_asked_to_stop_sends_what_is_left_of_all_fragments():
+    class Nowhere:
+        """An exchange that keeps what is handed over."""
+
+        sent_nearly_all = True
+        memory, ready = VectorPool(ELEMENTS), 0
+
+        def __init__(self):
+            self.given = []
+
+        def factors(self):
+            return None
+
+        def poll(self):
+            return None
+
+        def submit(self, submission):
+            self.given.append((submission.round, submission.vector))
+
+    class Down:
+        def step(self):
+            params[:] -= 1
+
+    params = np.zeros(ELEMENTS, np.float32)
+    entry = Entry(
+        name="m0", index=0, members=1, strategy="streaming-diloco(4, 0.5)", every=2,
+        delay=Delay(50), codec="fp32", is_masked=False, round=0, applied=0,
+        checksum=checksum(params), resend=0,
+    )  # fmt: skip
+    driver = Driver(Nowhere(), FlatVectors(params), Down(), entry, 1.0, lambda: 0.0)
+    driver.begin()
+    for _ in range(11):
+        driver.step()
+    driver.submit_rest()
+    sums = np.zeros(ELEMENTS)
+    for round, vector in driver.exchange.given:
+        sums[driver.half.ranges.of(round)] += vector
+    assert sums.tolist() == [-11] * ELEMENTS
+    assert [round for round, _ in driver.exchange.given] == list(range(5 + 4))

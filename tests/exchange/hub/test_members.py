@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.exchange.hub import members as members_module
+from edgetrain.exchange.hub.contributions import Contribution
 from edgetrain.exchange.hub.members import NEXT_STATE, MemberRecord, Members
+from edgetrain.exchange.hub.open_rounds import OpenRounds
+from edgetrain.exchange.hub.records import Entered, decode, encode
+from edgetrain.strategies.closing import QuorumAndDeadline
 
 
 def plain_free(taken: set[int]) -> int:
@@ -102,3 +106,39 @@ def test_the_table_of_states_is_the_one_in_the_docstring() -> None:
         (row,) = [line for line in rows if said in line and "Join" not in line]
         before = {word.strip() for word in row.split("  ")[0].split(",")}
         assert before == {state for state, what in NEXT_STATE if what == happening}
+
+
+def test_what_was_merged_before_a_late_contribution_of_another_range_is_not_due_again():
+    member = MemberRecord("a", b"1", 0, 1.0, 0, merged_by_range=[0, 1, 2])
+    for round in (1, 2, 4):  # the contribution to round 0 was late, and waits for round 6
+        member.mark_merged(round)
+    assert member.merged == 0
+    again = MemberRecord.of_seat(decode(*written(Entered(member.seat()))).seat)
+    assert (again.next_round, again.merged_by_range) == (0, [0, 7, 5])
+    due = []
+    for _ in range(3):
+        due.append(again.next_round)
+        again.complete_contribution(b"", 0)
+    assert due == [0, 3, 5]
+
+
+def written(record):
+    """As a journal has it."""
+    header, payloads = encode(record)
+    return header, b"".join(payloads)
+
+
+def test_a_late_contribution_that_waits_for_its_range_does_not_start_the_rounds_deadline():
+    members = Members()
+    senders = [MemberRecord(name, name.encode(), i, 1.0, 0) for i, name in enumerate("ab")]
+    for member in senders:
+        members.add(member)
+        member.start(0, 0)
+    rounds = OpenRounds(members, QuorumAndDeadline(1, 10.0))
+    late, timely = (Contribution(m.name, 1.0, ()) for m in senders)
+    rounds.add(4, senders[0], 1, late, 5.0, opens=False)
+    assert rounds.check(4, 30.0) is None
+    rounds.add(4, senders[1], 4, timely, 30.0)
+    assert rounds.check(4, 39.0) is None
+    entry, missing = rounds.check(4, 40.0)
+    assert (len(entry.contributions), missing) == (2, ("a",))
