@@ -10,6 +10,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import MAX_ELEMENTS, MAX_HEADER_BYTES
+from edgetrain.jobs.job import AUTO
 from edgetrain.jobs.privacy.promise import fix_noise
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.strategies.merging.private import PrivateMean
@@ -42,13 +43,14 @@ def hub_of(
         Policy(
             job.fleet.members,
             job.hub.quorum,
-            job.hub.deadline_s,
+            job.hub.longest_deadline_s,
             job.hub.gone_s,
             job.hub.beat_s,
             job.hub.return_s,
             job.hub.deserted_s,
             int(250_000 * job.hub.most_mb) or most_elements,
             job.hub.status_s,
+            job.hub.deadline_s == AUTO,
         ),
         _merge_rule(found, source),
         found.codec,

@@ -133,7 +133,9 @@ class HubTable:
     """How patient the hub is."""
 
     quorum: int = _ranged(1, 1, 100_000, "contributions a round needs to close at its deadline")
-    deadline_s: float = _ranged(60.0, 0.01, 86_400.0, "then a round closes without the late ones")
+    deadline_s: float | Literal["auto"] = _ranged(
+        60.0, 0.01, 86_400.0, "then a round closes without the late ones; 'auto': from arrivals"
+    )
     gone_s: float = _ranged(5.0, 0.1, 86_400.0, "a member unreachable for so long is given up")
     beat_s: float = _ranged(1.0, 0.05, 60.0, "the hub says something to everyone this often")
     outage_s: float = _ranged(600.0, 1.0, 10**7, "members wait so long for a hub that is away")
@@ -145,6 +147,11 @@ class HubTable:
     snapshot_every: int = _ranged(0, 0, 10**9, "rounds between snapshots of the base; 0: by size")
     status_s: float = _ranged(5.0, 0.0, 3600.0, "members say how they are this often; 0: never")
     message_s: float = _ranged(0.001, 0.0, 10.0, "simulated: seconds the hub takes for a message")
+
+    @property
+    def longest_deadline_s(self) -> float:
+        """`deadline_s`, or what an automatic one is at most."""
+        return 60.0 if self.deadline_s == AUTO else self.deadline_s
 
 
 @dataclass(frozen=True)

@@ -257,6 +257,12 @@ def _check_masked(found: Resolved) -> None:
     if found.mask_terms is None:
         return
     table = found.job.strategy
+    if found.job.hub.deadline_s == AUTO:
+        raise ConfigError(
+            "hub.deadline_s = 'auto' and strategy.secure: a masked contribution that comes late "
+            "counts in no round",
+            "say how many seconds a round waits: hub.deadline_s = 60",
+        )
     if not found.codec.verbatim:
         raise ConfigError(
             f"strategy.codec = '{table.codec}' and strategy.secure: masked numbers are as "
@@ -314,6 +320,12 @@ def _check_out_of_step(found: Resolved) -> None:
             f"strategy.landing = {job.strategy.landing:g} and {strategy.spelled}: members come to "
             "the end at different times",
             "leave it out, or choose dga or fedavg",
+        )
+    if job.hub.deadline_s == AUTO:
+        raise ConfigError(
+            f"hub.deadline_s = 'auto' and {strategy.spelled}: no member is late where each goes at "
+            "its own pace",
+            "say seconds, or leave it out",
         )
     members = job.fleet.members
     rule = strategy.closing_rule(ArrivalTerms(members, found.every, job.hub.deadline_s))

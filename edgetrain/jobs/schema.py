@@ -26,10 +26,10 @@ def _key(hint: Any, spec: dataclasses.Field[Any]) -> dict[str, Any]:
     known: dict[str, Any] = {"description": spec.metadata["doc"]}
     if spec.default is not dataclasses.MISSING:
         known["default"] = spec.default
-    kind, _ = kind_of(hint)
+    kind, may_be_auto = kind_of(hint)
     if kind is list:
         return known | {"type": "array", "items": {"type": "object"}}
     value: dict[str, Any] = {"type": _TYPES[kind]}
     if "low" in spec.metadata:
         value |= {"minimum": spec.metadata["low"], "maximum": spec.metadata["high"]}
-    return known | ({"anyOf": [value, {"const": AUTO}]} if spec.default == AUTO else value)
+    return known | ({"anyOf": [value, {"const": AUTO}]} if may_be_auto else value)

@@ -11,9 +11,13 @@ members that are out of step.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class RoundView(Protocol):
@@ -22,6 +26,14 @@ class RoundView(Protocol):
     @property
     def opened(self) -> float:
         """When the first whole contribution came, in seconds on the clock of `now`."""
+
+    @property
+    def begun(self) -> float | None:
+        """When the first whole contribution came that had not missed its own round; None: none."""
+
+    @property
+    def in_time(self) -> int:
+        """Number of whole contributions that are meant for this round."""
 
     @property
     def contributions(self) -> int:
@@ -53,6 +65,15 @@ class ClosingRule(Protocol):
         """Whether to close the round now. Changes nothing."""
 
 
+@runtime_checkable
+class LearningRule(ClosingRule, Protocol):
+    """A closing rule that follows from the rounds before."""
+
+    def note_round(self, begun: float, waited_s: Sequence[float], missing: int) -> None:
+        """A round has closed that the first of its members had contributed to at `begun`, the
+        others `waited_s` later; `missing` members had not."""
+
+
 @dataclass(frozen=True)
 class QuorumAndDeadline:
     """A round waits for all members until its deadline, and then for a quorum.
@@ -69,3 +90,73 @@ class QuorumAndDeadline:
     def due(self, round: RoundView, now: float) -> bool:
         """See ClosingRule."""
         return round.contributions >= self.quorum and now - round.opened >= self.deadline_s
+
+
+ROUNDS = 16
+"""Rounds that a learned deadline follows from, at most."""
+
+ENOUGH = 5
+"""Rounds before there is one."""
+
+SPREADS = 4
+"""Median deviations from the median that a contribution may be late by."""
+
+LEAST_S = 0.1
+"""Least that a contribution may be late by: what a busy machine takes to answer."""
+
+LEAST_SHARE = 0.1
+"""Least that it may be late by, as a share of the time from round to round."""
+
+
+class LearnedDeadline:
+    """A round waits for a quorum, and for as long as contributions usually take.
+
+    The deadline of the next round, in seconds after the first contribution that is meant for it, ::
+
+        median(w) + max(SPREADS median(|w - median(w)|), LEAST_S, LEAST_SHARE of a round)
+
+    w: how long after the first one each other contribution came, in the last ROUNDS rounds. One
+    that had not come when its round closed counts as later than any: where that is every second one
+    nobody is an outlier, and the deadline is `most_s` again. That is also the most it is, and what
+    it is until ENOUGH rounds have closed. The median and the deviations from it do not feel how
+    late a few members are. A restarted hub learns it again.
+    """
+
+    def __init__(self, quorum: int, most_s: float) -> None:
+        self.quorum, self.most_s = quorum, most_s
+        self.deadline_s = most_s
+        """Of the next round."""
+        self._waits: deque[NDArray[np.float64]] = deque(maxlen=ROUNDS)
+        self._lengths: deque[float] = deque(maxlen=ROUNDS)
+        self._begun: float | None = None
+        self._members = 0
+        """Members that the last round could have had."""
+
+    def due(self, round: RoundView, now: float) -> bool:
+        """See ClosingRule. Until every second member's own contribution is there, a round waits for
+        `most_s`: one member that is early would otherwise make all others late."""
+        if round.contributions < self.quorum:
+            return False
+        begun = round.begun
+        is_over = begun is not None and now - begun >= self.deadline_s
+        return (is_over and 2 * round.in_time >= self._members) or (
+            now - round.opened >= self.most_s
+        )
+
+    def note_round(self, begun: float, waited_s: Sequence[float], missing: int) -> None:
+        """See LearningRule."""
+        if self._begun is not None:
+            self._lengths.append(begun - self._begun)
+        self._begun = begun
+        self._members = 1 + len(waited_s) + missing
+        self._waits.append(np.array([*waited_s, *[np.inf] * missing]))
+        waits = np.concatenate(self._waits)
+        if len(self._waits) < ENOUGH or not waits.size:
+            return
+        middle = float(np.median(waits))
+        if not np.isfinite(middle):
+            self.deadline_s = self.most_s
+            return
+        spread_s = SPREADS * float(np.median(np.abs(waits - middle)))
+        least_s = max(LEAST_S, LEAST_SHARE * float(np.median(self._lengths)))
+        self.deadline_s = min(middle + max(spread_s, least_s), self.most_s)

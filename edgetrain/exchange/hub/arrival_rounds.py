@@ -33,8 +33,14 @@ class _View:
         return self.entry.opened
 
     @property
+    def begun(self) -> float:
+        return self.entry.opened
+
+    @property
     def contributions(self) -> int:
         return len(self.entry.contributions)
+
+    in_time = contributions
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from edgetrain.exchange.hub.contributions import Contribution
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.records import CountedOnce
-from edgetrain.strategies.closing import ClosingRule
+from edgetrain.strategies.closing import ClosingRule, LearningRule
 
 Key = tuple[str, int]
 """(member's name, round that it contributed to): each contribution counts once."""
@@ -30,6 +30,10 @@ class OpenRound:
     contributions: dict[Key, Contribution] = field(default_factory=dict)
     senders: dict[Key, MemberRecord] = field(default_factory=dict)
     """Of each contribution. Some may have left since, and their names may be others' now."""
+    begun: float | None = None
+    """When the first whole contribution came that was meant for this round; None: none has."""
+    waited_s: list[float] = field(default_factory=list)
+    """Seconds after that of the others that were meant for it."""
     lacks: int = 0
     """Contributions missing at the last check. Checking all members is slow in a large fleet, so
     check again only after this many have arrived."""
@@ -71,6 +75,16 @@ class Seen(NamedTuple):
     def opened(self) -> float:
         """When the first whole contribution came."""
         return self.entry.opened
+
+    @property
+    def begun(self) -> float | None:
+        """When the first of them came that did not miss its own round."""
+        return self.entry.begun
+
+    @property
+    def in_time(self) -> int:
+        """How many of them did not."""
+        return 0 if self.entry.begun is None else 1 + len(self.entry.waited_s)
 
     @property
     def contributions(self) -> int:
@@ -143,6 +157,10 @@ class OpenRounds:
             entry.opened = min(entry.opened, now)
         key = member.name, meant_for
         entry.contributions[key], entry.senders[key] = contribution, member
+        if entry.begun is not None:
+            entry.waited_s += [now - entry.begun] if meant_for == round else []
+        elif meant_for == round:
+            entry.begun = now
         entry.lacks -= 1
         return entry.lacks <= 0 or self._closing.due(self._seen(round, entry), now)
 
@@ -164,9 +182,15 @@ class OpenRounds:
             del self._open[round]
         return entry.senders.pop(key)
 
-    def remove(self, round: int) -> None:
-        """Forget a round: it has been merged."""
-        self._open.pop(round, None)
+    def remove(self, round: int, missing: int) -> None:
+        """Forget a round: it has been merged, without this many members."""
+        entry = self._open.pop(round, None)
+        if (
+            entry is not None
+            and entry.begun is not None
+            and isinstance(self._closing, LearningRule)
+        ):
+            self._closing.note_round(entry.begun, entry.waited_s, missing)
 
     def check(self, round: int, now: float) -> tuple[OpenRound, tuple[str, ...]] | None:
         """If `round`, the oldest open one, is due: its contributions, and the names of the members

@@ -377,7 +377,7 @@ class Rounds:
             self.arrivals.weigh(entry, round)
         result = self.merger.close_round(round, entry.in_order, due.end, rung)
         before = self.checksums.get(round)
-        self.open_rounds.remove(round)
+        self.open_rounds.remove(round, len(due.missing))
         effects = _mark_late(self._members, round, due.missing)
         wishes = [c.wish for c in result.counted if c.wish is not None]
         if told := self.delay.agree(round, wishes, now):

@@ -10,7 +10,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.delay import AT_ONCE, Delay
 from edgetrain.exchange.messages import MAX_ELEMENTS
 from edgetrain.strategies.arrivals import ArrivalRule, ArrivalTerms
-from edgetrain.strategies.closing import ClosingRule, QuorumAndDeadline
+from edgetrain.strategies.closing import ClosingRule, LearnedDeadline, QuorumAndDeadline
 
 if TYPE_CHECKING:
     from edgetrain.strategies import Strategy
@@ -65,7 +65,7 @@ class Terms:
     def closing_rule(self, policy: Policy) -> ClosingRule:
         """What closes rounds: the strategy's rule, or the policy's where members are in step."""
         if self.arrivals is None:
-            return QuorumAndDeadline(policy.quorum, policy.deadline_s)
+            return policy.closing_rule()
         return self.arrivals(ArrivalTerms(policy.members, self.every, policy.deadline_s))
 
     def agreed(self, codec: str, reply_codec: str, masked: bool) -> str:
@@ -110,3 +110,10 @@ class Policy:
     """Elements of the largest model that a member may bring."""
     status_s: float = 0.0
     """Seconds between two reports of how a member is doing; 0: none is wanted."""
+    learns_deadline: bool = False
+    """Whether a round closes before `deadline_s`, where contributions usually come sooner."""
+
+    def closing_rule(self) -> ClosingRule:
+        """A fresh rule of when a round closes, of members that are in step."""
+        rule = LearnedDeadline if self.learns_deadline else QuorumAndDeadline
+        return rule(self.quorum, self.deadline_s)

@@ -101,7 +101,7 @@ def question_of(
         rounds=options.rounds,
         seed=job.seed,
         quorum=min(job.hub.quorum, members),
-        deadline_s=job.hub.deadline_s,
+        deadline_s=job.hub.longest_deadline_s,
     )
 
 
