@@ -114,6 +114,8 @@ NIGHTLY = {
     'edgetrain run strategy=dga codec="topk(0.01) | q2"': "run folder",
     "edgetrain run examples/shared-uplink.toml": "run folder",
     "edgetrain run examples/slow-links.toml": "run folder",
+    'edgetrain run --simulate "strategy=fedbuff(4, 0.5)" members=32 network=wan-200ms'
+    " pace_s=0.05": "run folder",
     "edgetrain run --simulate examples/slow-links.toml": r"dga .* int[48]",
     "edgetrain run examples/gpu-group.toml": "run folder",
     "edgetrain run examples/private.toml": "epsilon",
