@@ -291,6 +291,14 @@ def _out_of_step(setting: Setting, lead: float = math.inf, fetch: float = 0) -> 
     )
 
 
+def _fedbuff(setting: Setting, most: float, exponent: float) -> MemberHalf:
+    return _out_of_step(setting)
+
+
+def _downpour(setting: Setting, fetch: float) -> MemberHalf:
+    return _out_of_step(setting, fetch=fetch)
+
+
 def _buffered(pace: ArrivalTerms, most: float, exponent: float) -> ArrivalRule:
     from edgetrain.strategies.arrivals import Buffered
 
@@ -431,7 +439,7 @@ _ROWS = (
     ),
     Strategy(
         name="fedbuff",
-        build=lambda setting, *_: _out_of_step(setting),
+        build=_fedbuff,
         closing=_buffered,
         parameters=(Parameter("M", 1, most_members=True), Parameter("a", 0.0, 100.0)),
         summary="K local steps and on without waiting: each M arrivals make a reply, old ones "
@@ -457,7 +465,7 @@ _ROWS = (
     ),
     Strategy(
         name="async-sgd",
-        build=lambda setting, fetch: _out_of_step(setting, fetch=fetch),
+        build=_downpour,
         closing=_summed,
         parameters=(Parameter("fetch", 1),),
         summary="push every K steps, in full, and take what has come every `fetch` steps "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -49,6 +50,11 @@ def test_no_step_is_quiet_where_the_half_adjusts_the_gradient(row):
         half.adjusts_gradient
         or half.quiet_steps() == min(row.every, getattr(half, "fetch", 0) or row.every) - 1
     )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_goes_to_other_processes(row):
+    assert pickle.loads(pickle.dumps(row)) == row
 
 
 # -- arguments ------------------------------------------------------------------------------------
