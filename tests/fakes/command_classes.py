@@ -231,6 +231,7 @@ ELSEWHERE = {
     "edgetrain calibrate members=2 codec=fp16 delay=0 pace_s=0.02 steps=100 --strategies"
     " fedavg,sync-sgd --networks slow.toml,slow-jitter.toml": "profiles of the reader's",
     "edgetrain sweep examples/paper/vision.toml": "fetches CIFAR-10, and hours",
+    "edgetrain sweep benchmarks/tenfold.toml": _BENCHMARK,
     "edgetrain sweep benchmarks/whole_job.toml": _BENCHMARK,
     "edgetrain sweep examples/paper/language.toml": _HOURS,
 }
