@@ -165,7 +165,7 @@ def test_a_killed_member_does_not_stop_the_others(count, members, every, delay, 
 )  # fmt: skip
 def test_an_automatic_delay_holds_for_all_fragments(count, wanted, members, rng):
     fleet = fleet_of(
-        count, 0.5, members, 2, None, 60, rng=rng, wanted_delay=wanted, bounded=True
+        count, 0.5, members, 2, None, 40, rng=rng, wanted_delay=wanted, bounded=True
     ).run()
     assert_equal_replicas(fleet)
 

@@ -10,8 +10,8 @@ from edgetrain.runs.folder import create, read_metrics
 from edgetrain.training.simulated import simulation
 
 WORDS = (
-    "members=4", "device=raspberry-pi-4b", "pace_s=0.1", "network=wan-200ms", "steps=360",
-    "every=60", "evaluate_every=360", "optimizer={ name = 'sgd', lr = 0.05, momentum = 0.9 }",
+    "members=3", "device=raspberry-pi-4b", "pace_s=0.1", "network=wan-200ms", "steps=240",
+    "every=60", "evaluate_every=240", "optimizer={ name = 'sgd', lr = 0.05, momentum = 0.9 }",
 )  # fmt: skip
 
 
@@ -32,15 +32,15 @@ def most_in_a_second(exchanges, rounds):
     return max(sum(size for at, size in sent if begins <= at < begins + 1) for begins, _ in sent)
 
 
-@pytest.mark.parametrize("count", [3, 6])
-def test_a_second_carries_a_fragment_instead_of_a_model(tmp_path, count):
+def test_a_second_carries_a_fragment_instead_of_a_model(tmp_path):
+    count = 5
     whole, exchanges = trained(tmp_path, "diloco")
     streamed, fragments = trained(tmp_path, f"streaming-diloco({count}, 0.5)", "delay=6")
-    most = most_in_a_second(exchanges, 6)
-    assert most_in_a_second(fragments, 6 * count) == pytest.approx(most / count, rel=0.1)
+    most = most_in_a_second(exchanges, 4)
+    assert most_in_a_second(fragments, 4 * count) == pytest.approx(most / count, rel=0.1)
     assert streamed["final"]["loss"] <= whole["final"]["loss"] + 0.02
     total = sum(e["sent_bytes"] for e in fragments)
-    assert total == pytest.approx(sum(e["sent_bytes"] for e in exchanges), rel=0.2)
+    assert total == pytest.approx(sum(e["sent_bytes"] for e in exchanges), rel=0.25)
 
 
 def test_batched_members_exchange_fragments_as_single_ones_do(tmp_path):
@@ -56,4 +56,4 @@ def test_masks_hide_fragments_and_change_no_more_than_their_rounding(tmp_path):
     plain, _ = trained(tmp_path, "streaming-diloco(4, 0.5)", *words)
     masked, exchanges = trained(tmp_path, "streaming-diloco(4, 0.25)", *words, "secure=true")
     assert masked["final"]["accuracy"] == pytest.approx(plain["final"]["accuracy"], abs=0.05)
-    assert {e["members"] for e in exchanges} == {4}
+    assert {e["members"] for e in exchanges} == {3}
