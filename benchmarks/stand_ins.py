@@ -267,6 +267,13 @@ def _landing_rules() -> dict[str, Rule]:
         (58, 29, False, ((35, 7),)),
         (29, 12, False, ((0, 7), (28, 7), (35, 7), (42, 7), (56, 7), (35, 5))),
         (29, 12, True, ((35, 7),)),
+        (5, 20, False, ((35, 7),)),
+        (20, 10, False, ((35, 7),)),
+        (20, 20, False, ((35, 7),)),
+        (26, 13, False, ((35, 7),)),
+        (18, 9, False, ((35, 7),)),
+        (40, 20, False, ((35, 7),)),
+        (29, 6, False, ((35, 7),)),
     ):
         name = "fedavg" if not delay else "drift" if corrects else "own"
         for last, short in lasts:
@@ -339,6 +346,7 @@ def rows(group: str) -> dict[str, Rule]:
             table |= {f"{name}, fedavg K={k}": replace(own, every=k, delay=0) for k in (5, 17)}
             table |= {f"{name}, own K=D={k}": replace(own, every=k, delay=k) for k in (2, 3, 6)}
             table[f"{name}, drift K=D=6"] = replace(own, corrects=True)
+            table |= {f"{name}, own, leave 0.7, K=D=3": replace(own, every=3, delay=3, leave=0.7)}
             shares = (0.5, 0.7, 0.9)
             table |= {f"{name}, own, leave {s}, K=D=6": replace(own, leave=s) for s in shares}
         return table

@@ -128,6 +128,8 @@ class Join:
     there are none, or their values are not handed out."""
     fixed: str = _text(64, default="")
     """Digest of their values in this member (vectors/blob.py): the hub does not send equal ones."""
+    steps: int = _integer(0, MAX_COUNT, default=0)
+    """Local steps of the run, where the member brings its own loop and knows; 0: not known."""
     payload: Buffer = _payload(default=b"")  # noqa: RUF009
     """Text that describes the tensors of the vector, see vectors/layout.py; may be empty."""
 
@@ -179,6 +181,7 @@ CODES = {
     "layout": "the model's tensors are missing, differ from the digest, or do not suit a codec",
     "name": "a member with this name, or with this key, is there already",
     "taken": "the name is that of a member with another key",
+    "steps": "the members of a fleet take other numbers of steps",
     "full": "all places of the job are taken",
     "started": "with this strategy no member can join after the start",
     "unknown": "the hub does not know this connection (any more): resume, or join",
@@ -274,6 +277,8 @@ class Resume:
     """The member restarted without a base: send the hub's, not the replies it missed."""
     fixed: str = _text(64, default="")
     """As in Join: a process that was started again may have made other values."""
+    steps: int = _integer(0, MAX_COUNT, default=0)
+    """As in Join: the journal of a hub that was restored does not say it."""
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,8 @@ class Request:
     about who dropped out."""
     fixed_tensors: FixedTensors | None = None
     """What is not trained and takes the first member's values, as `layout` says; None: nothing."""
+    steps: int = 0
+    """Local steps of the run, from a member with its own loop; 0: not known."""
 
 
 @dataclass(frozen=True)

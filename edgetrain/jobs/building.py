@@ -5,8 +5,11 @@ Needs no torch. Nothing is started here.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.landing import CHOSEN
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import MAX_ELEMENTS, MAX_HEADER_BYTES
@@ -25,12 +28,14 @@ def hub_of(
     any_job: bool = False,
     source: Source = system,
     most_elements: int = MAX_ELEMENTS,
+    keeps_windows: bool | None = None,
 ) -> Hub:
     """A fresh hub of a job, as `rules.resolve` found it.
 
     With `any_job` it admits members whatever job they run. `source` is what noise is made of, if
-    the hub adds it. `most_elements`: of the largest model, where the job does not say. ConfigError
-    if its noise cannot be worked out.
+    the hub adds it. `most_elements`: of the largest model, where the job does not say.
+    `keeps_windows`: see `Delay`; None: as the job's network profiles say. ConfigError if its noise
+    cannot be worked out.
     """
     job = found.job
     masks = None
@@ -39,7 +44,7 @@ def hub_of(
 
         masks = Aggregator(found.mask_terms)
     return Hub(
-        _terms(found, any_job),
+        _terms(found, any_job, found.keeps_windows if keeps_windows is None else keeps_windows),
         Policy(
             job.fleet.members,
             job.hub.quorum,
@@ -60,10 +65,13 @@ def hub_of(
     )
 
 
-def _terms(found: Resolved, any_job: bool) -> Terms:
-    job = found.job
+def _terms(found: Resolved, any_job: bool, keeps_windows: bool) -> Terms:
+    job, delay = found.job, replace(found.delay, keeps_windows=keeps_windows)
+    if any_job and job.strategy.landing == AUTO and "partition" not in job.data:
+        landing = CHOSEN if found.strategy.has_local_steps else 0.0  # whose data are not known
+        delay = replace(delay, landing=landing)
     return Terms.of_strategy(
-        found.strategy, found.every, found.delay, "" if any_job else job.digest(),
+        found.strategy, found.every, delay, "" if any_job else job.digest(),
         0 if any_job else job.train.steps,
     )  # fmt: skip
 

@@ -12,7 +12,14 @@ from pathlib import Path
 from edgetrain import codecs, strategies
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import APART_SHARE, MAX_IN_FLIGHT, SHARE, AgreedDelay, Delay
+from edgetrain.exchange.hub.delay import (
+    APART_SHARE,
+    LANDED_SHARE,
+    MAX_IN_FLIGHT,
+    SHARE,
+    AgreedDelay,
+    Delay,
+)  # fmt: skip
 from edgetrain.exchange.hub.journal import Fsync, JournalSettings
 from edgetrain.exchange.hub.landing import CHOSEN
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
@@ -100,6 +107,12 @@ class Resolved:
         return [self.network_profiles[name] for name in self.networks]
 
     @property
+    def keeps_windows(self) -> bool:
+        """Whether all of these links say that TCP keeps its windows over pauses."""
+        ways = [way for link in self.links for way in (link.up, link.down)]
+        return bool(ways) and not any(way.slow_start_after_idle for way in ways)
+
+    @property
     def rounds(self) -> int:
         """Contributions that each member makes, at most; 0: the length of the run is not known."""
         steps, ranges = self.job.train.steps, self.strategy.ranges
@@ -151,11 +164,11 @@ def _delay_of(job: Job, strategy: Strategy) -> Delay:
     if not strategy.in_step:  # there is no reply to every round, whose trip could be measured
         return Delay(MAX_IN_FLIGHT * (job.strategy.every or strategy.every))
     by_gradient = str(job.train.optimizer.get("name", "")).lower() in _BY_GRADIENT
-    together = _stay_together(job)
-    one_in_flight = strategy.wants_one_in_flight(together) and by_gradient
-    one_in_flight = one_in_flight and not job.strategy.every
-    share = SHARE if together else APART_SHARE
-    return Delay(0, True, share, one_in_flight, landing)
+    lands = landing != 0 and not _has_equal_data(job) and _has_samples(job)
+    together, is_free = _stay_together(job), by_gradient and not job.strategy.every
+    share = SHARE if together else LANDED_SHARE if lands else APART_SHARE
+    one_in_flight = strategy.wants_one_in_flight(together) and is_free
+    return Delay(0, True, share, one_in_flight, landing, lands and is_free)
 
 
 def _landing_of(job: Job, strategy: Strategy) -> float:
@@ -163,14 +176,19 @@ def _landing_of(job: Job, strategy: Strategy) -> float:
     share = job.strategy.landing
     if isinstance(share, float):
         return share
-    lands = strategy.has_local_steps and strategy.in_step
+    lands = strategy.has_local_steps and strategy.in_step and strategy.ranges == 1
     return CHOSEN if lands and not _has_equal_data(job) else 0.0
 
 
 def _stay_together(job: Job) -> bool:
     """Whether members' steps lead the same way: their samples are known to be drawn from the same,
     and enough of them are in a step."""
-    return _has_equal_data(job) and job.train.batch * job.train.accumulate >= _SAMPLES
+    return _has_equal_data(job) and _has_samples(job)
+
+
+def _has_samples(job: Job) -> bool:
+    """Whether enough samples are in a step."""
+    return job.train.batch * job.train.accumulate >= _SAMPLES
 
 
 def _has_equal_data(job: Job) -> bool:

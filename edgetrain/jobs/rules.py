@@ -154,6 +154,12 @@ def _check_pace(found: Resolved) -> None:
             "at every step, to the end",
             "leave it out, or choose dga or fedavg",
         )
+    if strategy.ranges > 1 and job.strategy.landing not in (0, AUTO):
+        raise ConfigError(
+            f"strategy.landing = {job.strategy.landing:g}: {strategy.spelled} exchanges a fragment "
+            "at a time, and rounds of all at the end are not built",
+            "leave it out, or choose dga or fedavg",
+        )
 
 
 def _check_ranges(found: Resolved) -> None:

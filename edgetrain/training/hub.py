@@ -29,10 +29,11 @@ from edgetrain.exchange.keys.pairs import spell
 from edgetrain.exchange.transport import owner_of
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.files.toml import read_toml
+from edgetrain.fleet.networks.congestion import restarts_after_idle
 from edgetrain.jobs.building import hub_of, message_limit
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
-from edgetrain.jobs.resolved import journal_settings
+from edgetrain.jobs.resolved import Resolved, journal_settings
 from edgetrain.jobs.rules import doubts, resolve
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.environment import free_memory, utc
@@ -111,7 +112,7 @@ def serve_job(
     found, journal = resolve(job), None
     for doubt in doubts(found.strategy, [str(job.train.optimizer.get("name", "sgd"))]):
         warn(f"warning: {doubt}")
-    fresh = partial(hub_of, found, most_elements=max(1, free_memory() // (4 * LARGEST_SHARE)))
+    fresh = _maker(found)
     hub = fresh(any_job=request.any_job)
     _check_resume(request)
     socket = HubSocket(listening.bind, message_limit(found.codec), gate)
@@ -147,6 +148,14 @@ def serve_job(
     if not hub.round:
         warn(_UNTRAINED)
     return hub.round
+
+
+def _maker(found: Resolved) -> partial[Hub]:
+    """Makes hubs of this job, for this machine's memory and its TCP."""
+    most_elements = max(1, free_memory() // (4 * LARGEST_SHARE))
+    return partial(
+        hub_of, found, most_elements=most_elements, keeps_windows=not restarts_after_idle()
+    )
 
 
 def _check_connections(members: int, warn: Say) -> None:

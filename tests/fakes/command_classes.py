@@ -78,7 +78,7 @@ NIGHTLY = {
     "edgetrain compare --simulate": "dga ",
     "edgetrain compare --simulate network=wan-200ms": "dga ",
     "edgetrain compare --simulate --strategies 'fedavg,dga,dga(drift)' network=wan-200ms"
-    " pace_s=0.05 every=6 delay=6 steps=280 target=0.9"
+    " pace_s=0.05 every=6 delay=6 landing=0 steps=280 target=0.9"
     " \"data={ partition = 'dirichlet(0.3)' }\"": r"dga\(drift\) .* 2\.3x",
     "edgetrain compare --simulate --strategies"
     " 'dga,fedprox(0.01),diloco,fedavg | adam(0.1)'": "diloco ",

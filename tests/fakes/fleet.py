@@ -276,7 +276,7 @@ class FakeMember:
         fleet, flat = self.fleet, self._flat
         request = Request(
             layouts.digest(flat.description), f"m{self.index}", self.weight,
-            layout=flat.description,
+            layout=flat.description, steps=self.steps if fleet.tells_steps else 0,
         )  # fmt: skip
         link = Recorded(Link(self.wire, fleet.clock), self)
         try:
@@ -342,6 +342,7 @@ class Fleet:
         momentum: float = 0.0,
         merge: str = "mean",
         landing: float = 0.0,
+        tells_steps: bool = False,
     ) -> None:
         self.rng = rng or random.Random(0)
         self.strategy = strategies.find(strategy)
@@ -362,7 +363,10 @@ class Fleet:
         self.closed: list[Closed] = []
         every = every if self.strategy.has_local_steps else 1
         pace = Delay(delay or 0, delay is None) if self.strategy.delays else Delay()
-        pace, bounded = replace(pace, landing=landing), bounded or landing != 0
+        self.tells_steps = tells_steps
+        """Whether members say how many steps they take, as with loops of their own."""
+        pace = replace(pace, landing=landing)
+        bounded = bounded or (landing != 0 and not tells_steps)
         terms = Terms.of_strategy(self.strategy, every, pace, steps=steps if bounded else 0)
         self.fresh_hub = lambda: Hub(
             terms, policy or Policy(members), self.strategy.merge_rule(merge), *named,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import APART_SHARE, SHARE
+from edgetrain.exchange.hub.delay import APART_SHARE, LANDED_SHARE, SHARE
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
@@ -122,20 +122,36 @@ def test_a_job_may_say_which_figure_counts_as_trained():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "together"),
+    ("overrides", "share"),
     [
-        ([], True),
-        (["data.partition=iid"], True),
-        (["data.partition=shared(64)"], True),
-        (["data.partition=dirichlet(3)"], False),
-        (["task=mine.py:task"], False),
-        (["task=mine.py:task", "data.partition=iid"], True),
-        (["batch=4"], False),
-        (["batch=4", "train.accumulate=2"], True),
+        ([], SHARE),
+        (["data.partition=iid"], SHARE),
+        (["data.partition=shared(64)"], SHARE),
+        (["data.partition=dirichlet(3)"], LANDED_SHARE),
+        (["data.partition=dirichlet(3)", "landing=0"], APART_SHARE),
+        (["data.partition=dirichlet(3)", "batch=4"], APART_SHARE),
+        (["task=mine.py:task"], LANDED_SHARE),
+        (["task=mine.py:task", "data.partition=iid"], SHARE),
+        (["batch=4"], APART_SHARE),
+        (["batch=4", "train.accumulate=2"], SHARE),
     ],
 )
-def test_a_delay_has_half_the_share_of_a_run_where_members_are_led_apart(overrides, together):
-    share = look_up(load(None, overrides)).delay.share
-    assert share == (SHARE if together else APART_SHARE)
+def test_the_share_of_a_run_that_a_delay_has_is_less_where_members_are_led_apart(overrides, share):
+    """Unless the run lands."""
+    assert look_up(load(None, overrides)).delay.share == share
     agreed = hub_of(look_up(load(None, [*overrides, "strategy=dga", "delay=auto", "steps=400"])))
     assert agreed.rounds.delay.most == 400 // share - 5
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["strategy=sync-sgd", "landing=0.1"], "landing = 0.1: sync-sgd waits for every reply at"),
+        (["strategy=streaming-diloco(2, 0.5)", "landing=1"], "rounds of all at the end are not"),
+        (["landing=1.5"], "allowed is a number or 'auto' from 0 to 1"),
+        (["landing=soon"], "allowed is a number or 'auto' from 0 to 1"),
+    ],
+)
+def test_a_landing_that_cannot_be_is_refused(words, says):
+    with pytest.raises(ConfigError, match=says):
+        resolve(load(None, words))

@@ -85,14 +85,17 @@ class Admission:
             return self._too_large(join)
         if self.finished:
             return self._ended()
+        known = self.rounds.delay.steps
+        if join.steps and known and join.steps != known:
+            return "steps", f"the run has {known:,} steps, the member's {join.steps:,}"
         if self.rounds.started and not self.terms.allows_late_join:
             return "started", (
                 f"{self.terms.strategy} is at round {self.rounds.round}, and the optimizer's state "
                 "is only in the members: use a displacement strategy (dga, fedavg) to join late"
             )
         namesake = self.members.named(join.name)
-        known = namesake or self.members.away.get(join.name)
-        if known is not None and not known.may_be_at(sender):
+        earlier = namesake or self.members.away.get(join.name)
+        if earlier is not None and not earlier.may_be_at(sender):
             return "taken", f"the name '{join.name}' is that of a member with another key"
         there = self.members.get(sender)
         if there is None and namesake is not None and namesake.unreachable_since is None:

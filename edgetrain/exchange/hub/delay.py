@@ -9,12 +9,17 @@ With an automatic delay, `agree` at turns 1, 3, 6, 12, … (rounds merged) decid
     not known yet                         as before         as before
     longer than D, which was enough, and  as before         as long as a round takes
     rounds take longer than their steps
+    long, and members diverge             two fifths of K   as long, in the run's bounds
     more than the run can bear            as long as it can longer, in proportion
     anything else                         as long           as before, but not over twice D
 
 What a run can bear is said by `Delay.together`; rounds grow up to half of that. Where rounds begin
 faster than they close, the hub or a link is the bottleneck: a longer delay would lengthen its
 queue, and hide nothing.
+
+The third row is `Delay.overlaps`: members wait for the rest of each trip. It needs long rounds, and
+TCP forgets its window between these where a kernel lets it (not `Delay.keeps_windows`): messages
+would start slowly in each round, which takes longer than what is hidden, so rounds stay short.
 
 At the end of a run that lands, K and D are the landing's (`landing`), fixed or measured before.
 """
@@ -42,9 +47,13 @@ MAX_AHEAD = 1024
 MAX_IN_FLIGHT = 128
 """Rounds that an automatic delay may hide, whatever members ask for."""
 
-SHARE, APART_SHARE = 8, 16
-"""See `Delay.together`: of members that stay together, and of members that unequal data, or the
-noise of small batches, lets diverge (docs/decisions/004 has what that costs)."""
+SHARE, APART_SHARE, LANDED_SHARE = 8, 16, 7
+"""See `Delay.together`: of members that stay together; of members that unequal data, or the noise
+of small batches, lets diverge; and of those whose data are unequal and that land
+(docs/decisions/004 has what that costs)."""
+
+FIRST_WINDOW_BYTES = 14_480
+"""A message of at most this many loses nothing to TCP's slow start: ten segments (RFC 6928)."""
 
 GREW = 1.1
 """A delay that was enough is so no more, and rounds take longer than their steps, from this factor
@@ -69,6 +78,10 @@ class Delay:
     landing: float = 0.0
     """The share of the run's steps, at its end, that are taken in short rounds without a delay
     (`landing.Landing`); 0: none are; CHOSEN: as K and D ask for it."""
+    overlaps: bool = False
+    """Whether trips longer than a sixteenth of the run are hidden in part, by long rounds."""
+    keeps_windows: bool = False
+    """Whether the hub's TCP keeps its windows between long rounds."""
 
     def together(self, every: int, steps: int) -> int:
         """The most that K + D may be, the steps that a member may diverge from the fleet: one in
@@ -131,11 +144,12 @@ class AgreedDelay:
         """Steps in the rounds merged so far."""
         self._lengths = [(0, every)]
         """(replies after which members know it, steps in a round), of each change."""
-        self._shortest = every
-        self._steps = steps
+        self._shortest, self._begun_with = every, delay
+        self.steps = steps
+        """Local steps of the run; 0: not known."""
         self._last_rounds = ranges - 1
-        self._share = delay.landing if steps else 0.0
-        self._one_in_flight = delay.one_in_flight
+        self._one_in_flight, self._overlaps = delay.one_in_flight, delay.overlaps
+        self._keeps_windows = delay.keeps_windows
         self._together = delay.together(every, steps)
         self._longest = self.first // every if delay.is_measured else 0
         """The most rounds in flight so far: members still act on it for a while."""
@@ -150,6 +164,16 @@ class AgreedDelay:
         self._land([])
         self._lengths = [(0, self.every)]
 
+    def set_steps(self, steps: int) -> None:
+        """Note how long the run is: a member with its own loop says so. Nothing changes if it is
+        known, or over by what is merged."""
+        if self.steps or steps <= self.merged_steps:
+            return
+        self.steps, self._together = steps, self._begun_with.together(self._shortest, steps)
+        if not self.merged_steps:
+            self._land([])
+            self._lengths = [(0, self.every)]
+
     @property
     def most(self) -> int:
         """The longest delay that there may be, in steps: the job's, or what the run can bear."""
@@ -160,21 +184,21 @@ class AgreedDelay:
         """The delay that members are told as training begins. Before anything is measured together,
         an automatic one is the longest: each takes what it has measured while joining, up to this.
         Where the run's length is not known, a round."""
-        if self._is_measured and self.delay and self._steps and not self.merged_steps:
+        if self._is_measured and self.delay and self.steps and not self.merged_steps:
             return max(self.every, self.most)
         return self.delay
 
     @property
     def landing(self) -> Landing | None:
         """The run's end, as K and D are now; None: it does not land, or its length is not known."""
-        share = self._share
+        share = self._begun_with.landing if self.steps else 0.0
         if share == CHOSEN:
             # A measured delay is at least a step, until the landing.
             is_near = self._fixed is None and not self.delay
             share = share_for(MAX_COUNT if is_near else sum(self._fixed or self._now))
         every, delay = self._fixed or (self.every, 1)
         is_short = every <= EVERY and not delay
-        return Landing.of(share, self._steps) if share and not is_short else None
+        return Landing.of(share, self.steps) if share and not is_short else None
 
     @property
     def is_landing(self) -> bool:
@@ -232,7 +256,12 @@ class AgreedDelay:
         if not taken:
             return ""
         self._is_settled = round >= AUTO_ROUNDS
-        told = self._decide(taken, lasts, any(wish.applied for wish in wishes))
+        is_long = self._is_settled and taken > self.steps // APART_SHARE
+        is_kept = self._keeps_windows or 0 < max(w.sent for w in wishes) <= FIRST_WINDOW_BYTES
+        if self._overlaps and is_long and is_kept:
+            told = self._overlap(taken, slowest)
+        else:
+            told = self._decide(taken, lasts, any(wish.applied for wish in wishes))
         self._longest = max(self._longest, self.delay // self.every)
         return told
 
@@ -300,6 +329,21 @@ class AgreedDelay:
         self._is_enough = is_measured and (grew or taken <= self.most)
         return told
 
+    def _overlap(self, taken: int, step_s: float) -> str:
+        """Let rounds be as long as a reply takes, in the run's bounds, and hide a part of it."""
+        before, self._is_enough = self.every, False
+        self.every = max(self._shortest, min(taken, 5 * self._together // 7))
+        self.delay = max(1, 2 * self.every // 5)
+        rounds = math.ceil(max(0, self.steps - self.merged_steps) / self.every)
+        waits_s = rounds * max(0.0, taken / MARGIN - self.delay) * step_s
+        return self._told(
+            before,
+            f"a reply takes {taken} steps, of which {self.delay} are hidden, because a longer "
+            "delay costs more on unequal data: the others are waited for, "
+            f"{waits_s:.3g} s in this run",
+            "strategy.every and strategy.delay say others",
+        )
+
     def _lengthen(self, steps: float) -> None:
         self.every = max(self.every, min(math.ceil(steps), self._together // 2))
 
@@ -329,12 +373,12 @@ class AgreedDelay:
     def end_after(self, merged: int) -> int:
         """The round after the run's last one, `merged` rounds being merged and the others as long
         as rounds are now; MAX_COUNT: the length of the run is not known."""
-        if not self._steps:
+        if not self.steps:
             return MAX_COUNT
         if (landing := self.landing) is not None:
             rounds = landing.rounds_after(self.merged_steps, self.every)
         else:
-            rounds = -((self.merged_steps - self._steps) // self.every)
+            rounds = -((self.merged_steps - self.steps) // self.every)
         return merged + rounds + self._last_rounds
 
     @property

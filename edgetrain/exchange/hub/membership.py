@@ -179,17 +179,16 @@ class Membership:
     def _add(self, sender: bytes, join: Join) -> list[Effect]:
         name = join.name or self._members.free_name()
         weight = join.weight if self._terms.weighted else 1.0
-        index = self._members.free_index()
         member = MemberRecord(
-            name, sender, index, weight, join.checksum, join.session, fixed=join.fixed,
-            merged_by_range=list(range(self._terms.ranges)),
+            name, sender, self._members.free_index(), weight, join.checksum, join.session,
+            fixed=join.fixed, merged_by_range=list(range(self._terms.ranges)),
         )  # fmt: skip
         self._members.add(member)
+        self._rounds.delay.set_steps(join.steps)
         if self.first_base.uploader is None and not self._rounds.started:
             self.first_base.expect_from(member)
-        joined = f"{len(self._members)} of {self.policy.members}"
-        welcome = Send(sender, self._welcome(member))
-        return [welcome, Note("joined", name, joined), *self._admit_late(member)]
+        joined = Note("joined", name, f"{len(self._members)} of {self.policy.members}")
+        return [Send(sender, self._welcome(member)), joined, *self._admit_late(member)]
 
     def _join_again(self, member: MemberRecord, sender: bytes, join: Join) -> list[Effect]:
         """It was let in and does not know: a connection or the hub was lost meanwhile."""
@@ -198,6 +197,7 @@ class Membership:
         if self._rounds.started and self._rounds.base is None:
             return [refusal(sender, "started", "the parameters to start from are gone: start anew")]
         self._members.move(member, sender)
+        self._rounds.delay.set_steps(join.steps)
         member.offer(join.checksum, join.fixed)
         if member is self.first_base.uploader and not self._rounds.started:
             self.first_base.expect_again()
@@ -286,16 +286,14 @@ class Membership:
             member.forget_unmerged()
         self._members.move(member, sender)
         member.resume(message.oldest)
+        rounds.delay.set_steps(message.steps)
         begin = message.submitted
         keep = not message.lacks_base and self._admission(tail).has_replies_from(message.applied)
         if self._terms.allows_late_join and begin < max(rounds.oldest_number, member.next_round):
             begin = self._next_round_for(member)
             member.begin_at(begin, message.submitted)
         member.mark_applied(message.applied if keep else rounds.round)
-        effects: list[Effect] = [
-            Write(Entered(member.seat())),
-            Send(sender, self._welcome(member)),
-        ]
+        effects: list[Effect] = [Write(Entered(member.seat())), Send(sender, self._welcome(member))]
         lacking = self._send_lacking(sender, keep, message.fixed)
         effects += lacking
         start = Start(

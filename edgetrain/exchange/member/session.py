@@ -176,6 +176,7 @@ class Session:
             attempt=self._attempt,
             lacks_base=not self.has_begun and self._past is not None and not self._past.has_base,
             fixed=self.fixed,
+            steps=self._request.steps,
         )
 
     def _join(self) -> Join:
@@ -190,6 +191,7 @@ class Session:
             session=self.number,
             fixed_bytes=fixed.size if (fixed := self._request.fixed_tensors) is not None else 0,
             fixed=self.fixed,
+            steps=self._request.steps,
             payload=self._request.layout,
         )
 

@@ -19,6 +19,7 @@ import numpy as np
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.delay import AgreedDelay, Delay, is_turn
+from edgetrain.exchange.hub.landing import CLOSE
 from edgetrain.exchange.messages import Contribute, Message, Reply, pack
 from edgetrain.fleet.devices import Device
 from edgetrain.fleet.networks import Profile
@@ -60,6 +61,8 @@ class ExchangeSizes:
     reply_codec: Codec
     ratio: float = 0.0
     reply_ratio: float = 0.0
+    lands: bool = False
+    """Whether the run may land, which these figures leave out."""
 
 
 @dataclass(frozen=True)
@@ -505,13 +508,19 @@ class _Run:
 
     def _not_modelled(self) -> str:
         """In words: what members would do that the figures leave out."""
-        every = self.question.exchange.every
-        if not self.question.exchange.delay.is_measured or self.wanted <= self.agreed.most:
-            return ""
-        return (
-            f"members would make rounds longer than {every} steps, which these figures leave out "
-            f"(try every={2 * every})"
-        )
+        every, delay = self.question.exchange.every, self.question.exchange.delay
+        left_out = []
+        if delay.is_measured and self.wanted > self.agreed.most:
+            left_out.append(
+                f"members would make rounds longer than {every} steps, which these figures leave "
+                f"out (try every={2 * every})"
+            )
+        if self.question.exchange.lands and every + self.delay > CLOSE:
+            left_out.append(
+                "the landing at the end of a run, of which each round waits for its reply, is left "
+                "out (landing=0)"
+            )
+        return "; ".join(left_out)
 
     def _busy(self, seconds: float) -> dict[str, float]:
         """What is in use, by name; what has no limit is never busy."""

@@ -75,7 +75,8 @@ def question_of(
     uplink = networks.load(options.uplink) if options.uplink else kinds[0].network
     exchange = ExchangeSizes(
         every=found.every,
-        delay=found.delay,
+        delay=replace(found.delay, landing=0.0),
+        lands=bool(found.delay.landing),
         elements=-(-elements // found.strategy.ranges),
         codec=found.codec,
         reply_codec=found.reply_codec,

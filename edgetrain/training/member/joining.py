@@ -21,7 +21,7 @@ from edgetrain.exchange.addresses import rotated, wait_for_route
 from edgetrain.exchange.keys.credentials import credentials as credentials_for
 from edgetrain.exchange.member.checkpoint import MEMBER, Keep, has_checkpoint
 from edgetrain.exchange.member.link import OUTAGE_S, Link
-from edgetrain.exchange.messages import NO_WEIGHT
+from edgetrain.exchange.messages import MAX_COUNT, NO_WEIGHT
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.job import Privacy
@@ -56,6 +56,7 @@ def join(
     fixed: str = "equal",
     buffers: str = "local",
     runs: str | Path | None = None,
+    steps: int = 0,
 ) -> JoinedMember:
     """Join the hub at "tcp://host:port", or one of these, with a model and its optimizer.
 
@@ -69,22 +70,21 @@ def join(
     usual one) and the hub's public key: the one pinned when this machine was enrolled, or `hub_key`
     (text, or a file). `insecure` does without. `secure`: join only a hub that sees only sums of
     contributions, even if it lies about who dropped out (docs/secure-aggregation.md); `honest_hub`:
-    it does not lie. Without a checkpoint.
-
-    With a `checkpoint` (a folder, or an edgetrain.Keep: how often, too) what only this member knows
-    is written there now and then: the optimizer's state, what lossy contributions have left out,
-    the number of steps. A process that was killed and joins again with the same folder and `name`
-    is the same member, and goes on behind `member.steps` batches. `close` empties the folder.
-    `state` names what else of yours is to be in it, with `state_dict` and `load_state_dict` (a
-    scheduler, a GradScaler). It is taken within a step, and put back before `join` returns; then
-    step a scheduler `while scheduler.last_epoch < member.begins_at`.
-    `privacy` (an edgetrain.Privacy with unit "member") clips and noises contributions before they
-    leave; without a checkpoint. Frozen parameters and buffers (but for statistics of normalisation)
-    are `fixed` "equal" on all members, the "first" member's, or each one's "own". With `buffers`
-    "mean" running statistics are averaged, too. In `runs` a run folder is written. Raises
-    HubUnreachable, NetworkError, Refused, ConfigError.
+    it does not lie. Without a checkpoint. With a `checkpoint` (a folder, or an edgetrain.Keep: how
+    often, too) what only this member knows is written there now and then: the optimizer's state,
+    what lossy contributions have left out, the number of steps. A process that was killed and joins
+    again with the same folder and `name` is the same member, and goes on behind `member.steps`
+    batches. `close` empties the folder. `state` names what else of yours is to be in it, with
+    `state_dict` and `load_state_dict` (a scheduler, a GradScaler), taken within a step, and put
+    back before `join` returns; then step a scheduler `while scheduler.last_epoch <
+    member.begins_at`. `privacy` (an edgetrain.Privacy with unit "member") clips and noises
+    contributions before they leave; without a checkpoint. Frozen parameters and buffers (but for
+    statistics of normalisation) are `fixed` "equal" on all members, the "first" member's, or each
+    one's "own". With `buffers` "mean" running statistics are averaged, too. `runs`: where to write
+    a run folder. After `steps`, the same on all members, the loop ends: the fleet lands
+    (docs/dga.md). Raises HubUnreachable, NetworkError, Refused, ConfigError.
     """
-    _check_arguments(weight, runs, checkpoint is not None, bool(state), privacy)
+    _check_arguments(weight, runs, checkpoint is not None, bool(state), privacy, steps)
     optimizers = plain_optimizers(optimizer)
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
     hubs, patience_s = _reach_hub(hub, timeout_s, keep, name or MEMBER, job)
@@ -92,7 +92,7 @@ def join(
     keeping = None if keep is None else _keeping(keep, name, model, optimizers, state or {})
     flat = bind(model, optimizers, fixed, buffers)
     link = Link(MemberSocket(hubs, credentials=credentials), time.monotonic, patience_s)
-    request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub)
+    request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub, steps=steps)
     stepper, release = Together(optimizers), release_of(privacy)
     member = JoinedMember.join(link, flat, stepper, request, keeping=keeping, release=release)
     return _recorded(member.follow(flat, optimizers), runs)
@@ -142,10 +142,12 @@ def _check_arguments(
     keeps: bool,
     has_state: bool,
     privacy: Privacy | None,
+    steps: int,
 ) -> None:
     """ConfigError for a weight that cannot be, a folder that cannot be written, and what does not
     go with a checkpoint, or not without one."""
     _check_weight(weight)
+    _check_steps(steps)
     if runs is not None:
         check_room(runs)
     if has_state and not keeps:
@@ -159,6 +161,11 @@ def _check_weight(weight: float) -> None:
         raise ConfigError(
             f"weight = {weight!r}", "allowed are 1e-9 to 1e15: how many samples this member holds"
         )
+
+
+def _check_steps(steps: int) -> None:
+    if not isinstance(steps, int) or not 0 <= steps <= MAX_COUNT:
+        raise ConfigError(f"steps = {steps!r}", "how many steps the loop will take; 0: not known")
 
 
 class JoinedMember(Member):

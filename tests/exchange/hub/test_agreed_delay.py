@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.exchange.hub.delay import APART_SHARE, MARGIN, SHARE, AgreedDelay, Delay, Wish
+from edgetrain.exchange.hub.delay import (
+    APART_SHARE,
+    FIRST_WINDOW_BYTES,
+    LANDED_SHARE,
+    MARGIN,
+    SHARE,
+    AgreedDelay,
+    Delay,
+    Wish,
+)  # fmt: skip
 
 
 class Timed:
@@ -153,6 +162,30 @@ def test_one_round_in_flight_is_as_long_as_the_delay(every, step_s, trip_s, step
         assert wanted <= agreed.delay or agreed.every == agreed.delay == every
         assert agreed.every == max(every, agreed.delay)
         assert agreed.delay <= max(every, wanted)
+
+
+@given(
+    every=st.integers(1, 9), step_s=STEP_S, trip_s=st.floats(0.0, 3.0), steps=st.integers(1, 900),
+    keeps=st.booleans(), sent=st.sampled_from([0, 10_000, 40_000]),
+)  # fmt: skip
+def test_a_long_trip_is_hidden_in_part_where_windows_are_kept(
+    every, step_s, trip_s, steps, keeps, sent
+):
+    delay = Delay(0, True, LANDED_SHARE, overlaps=True, keeps_windows=keeps)
+    agreed = AgreedDelay(every, delay, steps)
+    plain = AgreedDelay(every, Delay(0, True, LANDED_SHARE), steps)
+    wanted, told = math.ceil(MARGIN * trip_s / step_s), []
+    for round in range(24):
+        wishes = [Wish("a", wanted, step_s, round, 9.0, sent)]
+        told.append(agreed.agree(round, wishes, 9.0))
+        plain.agree(round, wishes, 9.0)
+    assert agreed.every + agreed.delay <= max(2 * every, steps // LANDED_SHARE)
+    if wanted > steps // APART_SHARE and (keeps or 0 < sent <= FIRST_WINDOW_BYTES):
+        assert agreed.delay == max(1, 2 * agreed.every // 5)
+        assert every <= agreed.every <= max(every, wanted)
+        assert agreed.every == every or any("are waited for" in each for each in told)
+    else:
+        assert (agreed.every, agreed.delay) == (plain.every, plain.delay)
 
 
 def test_a_short_run_says_what_its_delay_cannot_hide():
