@@ -317,7 +317,8 @@ class Reply:
     """Of the base after this reply; 0 if the hub has no base (gradient strategies)."""
     settled: bool = _flag()
     """Every contribution to this round is counted in it; if not, `Beat.merged` says when the
-    receiver's is."""
+    receiver's is. Out of step: of each receiver all below `complete` are merged, and it has no
+    others here."""
     payload: Buffer = _payload()  # noqa: RUF009
     every: int = _integer(0, 1 << 32, default=0)
     """Local steps in a round, in force once this reply is applied; 0: as before."""
@@ -326,7 +327,12 @@ class Reply:
     earlier ones."""
     merged: tuple[tuple[str, int], ...] = _optional(_pairs(default=()))
     """Out of step: (member's name, number below which all of its contributions are in this reply or
-    in earlier ones), of each member with a contribution in this one."""
+    in earlier ones), of each member with a contribution in this one; () also if it is settled."""
+
+    def merged_of(self, name: str) -> int:
+        """Out of step: below which number all contributions of this member are in this reply or in
+        earlier ones; 0: it does not say."""
+        return self.complete if self.settled else dict(self.merged).get(name, 0)
 
 
 @dataclass(frozen=True)

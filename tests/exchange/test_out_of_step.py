@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fleet import Disk, Fleet
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgetrain import strategies
@@ -136,6 +136,11 @@ def check_no_base_is_too_old(fleet, disk, lead, steps):
             assert not lacks, (member, number, applied, other.index, lacks)
 
 
+# m0 joins twice, as the hub dies, and begins from the first of two answers.
+@example(
+    lead=3, members=3, every=1, correction="own", cuts={12: 2}, kills=set(), hub_kills=[8],
+    seed=1715345022,
+)  # fmt: skip
 @given(
     lead=st.integers(0, 3),
     members=st.integers(1, 4),

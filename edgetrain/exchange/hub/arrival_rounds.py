@@ -52,8 +52,8 @@ class _View:
 
     @property
     def lacks_nobody(self) -> bool:
-        given = {name for name, _ in self.entry.contributions}
-        return all(member.name in given for member in self.arrivals.active())
+        given = self.entry.contributions
+        return all((m.name, m.next_round - 1) in given for m in self.arrivals.active())
 
     @property
     def advances(self) -> bool:

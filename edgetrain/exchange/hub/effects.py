@@ -117,8 +117,9 @@ def replies_of(record: Round, members: int | None = None, settled: bool = False)
     """The reply to a round, part by part, from what the journal keeps of it. `members` and
     `settled` as in Reply; None: the contributions that the record has."""
     parts, members = len(record.reply), len(record.counted) if members is None else members
+    pairs = () if settled else record.merged
     for part, payload in enumerate(record.reply):
         yield Reply(
             record.round, part, parts, members, record.delay, record.checksum, settled, payload,
-            record.every, (record.complete or 0) * (not part), record.merged * (not part),
+            record.every, record.complete or 0, () if part else pairs,
         )  # fmt: skip

@@ -242,7 +242,7 @@ class Membership:
         """Send a member what it lacks of the base, and let it train from the next round on."""
         rounds = self._rounds
         first = None
-        if member.state == "waiting" or member.first_round < rounds.round:
+        if member.state == "waiting" or member.first_round < rounds.oldest_number:
             first = self._next_round_for(member)
             self._members.away.pop(member.name)
         member.start(first, applied=rounds.round)

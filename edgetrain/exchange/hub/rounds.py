@@ -414,9 +414,10 @@ class Rounds:
         Equal messages follow each other, because each is packed once."""
         # A member that a restored hub has not heard yet gets its replies when it is back.
         told = [member for member in self._members if member.trains and not member.returning]
-        settled = self.arrivals is None and all(
-            max(member.merged, member.first_round) > record.round for member in told
-        )
+        if record.complete is None:
+            settled = all(max(member.merged, member.first_round) > record.round for member in told)
+        else:
+            settled = all(member.merged == record.complete > 0 for member in told)
         count = len(result.counted) + without if result.counted else 0
         record = replace(record, every=self.delay.every)
         replies = list(replies_of(record, count, settled))

@@ -128,7 +128,7 @@ class Inbox:
             round, head.members, head.delay, head.checksum, arrival.at, pieces, head.every,
             decode_s=arrival.decode_s, received_bytes=arrival.bytes,
             complete=head.complete,
-            merged=dict(head.merged).get(self._name, 0) if self._name else round + 1,
+            merged=head.merged_of(self._name) if self._name else round + 1,
         )  # fmt: skip
 
     def _add_seconds(self, arrival: _Arrival, began: float) -> None:

@@ -209,8 +209,8 @@ class Outbox:
         its way to a later round: then it is kept until it is merged. Out of step a reply says whose
         contributions are merged."""
         round = reply.round
-        self.drop_merged(dict(reply.merged).get(self._name, 0))
-        if reply.settled:
+        self.drop_merged(reply.merged_of(self._name))
+        if reply.settled and not reply.complete:
             self._kept.pop(round, None)  # its memory is free for the reply
         if self._masker is not None:
             self._waiting.pop(round, None)
