@@ -197,6 +197,7 @@ def test_a_full_disk_shows(tmp_path, monkeypatch, when_full):
     "strategy",
     [
         {"name": "dga"},
+        {"name": "dga", "landing": 0.3},
         {"name": "fedavg", "delay": 0},
         {"name": "dga", "codec": "topk(0.5) | q2", "reply_codec": "int8"},
     ],
