@@ -8,9 +8,9 @@ Every member takes `--rounds` rounds of `--every` local steps (fedavg, plain SGD
 its own; evaluations and metrics included. The time of a member's round stays the same where time
 grows linearly. Seconds are this machine's; what the fleet would have taken is virtual.
 
-With --strategies each is run in turn with fedavg, `--turns` times, and the median of the ratios of
-CPU seconds is compared with its bar: 1.5, and 2.5 for strategies that act at every step. Exit
-status 1 if one is slower.
+With --strategies each is run between two runs of fedavg, `--turns` times, and the median of the
+ratios of CPU seconds is compared with its bar: 1.5, and 2.5 for strategies that act at every step.
+Exit status 1 if one is slower.
 """
 
 from __future__ import annotations
@@ -95,21 +95,23 @@ def spelled(text: str) -> list[str]:
 
 
 def compare(args: argparse.Namespace, names: list[str]) -> int:
-    """Each strategy in turn with fedavg; prints a line each. 1 if one is slower than its bar."""
-    slow = 0
-    print(f"{args.members[0]:,} members x {args.rounds} rounds")
-    print("strategy               CPU seconds  fedavg  ratio  bar")
+    """Each strategy between two runs of fedavg; prints a line each. 1 if one is slower than its
+    bar."""
+    members, slow = args.members[0], 0
+    print(f"{members:,} members x {args.rounds} rounds")
+    print("strategy                   CPU seconds  fedavg  ratio  bar")
+    before = measure(args, members)["cpu_seconds"]
     for name in names:
-        pairs = []
+        ratios = []
         for _ in range(args.turns):
-            theirs = measure(args, args.members[0])["cpu_seconds"]
-            pairs.append((measure(args, args.members[0], name)["cpu_seconds"], theirs))
-        ratio = statistics.median(own / theirs for own, theirs in pairs)
-        own, theirs = (min(seconds) for seconds in zip(*pairs, strict=True))
-        bar = bar_of(strategies.find(name))
+            own = measure(args, members, name)["cpu_seconds"]
+            after = measure(args, members)["cpu_seconds"]
+            theirs, before = (before + after) / 2, after
+            ratios.append(own / theirs)
+        ratio, bar = statistics.median(ratios), bar_of(strategies.find(name))
         slow += ratio > bar
         over = "  slower" if ratio > bar else ""
-        print(f"{name:22} {own:11.1f} {theirs:7.1f} {ratio:6.2f} {bar:4}{over}", flush=True)
+        print(f"{name:26} {own:11.1f} {theirs:7.1f} {ratio:6.2f} {bar:4}{over}", flush=True)
     return int(slow > 0)
 
 

@@ -21,6 +21,7 @@ from edgetrain.jobs.privacy.promise import promise
 from edgetrain.jobs.resolved import Resolved, look_up, with_all_members
 from edgetrain.jobs.rules import refuse_absences, resolve, settle
 from edgetrain.tasks import spelling
+from edgetrain.vectors.ranges import Ranges
 
 if TYPE_CHECKING:
     from edgetrain.tasks.protocol import Task
@@ -101,6 +102,9 @@ def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
     job = found.job
     task = task_of(job, beside)
     outline = outline_of(task)
+    statistics = statistics_of(outline.model)
+    elements = outline.parameters + sum(tensor.numel() for _, tensor in statistics)
+    Ranges(elements, found.strategy.ranges)  # ConfigError for more than there are blocks
     optimizer_for(outline.model, job.train.optimizer, task)
     samples = samples_of(job, task)
     fixed = settle(replace(found, job=replace(job, name=job.name or task.name)), samples)
@@ -114,6 +118,6 @@ def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
         beside=beside,
         promise=promise(fixed, samples),
         samples=samples,
-        buffers=buffers_of(fixed) if statistics_of(outline.model) else None,
+        buffers=buffers_of(fixed) if statistics else None,
         parameters=outline.parameters,
     )

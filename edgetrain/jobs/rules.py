@@ -327,6 +327,12 @@ def _check_out_of_step(found: Resolved) -> None:
             "the end at different times",
             "leave it out, or choose dga or fedavg",
         )
+    if job.hub.quorum > 1:
+        raise ConfigError(
+            f"hub.quorum = {job.hub.quorum} and {strategy.spelled}: the strategy says how many "
+            "contributions make a reply",
+            "leave quorum out, or choose dga or fedavg",
+        )
     if job.hub.deadline_s == AUTO:
         raise ConfigError(
             f"hub.deadline_s = 'auto' and {strategy.spelled}: no member is late where each goes at "
