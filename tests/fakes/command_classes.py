@@ -77,7 +77,7 @@ NIGHTLY = {
     "edgetrain compare": r"dga .*yes|dga .*NO",
     "edgetrain compare --simulate": "dga ",
     "edgetrain compare --simulate network=wan-200ms": "dga ",
-    "edgetrain compare --simulate --strategies 'fedavg,dga,dga(drift)' network=wan-200ms"
+    "edgetrain compare --simulate --strategies 'fedavg,dga(own),dga(drift)' network=wan-200ms"
     " pace_s=0.05 every=6 delay=6 landing=0 steps=280 target=0.9"
     " \"data={ partition = 'dirichlet(0.3)' }\"": r"dga\(drift\) .* 2\.3x",
     "edgetrain compare --simulate --strategies"
