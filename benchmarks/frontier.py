@@ -309,8 +309,8 @@ def draw(table: Mapping[Case, Sequence[Row]], path: Path) -> Path:
             _draw_panel(panel, case, rows, names, handles)
         steps = next(word for word in workload.words if word.startswith("steps="))[6:]
         about = (
-            f"{cases[0].task}, {cases[0].optimizer}: {workload.metric} after {steps} steps against "
-            "their virtual seconds; the line joins those that none beats in both",
+            f"{cases[0].task}, {cases[0].optimizer}: {workload.metric} after {steps} steps, and "
+            "their virtual seconds; on the line: none beats them in both",
         )
         labels = list(handles)
         heading = "which strategy for which link and data"
@@ -358,6 +358,7 @@ def _draw_panel(
     ticks = [t for t in TICKS_S if first < t < last]
     panel.set_xticks(ticks, [f"{t} s" for t in ticks])
     panel.minorticks_off()
+    panel.set_ylabel(f"{workload.metric}, %" if workload.unit == 100 else workload.metric)
     panel.set_title(f"{case.partition}, {case.rtt_ms} ms, steps of {case.step_ms} ms")
 
 
