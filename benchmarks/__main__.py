@@ -33,8 +33,8 @@ PAGE: dict[str, tuple[str, ...]] = {
     "placements": (), "memory": (), "report": (),
 }  # fmt: skip
 """What docs/benchmarks.md shows, in its order, with the flags that it names."""
-PARTS = ("harness", "__main__", "peer")
-"""Modules that are no benchmark."""
+PARTS = ("harness", "__main__", "peer", "kept-500ms")
+"""Modules, and a network profile, that are no benchmark."""
 
 
 def names() -> dict[str, Path]:
