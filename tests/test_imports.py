@@ -196,7 +196,6 @@ PURE = [
         f"jobs/placement/{name}.py"
         for name in (
             "words",
-            "layers",
             "formulas",
             "machines",
             "stages",
@@ -205,6 +204,7 @@ PURE = [
             "decision",
         )
     ),
+    "tasks/layers.py",
     "exchange/messages.py",
     "strategies/merging/rule.py",
     "exchange/hub/protocol.py",
@@ -228,8 +228,14 @@ PURE = [
     "exchange/masks/aggregator.py",
     "exchange/masks/masker.py",
     "exchange/masks/primitives.py",
+    "exchange/hub/landing.py",
+    "vectors/ranges.py",
     "strategies/displacement.py",
     "strategies/gradient.py",
+    "strategies/outer.py",
+    "strategies/scaffold.py",
+    "strategies/streaming.py",
+    "strategies/out_of_step.py",
 ]
 
 

@@ -13,7 +13,8 @@ from command_line import edgetrain, write_tiny
 
 from edgetrain.__main__ import main
 from edgetrain.cli import common
-from edgetrain.runs import files, folder
+from edgetrain.files import writing
+from edgetrain.runs import folder
 from edgetrain.runs.folder import read_summary
 from edgetrain.runs.reports import calibration
 from edgetrain.runs.reports.live.view import LiveView
@@ -194,13 +195,13 @@ def test_without_a_picture_there_is_the_table_and_the_folder(
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_on_a_full_disk_there_is_the_table_and_status_1(verb, command, monkeypatch):
-    write, broken = files.write_text, ("summary.json", "sweep.csv")
+    write, broken = writing.write_text, ("summary.json", "sweep.csv")
 
     def write_some(path, text):
         return full() if path.name in broken else write(path, text)
 
     without_room_for_pictures(monkeypatch)
-    monkeypatch.setattr(files, "write_text", write_some)
+    monkeypatch.setattr(writing, "write_text", write_some)
     monkeypatch.setattr(folder, "write_text", write_some)
     status, said = command(verb)
     assert status == 1, said.err
