@@ -36,8 +36,9 @@ from edgetrain.training.simulated import simulation
 DEFAULT = [10, 100, 1000, 10_000]
 """Members of the fleets."""
 
-ARGUMENTS = {"mu": 0.1, "M": 1000.0, "a": 0.5, "s": 0.0, "fetch": 5.0, "P": 5.0, "alpha": 0.5}
-"""Of strategies that have some. With a smaller M or a larger s there are more replies to send."""
+ARGUMENTS = {"mu": 0.1, "M": 0.0, "a": 0.5, "s": 0.0, "fetch": 5.0, "P": 5.0, "alpha": 0.5}
+"""Of strategies that have some; M is all members. With a smaller M or a larger s there are more
+replies to send."""
 
 
 def measure(args: argparse.Namespace, members: int, strategy: str = "fedavg") -> dict[str, Any]:
@@ -134,6 +135,7 @@ def main() -> int:
     if args.strategies:
         args.members = args.members[:1] if args.members != DEFAULT else [1000]
         args.rounds = min(args.rounds, 20)
+        ARGUMENTS["M"] = float(args.members[0])
         return compare(args, spelled(args.strategies))
     found = []
     if not args.json:
