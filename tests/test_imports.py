@@ -232,7 +232,7 @@ PURE = [
     "vectors/ranges.py",
     "strategies/displacement.py",
     "strategies/gradient.py",
-    "strategies/outer.py",
+    "strategies/outer_rules.py",
     "strategies/scaffold.py",
     "strategies/streaming.py",
     "strategies/out_of_step.py",

@@ -122,7 +122,7 @@ def fleet(folder, hub=None, **strategy):
         folder,
         fleet={"members": 4, "pace_s": 0.1, "network": "wan-50ms"},
         train={"steps": 120},
-        strategy={"name": "dga", "every": 5, "delay": 5} | strategy,
+        strategy={"name": "dga", "every": 5, "delay": 5, "landing": 0} | strategy,
         hub=hub or {"fsync": "never"},
     )
     return plan(reading.load(folder / job), folder)

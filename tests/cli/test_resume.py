@@ -25,7 +25,9 @@ def trained(cwd: Path, strategy: str, ends: dict[int, signal.Signals]) -> tuple[
         hub={"beat_s": 0.2, "fsync": "never"},
     )
     if strategy == "dga":
-        (cwd / job).write_text((cwd / job).read_text().replace("every = 2", "every = 2\ndelay = 6"))
+        (cwd / job).write_text(
+            (cwd / job).read_text().replace("every = 2", "every = 2\ndelay = 6\nlanding = 0")
+        )
     address = f"tcp://localhost:{free_port()}"
     with contextlib.ExitStack() as stack:
         hub = stack.enter_context(running("hub", job, "--bind", address, cwd=cwd))

@@ -114,8 +114,6 @@ NIGHTLY = {
     'edgetrain run strategy=dga codec="topk(0.01) | q2"': "run folder",
     "edgetrain run examples/shared-uplink.toml": "run folder",
     "edgetrain run examples/slow-links.toml": "run folder",
-    'edgetrain run --simulate "strategy=fedbuff(4, 0.5)" members=32 network=wan-200ms'
-    " pace_s=0.05": "run folder",
     "edgetrain run --simulate examples/slow-links.toml": r"dga .* int[48]",
     "edgetrain run examples/gpu-group.toml": "run folder",
     "edgetrain run examples/private.toml": "epsilon",
@@ -231,6 +229,7 @@ ELSEWHERE = {
     "edgetrain calibrate members=2 codec=fp16 delay=0 pace_s=0.02 steps=100 --strategies"
     " fedavg,sync-sgd --networks slow.toml,slow-jitter.toml": "profiles of the reader's",
     "edgetrain sweep examples/paper/vision.toml": "fetches CIFAR-10, and hours",
+    "edgetrain sweep benchmarks/landing.toml": _BENCHMARK,
     "edgetrain sweep benchmarks/tenfold.toml": _BENCHMARK,
     "edgetrain sweep benchmarks/whole_job.toml": _BENCHMARK,
     "edgetrain sweep examples/paper/language.toml": _HOURS,

@@ -20,7 +20,7 @@ from edgetrain.jobs.reading import parse
 from edgetrain.jobs.rules import resolve
 from edgetrain.runs.folder import read_metrics, write_job
 from edgetrain.runs.summary import summarise
-from edgetrain.strategies import outer
+from edgetrain.strategies import outer, outer_rules
 from edgetrain.strategies.spelling import split_list
 from edgetrain.vectors.vector import TILE
 
@@ -124,7 +124,7 @@ def test_steps_of_the_largest_contributions_stay_finite():
         rule = outer.parse(text)
         rule.start(3)
         for _ in range(300):
-            merged = np.array([1, -1, 0], np.float32) * np.float32(outer.MOST_MAGNITUDE)
+            merged = np.array([1, -1, 0], np.float32) * np.float32(outer_rules.MOST_MAGNITUDE)
             rule.step(merged, 0)
             assert np.abs(merged).max() <= 2.0**100, text  # that much a lossy reply carries
 

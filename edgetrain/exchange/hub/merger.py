@@ -26,8 +26,8 @@ from edgetrain.exchange.hub.records import Round, State
 from edgetrain.exchange.hub.terms import Terms
 from edgetrain.exchange.messages import NO_WEIGHT
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
-from edgetrain.strategies.outer import MOST_MAGNITUDE as MOST_BEFORE_OUTER
 from edgetrain.strategies.outer import OuterRule
+from edgetrain.strategies.outer_rules import MOST_MAGNITUDE as MOST_BEFORE_OUTER
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.parts import parts_of
 from edgetrain.vectors.pool import VectorPool

@@ -180,18 +180,18 @@ def _read(folder: Path) -> Story:
     job = read_job(folder)
     summary = read_summary(folder)
     story = Story(folder.name, folder, {}, job, read_environment(folder))
-    lines, tally, known = read_metrics(folder), Tally(), 0
+    lines, tally = read_metrics(folder), Tally()
     for record in lines:
         tally.add(record)
         try:
             _add(story, record)
-            known += 1
         except (KeyError, TypeError, ValueError):
             story.damaged += 1
     story.damaged += lines.damaged
     story.summary = complete(summarise(folder, tally=tally) if summary is None else summary)
     story.evaluations = sorted(tally.evaluations, key=lambda record: record["t"])
-    if summary is None and not known:
+    trained = any(member.steps or member.exchanges for member in story.members.values())
+    if summary is None and not (tally.marked or trained or story.evaluations):
         raise ConfigError(
             f"there is nothing to report of {folder}: "
             + (f"none of its {story.damaged} lines can be read" if story.damaged else _NO_LINE),
