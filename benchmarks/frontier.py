@@ -320,6 +320,7 @@ def draw(table: Mapping[Case, Sequence[Row]], path: Path) -> Path:
 
 
 MARKERS = "osD^vP*XhpH<>d8"
+MOST_TICKS = 6
 TICKS_S = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
 
 
@@ -356,6 +357,8 @@ def _draw_panel(
     panel.margins(0.1)
     first, last = panel.get_xlim()
     ticks = [t for t in TICKS_S if first < t < last]
+    if len(ticks) > MOST_TICKS:  # then 1, 2, 5, 10, … are enough
+        ticks = [t for t in ticks if f"{t:e}"[0] in "125" and f"{t:e}"[2] == "0"]
     panel.set_xticks(ticks, [f"{t} s" for t in ticks])
     panel.minorticks_off()
     panel.set_ylabel(f"{workload.metric}, %" if workload.unit == 100 else workload.metric)
