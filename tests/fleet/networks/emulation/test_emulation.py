@@ -67,7 +67,8 @@ def test_delay_and_rate_are_there(backend: str) -> None:
         report = net.report()
     for first, second, plain in (map(min, zip(*turns, strict=True)), medians(turns)):
         assert min(first, second) >= 40
-        assert max(first, second) - plain < 46
+        # A busy machine delivers late, and the emulator says by how much, each way.
+        assert max(first, second) - plain < 46 + 2 * report["late_ms_p99"]
     assert mbit == pytest.approx(16 * 1448 / 1514, rel=0.1)
     assert report["backend"] == backend
     assert report["deliveries"] > 100
