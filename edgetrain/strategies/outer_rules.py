@@ -11,6 +11,7 @@ step is added to the base. All rules below are odd in their input, so both give 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -27,7 +28,7 @@ MOST_MAGNITUDE = 2.0**40
 for as many rounds as a run can have, would leave float32."""
 
 
-class _Elementwise:
+class _Elementwise(ABC):
     """An outer rule as a formula on one tile; `arguments` are those of its row."""
 
     name: str
@@ -56,8 +57,9 @@ class _Elementwise:
             there = slice(start + here.start, start + here.stop)
             self._step_tile(merged[here], *(vector[there] for vector in self._vectors.values()))
 
+    @abstractmethod
     def _step_tile(self, merged: Vector, *vectors: Vector) -> None:
-        raise NotImplementedError
+        """`step` on one tile, with the rule's own vectors there."""
 
     def state(self) -> RuleState:
         """See OuterRule."""
