@@ -32,6 +32,12 @@ LATER: dict[str, Any] = {
 """Keys that were added later, with their defaults: there a job has the digest that it had before,
 so that its journals and checkpoints still open."""
 
+COLLECTIVES = ("ring", "butterfly", "tree")
+"""Topologies that add up in an order of their own: a job with one has other bits than a star."""
+
+TOPOLOGIES = ("star", "direct", *COLLECTIVES, AUTO)
+"""Who adds up contributions, as `fleet.topology` spells it."""
+
 Plain = bool | int | float | str | list[Any] | dict[str, Any]
 
 
@@ -64,6 +70,12 @@ class Fleet:
     stays_s: float = _ranged(0.0, 0.0, 1e9, "simulated: mean seconds until a device goes; 0: never")
     away_s: float = _ranged(60.0, 0.0, 1e9, "simulated: mean seconds until it starts anew")
     backend: str = _said("auto", "how the network is emulated: auto, packet, tc, stream or none")
+    topology: str = _said(
+        "star", "who adds up: star (the hub), direct, ring, butterfly, tree, or auto"
+    )
+    topology_trust: bool = _switch(
+        False, "members may see each other's contributions: auto may take direct"
+    )
 
 
 @dataclass(frozen=True)
@@ -231,7 +243,8 @@ class Job:
     def digest(self) -> str:
         """Of everything that members of one job must agree on; where they run is not part of it.
 
-        Nor is `start`: a member that joins is given the fleet's parameters.
+        Nor is `start`: a member that joins is given the fleet's parameters. A topology is, where
+        it changes bits.
         """
         data = {key: value for key, value in self.data.items() if key not in ("folder", "download")}
         agreed = {
@@ -252,6 +265,8 @@ class Job:
             },
             "privacy": dataclasses.asdict(self.privacy),
         }
+        if self.fleet.topology in COLLECTIVES:
+            agreed["topology"] = self.fleet.topology
         text = json.dumps(agreed, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -14,7 +14,7 @@ from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.exchange.masks import terms as masks
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs import schedule
-from edgetrain.jobs.job import AUTO, Job, Privacy
+from edgetrain.jobs.job import AUTO, TOPOLOGIES, Job, Privacy
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_noise
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.strategies import Strategy, merging
@@ -64,6 +64,7 @@ def check(found: Resolved) -> None:
     _check_on_member(found)
     _check_merged(found)
     _check_out_of_step(found)
+    _check_topology(found)
 
 
 def _check_accumulated(found: Resolved) -> None:
@@ -373,6 +374,28 @@ def _check_out_of_step(found: Resolved) -> None:
             f"{rule.size} contributions, and the rule compares at least {fewest}",
             f"fedbuff with M = {fewest} or more, or merge = 'mean'",
         )
+
+
+# -- topologies -----------------------------------------------------------------------------------
+
+_TO_COME = ("direct", "ring", "butterfly", "tree")
+"""Topologies that are not built yet."""
+
+
+def _check_topology(found: Resolved) -> None:
+    name = found.job.fleet.topology
+    _one_of("fleet.topology", name, TOPOLOGIES)
+    if name == AUTO:
+        return  # it takes a topology that is not refused
+    if refused := why_not_topology(name, found):
+        raise ConfigError(f"fleet.topology = '{name}': {refused[0]}", refused[1])
+
+
+def why_not_topology(name: str, found: Resolved) -> Refusal | None:
+    """What speaks against a topology in a job, and the way out; None: nothing does."""
+    if name in _TO_COME:
+        return "it is not there yet", "say star, or leave it out"
+    return None
 
 
 # -- privacy --------------------------------------------------------------------------------------

@@ -1,0 +1,39 @@
+"""`fleet.topology`: which names there are, what is refused with which, what is in the digest."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgetrain.errors import ConfigError
+from edgetrain.jobs.job import COLLECTIVES, TOPOLOGIES, Job
+from edgetrain.jobs.reading import load, parse
+from edgetrain.jobs.rules import resolve
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["topology=rign"], "fleet.topology = 'rign' (did you mean 'ring'?)"),
+        (["topology=direct"], "fleet.topology = 'direct': it is not there yet (say star"),
+        (["topology=ring"], "fleet.topology = 'ring': it is not there yet (say star"),
+        (["topology=butterfly"], "fleet.topology = 'butterfly': it is not there yet (say star"),
+        (["topology=tree"], "fleet.topology = 'tree': it is not there yet (say star"),
+        (["topology_trust=2"], "fleet.topology_trust = 2 (allowed is true or false)"),
+    ],
+)
+def test_a_slip_is_one_clear_line(words, said):
+    with pytest.raises(ConfigError) as refused:
+        resolve(load(None, words))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["star", "auto"])
+def test_topologies_that_are_there(name):
+    assert resolve(parse({"fleet": {"topology": name}})).job.fleet.topology == name
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_only_a_topology_that_changes_bits_is_in_the_digest(name):
+    same = parse({"fleet": {"topology": name, "topology_trust": True}}).digest() == Job().digest()
+    assert same == (name not in COLLECTIVES)
