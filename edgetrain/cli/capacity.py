@@ -153,7 +153,7 @@ def _count(text: str) -> int:
 def heading_of(job: Job, question: CapacityQuestion) -> str:
     """The fleet and what it exchanges, in one line."""
     from edgetrain.codecs import Auto
-    from edgetrain.jobs.capacity.estimate import contribution, reply
+    from edgetrain.jobs.capacity.parcels import contribution, reply
     from edgetrain.runs.reports import units
 
     exchange, hubs = question.exchange, question.hubs

@@ -17,17 +17,10 @@ from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.messages import Contribute, pack
 from edgetrain.fleet import devices, networks
 from edgetrain.fleet.networks import Burst, Direction, Profile
-from edgetrain.jobs.capacity.estimate import (
-    CapacityQuestion,
-    ExchangeSizes,
-    Hubs,
-    Kind,
-    answer,
-    answers,
-    contribution,
-    reply,
-)
+from edgetrain.jobs.capacity.averaging import Hubs
+from edgetrain.jobs.capacity.estimate import CapacityQuestion, Kind, answer, answers
 from edgetrain.jobs.capacity.flows import AccessStreams, Ports, StepTimesOfMany
+from edgetrain.jobs.capacity.parcels import ExchangeSizes, contribution, reply
 from edgetrain.jobs.capacity.question import Options, question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
@@ -194,8 +187,8 @@ def test_gateways_take_the_load_off_the_hub():
             100, "none", delay=0, elements=100_000, hubs=dataclasses.replace(slow, gateways=10)
         )
     )
-    # In lines a round: 10 + 10 replies and 1 + 1 contributions, against 100 and 1.
-    assert tree.wait_s == pytest.approx(flat.wait_s * 22 / 101, rel=0.01)
+    # In lines a round: 10 + 10 contributions and 10 + 10 replies, against 100 and 100.
+    assert tree.wait_s == pytest.approx(flat.wait_s * 40 / 200, rel=0.01)
 
 
 # -- rounds ---------------------------------------------------------------------------------------
@@ -516,6 +509,24 @@ def test_a_plan_agrees_with_the_event_driven_simulation(name, tmp_path):
     expected = sum(planned) / draws
     assert 1 / summary["steps_per_second"] == pytest.approx(expected, rel=tolerance)
     assert summary["sent_bytes"] == pytest.approx(8 * found.member_sent_bytes, rel=0.03)
+
+
+def test_long_replies_share_a_line_as_simulated(tmp_path):
+    """They end together, so that the next contributions come together, too: 8 + 8 lines a round."""
+    pytest.importorskip("greenlet")
+    from edgetrain.training.simulated import simulation
+
+    line = "[both]\nrate_mbit = 20\ndelay_ms = 10\n[source]\nrate_mbit = 'x'\ndelay_ms = 'x'\n"
+    (tmp_path / "line.toml").write_text(f"title = 'a line'\n{line}")
+    words = ("task=edgetrain.tasks:sized", "data.elements=75000", "members=8", "steps=6",
+             "network=none", f"fleet.sites={tmp_path}/line.toml: 0-7", "pace_s=0.01", "every=1",
+             "strategy=fedavg")  # fmt: skip
+    job = load(None, words)
+    (folder := tmp_path / "run").mkdir()
+    summary = simulation.run(plan(job), folder)
+    options = Options(rounds=6, parameters=75_000, hub_rate_mbit=0, merge_bytes_per_s=0)
+    found = answer(question_of(resolve(job), options))
+    assert 1 / summary["steps_per_second"] == pytest.approx(found.seconds_per_step, rel=0.05)
 
 
 # -- the command ----------------------------------------------------------------------------------

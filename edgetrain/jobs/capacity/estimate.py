@@ -16,14 +16,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import AgreedDelay, Delay, is_turn
+from edgetrain.exchange.hub.delay import AgreedDelay, is_turn
 from edgetrain.exchange.hub.landing import CLOSE
-from edgetrain.exchange.messages import Contribute, Message, Reply, pack
 from edgetrain.fleet.devices import Device
 from edgetrain.fleet.networks import Profile
-from edgetrain.jobs.capacity.flows import AccessStreams, Array, Ports, StepTimesOfMany, wire_bytes
+from edgetrain.jobs.capacity.averaging import (
+    SCHEDULES,
+    Averaging,
+    Collective,
+    Direct,
+    Hubs,
+    Patience,
+    Star,
+)
+from edgetrain.jobs.capacity.flows import Array, Random, StepTimesOfMany
+from edgetrain.jobs.capacity.parcels import ExchangeSizes
 
 MARGIN = 1.1
 """An automatic delay is so much longer than the round trip, as on a member."""
@@ -31,7 +39,6 @@ MARGIN = 1.1
 COUNTS = (10, 100, 1_000, 10_000, 100_000)
 """Fleets that a table of capacity compares."""
 
-_U64 = (1 << 64) - 1
 _STEADY = (
     0.5  # the last part of the rounds, in which slow start and a delay being measured are over
 )
@@ -47,58 +54,26 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class ExchangeSizes:
-    """What members exchange, and when. A vector has `elements` float32 numbers.
-
-    `codec` and `reply_codec` say how many bytes it takes at most; a `ratio` above 0, measured
-    somewhere, says how many times fewer than float32 it takes instead.
-    """
-
-    every: int
-    delay: Delay
-    elements: int
-    codec: Codec
-    reply_codec: Codec
-    ratio: float = 0.0
-    reply_ratio: float = 0.0
-    lands: bool = False
-    """Whether the run may land, which these figures leave out."""
-
-
-@dataclass(frozen=True)
-class Hubs:
-    """What members send to: shards of a hub, gateways or shared uplinks in between, their speed.
-
-    Rates are those of a machine's port, each way. A hub needs `message_s` for each message it gets,
-    as in a job, and merges `merge_bytes_per_s` of float32. 0 stands for no limit and no time.
-    """
-
-    shards: int = 1
-    """Hubs that each have an equal part of the vector."""
-    gateways: int = 0
-    """Each merges for an equal part of the members and is one member to the hub."""
-    uplinks: int = 0
-    """Sites without a gateway: their members share the way to the hub."""
-    uplink: Profile = dataclasses.field(default_factory=lambda: Profile("none"))
-    """Between a gateway or a site and the hub."""
-    rate_mbit: float = 0.0
-    gateway_rate_mbit: float = 0.0
-    message_s: float = 0.0
-    merge_bytes_per_s: float = 0.0
-
-
-@dataclass(frozen=True)
 class CapacityQuestion:
     """A fleet to plan for. Members are of these kinds, in turn."""
 
     members: int
     kinds: tuple[Kind, ...]
     exchange: ExchangeSizes
-    hubs: Hubs = Hubs()
+    hubs: Hubs = dataclasses.field(default_factory=Hubs)
     rounds: int = 100
     seed: int = 0
     quorum: int = 1
     deadline_s: float = 60.0
+    topology: str = "star"
+    """A star has `hubs`; with the others only their speed counts, and sites."""
+    reducers: tuple[int, ...] = ()
+    """Of `direct`: the members that add up; (): all."""
+
+    @property
+    def links(self) -> list[Profile]:
+        """The access network of each member."""
+        return [self.kinds[i % len(self.kinds)].network for i in range(self.members)]
 
     def check(self) -> None:
         """ConfigError for a number that cannot be, or a fleet that cannot be built."""
@@ -151,6 +126,8 @@ class Answer:
     wait_s: float
     wait_share: float
     steady_wait_share: float
+    averaging_s: float
+    """From the last contribution to the last reply, in the median of the second half's rounds."""
     speed_up: float
     """Steps a second of the whole fleet, against one member that trains alone."""
     member_sent_bytes: int
@@ -193,123 +170,7 @@ def _of_size(question: CapacityQuestion, members: int) -> CapacityQuestion:
     return dataclasses.replace(question, members=members, hubs=hubs, quorum=quorum)
 
 
-# -- sizes ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """A vector on its way: messages (its parts) and their bytes in a TCP stream."""
-
-    parts: int
-    bytes: int
-
-
-def contribution(elements: int, codec: Codec, ratio: float = 0.0) -> Parcel:
-    """What a member sends for a round, as `messages.pack` and ZMTP frame it."""
-    example = Contribute(
-        round=100, part=0, parts=1, weight=1.0, applied=100, checksum=_U64, wanted_delay=20,
-        payload=b"",
-    )  # fmt: skip
-    return _parcel(example, elements, codec, ratio)
-
-
-def reply(elements: int, codec: Codec, ratio: float = 0.0) -> Parcel:
-    """What the hub sends back to each member."""
-    example = Reply(
-        round=100, part=0, parts=1, members=100, delay=20, checksum=_U64, settled=True,
-        payload=b"",
-    )  # fmt: skip
-    return _parcel(example, elements, codec, ratio)
-
-
-def _parcel(example: Message, elements: int, codec: Codec, ratio: float) -> Parcel:
-    kind, header, _ = (memoryview(frame).nbytes for frame in pack(example))
-    framing = sum(size + _frame_bytes(size) for size in (kind, header))
-    total = 0
-    for size, count in _payloads(elements, codec, ratio):
-        total += count * (framing + size + _frame_bytes(size))
-    return Parcel(-(-elements // codec.part_elements), total)
-
-
-def _payloads(elements: int, codec: Codec, ratio: float) -> list[tuple[int, int]]:
-    """(bytes, how many) of the parts' payloads."""
-    whole, rest = divmod(elements, codec.part_elements)
-    found = [(codec.part_elements, whole), (rest, 1 if rest else 0)]
-    if ratio:
-        return [(max(1, math.ceil(4 * size / ratio)), n) for size, n in found if n]
-    return [(codec.max_bytes(size), n) for size, n in found if n]
-
-
-def _frame_bytes(size: int) -> int:
-    """ZMTP 3.1: a flag, and a length of one byte or eight."""
-    return 2 if size < 256 else 9
-
-
 # -- one run --------------------------------------------------------------------------------------
-
-
-class _Tier:
-    """Hubs that each serve a part of the children: what comes in, the merge, what goes out."""
-
-    def __init__(
-        self,
-        children: int,
-        hubs: int,
-        parcels: tuple[Parcel, Parcel],
-        rate_mbit: float,
-        speed: Hubs,
-        elements: int,
-    ) -> None:
-        """`parcels` come in and go out, each hub merges vectors of so many elements."""
-        self._up, self._down = parcels
-        merge = 4 * elements / speed.merge_bytes_per_s if speed.merge_bytes_per_s else 0.0
-        self._merge_s = merge
-        self.taking = Ports(children, hubs, wire_bytes(self._up.bytes) * _byte_s(rate_mbit))
-        self.merging = Ports(children, hubs, self._up.parts * speed.message_s + merge)
-        self._each_s = wire_bytes(self._down.bytes) * _byte_s(rate_mbit)
-        self._closed = np.full(hubs, -math.inf)
-        self._given = np.full(hubs, -math.inf)
-        self._rounds = 0
-
-    @property
-    def giving_s(self) -> float:
-        """What the port of the busiest hub was busy with sending."""
-        return float(self.taking.sizes.max()) * self._each_s * self._rounds
-
-    @property
-    def working_s(self) -> float:
-        """What the processor of the busiest hub was busy."""
-        return self.merging.busy_s + self._merge_s * self._rounds
-
-    def take(self, first: Array, last: Array) -> tuple[Array, Array]:
-        """When each child's contribution is merged: (begin, end)."""
-        first, last = self.taking.serve(first, last)
-        return self.merging.serve(first, last, self.merging.service_s / self._up.parts)
-
-    def close(self, ready: Array, quorum: int, deadline_s: float) -> tuple[Array, int]:
-        """When each hub has closed its round, and how many contributions are late for it."""
-        rows = self.taking.grid(ready)
-        whole = np.where(np.isfinite(rows), rows, -math.inf).max(axis=1)
-        opened = rows.min(axis=1)
-        closed = whole
-        overdue = whole - opened > deadline_s
-        if overdue.any():
-            enough = np.partition(rows, quorum - 1, axis=1)[:, quorum - 1]
-            closed = np.where(overdue, np.maximum(opened + deadline_s, enough), whole)
-        self._closed = np.maximum(closed, self._closed)
-        late = int(np.count_nonzero(ready > self._closed[self.taking.port]))
-        return self._closed + self._merge_s, late
-
-    def give(self, closed: Array) -> tuple[Array, Array]:
-        """When each child's reply leaves its hub: (begin, end). All first parts go first."""
-        self._rounds += 1
-        ports, parts = self.taking, self._down.parts
-        begin = np.maximum(closed, self._given)
-        self._given = begin + ports.sizes * self._each_s
-        ahead = (ports.sizes * ((parts - 1) / parts))[ports.port]
-        turn = ports.rank / parts
-        start = begin[ports.port]
-        return start + turn * self._each_s, start + (ahead + turn + 1 / parts) * self._each_s
 
 
 @dataclass(frozen=True)
@@ -328,56 +189,23 @@ class _Run:
 
     def __init__(self, question: CapacityQuestion) -> None:
         self.question = question
-        hubs, exchange, members = question.hubs, question.exchange, question.members
+        exchange, members = question.exchange, question.members
         kinds = [question.kinds[i % len(question.kinds)] for i in range(members)]
         rng, *rngs = np.random.default_rng(question.seed).spawn(5)
         self.steps = StepTimesOfMany([k.device for k in kinds], [k.step_s for k in kinds], rng)
-        self.whole = _parcels(exchange, 1)
-        self.share = _parcels(exchange, hubs.shards)
-        connections = 1 if hubs.gateways else hubs.shards
-        far_s = hubs.uplink.rtt_ms / 1000
-        trips = np.array([k.network.rtt_ms for k in kinds]) / 1000
-        trips += far_s if hubs.uplinks else 0.0
-        self.up = AccessStreams([k.network.up for k in kinds], trips, rngs[0], connections)
-        self.down = AccessStreams([k.network.down for k in kinds], trips, rngs[1], connections)
-        farthest_s = float(trips.max())
-        children = hubs.gateways or members
-        part = -(-exchange.elements // hubs.shards)
-        self.root = _Tier(children, 1, self.share, hubs.rate_mbit, hubs, part)
-        self.sites: _Tier | None = None
-        if hubs.gateways:
-            near = hubs.gateway_rate_mbit
-            self.sites = _Tier(members, hubs.gateways, self.whole, near, hubs, exchange.elements)
-        # Between a site and the hub: a connection of the gateway's own, or a line that is shared.
-        far, trips = [hubs.uplink] * hubs.gateways, np.full(hubs.gateways, far_s)
-        self.far_up = AccessStreams([f.up for f in far], trips, rngs[2], hubs.shards)
-        self.far_down = AccessStreams([f.down for f in far], trips, rngs[3], hubs.shards)
-        self.shared: tuple[Ports, Ports] | None = None
-        if hubs.uplinks:
-            self.shared = (
-                Ports(members, hubs.uplinks, self._line_s(0, hubs.uplink.up.mean_rate_mbit)),
-                Ports(members, hubs.uplinks, self._line_s(1, hubs.uplink.down.mean_rate_mbit)),
-            )
+        self.averaging = averaging_of(question, rngs)
         self.now = np.zeros(members)
         self.computed = np.zeros(members)
         self.waited = np.zeros(members)
-        self.wanted = max(1, math.ceil(MARGIN * farthest_s / float(np.max(self.steps.seconds))))
+        self.wanted = max(
+            1, math.ceil(MARGIN * self.averaging.farthest_s / float(np.max(self.steps.seconds)))
+        )
         steps = question.rounds * exchange.every
         self.agreed = AgreedDelay(exchange.every, exchange.delay, steps)
         self.delay = self.agreed.delay
-        self.late = 0
         self.trips: list[float] = []
         self.spreads: list[float] = []
-
-    def _line_s(self, way: int, rate_mbit: float) -> float:
-        return wire_bytes(self._bytes()[way]) * _byte_s(rate_mbit)
-
-    def _bytes(self) -> tuple[int, int]:
-        """What a member sends and receives in a round."""
-        if self.question.hubs.gateways:
-            return self.whole[0].bytes, self.whole[1].bytes
-        shards = self.question.hubs.shards
-        return shards * self.share[0].bytes, shards * self.share[1].bytes
+        self.averagings: list[float] = []
 
     # -- the rounds --------------------------------------------------------------------------------
 
@@ -429,42 +257,13 @@ class _Run:
     def _exchange(self, step: int) -> _Flight:
         """One round, from its submission to the arrival of its replies."""
         question, submitted = self.question, self.now
-        first, last = self._up(submitted)
-        first, last = self.root.take(first, last)
-        closed, late = self.root.close(last, question.quorum, question.deadline_s)
-        arrives = self._down(*self.root.give(closed))
-        self.late += late
+        arrives = self.averaging.average(submitted)
+        self.averagings.append(float(arrives.max() - submitted.max()))
         self.trips.append(float((arrives - submitted).min()))
         self.spreads.append(float(submitted.max() - submitted.mean()))
         if question.exchange.delay.is_measured and is_turn(step // question.exchange.every - 1):
             self.delay = min(self.wanted, self.agreed.most)
         return _Flight(step, submitted, arrives, self.delay)
-
-    def _up(self, at: Array) -> tuple[Array, Array]:
-        """Members' contributions, or those of their gateways, up to the hub's port."""
-        first, last = self.up.send(at, self._bytes()[0])
-        if self.shared is not None:
-            first, last = self.shared[0].serve(first, last)
-            delay = self.question.hubs.uplink.up.mean_delay_ms / 1000
-            return first + delay, last + delay
-        if self.sites is None:
-            return first, last
-        _, merged = self.sites.take(first, last)
-        closed, late = self.sites.close(merged, 1, self.question.deadline_s)
-        self.late += late
-        return self.far_up.send(closed, self.question.hubs.shards * self.share[0].bytes)
-
-    def _down(self, begin: Array, end: Array) -> Array:
-        """Replies from the hub's port down to the members; when each is there."""
-        if self.shared is not None:
-            begin, end = self.shared[1].serve(begin, end)
-            delay = self.question.hubs.uplink.down.mean_delay_ms / 1000
-            begin, end = begin + delay, end + delay
-        if self.sites is not None:
-            size = self.question.hubs.shards * self.share[1].bytes
-            _, there = self.far_down.forward(begin, end, size)
-            begin, end = self.sites.give(there)
-        return self.down.forward(begin, end, self._bytes()[1])[1]
 
     # -- the answer --------------------------------------------------------------------------------
 
@@ -478,8 +277,8 @@ class _Run:
         lasted = ends[-1] - (ends[half - 1] if half else 0.0)
         steady = (waits[-1] - (waits[half - 1] if half else 0.0)) / lasted
         busy = self._busy(seconds)
-        sent, received = self._bytes()
-        children = question.hubs.gateways or question.members
+        sent, received = self.averaging.sent_bytes, self.averaging.received_bytes
+        come, go = self.averaging.hub_bytes
         found = Answer(
             members=question.members,
             rounds=rounds,
@@ -494,13 +293,14 @@ class _Run:
             wait_s=wait / steps,
             wait_share=wait / seconds,
             steady_wait_share=steady,
+            averaging_s=float(np.median(self.averagings[half:])),
             speed_up=question.members * compute / seconds,
             member_sent_bytes=sent * rounds,
             member_received_bytes=received * rounds,
-            hub_received_bytes_per_s=children * self.share[0].bytes * rounds / seconds,
-            hub_sent_bytes_per_s=children * self.share[1].bytes * rounds / seconds,
+            hub_received_bytes_per_s=come * rounds / seconds,
+            hub_sent_bytes_per_s=go * rounds / seconds,
             busy=busy,
-            late=self.late,
+            late=self.averaging.late,
             bottleneck="",
             left_out=self._not_modelled(),
         )
@@ -524,26 +324,7 @@ class _Run:
 
     def _busy(self, seconds: float) -> dict[str, float]:
         """What is in use, by name; what has no limit is never busy."""
-        used = {
-            "hub's port, receiving": self.root.taking.busy_s,
-            "hub's port, sending": self.root.giving_s,
-            "hub's processor": self.root.working_s,
-            "members' uplinks": float(self.up.busy_s.max()),
-            "members' downlinks": float(self.down.busy_s.max()),
-        }
-        if self.sites is not None:
-            used |= {
-                "gateways' ports, receiving": self.sites.taking.busy_s,
-                "gateways' ports, sending": self.sites.giving_s,
-                "gateways' processors": self.sites.working_s,
-                "gateways' uplinks": float(self.far_up.busy_s.max()),
-                "gateways' downlinks": float(self.far_down.busy_s.max()),
-            }
-        if self.shared is not None:
-            used |= {
-                "sites' uplinks": self.shared[0].busy_s,
-                "sites' downlinks": self.shared[1].busy_s,
-            }
+        used = self.averaging.busy_s()
         return {name: min(busy / seconds, 1.0) for name, busy in used.items()}
 
     def _bottleneck(self, found: Answer) -> str:
@@ -562,14 +343,14 @@ class _Run:
         return f"the round trip of {trip:.3g} s, of which the delay covers {covers:.3g} s"
 
 
-def _parcels(exchange: ExchangeSizes, shards: int) -> tuple[Parcel, Parcel]:
-    """A contribution to one of so many hubs, and its reply."""
-    elements = -(-exchange.elements // shards)
-    return (
-        contribution(elements, exchange.codec, exchange.ratio),
-        reply(elements, exchange.reply_codec, exchange.reply_ratio),
-    )
-
-
-def _byte_s(rate_mbit: float) -> float:
-    return 8e-6 / rate_mbit if rate_mbit else 0.0
+def averaging_of(
+    question: CapacityQuestion, rngs: Sequence[Random], is_open: bool = False
+) -> Averaging:
+    """The topology that a question asks about; `is_open`: its windows are as large as they get."""
+    links, exchange, hubs = question.links, question.exchange, question.hubs
+    if question.topology in SCHEDULES:
+        return Collective(question.topology, links, exchange, hubs, rngs[0], is_open)
+    if question.topology == "direct":
+        return Direct(links, exchange, hubs, rngs, question.reducers, is_open)
+    patience = Patience(question.quorum, question.deadline_s)
+    return Star(links, exchange, hubs, patience, rngs, is_open)

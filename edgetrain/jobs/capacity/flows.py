@@ -79,35 +79,59 @@ class StepTimesOfMany:
 class Ports:
     """Servers with a queue each, first come first served; every child of a port sends alike.
 
-    Children are dealt to ports in order, in blocks of nearly equal size. What did not find its
-    port idle in an earlier round stays ahead of what comes later.
+    Children are dealt to ports in order, in blocks of nearly equal size, or as `port` says. What
+    did not find its port idle in an earlier round stays ahead of what comes later.
     """
 
-    def __init__(self, children: int, ports: int, service_s: float) -> None:
-        self.service_s = service_s
+    def __init__(
+        self,
+        children: int,
+        ports: int,
+        service_s: float | Array,
+        port: npt.NDArray[np.intp] | None = None,
+    ) -> None:
+        """`service_s` of a child, of all ports or of each; `port` of each child."""
+        self.service_s = np.broadcast_to(np.asarray(service_s, np.float64), (ports,))
         self.busy_s = 0.0
         """Of the busiest port."""
-        sizes = np.full(ports, children // ports)
-        sizes[: children % ports] += 1
-        self.sizes = sizes
-        self.port = np.repeat(np.arange(ports), sizes)
-        self.rank = np.arange(children) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        if port is None:
+            sizes = np.full(ports, children // ports)
+            sizes[: children % ports] += 1
+            port = np.repeat(np.arange(ports), sizes)
+        self.port = port
+        self.sizes = sizes = np.bincount(port, minlength=ports)
+        order = np.argsort(port, kind="stable")
+        self.rank = np.empty(children, np.intp)
+        self.rank[order] = np.arange(children) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         self._shape = (ports, int(sizes.max()))
         self._free = np.full(ports, -math.inf)
+        self._given = np.full(ports, -math.inf)
         self._before = np.empty((ports, 0))
         self._done = np.empty((ports, 0))
 
-    def serve(self, first: Array, last: Array, tail_s: float = 0.0) -> tuple[Array, Array]:
+    def serve(self, first: Array, last: Array, tail_s: Array | float = 0.0) -> tuple[Array, Array]:
         """(begin, end) of each child's service, whose bytes arrive from `first` to `last`.
 
         A message is passed on while it arrives: it ends no sooner than `tail_s` after its last
         byte, and no sooner than the queue lets it.
         """
-        self.busy_s += float(self.sizes.max()) * self.service_s
-        if not self.service_s:
+        self.busy_s += float((self.sizes * self.service_s).max())
+        if not self.service_s.any():
             return first, last + tail_s
         end = self._queue(self.grid(first))[self.port, self.rank]
-        return end - self.service_s, np.maximum(end, last + tail_s)
+        return end - self.service_s[self.port], np.maximum(end, last + tail_s)
+
+    def share(self, first: Array, last: Array, turns: int) -> tuple[Array, Array]:
+        """(begin, end) of each child's message where those of a port are given out together, in so
+        many turns each: connections share a port. They arrive at it from `first` to `last`."""
+        self.busy_s += float((self.sizes * self.service_s).max())
+        start = np.maximum(self.grid(first).min(axis=1), self._given)
+        self._given = start + self.sizes * self.service_s
+        ahead = (self.sizes * ((turns - 1) / turns))[self.port]
+        turn = self.rank / turns
+        start, each = start[self.port], self.service_s[self.port]
+        end = start + (ahead + turn + 1 / turns) * each
+        return np.maximum(first, start + turn * each), np.maximum(last, end)
 
     def grid(self, values: Array) -> Array:
         """[ports, most children]: one row a port, infinity where there is no child."""
@@ -121,9 +145,10 @@ class Ports:
         every = np.concatenate([older, arrivals], axis=1)
         order = np.argsort(every, axis=1, kind="stable")
         came = np.take_along_axis(every, order, axis=1)
-        waiting = np.arange(every.shape[1]) * self.service_s
+        service = self.service_s[:, None]
+        waiting = np.arange(every.shape[1]) * service
         begin = np.maximum(np.maximum.accumulate(came - waiting, axis=1), self._free[:, None])
-        done = begin + waiting + self.service_s
+        done = begin + waiting + service
         self._before, self._done = came, done
         end: Array = np.empty_like(done)
         np.put_along_axis(end, order, done, axis=1)
@@ -163,9 +188,15 @@ class AccessStreams:
         ways: Sequence[Direction],
         round_trip_s: Array,
         rng: Random,
-        connections: int = 1,
+        connections: int | Array = 1,
+        is_open: bool = False,
     ) -> None:
-        """The direction of each link, and the round trip without load that its connection sees."""
+        """The direction of each link, and the round trip without load that its connection sees.
+
+        Where a link has several connections, of which this one carries a share of the bytes,
+        `connections` says how many times as much they carry together. `is_open`: windows are as
+        large as they get, and TCP keeps them.
+        """
         self.delay_s = column(ways, lambda way: way.mean_delay_ms / 1000)
         self.byte_s = column(ways, _seconds_per_byte)
         self.busy_s = np.zeros(len(ways))
@@ -173,7 +204,7 @@ class AccessStreams:
         self._jitter = column(ways, lambda way: way.jitter_ms / 1000)
         self._share = column(ways, lambda way: way.mean_loss_percent / 100)
         self._strikes = column(ways, _strike_chance)
-        self._restarts = column(ways, lambda way: way.slow_start_after_idle) > 0
+        self._restarts = (column(ways, lambda way: way.slow_start_after_idle) > 0) & (not is_open)
         self._loses, self._wanders = bool(self._strikes.any()), bool(self._jitter.any())
         self._rng, self._connections = rng, connections
         self._free = np.zeros(len(ways))
@@ -189,8 +220,10 @@ class AccessStreams:
         self._k = np.zeros(len(ways))
         self._epoch = np.full(len(ways), math.nan)
         self._most = np.maximum(_loss_window(self._share, round_trip_s), 2 * MSS)
+        if is_open:
+            self._window = np.minimum(self._most, float(SEND_LIMIT_BYTES))
 
-    def send(self, at: Array, size: int) -> tuple[Array, Array]:
+    def send(self, at: Array, size: int | Array) -> tuple[Array, Array]:
         """When the first and the last of `size` bytes arrive that are handed over at these times.
 
         A line that is still at the message before takes this one afterwards.
@@ -198,11 +231,11 @@ class AccessStreams:
         begin = np.maximum(at, self._free)
         return self._carry(begin, begin, size)
 
-    def forward(self, begin: Array, end: Array, size: int) -> tuple[Array, Array]:
+    def forward(self, begin: Array, end: Array, size: int | Array) -> tuple[Array, Array]:
         """As `send`, for a message whose bytes come to this line from `begin` to `end`."""
         return self._carry(np.maximum(begin, self._free), end, size)
 
-    def _carry(self, begin: Array, end: Array, size: int) -> tuple[Array, Array]:
+    def _carry(self, begin: Array, end: Array, size: int | Array) -> tuple[Array, Array]:
         self._acknowledge(begin)
         self._restart(begin)
         left = np.maximum(self._leave(begin, size / self._connections), end)
@@ -212,9 +245,9 @@ class AccessStreams:
         arrives = left + late + self.delay_s + self._wander()
         return np.minimum(begin + self.delay_s, arrives), arrives
 
-    def _leave(self, now: Array, size: float) -> Array:
+    def _leave(self, now: Array, size: float | Array) -> Array:
         """When the last byte of a connection's share of a message has left."""
-        rest = np.full(len(now), float(size))
+        rest = np.broadcast_to(np.asarray(size, np.float64), now.shape).copy()
         free = now
         line_s = self.byte_s * self._connections * (wire_bytes(size) / size)
         for _ in range(_FLIGHTS):
@@ -323,15 +356,15 @@ class AccessStreams:
         self._window = np.where(idle, np.minimum(small, window), window)
         self._epoch = np.where(idle, math.nan, self._epoch)
 
-    def _repair(self, size: int, now: Array, span: Array) -> Array | float:
+    def _repair(self, size: int | Array, now: Array, span: Array) -> Array | float:
         """What losses add to a message: what it takes to notice the one nearest to its end and to
         send that again (`_notice`), or a timeout where a retransmission is lost as well; and the
         window is cut."""
         if not self._loses:
             return 0.0
         count, rng = len(now), self._rng
-        segments = math.ceil(size / self._connections / MSS)
-        strikes = rng.binomial(math.ceil(size / MSS), self._strikes)
+        segments = np.ceil(size / self._connections / MSS)
+        strikes = rng.binomial(np.ceil(size / MSS).astype(np.int64), self._strikes)
         length = self._share / np.maximum(self._strikes, 1e-12)
         again = rng.random(count) < 1 - (1 - np.minimum(self._share, 0.999)) ** (strikes * length)
         timeout = self._round_trip + self._patience
@@ -350,7 +383,7 @@ class AccessStreams:
         return np.where(hit, np.maximum(stall - (1 - place) * span, 0), 0.0)
 
     def _notice(
-        self, segments: int, place: Array, length: npt.NDArray[np.int64], timeout: Array
+        self, segments: Array, place: Array, length: npt.NDArray[np.int64], timeout: Array
     ) -> Array:
         """How much later than it would have a burst of losses arrives that begins at `place` (0 to
         1) of a message of so many segments, by the rules of `networks.recovery`: a round trip where
@@ -367,9 +400,15 @@ class AccessStreams:
         return np.where(behind > 0, told, probe)
 
 
-def wire_bytes(size: float) -> float:
+def wire_bytes(size: float | Array) -> Array:
     """Bytes on the line for `size` bytes of a TCP stream: headers of each segment included."""
-    return size + math.ceil(size / MSS) * (HEADERS + ETHERNET_BYTES)
+    return size + np.ceil(np.asarray(size, np.float64) / MSS) * (HEADERS + ETHERNET_BYTES)
+
+
+def turns_of(size: int, parts: int = 1) -> int:
+    """Turns that a message takes at a port which connections share: a first window each, and its
+    parts apart."""
+    return max(parts, math.ceil(size / INITIAL_WINDOW))
 
 
 def column(items: Sequence[T], figure: Callable[[T], float]) -> Array:

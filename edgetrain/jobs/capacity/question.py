@@ -13,7 +13,8 @@ from edgetrain.jobs.job import Job
 
 if TYPE_CHECKING:
     from edgetrain.codecs import Auto
-    from edgetrain.jobs.capacity.estimate import CapacityQuestion, ExchangeSizes, Kind
+    from edgetrain.jobs.capacity.estimate import CapacityQuestion, Kind
+    from edgetrain.jobs.capacity.parcels import ExchangeSizes
     from edgetrain.jobs.resolved import Resolved
 
 
@@ -60,7 +61,9 @@ def question_of(
     from edgetrain.codecs import Auto
     from edgetrain.fleet import networks
     from edgetrain.fleet.assignment import parse_sites
-    from edgetrain.jobs.capacity.estimate import CapacityQuestion, ExchangeSizes, Hubs
+    from edgetrain.jobs.capacity.averaging import Hubs
+    from edgetrain.jobs.capacity.estimate import CapacityQuestion
+    from edgetrain.jobs.capacity.parcels import ExchangeSizes
 
     job = found.job
     if not found.strategy.in_step:

@@ -1,0 +1,625 @@
+"""One averaging, by topology: when every member has the mean, once all have contributed.
+
+A topology is a few lines (`flows.AccessStreams`) and queues (`flows.Ports`) in a row. What lies
+between two averagings, steps and delays, is for `estimate`; what a job may take is for
+`jobs.topology`. Pure: sizes and times. Nothing here is drawn but losses.
+
+Every machine has an access link, a hub too: from one machine to another a message goes up the link
+of one and down that of the other, and over the uplinks of their sites where these differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgetrain.fleet.networks import Profile
+from edgetrain.fleet.networks.profile import Direction
+from edgetrain.jobs.capacity.flows import (
+    AccessStreams,
+    Array,
+    Ports,
+    Random,
+    column,
+    turns_of,
+    wire_bytes,
+)
+from edgetrain.jobs.capacity.parcels import ExchangeSizes, Parcel, contribution, reply
+
+Indices = npt.NDArray[np.intp]
+NO_LINK = Profile("none")
+
+
+@dataclass(frozen=True)
+class Hubs:
+    """What members send to: shards of a hub, gateways or shared uplinks in between, their speed.
+
+    Rates are those of a machine's port, each way. A hub needs `message_s` for each message it gets,
+    as in a job, and merges `merge_bytes_per_s` of float32. 0 stands for no limit and no time.
+    """
+
+    shards: int = 1
+    """Hubs that each have an equal part of the vector."""
+    gateways: int = 0
+    """Each merges for an equal part of the members and is one member to the hub."""
+    uplinks: int = 0
+    """Sites without a gateway: their members share the way to the hub."""
+    uplink: Profile = NO_LINK
+    """Between a gateway or a site and the hub."""
+    rate_mbit: float = 0.0
+    gateway_rate_mbit: float = 0.0
+    message_s: float = 0.0
+    merge_bytes_per_s: float = 0.0
+    link: Profile = NO_LINK
+    """A hub's own access link; its rates, if it has some, come in place of `rate_mbit`."""
+    homes: tuple[int, ...] = ()
+    """The site of each member; empty: members are dealt to sites in blocks of equal size."""
+    lines: tuple[Profile, ...] = ()
+    """The uplink of each site; empty: each has `uplink`."""
+
+    @property
+    def sites(self) -> int:
+        """How many sites there are, with a gateway or without."""
+        return self.gateways or self.uplinks
+
+    @property
+    def uplinks_of_sites(self) -> Sequence[Profile]:
+        """The uplink of each site."""
+        return self.lines or (self.uplink,) * self.sites
+
+    @property
+    def port_rates(self) -> tuple[float, float]:
+        """Mbit/s that a hub's port takes and gives."""
+        ways = self.link.down.mean_rate_mbit, self.link.up.mean_rate_mbit
+        return ways if any(ways) else (self.rate_mbit, self.rate_mbit)
+
+    def work_s(self, parts: int, elements: int) -> float:
+        """Seconds of a hub's processor for a contribution to these elements in so many messages."""
+        return parts * self.message_s + self.merge_s(elements)
+
+    def merge_s(self, elements: int) -> float:
+        """Seconds that a hub takes to merge a vector."""
+        return 4 * elements / self.merge_bytes_per_s if self.merge_bytes_per_s else 0.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """When a hub closes a round without the late ones, as in a job."""
+
+    quorum: int = 1
+    deadline_s: float = 60.0
+
+
+class Averaging(Protocol):
+    """One topology, with the state that its connections and queues have after some rounds."""
+
+    late: int
+    """Contributions that a deadline closed a round without."""
+    sent_bytes: int
+    """What the member that sends most sends in a round; `received_bytes` likewise."""
+    received_bytes: int
+    hub_bytes: tuple[int, int]
+    """What a hub receives in a round, and sends."""
+    farthest_s: float
+    """The longest round trip of a message and its answer, without load."""
+
+    def average(self, at: Array) -> Array:
+        """When each member has the mean of contributions that are ready at these times."""
+
+    def busy_s(self) -> dict[str, float]:
+        """Seconds for which each resource has worked, its busiest instance."""
+
+
+class _Tier:
+    """Hubs that each serve a part of the children: what comes in, the merge, what goes out."""
+
+    def __init__(
+        self,
+        ports: Indices | int,
+        hubs: int,
+        parcels: tuple[Parcel, Parcel],
+        rates_mbit: tuple[float, float],
+        speed: Hubs,
+        elements: int,
+    ) -> None:
+        """`ports`: the hub of each child, or the number of children. `parcels` come in and go out
+        at these rates, each hub merges vectors of so many elements."""
+        self._up, self._down = parcels
+        self._merge_s = speed.merge_s(elements)
+        children, port = (ports, None) if isinstance(ports, int) else (len(ports), ports)
+        come_s, go_s = (
+            wire_bytes(parcel.bytes) * _byte_s(rate)
+            for parcel, rate in zip(parcels, rates_mbit, strict=True)
+        )
+        self.taking = Ports(children, hubs, come_s, port)
+        self.giving = Ports(children, hubs, go_s, port)
+        work_s = speed.work_s(self._up.parts, elements)
+        self.merging = Ports(children, hubs, work_s, port)
+        self._tail_s = work_s / self._up.parts
+        self._closed = np.full(hubs, -math.inf)
+        self._rounds = 0
+
+    @property
+    def working_s(self) -> float:
+        """What the processor of the busiest hub was busy."""
+        return self.merging.busy_s + self._merge_s * self._rounds
+
+    def take(self, first: Array, last: Array) -> tuple[Array, Array]:
+        """When each child's contribution is merged: (begin, end)."""
+        first, last = self.taking.serve(first, last)
+        return self.merging.serve(first, last, self._tail_s)
+
+    def close(self, ready: Array, patience: Patience) -> tuple[Array, int]:
+        """When each hub has closed its round, and how many contributions are late for it."""
+        rows = self.taking.grid(ready)
+        whole = np.where(np.isfinite(rows), rows, -math.inf).max(axis=1)
+        opened = rows.min(axis=1)
+        closed = whole
+        overdue = whole - opened > patience.deadline_s
+        if overdue.any():
+            enough = np.partition(rows, patience.quorum - 1, axis=1)[:, patience.quorum - 1]
+            closed = np.where(overdue, np.maximum(opened + patience.deadline_s, enough), whole)
+        self._closed = np.maximum(closed, self._closed)
+        late = int(np.count_nonzero(ready > self._closed[self.taking.port]))
+        return self._closed + self._merge_s, late
+
+    def give(self, closed: Array) -> tuple[Array, Array]:
+        """When each child's reply leaves its hub: (begin, end)."""
+        self._rounds += 1
+        begin = closed[self.giving.port]
+        return self.giving.share(begin, begin, turns_of(self._down.bytes, self._down.parts))
+
+
+class Star:
+    """One hub, or several that each have a part of the vector; gateways or shared uplinks."""
+
+    def __init__(
+        self,
+        links: Sequence[Profile],
+        exchange: ExchangeSizes,
+        hubs: Hubs,
+        patience: Patience,
+        rngs: Sequence[Random],
+        is_open: bool = False,
+    ) -> None:
+        """`links` of the members; `rngs`: for members' ways and those of gateways, up and down."""
+        self._hubs, self._patience, members = hubs, patience, len(links)
+        self.whole = _parcels(exchange, exchange.elements)
+        self.share = _parcels(exchange, part := -(-exchange.elements // hubs.shards))
+        connections = 1 if hubs.gateways else hubs.shards
+        self._home = _homes(members, hubs)
+        lines = hubs.uplinks_of_sites
+        far_s = np.array([line.rtt_ms for line in lines]) / 1000
+        hub_s = hubs.link.rtt_ms / 1000
+        trips = np.array([link.rtt_ms for link in links]) / 1000
+        if not hubs.gateways:
+            trips = trips + hub_s + (far_s[self._home] if hubs.uplinks else 0.0)
+        self.farthest_s = float(trips.max())
+        ups, downs = [link.up for link in links], [link.down for link in links]
+        self.up = AccessStreams(ups, trips, rngs[0], connections, is_open)
+        self.down = AccessStreams(downs, trips, rngs[1], connections, is_open)
+        self.root = _Tier(hubs.gateways or members, 1, self.share, hubs.port_rates, hubs, part)
+        self.sites: _Tier | None = None
+        if hubs.gateways:
+            near, size = (hubs.gateway_rate_mbit,) * 2, exchange.elements
+            self.sites = _Tier(self._home, hubs.gateways, self.whole, near, hubs, size)
+        # Between a site and the hub: a connection of the gateway's own, or a line that is shared.
+        far = lines if hubs.gateways else ()
+        trips = np.array([line.rtt_ms for line in far]) / 1000 + hub_s
+        self.far_up = AccessStreams([f.up for f in far], trips, rngs[2], hubs.shards, is_open)
+        self.far_down = AccessStreams([f.down for f in far], trips, rngs[3], hubs.shards, is_open)
+        self.sent_bytes, self.received_bytes = self._bytes()
+        children = hubs.gateways or members
+        self.hub_bytes = (children * self.share[0].bytes, children * self.share[1].bytes)
+        self.shared: tuple[Ports, Ports] | None = None
+        if hubs.uplinks:
+            self.shared = (
+                self._shared(self.sent_bytes, [line.up for line in lines]),
+                self._shared(self.received_bytes, [line.down for line in lines]),
+            )
+            self._far_up_s, self._far_down_s = (
+                column(ways, lambda way: way.mean_delay_ms / 1000)[self._home]
+                for ways in ([line.up for line in lines], [line.down for line in lines])
+            )
+        self._hub_down_s = hubs.link.down.mean_delay_ms / 1000
+        self._hub_up_s = hubs.link.up.mean_delay_ms / 1000
+        self.late = 0
+
+    def _shared(self, size: int, ways: Sequence[Direction]) -> Ports:
+        service_s = wire_bytes(size) * column(ways, lambda way: _byte_s(way.mean_rate_mbit))
+        return Ports(len(self._home), len(ways), service_s, self._home)
+
+    def _bytes(self) -> tuple[int, int]:
+        """What a member sends and receives in a round."""
+        if self._hubs.gateways:
+            return self.whole[0].bytes, self.whole[1].bytes
+        shards = self._hubs.shards
+        return shards * self.share[0].bytes, shards * self.share[1].bytes
+
+    def average(self, at: Array) -> Array:
+        """See `Averaging`."""
+        first, last = self._up(at)
+        first, last = self.root.take(first + self._hub_down_s, last + self._hub_down_s)
+        closed, late = self.root.close(last, self._patience)
+        self.late += late
+        begin, end = self.root.give(closed)
+        return self._down(begin + self._hub_up_s, end + self._hub_up_s)
+
+    def _up(self, at: Array) -> tuple[Array, Array]:
+        """Members' contributions, or those of their gateways, up to the hub's port."""
+        first, last = self.up.send(at, self.sent_bytes)
+        if self.shared is not None:
+            first, last = self.shared[0].serve(first, last)
+            return first + self._far_up_s, last + self._far_up_s
+        if self.sites is None:
+            return first, last
+        _, merged = self.sites.take(first, last)
+        closed, late = self.sites.close(merged, dataclasses.replace(self._patience, quorum=1))
+        self.late += late
+        return self.far_up.send(closed, self._hubs.shards * self.share[0].bytes)
+
+    def _down(self, begin: Array, end: Array) -> Array:
+        """Replies from the hub's port down to the members; when each is there."""
+        if self.shared is not None:
+            begin, end = self.shared[1].share(begin, end, turns_of(self.received_bytes))
+            begin, end = begin + self._far_down_s, end + self._far_down_s
+        if self.sites is not None:
+            size = self._hubs.shards * self.share[1].bytes
+            _, there = self.far_down.forward(begin, end, size)
+            begin, end = self.sites.give(there)
+        return self.down.forward(begin, end, self.received_bytes)[1]
+
+    def busy_s(self) -> dict[str, float]:
+        """See `Averaging`."""
+        used = {
+            "hub's port, receiving": self.root.taking.busy_s,
+            "hub's port, sending": self.root.giving.busy_s,
+            "hub's processor": self.root.working_s,
+            "members' uplinks": float(self.up.busy_s.max()),
+            "members' downlinks": float(self.down.busy_s.max()),
+        }
+        if self.sites is not None:
+            used |= {
+                "gateways' ports, receiving": self.sites.taking.busy_s,
+                "gateways' ports, sending": self.sites.giving.busy_s,
+                "gateways' processors": self.sites.working_s,
+                "gateways' uplinks": float(self.far_up.busy_s.max()),
+                "gateways' downlinks": float(self.far_down.busy_s.max()),
+            }
+        if self.shared is not None:
+            used |= {
+                "sites' uplinks": self.shared[0].busy_s,
+                "sites' downlinks": self.shared[1].busy_s,
+            }
+        return used
+
+
+# -- between any two machines ---------------------------------------------------------------------
+
+
+class Mesh:
+    """The ways from one member to another: up the link of one and down that of the other."""
+
+    def __init__(self, links: Sequence[Profile], hubs: Hubs) -> None:
+        self._links, self._known = links, dict[tuple[int, ...], Direction]()
+        self.home = _homes(len(links), hubs) if hubs.sites else np.arange(len(links))
+        self._lines = hubs.uplinks_of_sites
+
+    def crosses(self, source: Indices, to: Indices) -> npt.NDArray[np.bool_]:
+        """Whether these ways leave the site of the one for that of the other."""
+        crossing: npt.NDArray[np.bool_] = self.home[source] != self.home[to]
+        return crossing
+
+    def ways(self, source: Indices, to: Indices, narrow: bool = True) -> list[Direction]:
+        """The way of each pair. `narrow`: each as slow as its slowest part, a site's uplink shared
+        by the pairs that cross it; else as fast as the sender's link."""
+        out, into = self._crossing(source, to)
+        return [
+            self._way(int(i), int(j), int(out[place]), int(into[place]), narrow)
+            for place, (i, j) in enumerate(zip(source, to, strict=True))
+        ]
+
+    def trips_s(self, source: Indices, to: Indices) -> Array:
+        """Round trips of these pairs, without load."""
+        there, back = (self.delays_s(*pair) for pair in ((source, to), (to, source)))
+        return there + back
+
+    def delays_s(self, source: Indices, to: Indices) -> Array:
+        """Seconds one way of these pairs, without load."""
+        ways = self.ways(source, to, narrow=False)
+        return column(ways, lambda way: way.mean_delay_ms / 1000)
+
+    def _crossing(self, source: Indices, to: Indices) -> tuple[Indices, Indices]:
+        """For each pair, how many of these leave its sender's site, and enter its receiver's."""
+        home, cross = self.home, self.crosses(source, to)
+        sites = int(home.max()) + 1
+        out = np.bincount(home[source[cross]], minlength=sites)[home[source]]
+        into = np.bincount(home[to[cross]], minlength=sites)[home[to]]
+        return np.where(cross, out, 0), np.where(cross, into, 0)
+
+    def _way(self, i: int, j: int, out: int, into: int, narrow: bool) -> Direction:
+        one, other = self._links[i], self._links[j]
+        lines = (int(self.home[i]), int(self.home[j])) if self._lines and out else (-1, -1)
+        key = (id(one), id(other), *lines, out, into, narrow)
+        if key not in self._known:
+            shared = [(one.up, 1), (other.down, 1)]
+            if self._lines and out:
+                shared.append((self._lines[lines[0]].up, out))
+                shared.append((self._lines[lines[1]].down, into))
+            self._known[key] = _in_a_row(shared, narrow)
+        return self._known[key]
+
+
+def _in_a_row(ways: Sequence[tuple[Direction, int]], narrow: bool) -> Direction:
+    """Lines one behind the other, each shared by so many: delays and losses add up, and the slowest
+    says the rate (`narrow`), or the first."""
+    rates = [way.mean_rate_mbit / shared for way, shared in ways if way.mean_rate_mbit]
+    first = ways[0][0]
+    arrives = math.prod(1 - way.mean_loss_percent / 100 for way, _ in ways)
+    return dataclasses.replace(
+        first,
+        delay_ms=sum(way.mean_delay_ms for way, _ in ways),
+        delay_trace="",
+        jitter_ms=math.sqrt(sum(way.jitter_ms**2 for way, _ in ways)),
+        rate_mbit=min(rates, default=0.0) if narrow else first.mean_rate_mbit,
+        rate_trace="",
+        loss_percent=0.0 if first.burst else 100 * (1 - arrives),
+    )
+
+
+class _Funnel:
+    """Lines at whose end many streams of a round come together; only the last one counts."""
+
+    def __init__(self, line: Indices, total_s: Array) -> None:
+        """The line of each stream, and what each line needs for all of them."""
+        self._line, self._total_s = line, total_s
+        self._free = np.full(len(total_s), -math.inf)
+        self.busy_s = np.zeros(len(total_s))
+
+    def gather(self, first: Array, last: Array) -> Array:
+        """When all streams of each line are through, whose bytes arrive from `first` to `last`."""
+        begin, end = np.full(len(self._total_s), math.inf), np.full(len(self._total_s), -math.inf)
+        np.minimum.at(begin, self._line, first)
+        np.maximum.at(end, self._line, last)
+        self.busy_s += self._total_s
+        through = np.maximum(end, np.maximum(begin, self._free) + self._total_s)
+        self._free = np.where(np.isfinite(begin), through, self._free)
+        return self._free
+
+
+class Direct:
+    """Members that each add up one part of the vector, for all."""
+
+    def __init__(
+        self,
+        links: Sequence[Profile],
+        exchange: ExchangeSizes,
+        hubs: Hubs,
+        rngs: Sequence[Random],
+        reducers: Sequence[int] = (),
+        is_open: bool = False,
+    ) -> None:
+        """`reducers`: the members that add up, an equal part each; (): all. Members that do not are
+        clients. `hubs`: the speed at which a machine merges, and the sites."""
+        members = len(links)
+        self.reducers = np.array(reducers or range(members), np.intp)
+        part = -(-exchange.elements // len(self.reducers))
+        up, down = _parcels(exchange, part)
+        mesh = Mesh(links, hubs)
+        pairs = np.stack(np.meshgrid(np.arange(members), self.reducers, indexing="ij"), -1)
+        pairs = pairs.reshape(-1, 2)
+        self._member, self._reducer = pairs[pairs[:, 0] != pairs[:, 1]].T.astype(np.intp)
+        there, back = (self._member, self._reducer), (self._reducer, self._member)
+        self._sends, self._replies = (
+            _Shared(mesh, links, pair, parcel.bytes, rng, is_open)
+            for pair, parcel, rng in zip((there, back), (up, down), rngs, strict=False)
+        )
+        others = np.bincount(self._reducer, minlength=members).astype(np.float64)
+        work_s = hubs.work_s(up.parts, part)
+        self._working = _Funnel(self._reducer, others * work_s)
+        self._tail_s = work_s / up.parts
+        self._merge_s = hubs.merge_s(part)
+        many = len(self.reducers) - 1
+        self.sent_bytes = many * up.bytes + (members - 1) * down.bytes
+        self.received_bytes = many * down.bytes + (members - 1) * up.bytes
+        self.hub_bytes = 0, 0
+        self.farthest_s = float(mesh.trips_s(*there).max(initial=0.0))
+        self.late = 0
+
+    def average(self, at: Array) -> Array:
+        """See `Averaging`."""
+        if not len(self._member):
+            return at
+        first, last = self._sends.carry(at)
+        there = self._sends.whole(first, last)
+        ready = np.maximum(self._working.gather(first, last), there + self._tail_s)
+        closed = np.maximum(ready, at)  # a reducer's own contribution, too
+        first, last = self._replies.carry(closed + self._merge_s)
+        return np.maximum(self._replies.whole(first, last), closed)
+
+    def busy_s(self) -> dict[str, float]:
+        """See `Averaging`."""
+        return {
+            "members' uplinks": float((self._sends.busy_s + self._replies.busy_s).max()),
+            "members' downlinks": float((self._sends.end.busy_s + self._replies.end.busy_s).max()),
+            "reducers' processors": float(self._working.busy_s.max()),
+        }
+
+
+class _Shared:
+    """Messages of many pairs at once: each sender's link is shared by its connections, each
+    receiver's by what comes in, each site's uplink by what crosses it."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        links: Sequence[Profile],
+        pairs: tuple[Indices, Indices],
+        size: int,
+        rng: Random,
+        is_open: bool,
+    ) -> None:
+        self._source, self._to, self._size = *pairs, size
+        sends = np.bincount(self._source, minlength=len(links))
+        takes = np.bincount(self._to, minlength=len(links))
+        self._connections = sends[self._source].astype(np.float64)
+        ways = mesh.ways(*pairs, narrow=False)
+        trips = mesh.trips_s(*pairs)
+        self._streams = AccessStreams(ways, trips, rng, self._connections, is_open)
+        down_s = column([link.down for link in links], lambda way: _byte_s(way.mean_rate_mbit))
+        up_s = column([link.up for link in links], lambda way: _byte_s(way.mean_rate_mbit))
+        wire = float(wire_bytes(float(size)))
+        self.end = _Funnel(self._to, takes * wire * down_s)
+        self._each_s = sends * wire * up_s
+        self.busy_s = np.zeros(len(links))
+        cross = mesh.crosses(*pairs)
+        self._lines = [
+            (
+                _Funnel(home[cross], np.bincount(home[cross], minlength=len(rates)) * wire * rates),
+                home,
+            )
+            for home, rates in (
+                (mesh.home[self._source], _rates(mesh, "up")),
+                (mesh.home[self._to], _rates(mesh, "down")),
+            )
+            if len(rates) and cross.any()
+        ]
+        self._cross = cross
+
+    def carry(self, at: Array) -> tuple[Array, Array]:
+        """When the first and the last byte of each pair's message come to the receiver's link."""
+        self.busy_s += self._each_s
+        first, last = self._streams.send(at[self._source], self._connections * self._size)
+        for line, home in self._lines:
+            through = line.gather(first[self._cross], last[self._cross])
+            last = np.where(self._cross, np.maximum(last, through[home]), last)
+        return first, last
+
+    def whole(self, first: Array, last: Array) -> Array:
+        """When each receiver has all that was sent to it; -inf: nothing was."""
+        return self.end.gather(first, last)
+
+
+def _rates(mesh: Mesh, way: str) -> Array:
+    return column(
+        [getattr(line, way) for line in mesh._lines], lambda way: _byte_s(way.mean_rate_mbit)
+    )
+
+
+# -- collectives ----------------------------------------------------------------------------------
+
+Step = tuple[Indices, Indices, int]
+"""Senders, receivers, and the elements of each message; a receiver goes on once it is there."""
+
+
+def ring(members: int, elements: int) -> Iterator[Step]:
+    """Sums go around in N - 1 steps, a part of the vector each, and come back in as many."""
+    source = np.arange(members)
+    for _ in range(2 * (members - 1)):
+        yield source, (source + 1) % members, -(-elements // members)
+
+
+def butterfly(members: int, elements: int) -> Iterator[Step]:
+    """Halving and doubling. Members beyond a power of two hand theirs to another first, and get
+    the sum from it."""
+    whole = 1 << (members.bit_length() - 1)
+    extra = np.arange(members - whole)
+    if len(extra):
+        yield extra + whole, extra, elements
+    source = np.arange(whole)
+    distances = [1 << level for level in range(whole.bit_length() - 1)]
+    for level, distance in enumerate(reversed(distances)):
+        yield source, source ^ distance, -(-elements // (2 << level))
+    for level, distance in enumerate(distances):
+        yield source, source ^ distance, -(-elements // (whole >> level))
+    if len(extra):
+        yield extra, extra + whole, elements
+
+
+def tree(members: int, elements: int) -> Iterator[Step]:
+    """Whole vectors up a binomial tree, and the sum down again."""
+    distances = [1 << level for level in range((members - 1).bit_length())]
+    for distance in distances:
+        to = np.arange(0, members - distance, 2 * distance)
+        yield to + distance, to, elements
+    for distance in reversed(distances):
+        source = np.arange(0, members - distance, 2 * distance)
+        yield source, source + distance, elements
+
+
+SCHEDULES = {"ring": ring, "butterfly": butterfly, "tree": tree}
+
+
+class Collective:
+    """Members that hand sums on to each other, step by step."""
+
+    def __init__(
+        self,
+        name: str,
+        links: Sequence[Profile],
+        exchange: ExchangeSizes,
+        hubs: Hubs,
+        rng: Random,
+        is_open: bool = False,
+    ) -> None:
+        """`name`: see SCHEDULES."""
+        mesh, members = Mesh(links, hubs), len(links)
+        self._steps: list[tuple[Indices, Indices, Array, int, AccessStreams]] = []
+        known: dict[tuple[bytes, bytes], tuple[Array, AccessStreams]] = {}
+        sent, received = np.zeros(members, np.int64), np.zeros(members, np.int64)
+        for source, to, elements in SCHEDULES[name](members, exchange.elements):
+            key = (source.tobytes(), to.tobytes())
+            if key not in known:
+                ways, trips = mesh.ways(source, to), mesh.trips_s(source, to)
+                streams = AccessStreams(ways, trips, rng, is_open=is_open)
+                known[key] = (mesh.delays_s(source, to), streams)
+            size = contribution(elements, exchange.codec, exchange.ratio).bytes
+            sent[source] += size
+            received[to] += size
+            self._steps.append((source, to, known[key][0], size, known[key][1]))
+        self._streams = [streams for _, streams in known.values()]
+        self.sent_bytes, self.received_bytes = int(sent.max()), int(received.max())
+        self.hub_bytes = 0, 0
+        self.farthest_s = max((float(delay.max()) for _, _, delay, *_ in self._steps), default=0.0)
+        self.farthest_s *= 2
+        self.late = 0
+
+    def average(self, at: Array) -> Array:
+        """See `Averaging`."""
+        now = at.copy()
+        for source, to, delay_s, size, streams in self._steps:
+            _, arrives = streams.send(now[source], size)
+            went = now.copy()
+            went[source] = np.maximum(went[source], arrives - delay_s)
+            went[to] = np.maximum(went[to], arrives)
+            now = went
+        return now
+
+    def busy_s(self) -> dict[str, float]:
+        """See `Averaging`."""
+        return {"members' uplinks": sum(float(s.busy_s.max()) for s in self._streams)}
+
+
+def _homes(members: int, hubs: Hubs) -> Indices:
+    """The site of each member."""
+    if hubs.homes:
+        return np.array(hubs.homes, np.intp)
+    return Ports(members, max(1, hubs.sites), 0.0).port
+
+
+def _parcels(exchange: ExchangeSizes, elements: int) -> tuple[Parcel, Parcel]:
+    """A contribution to so many elements, and its reply."""
+    return (
+        contribution(elements, exchange.codec, exchange.ratio),
+        reply(elements, exchange.reply_codec, exchange.reply_ratio),
+    )
+
+
+def _byte_s(rate_mbit: float) -> float:
+    return 8e-6 / rate_mbit if rate_mbit else 0.0
