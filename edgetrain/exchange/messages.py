@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgpack
 
@@ -22,12 +22,12 @@ from edgetrain.errors import BadMessage
 if TYPE_CHECKING:
     from edgetrain.vectors.vector import Buffer
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Version; raised when hubs and members of different versions would misunderstand each other."""
 
 MAX_HEADER_BYTES = 4096
-MAX_REPLY_HEADER_BYTES = 1 << 20
-"""Of a reply that says whose contributions are in it."""
+MAX_LONG_HEADER_BYTES = 1 << 20
+"""Of a message that has a list of members."""
 MAX_ELEMENTS = 1 << 40
 
 MAX_BLOCK_ROUNDS = 1 << 10
@@ -92,6 +92,49 @@ def _is_pair(value: Any) -> bool:
     return is_name and type(number) is int and 0 <= number <= MAX_COUNT
 
 
+MAX_RANGES = 1 << 20
+MAX_ADDRESS = 128
+"""Characters of an address."""
+CLIENT = "client"
+"""In place of its address: other members cannot connect to this one."""
+
+
+class Peer(NamedTuple):
+    """A member, as the others see it."""
+
+    name: str
+    address: str
+    """tcp://HOST:PORT, where other members can connect; "": they cannot."""
+    key: str
+    """Its public key, spelled; "": it is not encrypted."""
+    first: int = 0
+    end: int = 0
+    """The ranges of the vector that it reduces, [first, end)."""
+
+
+def _peers(**kwargs: Any) -> Any:
+    def check(value: Any) -> bool:
+        return isinstance(value, list | tuple) and all(map(_is_peer, value))
+
+    allowed = (
+        f"peers: a name of at most 64, an address of at most {MAX_ADDRESS} and a key of at most "
+        f"64 printable characters, and two integers from 0 to {MAX_RANGES}"
+    )
+    return field(metadata={"check": check, "allowed": allowed}, **kwargs)
+
+
+def _is_peer(value: Any) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != len(Peer._fields):
+        return False
+    *texts, first, end = value
+    if not all(
+        type(text) is str and len(text) <= most and text.isprintable()
+        for text, most in zip(texts, (64, MAX_ADDRESS, 64), strict=True)
+    ):
+        return False
+    return type(first) is int and type(end) is int and 0 <= first <= end <= MAX_RANGES
+
+
 def _optional(spec: Any) -> Any:
     """A field at the end of a message that is left out while it, and all behind it, have their
     defaults."""
@@ -131,6 +174,9 @@ class Join:
     steps: int = _integer(0, MAX_COUNT, default=0)
     """Local steps of the run, where the member brings its own loop and knows; 0: not known."""
     payload: Buffer = _payload(default=b"")  # noqa: RUF009
+    address: str = _optional(_text(MAX_ADDRESS, default=""))
+    """Where members connect to each other: tcp://HOST:PORT of this one, or CLIENT: it only dials.
+    "": it does neither."""
     """Text that describes the tensors of the vector, see vectors/layout.py; may be empty."""
 
 
@@ -194,6 +240,7 @@ CODES = {
     "diverged": "the checksum of base differs: replicas are no longer equal",
     "masks": "a message about masks is wrong, or was not asked for",
     "ended": "the job is over",
+    "peers": "members connect to each other, and this one does not",
     "few": "too few members are left to unmask a round: the job ends, and may be resumed",
 }
 """Every reason for a refusal, with its meaning."""
@@ -279,6 +326,8 @@ class Resume:
     """As in Join: a process that was started again may have made other values."""
     steps: int = _integer(0, MAX_COUNT, default=0)
     """As in Join: the journal of a hub that was restored does not say it."""
+    address: str = _optional(_text(MAX_ADDRESS, default=""))
+    """As in Join."""
 
 
 @dataclass(frozen=True)
@@ -485,12 +534,62 @@ class Reveal:
     payload: Buffer = _payload()  # noqa: RUF009
 
 
+@dataclass(frozen=True)
+class Map:
+    """hub -> member: who takes part, where they can be reached, and who reduces which ranges."""
+
+    kind: ClassVar[bytes] = b"M"
+    number: int = _integer(0, MAX_COUNT)
+    """It replaces all maps with lower numbers; the hub's epoch in the upper 32 bits."""
+    trying: bool = _flag()
+    """No member reduces yet: try to reach each of them once, and answer with `Reached`."""
+    ticket: int = _integer(0, MAX_CHECKSUM)
+    """What only members of this job know: see `Hello`."""
+    name: str = _text(64)
+    """Of the receiver."""
+    first: int = _integer(0, MAX_RANGES)
+    end: int = _integer(0, MAX_RANGES)
+    """The ranges of the vector that the hub itself reduces, [first, end)."""
+    rows: tuple[tuple[str, str, str, int, int], ...] = _peers()
+    """The members that are in, in the order of their indices; then those that may come back, at
+    no address."""
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The rows, by names."""
+        return tuple(Peer(*row) for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """member -> hub: the answer to a `Map` that asks to try."""
+
+    kind: ClassVar[bytes] = b"Y"
+    number: int = _integer(0, MAX_COUNT)
+    """Of the map that it answers."""
+    reached: tuple[tuple[str, int], ...] = _pairs()
+    """(name, round trip in units of 100 microseconds) of each member that was reached."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Member -> member: the first message of a connection, and its answer."""
+
+    kind: ClassVar[bytes] = b"I"
+    ticket: int = _integer(0, MAX_CHECKSUM)
+    """Of the job's maps."""
+    name: str = _text(64)
+    """The sender."""
+    to: str = _text(64)
+    """The receiver: another member may be at this address by now."""
+
+
 Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 """Messages that occur only if contributions are masked."""
 
 Message = (
     Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
-    | Telemetry | Figure | Evaluate | Masking
+    | Telemetry | Figure | Evaluate | Masking | Map | Reached | Hello
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Message]] = {
@@ -498,6 +597,7 @@ KINDS: dict[bytes, type[Message]] = {
     for cls in (
         Join, Welcome, Refuse, Base, Fixed, Start, Resume, Contribute, Reply, Beat, Leave,
         Telemetry, Figure, Evaluate, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
+        Map, Reached, Hello,
     )
 }  # fmt: skip
 
@@ -520,7 +620,7 @@ _DEFAULTS = {
     for cls, fields in _FIELDS.items()
 }
 """Of the fields at the end that may be left out."""
-_MOST_HEADER: dict[type[Message], int] = {Reply: MAX_REPLY_HEADER_BYTES}
+_MOST_HEADER: dict[type[Message], int] = dict.fromkeys((Reply, Map, Reached), MAX_LONG_HEADER_BYTES)
 
 
 def pack(message: Message) -> list[Buffer]:

@@ -66,6 +66,8 @@ class Request:
     """What is not trained and takes the first member's values, as `layout` says; None: nothing."""
     steps: int = 0
     """Local steps of the run, from a member with its own loop; 0: not known."""
+    address: str = ""
+    """Where members connect to each other: see `messages.Join`."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from edgetrain.exchange.messages import (
     MAX_COUNT,
     MAX_ELEMENTS,
     MAX_HEADER_BYTES,
+    MAX_RANGES,
     Beat,
     Contribute,
     Join,
@@ -52,6 +53,11 @@ def valid(spec: dataclasses.Field) -> st.SearchStrategy:
     allowed = spec.metadata["allowed"]
     if allowed == "true or false":
         return st.booleans()
+    if "peers" in allowed:
+        text = st.text(st.characters(exclude_categories=("C", "Z")), max_size=64)
+        edges = st.tuples(st.integers(0, MAX_RANGES), st.integers(0, MAX_RANGES)).map(sorted)
+        peer = st.tuples(text, text, text, edges).map(lambda p: (*p[:3], *p[3]))
+        return st.lists(peer, max_size=4).map(tuple)
     if "text" in allowed:
         longest = int(re.search(r"\d+", allowed)[0])
         letters = st.characters(exclude_categories=("C", "Z"))
@@ -76,6 +82,17 @@ def invalid(spec: dataclasses.Field) -> st.SearchStrategy:
         longest = int(re.search(r"\d+", allowed)[0])
         bad = ["x" * (longest + 1), "new\nline", "nul\0", "esc\x1b[2J", "\ud800", "line\u2028"]
         return st.one_of(*others, st.sampled_from(bad), st.integers())
+    if "peers" in allowed:
+        bad = [
+            ("m0", "", "", 0),
+            ("m0", "", "", 2, 1),
+            ("x" * 65, "", "", 0, 1),
+            ("", 1, "", 0, 1),
+            ("m0", "", "", 0, 1.0),
+            ("m0", "\0", "", 0, 1),
+            ("", "", "", 0, MAX_RANGES + 1),
+        ]
+        return st.sampled_from([(each,) for each in bad] + [None, 1, "m0"])
     if "pairs" in allowed:
         bad = [("m0",), ("m0", 1, 2), ("x" * 65, 1), ("m0", -1), ("m0", 1.0), (1, "m0"), "m0", 3]
         return st.sampled_from([(each,) for each in bad] + [None, 1, "m0"])

@@ -9,6 +9,7 @@ import numpy as np
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.effects import Closed, Note, Send
+from edgetrain.exchange.hub.mapping import MappingHub
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import (
@@ -46,13 +47,15 @@ class Desk:
         codec=None,
         reply_codec=None,
         delay=0,
+        assign=None,
         **policy,
     ):
         row = replace(strategies.find("sync-sgd" if gradient else "dga"), weighted=weighted)
         terms = Terms.of_strategy(row, 1, Delay(delay or 0, delay is None), "job-a")
         codec = codec or codecs.Dense()
         reply_codec = reply_codec or codecs.Dense()
-        self.hub = Hub(terms, Policy(members, **policy), Mean(not gradient), codec, reply_codec)
+        parts = terms, Policy(members, **policy), Mean(not gradient), codec, reply_codec
+        self.hub = MappingHub(*parts, assign=assign) if assign else Hub(*parts)
         self.now = 0.0
         self.said: dict[str, list] = {}
         self.notes: list[Note] = []

@@ -14,7 +14,7 @@ from edgetrain.exchange.hub.records import Record, Round, State
 from edgetrain.exchange.messages import Figure, Message, Refuse, Reply, Telemetry
 
 Event = Literal[
-    "joined", "started", "late", "gone", "left", "refused", "back", "pace", "codec", "stands"
+    "joined", "started", "late", "gone", "left", "refused", "back", "pace", "codec", "stands", "map"
 ]
 
 

@@ -125,6 +125,8 @@ class MemberRecord:
     """Whether it has said that it evaluates the model."""
     fixed: str = ""
     """Digest of its fixed tensors' values, as it joined with them."""
+    address: str = ""
+    """Where other members can connect to it; "": they cannot, or it has not said."""
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -245,10 +247,10 @@ class MemberRecord:
         self.sender, self.incoming, self.unreachable_since = sender, [], None
         self.standing = "in step"
 
-    def offer(self, checksum: int, fixed: str) -> None:
+    def offer(self, checksum: int, fixed: str, address: str) -> None:
         """It asked to join once more, with parameters of this checksum, and fixed tensors of this
-        digest."""
-        self.checksum, self.fixed = checksum, fixed
+        digest; others can connect to it at this address."""
+        self.checksum, self.fixed, self.address = checksum, fixed, address
 
     def start(self, first_round: int | None, applied: int) -> None:
         """Training begins for it, after `applied` replies, at `first_round` (None: as it was)."""
@@ -262,9 +264,11 @@ class MemberRecord:
         self.next_round = self.merged
         self._skip_merged()
 
-    def resume(self, oldest: int) -> None:
-        """It has come back, and has no contributions to rounds before `oldest` left to send."""
+    def resume(self, oldest: int, address: str) -> None:
+        """It has come back, and has no contributions to rounds before `oldest` left to send. Others
+        can connect to it at this address."""
         self._change_state("resumes")
+        self.address = address
         self.resumed = True
         self.next_round = max(self.next_round, oldest)
         self._skip_merged()

@@ -12,7 +12,7 @@ to boot. The others have `Policy.return_s` from then on.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.hub.admission import Admission, AgreedModel, WhyNot
@@ -76,6 +76,7 @@ class Membership:
         self.unrequited = Unrequited()
         """Bases and replies that were sent over connections that have given nothing since."""
         self.evaluators = Evaluators(members)
+        self.is_ready: Callable[[], bool] = lambda: True
         self._terms = terms
         self._members = members
         self._rounds = rounds
@@ -101,8 +102,8 @@ class Membership:
     def may_start(self) -> bool:
         """Whether all members and the whole base are here, and training has not begun."""
         enough = len(self._members) >= self.policy.members
-        whole = self.first_base.is_whole(self.model)
-        return enough and whole and not self._rounds.started
+        ready = self.first_base.is_whole(self.model) and self.is_ready()
+        return enough and ready and not self._rounds.started
 
     def find_returning(
         self, sender: bytes, message: Resume, tail: int | None
@@ -181,7 +182,7 @@ class Membership:
         weight = join.weight if self._terms.weighted else 1.0
         member = MemberRecord(
             name, sender, self._members.free_index(), weight, join.checksum, join.session,
-            fixed=join.fixed, merged_by_range=list(range(self._terms.ranges)),
+            fixed=join.fixed, merged_by_range=list(range(self._terms.ranges)), address=join.address,
         )  # fmt: skip
         self._members.add(member)
         self._rounds.delay.set_steps(join.steps)
@@ -198,7 +199,7 @@ class Membership:
             return [refusal(sender, "started", "the parameters to start from are gone: start anew")]
         self._members.move(member, sender)
         self._rounds.delay.set_steps(join.steps)
-        member.offer(join.checksum, join.fixed)
+        member.offer(join.checksum, join.fixed, join.address)
         if member is self.first_base.uploader and not self._rounds.started:
             self.first_base.expect_again()
         return [Send(sender, self._welcome(member)), *self._admit_late(member)]
@@ -285,7 +286,7 @@ class Membership:
         if member.returning:  # what else it gave is lost with the hub that had it
             member.forget_unmerged()
         self._members.move(member, sender)
-        member.resume(message.oldest)
+        member.resume(message.oldest, message.address)
         rounds.delay.set_steps(message.steps)
         begin = message.submitted
         keep = not message.lacks_base and self._admission(tail).has_replies_from(message.applied)

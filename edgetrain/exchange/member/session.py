@@ -177,6 +177,7 @@ class Session:
             lacks_base=not self.has_begun and self._past is not None and not self._past.has_base,
             fixed=self.fixed,
             steps=self._request.steps,
+            address=self._request.address,
         )
 
     def _join(self) -> Join:
@@ -193,6 +194,7 @@ class Session:
             fixed=self.fixed,
             steps=self._request.steps,
             payload=self._request.layout,
+            address=self._request.address,
         )
 
     def accept_before_start(self, message: Message) -> Welcome | Base | Fixed | Start | Ask | None:

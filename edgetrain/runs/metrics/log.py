@@ -25,6 +25,7 @@ EventName = Literal[
     "pace",
     "stands",
     "codec",
+    "map",
     "correction",
     "finished",
     "overrun",
