@@ -5,18 +5,38 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from edgetrain.errors import ConfigError, NetworkError, Refused
 from edgetrain.exchange.descriptors import reserve
 from edgetrain.exchange.keys.host_keys import LONGEST, read_host_key
 from edgetrain.exchange.keys.keyring import LOOK_S, NO_SUCH_TOKEN, Keyring
-from edgetrain.exchange.keys.pairs import KEY_BYTES, Public, decode_base64url, short, spell
+from edgetrain.exchange.keys.pairs import KEY_BYTES, Pair, Public, decode_base64url, short, spell
 
 ENROL = b"E"
 """Kind of the one message of an enrolment, and of its answer."""
 
 LONGEST_ANSWER = 512
 """Bytes of text in a hub's answer."""
+
+
+class Gatekeeper(Protocol):
+    """Decides which connections a socket admits; `Gate`, by a machine's list of keys, is one."""
+
+    pair: Pair
+    """The key pair of the socket."""
+
+    def admit(self, key: Public) -> tuple[str, str]:
+        """(identity, "") of a connection that has proved to hold this key, or ("", why not)."""
+
+    def knows(self, identity: str) -> bool:
+        """Whether this identity may still send."""
+
+    def allowed(self) -> Mapping[Public, str]:
+        """The names of those that may stay, by key: the same object until that changes."""
+
+    def enrol(self, identity: str, frames: Sequence[bytes]) -> tuple[list[bytes], str]:
+        """Redeem a token: the frames of the answer, and what to log."""
 
 
 class Gate:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import zmq
 
-from edgetrain.exchange.keys.gate import Gate
+from edgetrain.exchange.keys.gate import Gatekeeper
 from edgetrain.exchange.limits import Refusals
 
 DOORS_PER_POLL = 16
@@ -24,7 +24,7 @@ class Door:
     def __init__(
         self,
         sock: zmq.Socket[bytes],
-        gate: Gate,
+        gate: Gatekeeper,
         refusals: Refusals,
         on_refusal: Callable[[], None],
     ) -> None:

@@ -11,7 +11,7 @@ import zmq
 
 from edgetrain.errors import NetworkError
 from edgetrain.exchange.addresses import split_address
-from edgetrain.exchange.keys.gate import Gate
+from edgetrain.exchange.keys.gate import Gatekeeper
 from edgetrain.exchange.keys.pairs import short, spell
 from edgetrain.exchange.limits import Refusals
 from edgetrain.exchange.transport import Traffic, owner_of
@@ -56,7 +56,7 @@ class HubSocket:
         self,
         address: str,
         max_message_bytes: int = -1,
-        gate: Gate | None = None,
+        gate: Gatekeeper | None = None,
         handshake_ms: int = HANDSHAKE_MS,
     ) -> None:
         """Bind to `address`, "tcp://host:port" (port 0: any). Raises NetworkError."""

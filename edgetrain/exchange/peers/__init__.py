@@ -1,0 +1,1 @@
+"""Members that connect to each other: who they are, listening, dialling, and hosting a reducer."""

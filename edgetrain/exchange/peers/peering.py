@@ -1,0 +1,189 @@
+"""A member's part in a job whose members connect to each other: it knows the map, answers it,
+listens, and hosts a reducer in a thread of its own.
+
+A reducer is a `Hub` of a stretch of the vector, served over the member's listener. It keeps no
+journal: every member has the base.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from edgetrain.errors import EdgetrainError
+from edgetrain.exchange.hub.effects import Note, Observed
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.serve import Observer, serve
+from edgetrain.exchange.keys.pairs import Pair
+from edgetrain.exchange.messages import Map, Reached, Refuse, pack, unpack
+from edgetrain.exchange.peers.dialled import Clock, Dial, dialling, try_all
+from edgetrain.exchange.peers.listener import Listener
+from edgetrain.exchange.peers.neighbours import Neighbours
+from edgetrain.exchange.peers.wrapped import WrappedEnd
+from edgetrain.exchange.transport import MemberTransport
+from edgetrain.vectors.vector import Buffer
+
+log = logging.getLogger("edgetrain")
+
+IDLE_S = 0.05
+"""Longest wait of the thread while there is no reducer to serve."""
+
+NOTHING_HERE = "this member reduces nothing (yet)"
+
+
+def log_note(effect: Observed) -> None:
+    """Log what people want to know of a reducer, and is not said at the hub that all join."""
+    if isinstance(effect, Note):
+        log.debug("as a reducer: %s %s: %s", effect.member, effect.event, effect.reason)
+
+
+class Peering:
+    """One member's part. `neighbours` is the newest map, checked; None before the first.
+
+    With a `listener` others can connect, and a thread answers them from now on; without, this is a
+    client. Owns the listener. `on_map` is called with each new map.
+    """
+
+    def __init__(
+        self,
+        listener: Listener | None,
+        pair: Pair | None,
+        dial: Dial | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """`pair`: of this member, where the job is encrypted; `dial`: None: over ZeroMQ."""
+        self.neighbours: Neighbours | None = None
+        self.on_map: Callable[[Neighbours], None] = lambda neighbours: None
+        self.dial = dial or dialling(pair, clock)
+        self._encrypted, self._clock, self._listener = pair is not None, clock, listener
+        self._hosting = None if listener is None else _Hosting(listener, clock)
+        self._reached = -1, Reached(0, ())
+        """The number of the last map that asked to try, and the answer."""
+
+    @property
+    def is_client(self) -> bool:
+        """Whether no member can connect to this one."""
+        return self._listener is None
+
+    def accept(self, map: Map) -> Reached | None:
+        """Where the others are from now on. Where the map asks to try, returns the answer, after
+        some seconds. Maps that are older than the last one count for nothing. Raises BadMessage for
+        one that cannot be."""
+        number = -1 if self.neighbours is None else self.neighbours.map.number
+        if map.number < number:
+            return None
+        if map.number > number:
+            self.neighbours = neighbours = Neighbours.of(map, self._encrypted)
+            if self._listener is not None:
+                self._listener.let_in(neighbours)
+            if map.trying:
+                self.host(None)
+                reached = try_all(neighbours, self.dial, self._clock)
+                self._reached = map.number, Reached(map.number, reached)
+            self.on_map(neighbours)
+        return self._reached[1] if self._reached[0] == map.number else None
+
+    # -- hosting a reducer --------------------------------------------------------------------
+
+    @property
+    def hosted(self) -> Hub | None:
+        """The reducer, which the thread has; None: none."""
+        return None if self._hosting is None else self._hosting.hub
+
+    def host(self, reducer: Hub | None, observe: Observer = log_note) -> None:
+        """Serve this reducer from now on, and not the one before; None: none. Raises EdgetrainError
+        if serving the one before has failed."""
+        if self._hosting is not None:
+            self._hosting.serve(reducer, observe)
+
+    def release(self) -> Listener | None:
+        """Stop the thread; the listener is the caller's to poll, until `close`."""
+        if self._hosting is not None:
+            self._hosting.stop()
+            self._hosting = None
+        return self._listener
+
+    def close(self, patience_s: float = 0.0) -> None:
+        """Stop serving, once all members have left the reducer, or after `patience_s`, and hang up.
+        Works twice."""
+        if self._hosting is not None:
+            self._hosting.wait_for_end(patience_s)
+        listener = self.release()
+        if listener is not None:
+            listener.close()
+
+
+class _Hosting:
+    """The thread that answers other members, and serves the reducer `hub`."""
+
+    def __init__(self, listener: Listener, clock: Clock) -> None:
+        self.hub: Hub | None = None
+        self._listener, self._clock = listener, clock
+        self._observe: Observer = log_note
+        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._ended.set()
+        self._error: EdgetrainError | None = None
+        self._thread = threading.Thread(target=self._run, name="edgetrain reducer", daemon=True)
+        self._thread.start()
+
+    def serve(self, hub: Hub | None, observe: Observer) -> None:
+        """See Peering.host."""
+        if self._error is not None:
+            raise self._error
+        (self._ended.set if hub is None else self._ended.clear)()
+        self._observe = observe
+        self.hub = hub
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                hub = self.hub
+                if hub is None or hub.finished:
+                    self._ended.set()
+                    self._turn_away()
+                    continue
+                serve(hub, self._listener, self._clock, self._observe, partial(self._is_over, hub))
+        except EdgetrainError as error:
+            self._error = error
+            log.warning("this member reduces nothing any more: %s", error)
+        finally:
+            self._ended.set()
+
+    def _is_over(self, hub: Hub) -> bool:
+        return self._stopped.is_set() or self.hub is not hub
+
+    def _turn_away(self) -> None:
+        for sender, _ in self._listener.poll(IDLE_S):
+            self._listener.send(sender, pack(Refuse("unknown", NOTHING_HERE)))
+
+    def wait_for_end(self, patience_s: float) -> None:
+        """Wait until all members have left, for at most `patience_s`."""
+        self._ended.wait(patience_s)
+
+    def stop(self) -> None:
+        """End the thread. Works twice."""
+        self._stopped.set()
+        self._thread.join()
+
+
+class MappedEnd(WrappedEnd):
+    """A member's end of its connection to the hub that all join. Maps that come over it go to
+    `peering`, and what that answers goes back."""
+
+    def __init__(self, end: MemberTransport, peering: Peering) -> None:
+        super().__init__(end)
+        self._peering = peering
+
+    def receive(self, timeout_s: float) -> list[Buffer] | None:
+        """See MemberTransport."""
+        frames = self._end.receive(timeout_s)
+        if frames is None or frames[0] != Map.kind:
+            return frames
+        map = unpack(frames)
+        answer = self._peering.accept(map) if isinstance(map, Map) else None
+        if answer is not None:
+            self._end.send(pack(answer))
+        return None
