@@ -52,9 +52,9 @@ def add_parser(subparsers: Any) -> None:
     )
     common.add_job(parser)
     add = parser.add_argument
-    add("--members", type=_count, metavar="N", help="members (default: the job's)")
-    add("--rounds", type=_count, default=100, metavar="N", help="rounds (default: %(default)s)")
-    add("--parameters", type=_count, metavar="N", help="of the model (default: the task's)")
+    add("--members", type=count, metavar="N", help="members (default: the job's)")
+    add("--rounds", type=count, default=100, metavar="N", help="rounds (default: %(default)s)")
+    add("--parameters", type=count, metavar="N", help="of the model (default: the task's)")
     add("--step-seconds", dest="step_s", type=float, metavar="S",
         help="of a step (default: pace_s, or measured from the task for the device)")  # fmt: skip
     add("--gateways", type=int, default=0, metavar="N", help="sites that merge for their members")
@@ -139,7 +139,7 @@ def _report(
     return common.saved(lambda: write_summary(folder, answer))
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     """A whole number from 1; people write numbers of parameters as 11e6."""
     try:
         value = float(text)

@@ -180,6 +180,13 @@ def say_start(arguments: argparse.Namespace, count: int, what: str = "members") 
         tell(arguments, f"starting {count} {what} …")
 
 
+def say_topology(arguments: argparse.Namespace, planned: Iterable[Resolved]) -> None:
+    """Say what `fleet.topology = "auto"` took for these jobs, and why."""
+    for said in dict.fromkeys(each.topology_choice for each in planned):
+        if said:
+            tell(arguments, said)
+
+
 def with_host_pace(arguments: argparse.Namespace, found: Resolved, beside: Path | None) -> Resolved:
     """The job with the time of a step on this machine, if that is needed and not known yet."""
     from edgetrain.training.host_pace import measured

@@ -19,8 +19,8 @@ start here:
 
 VERBS = (
     *("compare", "run", "watch", "runs", "report", "init", "hub", "member", "keys", "bundle"),
-    *("privacy", "strategies", "codecs", "devices", "networks", "sweep", "capacity", "plan"),
-    *("rank", "calibrate", "doctor", "completion"),
+    *("privacy", "strategies", "codecs", "devices", "networks", "sweep", "capacity"),
+    *("topology", "plan", "rank", "calibrate", "doctor", "completion"),
 )
 """All verbs, in the order of --help. Each is a module with `add_parser`."""
 

@@ -15,7 +15,7 @@ from edgetrain.fleet import devices, networks
 from edgetrain.fleet.assignment import devices_of, networks_of, parse_sites, spread
 from edgetrain.fleet.presence import Presence, parse_absences
 from edgetrain.jobs import bundles
-from edgetrain.jobs.job import Job
+from edgetrain.jobs.job import AUTO, Job
 from edgetrain.jobs.optimizers import check_optimizer
 from edgetrain.jobs.privacy.promise import promise
 from edgetrain.jobs.resolved import Resolved, look_up, with_all_members
@@ -109,15 +109,35 @@ def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
     samples = samples_of(job, task)
     fixed = settle(replace(found, job=replace(job, name=job.name or task.name)), samples)
     rehearse(fixed.job, task)
-    return replace(
-        fixed,
-        name=task.name,
-        metric=task.metric,
-        better=task.better,
-        target=target_of(job, task),
-        beside=beside,
-        promise=promise(fixed, samples),
-        samples=samples,
-        buffers=buffers_of(fixed) if statistics else None,
-        parameters=outline.parameters,
+    return _settled(
+        replace(
+            fixed,
+            name=task.name,
+            metric=task.metric,
+            better=task.better,
+            target=target_of(job, task),
+            beside=beside,
+            promise=promise(fixed, samples),
+            samples=samples,
+            buffers=buffers_of(fixed) if statistics else None,
+            parameters=outline.parameters,
+        ),
+        elements,
+        task,
     )
+
+
+def _settled(found: Resolved, elements: int, task: Task) -> Resolved:
+    """The job with the topology that its "auto" takes on links like its own."""
+    from edgetrain.jobs import topology
+    from edgetrain.jobs.capacity.question import Options, question_of
+    from edgetrain.jobs.lookup import pace_of
+
+    job = found.job
+    if job.fleet.topology != AUTO or not found.strategy.in_step:
+        return topology.take_star(found, "members are out of step and have no averaging of all")
+    model = task.model()
+    paces = (pace_of(job, board, model, task) for board in set(found.devices))
+    step_s = max(paces) or topology.QUICK_S
+    options = Options(parameters=elements, step_s=step_s, hub_rate_mbit=0.0)
+    return topology.settle(found, question_of(found, options, found.beside))

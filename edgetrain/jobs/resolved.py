@@ -100,6 +100,8 @@ class Resolved:
     """What becomes of running statistics, "mean" or "local"; None: the model measures none."""
     parameters: int = 0
     """Of the model, trained ones, tied ones once."""
+    topology_choice: str = ""
+    """What `fleet.topology = "auto"` took, and why; "": the job names a topology."""
 
     @property
     def links(self) -> list[Profile]:

@@ -378,7 +378,7 @@ def _check_out_of_step(found: Resolved) -> None:
 
 # -- topologies -----------------------------------------------------------------------------------
 
-_TO_COME = ("direct", "ring", "butterfly", "tree")
+_TO_COME = ("hubs", "gateways", "direct", "ring", "butterfly", "tree")
 """Topologies that are not built yet."""
 
 
@@ -392,7 +392,8 @@ def _check_topology(found: Resolved) -> None:
 
 
 def why_not_topology(name: str, found: Resolved) -> Refusal | None:
-    """What speaks against a topology in a job, and the way out; None: nothing does."""
+    """What speaks against a topology in a job, and the way out; None: nothing does. `name`: as
+    `fleet.topology` says it, or "hubs" (several), or "gateways"."""
     if name in _TO_COME:
         return "it is not there yet", "say star, or leave it out"
     return None

@@ -35,6 +35,7 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved, journal_settings
 from edgetrain.jobs.rules import doubts, resolve
+from edgetrain.jobs.topology import take_star
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.environment import free_memory, utc
 from edgetrain.runs.summary import summarise
@@ -44,6 +45,9 @@ from edgetrain.training.stopping import Stop
 LARGEST_SHARE = 4
 """The largest model that a hub takes has a quarter of the memory that was free when it started."""
 
+_LINKS_UNKNOWN = (
+    "how members reach each other is not known before they join (fleet.topology names another)"
+)
 _UNTRAINED = (
     "no member has contributed anything: nothing was trained. In a loop of your own, is "
     "edgetrain.join called with the optimizer that steps?"
@@ -109,7 +113,7 @@ def serve_job(
     _check_connections(job.fleet.members, warn)
     listening = wait_to_listen(*split_address(request.bind), say=say)
     gate = _gate(request, listening)
-    found, journal = resolve(job), None
+    found, journal = _looked_up(job, say), None
     for doubt in doubts(found.strategy, [str(job.train.optimizer.get("name", "sgd"))]):
         warn(f"warning: {doubt}")
     fresh = _maker(found)
@@ -148,6 +152,14 @@ def serve_job(
     if not hub.round:
         warn(_UNTRAINED)
     return hub.round
+
+
+def _looked_up(job: Job, say: Say) -> Resolved:
+    """The job with what it names; says what `fleet.topology = "auto"` takes here."""
+    found = take_star(resolve(job), _LINKS_UNKNOWN)
+    if found.topology_choice:
+        say(found.topology_choice)
+    return found
 
 
 def _maker(found: Resolved) -> partial[Hub]:

@@ -44,7 +44,7 @@ def test_the_verbs_are_these():
     assert top == {
         "bundle", "calibrate", "capacity", "codecs", "compare", "completion",
         "devices", "doctor", "hub", "init", "keys", "member", "networks", "plan", "privacy", "rank",
-        "report", "run", "runs", "strategies", "sweep", "watch",
+        "report", "run", "runs", "strategies", "sweep", "topology", "watch",
     }  # fmt: skip
 
 

@@ -136,6 +136,11 @@ NIGHTLY = {
     "edgetrain sweep examples/paper/latency.toml": "rows:",
     "edgetrain sweep examples/paper/latency.toml --rtt 1,100,200,500,1000 steps=100": "rows:",
     "edgetrain sweep examples/paper/scaling.toml --strategy dga --members 1,8,16": "rows:",
+    "edgetrain topology job.toml": "topology auto: star",
+    "edgetrain topology job.toml --json": "^{",
+    "edgetrain topology job.toml codec=int8 network=ethernet --picture topologies.png": "picture: ",
+    "edgetrain topology --parameters 11e6 --step-seconds 0.4 members=8"
+    " network=wan-200ms": "topology auto: star",
     "edgetrain capacity --members 1000": "1,000 members",
     "edgetrain capacity --members 100000 --gateways 100": "100000 members|100,000 members",
     "edgetrain capacity --members 100000 --rounds 100 --gateways 100 --shards 4 --hub-rate 1000"

@@ -108,6 +108,11 @@ class Averaging(Protocol):
     """What a hub receives in a round, and sends."""
     farthest_s: float
     """The longest round trip of a message and its answer, without load."""
+    traffic: tuple[int, int]
+    """Bytes of all members and hubs in a round: between sites, and within them. Without sites all
+    are between."""
+    reducers: int
+    """Machines that add up."""
 
     def average(self, at: Array) -> Array:
         """When each member has the mean of contributions that are ready at these times."""
@@ -217,6 +222,11 @@ class Star:
         self.sent_bytes, self.received_bytes = self._bytes()
         children = hubs.gateways or members
         self.hub_bytes = (children * self.share[0].bytes, children * self.share[1].bytes)
+        self.reducers = hubs.shards + hubs.gateways
+        self.traffic = hubs.shards * sum(self.hub_bytes), 0
+        if hubs.gateways:
+            inside = sum(lines[site] is not NO_LINK for site in self._home)
+            self.traffic = self.traffic[0], inside * (self.sent_bytes + self.received_bytes)
         self.shared: tuple[Ports, Ports] | None = None
         if hubs.uplinks:
             self.shared = (
@@ -408,11 +418,12 @@ class Direct:
         """`reducers`: the members that add up, an equal part each; (): all. Members that do not are
         clients. `hubs`: the speed at which a machine merges, and the sites."""
         members = len(links)
-        self.reducers = np.array(reducers or range(members), np.intp)
-        part = -(-exchange.elements // len(self.reducers))
+        chosen = np.array(reducers or range(members), np.intp)
+        self.reducers = len(chosen)
+        part = -(-exchange.elements // self.reducers)
         up, down = _parcels(exchange, part)
         mesh = Mesh(links, hubs)
-        pairs = np.stack(np.meshgrid(np.arange(members), self.reducers, indexing="ij"), -1)
+        pairs = np.stack(np.meshgrid(np.arange(members), chosen, indexing="ij"), -1)
         pairs = pairs.reshape(-1, 2)
         self._member, self._reducer = pairs[pairs[:, 0] != pairs[:, 1]].T.astype(np.intp)
         there, back = (self._member, self._reducer), (self._reducer, self._member)
@@ -425,11 +436,14 @@ class Direct:
         self._working = _Funnel(self._reducer, others * work_s)
         self._tail_s = work_s / up.parts
         self._merge_s = hubs.merge_s(part)
-        many = len(self.reducers) - 1
+        many = self.reducers - 1
         self.sent_bytes = many * up.bytes + (members - 1) * down.bytes
         self.received_bytes = many * down.bytes + (members - 1) * up.bytes
         self.hub_bytes = 0, 0
         self.farthest_s = float(mesh.trips_s(*there).max(initial=0.0))
+        across = int(mesh.crosses(*there).sum())
+        both = up.bytes + down.bytes
+        self.traffic = across * both, (len(self._member) - across) * both
         self.late = 0
 
     def average(self, at: Array) -> Array:
@@ -570,6 +584,7 @@ class Collective:
     ) -> None:
         """`name`: see SCHEDULES."""
         mesh, members = Mesh(links, hubs), len(links)
+        self.reducers, across, within = members, 0, 0
         self._steps: list[tuple[Indices, Indices, Array, int, AccessStreams]] = []
         known: dict[tuple[bytes, bytes], tuple[Array, AccessStreams]] = {}
         sent, received = np.zeros(members, np.int64), np.zeros(members, np.int64)
@@ -582,12 +597,16 @@ class Collective:
             size = contribution(elements, exchange.codec, exchange.ratio).bytes
             sent[source] += size
             received[to] += size
+            crossing = int(mesh.crosses(source, to).sum())
+            across += crossing * size
+            within += (len(source) - crossing) * size
             self._steps.append((source, to, known[key][0], size, known[key][1]))
         self._streams = [streams for _, streams in known.values()]
         self.sent_bytes, self.received_bytes = int(sent.max()), int(received.max())
         self.hub_bytes = 0, 0
         self.farthest_s = max((float(delay.max()) for _, _, delay, *_ in self._steps), default=0.0)
         self.farthest_s *= 2
+        self.traffic = across, within
         self.late = 0
 
     def average(self, at: Array) -> Array:

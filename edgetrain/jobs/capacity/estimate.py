@@ -161,11 +161,15 @@ def answers(question: CapacityQuestion, counts: Sequence[int] = COUNTS) -> list[
 
 
 def _of_size(question: CapacityQuestion, members: int) -> CapacityQuestion:
-    hubs = dataclasses.replace(
-        question.hubs,
-        gateways=min(question.hubs.gateways, members),
-        uplinks=min(question.hubs.uplinks, members),
-    )
+    hubs = question.hubs
+    if members != question.members:
+        hubs = dataclasses.replace(
+            hubs,
+            gateways=min(hubs.gateways, members),
+            uplinks=min(hubs.uplinks, members),
+            homes=(),
+            lines=(),
+        )
     quorum = min(question.quorum, members)
     return dataclasses.replace(question, members=members, hubs=hubs, quorum=quorum)
 

@@ -13,6 +13,7 @@ from edgetrain.jobs.job import Job
 
 if TYPE_CHECKING:
     from edgetrain.codecs import Auto
+    from edgetrain.fleet.networks import Profile, Site
     from edgetrain.jobs.capacity.estimate import CapacityQuestion, Kind
     from edgetrain.jobs.capacity.parcels import ExchangeSizes
     from edgetrain.jobs.resolved import Resolved
@@ -75,6 +76,7 @@ def question_of(
     kinds, elements = _kinds(job, options, beside)
     members = options.members or max(job.fleet.members, len(kinds))
     sites = parse_sites(job.fleet.sites, job.fleet.members)
+    homes, lines = _homes(sites, members, options)
     uplink = networks.load(options.uplink) if options.uplink else kinds[0].network
     exchange = ExchangeSizes(
         every=found.every,
@@ -95,7 +97,9 @@ def question_of(
         hubs=Hubs(
             shards=options.shards,
             gateways=options.gateways,
-            uplinks=0 if options.gateways else options.sites or len(sites),
+            uplinks=0 if options.gateways else options.sites or len(lines),
+            homes=homes,
+            lines=lines,
             uplink=sites[0].uplink if sites and not options.uplink else uplink,
             rate_mbit=options.hub_rate_mbit,
             gateway_rate_mbit=options.gateway_rate_mbit,
@@ -107,6 +111,22 @@ def question_of(
         quorum=min(job.hub.quorum, members),
         deadline_s=job.hub.longest_deadline_s,
     )
+
+
+def _homes(
+    sites: Sequence[Site], members: int, options: Options
+) -> tuple[tuple[int, ...], tuple[Profile, ...]]:
+    """The site of each member, and its uplink, as the job says; (): it does not, or options say
+    something else. A member without a site has one of its own, whose uplink is no limit."""
+    from edgetrain.jobs.capacity.averaging import NO_LINK
+
+    if not sites or options.members or options.gateways or options.sites or options.uplink:
+        return (), ()
+    named = {member: place for place, site in enumerate(sites) for member in site.members}
+    alone = [member for member in range(members) if member not in named]
+    named |= {member: len(sites) + place for place, member in enumerate(alone)}
+    lines = (*(site.uplink for site in sites), *(NO_LINK for _ in alone))
+    return tuple(named[member] for member in range(members)), lines
 
 
 def on_rung(

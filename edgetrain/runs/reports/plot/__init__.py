@@ -1,4 +1,4 @@
-"""Pictures: several runs compared, one run, a sweep, a capacity plan, a calibration.
+"""Pictures: several runs compared, one run, a sweep, a capacity plan, topologies, a calibration.
 
 Each has a module and is drawn from run folders or rows alone; its file is written whole or not at
 all. They share `style`, `bars`, `curves`, `headings` and `quality`. Importing this package does not
@@ -14,6 +14,7 @@ from edgetrain.runs.reports.plot.compared import comparison_figure, draw_compari
 from edgetrain.runs.reports.plot.one_run import History, draw_run, run_figure
 from edgetrain.runs.reports.plot.paper import formats_of, paper_figures
 from edgetrain.runs.reports.plot.sweeps import draw_sweep, sweep_figure
+from edgetrain.runs.reports.plot.topologies import draw_topologies, topology_figure
 
 __all__ = [
     "History",
@@ -25,8 +26,10 @@ __all__ = [
     "draw_comparison",
     "draw_run",
     "draw_sweep",
+    "draw_topologies",
     "formats_of",
     "paper_figures",
     "run_figure",
     "sweep_figure",
+    "topology_figure",
 ]

@@ -1,0 +1,86 @@
+"""`edgetrain topology`: who should add up a job's contributions, from sizes and links alone."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgetrain.cli import common
+from edgetrain.cli.capacity import count, heading_of
+from edgetrain.cli.run import SIMULATED
+
+_EXAMPLES = """\
+examples:
+  edgetrain topology job.toml
+  edgetrain topology --parameters 11e6 --step-seconds 0.4 members=8 network=wan-200ms
+  edgetrain topology job.toml codec=int8 network=ethernet --picture topologies.png
+  edgetrain topology job.toml --json
+
+Nothing is trained. Each line is one topology: the seconds from the last contribution to the last
+reply with TCP's windows open, from idle (slow start), and in the rhythm of this job, whose steps
+are pauses; then the steps a second of each member, and the bytes of all members in a round, between
+sites (WAN) and within them (LAN). Where a delay hides the averaging the steps a second say so.
+Topologies with a star are refused in this job; why stands below the table. The last line is what
+fleet.topology = "auto" takes. docs/topologies.md says when to use which.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = common.verb(
+        subparsers,
+        "topology",
+        "say who should add up a job's contributions: a hub, several, or the members",
+        "Work out how long one averaging takes with each topology, and which the job may have.",
+        _EXAMPLES,
+    )
+    common.add_job(parser)
+    add = parser.add_argument
+    add("--parameters", type=count, metavar="N", help="of the model (default: the task's)")
+    add("--step-seconds", dest="step_s", type=float, metavar="S",
+        help="of a step (default: pace_s, or measured from the task for the device)")  # fmt: skip
+    add("--hub-rate", dest="hub_rate_mbit", type=float, default=1000.0, metavar="MBIT",
+        help="a hub's port, each way; 0: no limit (default: %(default)g)")  # fmt: skip
+    add("--gateway-rate", dest="gateway_rate_mbit", type=float, default=1000.0, metavar="MBIT",
+        help="a gateway's port to its site (default: %(default)g)")  # fmt: skip
+    add("--picture", type=Path, metavar="FILE", help="draw the seconds of each topology")
+    common.add_json(parser, "print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table."""
+    job, beside = common.job_of(arguments, SIMULATED)
+    from edgetrain.jobs.capacity.question import Options, question_of
+    from edgetrain.jobs.plan import check
+
+    named = check(job)
+    options = Options(
+        parameters=arguments.parameters,
+        step_s=arguments.step_s,
+        hub_rate_mbit=arguments.hub_rate_mbit,
+        gateway_rate_mbit=arguments.gateway_rate_mbit,
+    )
+    if options.measures(job):
+        common.say_loading(arguments)
+    if not options.step_s:
+        named = common.with_host_pace(arguments, named, beside)
+    from edgetrain.jobs import topology
+    from edgetrain.runs.reports.plot import topology_figure
+    from edgetrain.runs.reports.topology_table import text
+
+    question = question_of(named, options, beside)
+    rows = topology.table(question, named)
+    choice = topology.choose(rows, named.job.fleet.topology_trust).why
+    heading, plain = heading_of(named.job, question), [dataclasses.asdict(row) for row in rows]
+    answer = {"heading": heading, "table": plain, "auto": choice}
+    common.answer(arguments, answer, text(heading, plain, choice))
+    if arguments.picture:
+        draw = partial(topology_figure, plain, arguments.picture, heading, choice)
+        picture = common.picture(draw)
+        if not arguments.json:
+            common.say_pictures([picture])
+    return 0
