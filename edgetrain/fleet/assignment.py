@@ -44,17 +44,18 @@ def networks_of(text: str, members: int | None = None) -> list[str]:
     return profiles
 
 
-def spread(names: Sequence[str], members: int, what: str) -> tuple[str, ...]:
-    """Return one name per member; a single name stands for all members.
+def spread(names: Sequence[str], count: int, what: str, of: str = "members") -> tuple[str, ...]:
+    """Return one name per member (or what else there are `count` `of`); a single name stands for
+    all.
 
     `what` is the key of [fleet] that errors name. Raises ConfigError for any other number of names.
     """
     if len(names) == 1:
-        return tuple(names) * members
-    if len(names) != members:
+        return tuple(names) * count
+    if len(names) != count:
         raise ConfigError(
-            f"fleet.{what} names {len(names)} members, the job has {members}",
-            f"give one {what} for all, or as many as there are members",
+            f"fleet.{what} names {len(names)} {of}, the job has {count}",
+            f"give one {what} for all, or as many as there are {of}",
         )
     return tuple(names)
 
@@ -89,6 +90,13 @@ def parse_sites(text: str, members: int) -> tuple[Site, ...]:
         taken.update(indices)
         sites.append(Site(load_network(name), indices))
     return tuple(sites)
+
+
+def members_of(text: str, members: int) -> tuple[int, ...]:
+    """Return the members that a text such as "0-2 5" names. Raises ConfigError for any other."""
+    return tuple(
+        sorted({i for word in text.replace(",", " ").split() for i in _indices(word, members)})
+    )
 
 
 def _indices(word: str, members: int) -> Sequence[int]:

@@ -55,14 +55,14 @@ def seconds(value: Any, most: str, where: str) -> float:
     return float(value)
 
 
-def member_numbers(value: Any, members: int, where: str) -> tuple[int, ...]:
-    """Return `value` as a tuple, if it is a list of member numbers below `members`.
+def node_numbers(value: Any, count: int, where: str, what: str = "member") -> tuple[int, ...]:
+    """Return `value` as a tuple, if it is a list of numbers of members (or `what`) below `count`.
 
     Raises ConfigError for anything else.
     """
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ConfigError(f"{where} = {value!r} is not a list of member numbers", "[0, 3]")
+        raise ConfigError(f"{where} = {value!r} is not a list of {what} numbers", "[0, 3]")
     for item in value:
-        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < members:
-            raise ConfigError(f"{where} has {item!r}, out of range", f"allowed: 0 to {members - 1}")
+        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < count:
+            raise ConfigError(f"{where} has {item!r}, out of range", f"allowed: 0 to {count - 1}")
     return tuple(value)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from edgetrain.fleet.checks import known, member_numbers, seconds
+from edgetrain.fleet.checks import known, node_numbers, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,5 +96,5 @@ def _parse(table: Mapping[str, Any], where: str, members: int) -> Absence:
     return Absence(
         seconds(table.get("at_s"), "1e9", f"{where}.at_s"),
         seconds(table.get("for_s"), "1e9", f"{where}.for_s"),
-        member_numbers(table.get("members", []), members, f"{where}.members"),
+        node_numbers(table.get("members", []), members, f"{where}.members"),
     )

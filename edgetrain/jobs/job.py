@@ -64,6 +64,8 @@ class Fleet:
     members: int = _ranged(4, 1, 100_000, "training processes")
     device: str = _said("host", "device profile(s): 'raspberry-pi-4b', 'raspberry-pi-4b:6, host:2'")
     network: str = _said("none", "network profile(s): 'wan-200ms', 'wifi:4, 4g-bad:4'")
+    hub_network: str = _said("none", "network profile(s) of the hubs' own links, as of members")
+    nat: str = _said("", "members to which nobody can connect: '0-2 5'")
     sites: str = _said("", "members behind one shared uplink: 'home-fixed: 0-3, 4g-good: 4 5'")
     congestion: str = _said("cubic", "TCP's congestion control on all links: cubic, reno, bbr, …")
     pace_s: float = _ranged(0.0, 0.0, 3600.0, "seconds a step takes; 0: as the device profile says")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import devices, networks
-from edgetrain.fleet.assignment import devices_of, networks_of, parse_sites, spread
+from edgetrain.fleet.assignment import devices_of, members_of, networks_of, parse_sites, spread
+from edgetrain.fleet.networks.nodes import by_node
 from edgetrain.fleet.presence import Presence, parse_absences
 from edgetrain.jobs import bundles
 from edgetrain.jobs.job import AUTO, Job
@@ -38,8 +39,10 @@ def check(job: Job) -> Resolved:
     boards = spread(devices_of(job.fleet.device), count, "device")
     links = spread(networks_of(job.fleet.network), count, "network")
     profiles = {name: networks.load(name) for name in set(links)}
-    faults = networks.parse_faults(job.faults, count)
-    networks.refuse_idle(faults, [profiles[name] for name in links])
+    hubs = spread(networks_of(job.fleet.hub_network), found.hubs, "hub_network", "hubs")
+    hub_links = tuple(map(networks.load, hubs))
+    faults = networks.parse_faults(job.faults, count, len(hub_links))
+    networks.refuse_idle(faults, by_node([profiles[name] for name in links], hub_links))
     absences = parse_absences(job.absences, count)
     presence = Presence(absences, job.fleet.stays_s, job.fleet.away_s, job.seed)
     refuse_absences(found.strategy, presence)
@@ -49,6 +52,8 @@ def check(job: Job) -> Resolved:
         device_profiles={name: devices.load(name) for name in set(boards)},
         networks=links,
         network_profiles=profiles,
+        hub_links=hub_links,
+        nat=members_of(job.fleet.nat, count),
         sites=parse_sites(job.fleet.sites, count),
         faults=faults,
         congestion=networks.parse_congestion(job.fleet.congestion),
@@ -62,6 +67,7 @@ def check_names(job: Job) -> Resolved:
     found = look_up(job)
     devices_of(job.fleet.device)
     networks_of(job.fleet.network)
+    networks_of(job.fleet.hub_network)
     check_optimizer(job)
     _check_task(job)
     return found

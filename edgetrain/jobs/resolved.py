@@ -76,6 +76,10 @@ class Resolved:
     """The network profile of each member."""
     network_profiles: dict[str, Profile] = field(default_factory=dict)
     """Those profiles, by name."""
+    hub_links: tuple[Profile, ...] = ()
+    """The network profile of each hub's own link, the lead's first."""
+    nat: tuple[int, ...] = ()
+    """Members to which nobody can connect."""
     sites: tuple[Site, ...] = ()
     """Members that share an uplink."""
     faults: tuple[Fault, ...] = ()
@@ -102,6 +106,11 @@ class Resolved:
     """Of the model, trained ones, tied ones once."""
     topology_choice: str = ""
     """What `fleet.topology = "auto"` took, and why; "": the job names a topology."""
+
+    @property
+    def hubs(self) -> int:
+        """Hubs that have a machine of their own."""
+        return 1
 
     @property
     def links(self) -> list[Profile]:

@@ -71,6 +71,8 @@ def run(
             congestion=planned.congestion,
             sites=planned.sites,
             faults=planned.faults,
+            hubs=planned.hub_links,
+            nat=planned.nat,
         ) as emulation,
     ):
         emulated = _Emulated(planned, folder, emulation, watch, poll_s)

@@ -171,7 +171,7 @@ def kill(member: SimulatedMember, network: SimulatedNetwork, until: int) -> None
     if not member.process.over:
         if (wire := member.wire) is not None:
             wire.up.cut = wire.down.cut = True
-            network.remove_connection(wire.name)
+            network.remove_connection(wire)
         member.end_process(until)
 
 
@@ -192,4 +192,4 @@ def damage_next_message(member: SimulatedMember, network: SimulatedNetwork, upwa
 
 def _give_up(wire: MemberWire, network: SimulatedNetwork) -> None:
     wire.up.cut = wire.down.cut = True
-    network.hub.remove_connection(wire.name)
+    wire.hub.remove_connection(wire.name)

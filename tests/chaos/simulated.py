@@ -39,6 +39,7 @@ from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.simulated.simulation import Simulation
 from edgetrain.training.simulated.virtual import SECOND
+from edgetrain.training.simulated.wires import MemberWire
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.vector import Buffer
 
@@ -130,11 +131,11 @@ class _Seen:
         self.rounds: dict[int, Round] = {}
         """By number. A hub that lost a round with its journal may write another one for it."""
 
-    def see_message(self, member: int, frames: Sequence[Buffer]) -> None:
+    def see_message(self, wire: MemberWire, frames: Sequence[Buffer]) -> None:
         """A member hands over a packed message."""
         message = unpack(list(frames))
         if isinstance(message, Contribute):
-            self.witness.saw(f"m{member}", message.round, message.part, message.payload)
+            self.witness.saw(f"m{wire.node}", message.round, message.part, message.payload)
 
     def see_round(self, record: Round) -> None:
         """The hub has written a round. Its payloads are copied: they are valid only now."""

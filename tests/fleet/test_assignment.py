@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.assignment import devices_of, networks_of, parse_sites
+from edgetrain.fleet.assignment import devices_of, members_of, networks_of, parse_sites
 
 
 def test_a_fleet_is_a_list_of_devices():
@@ -43,3 +43,10 @@ def test_sites() -> None:
     ):
         with pytest.raises(ConfigError, match=says):
             parse_sites(bad, 6)
+
+
+def test_members_of() -> None:
+    assert members_of("", 4) == ()
+    assert members_of("3 0-1, 1", 4) == (0, 1, 3)
+    with pytest.raises(ConfigError, match=r"members 4 are out of range.*allowed: 0 to 3"):
+        members_of("4", 4)

@@ -56,13 +56,17 @@ def test_a_plan_carries_them_as_objects(tmp_path):
     [
         ("sites=home-fixd: 0-1", "'home-fixd'.*did you mean 'home-fixed'"),
         ("sites=home-fixed: 0-9", "members 0-9 are out of range.*0 to 3"),
+        ("hub_network=home-fixd", "'home-fixd'.*did you mean 'home-fixed'"),
+        ("hub_network=wifi:2", "fleet.hub_network names 2 hubs, the job has 1"),
+        ("nat=0-9", "members 0-9 are out of range.*0 to 3"),
+        ("faults=[{kind='down', at_s=1, for_s=1, hubs=[1]}]", "hubs has 1, .*allowed: 0 to 0"),
         ("congestion=cubik", "no congestion control 'cubik'.*did you mean 'cubic'"),
         ("faults=[{kind='dwon', at_s=1, for_s=1}]", r"faults\[0\].kind.*did you mean 'down'"),
         ("faults=[{kind='down', at_s=1, fors=1}]", r"faults\[0\].fors.*did you mean 'for_s'"),
         ("faults=[{kind='down', at_s=1, for_s=1, members=[4]}]", "has 4.*0 to 3"),
         (
             "faults=[{kind='rate', at_s=1, for_s=1, share=0.1}]",
-            r"faults\[0\] is a share of member 0's rate, and network 'none' has no fixed rate",
+            r"faults\[0\] is a share of the rate of m0, and network 'none' has no fixed rate",
         ),
     ],
 )
@@ -152,7 +156,7 @@ def test_what_a_backend_lacks_is_an_error_and_not_left_out(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     job = write_tiny(tmp_path, fleet={"members": 2, "network": "wifi"})
     for words, says in (
-        (("backend=none", "faults=[{kind='down', at_s=1, for_s=1}]"), "'none' has no sites and no"),
+        (("backend=none", "faults=[{kind='down', at_s=1, for_s=1}]"), "'none' has no sites, no"),
         (("backend=stream", "sites=home-fixed: 0-1"), "'stream' (asked for) has no shared uplinks"),
         (("backend=stream", "congestion=bbr"), "'bbr' has no model in the stream backend"),
     ):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
-from edgetrain.fleet.checks import known, member_numbers, number, seconds
+from edgetrain.fleet.checks import known, node_numbers, number, seconds
+from edgetrain.fleet.networks.nodes import hub_node, node_name
 from edgetrain.fleet.networks.profile import Profile
 
 KINDS = ("down", "partition", "rate")
@@ -18,12 +19,13 @@ KINDS = ("down", "partition", "rate")
 class Fault:
     """A change of some members' links for a time.
 
-    down        nothing passes on the links of these members.
-    partition   these members reach each other, but not the hub and not other members. With a hub
-                only it equals `down`; it differs if members exchange messages with each other.
-    rate        the access links of these members run at `share` of their profile's rate.
+    down        nothing passes on the links of these members and hubs.
+    partition   these members and hubs reach each other, and no others. It differs from `down` if
+                members exchange messages with each other, or with a hub on their side.
+    rate        the access links of these members and hubs run at `share` of their profile's rate.
 
-    `at_s` counts from the start of training; empty `members` means all members.
+    `at_s` counts from the start of training. `hubs` are numbers, 0 is the lead. Empty `members` and
+    `hubs` mean all members.
     """
 
     kind: str
@@ -31,6 +33,7 @@ class Fault:
     for_s: float
     members: tuple[int, ...] = ()
     share: float = 1.0
+    hubs: tuple[int, ...] = ()
 
     @property
     def stops_traffic(self) -> bool:
@@ -38,25 +41,30 @@ class Fault:
         return self.kind != "rate"
 
     def __str__(self) -> str:
-        whose = ", ".join(f"m{member}" for member in self.members) or "all members"
+        struck = (*self.members, *map(hub_node, self.hubs))
+        whose = ", ".join(map(node_name, struck)) or "all members"
         what = f"at {self.share:.3g} of its rate" if self.kind == "rate" else self.kind
         return f"link of {whose}: {what} for {self.for_s:g} s"
 
-    def strikes(self, member: int) -> bool:
-        """Return whether the fault affects this member."""
-        return not self.members or member in self.members
+    def strikes(self, node: int) -> bool:
+        """Return whether the fault affects this node (`networks.nodes`)."""
+        if node < 0:
+            return hub_node(node) in self.hubs
+        return node in self.members or not (self.members or self.hubs)
 
 
-def parse_faults(tables: Iterable[Mapping[str, Any]], members: int) -> tuple[Fault, ...]:
+def parse_faults(
+    tables: Iterable[Mapping[str, Any]], members: int, hubs: int = 1
+) -> tuple[Fault, ...]:
     """Read faults from a job's [[faults]] tables. ConfigError names the table, key and range.
 
     >>> parse_faults([{"kind": "down", "at_s": 5, "for_s": 2, "members": [1]}], 4)
-    (Fault(kind='down', at_s=5.0, for_s=2.0, members=(1,), share=1.0),)
+    (Fault(kind='down', at_s=5.0, for_s=2.0, members=(1,), share=1.0, hubs=()),)
     """
-    return tuple(_parse(table, f"faults[{i}]", members) for i, table in enumerate(tables))
+    return tuple(_parse(table, f"faults[{i}]", members, hubs) for i, table in enumerate(tables))
 
 
-def _parse(table: Mapping[str, Any], where: str, members: int) -> Fault:
+def _parse(table: Mapping[str, Any], where: str, members: int, hubs: int) -> Fault:
     known(table, (field.name for field in fields(Fault)), prefix=f"{where}.")
     kind = table.get("kind")
     if kind not in KINDS:
@@ -70,20 +78,22 @@ def _parse(table: Mapping[str, Any], where: str, members: int) -> Fault:
         kind,
         seconds(table.get("at_s"), "1000000", f"{where}.at_s"),
         seconds(table.get("for_s"), "1000000", f"{where}.for_s"),
-        member_numbers(table.get("members", []), members, f"{where}.members"),
+        node_numbers(table.get("members", []), members, f"{where}.members"),
         number(table.get("share", 1.0), (0.001, 1, ""), f"{where}.share"),
+        node_numbers(table.get("hubs", []), hubs, f"{where}.hubs", "hub"),
     )
 
 
-def refuse_idle(faults: Sequence[Fault], profiles: Sequence[Profile]) -> None:
-    """Raise ConfigError for a `rate` fault on a link without a fixed rate: it has no effect."""
+def refuse_idle(faults: Sequence[Fault], links: Mapping[int, Profile]) -> None:
+    """Raise ConfigError for a `rate` fault on a link without a fixed rate: it has no effect.
+    `links`: the profile of each node."""
     for place, fault in enumerate(faults):
         if fault.kind != "rate":
             continue
-        for member, profile in enumerate(profiles):
-            if fault.strikes(member) and not (profile.up.rate_mbit or profile.down.rate_mbit):
+        for node, profile in links.items():
+            if fault.strikes(node) and not (profile.up.rate_mbit or profile.down.rate_mbit):
                 raise ConfigError(
-                    f"faults[{place}] is a share of member {member}'s rate, and network "
+                    f"faults[{place}] is a share of the rate of {node_name(node)}, and network "
                     f"'{profile.name}' has no fixed rate",
                     "name members whose network has rate_mbit, or choose such a network",
                 )
@@ -109,12 +119,8 @@ class FaultSchedule:
     def _active(self) -> Iterable[Fault]:
         return (fault for fault, count in self._on.items() if count > 0)
 
-    def cut_off(self, member: int) -> bool:
-        """Whether nothing passes between this member and the hub."""
-        return any(fault.stops_traffic and fault.strikes(member) for fault in self._active())
-
     def apart(self, one: int, other: int) -> bool:
-        """Whether nothing passes between two members."""
+        """Whether nothing passes between two nodes."""
         for fault in self._active():
             if fault.kind == "down" and (fault.strikes(one) or fault.strikes(other)):
                 return True
@@ -122,8 +128,8 @@ class FaultSchedule:
                 return True
         return False
 
-    def rate_share(self, member: int) -> float:
-        """Return the share of its rate that a member's link has now: the lowest of all faults."""
+    def rate_share(self, node: int) -> float:
+        """Return the share of its rate that a node's link has now: the lowest of all faults."""
         return min(
-            (f.share for f in self._active() if f.kind == "rate" and f.strikes(member)), default=1.0
+            (f.share for f in self._active() if f.kind == "rate" and f.strikes(node)), default=1.0
         )

@@ -119,6 +119,9 @@ class Profile:
         return bool(self.up.mean_loss_percent or self.down.mean_loss_percent)
 
 
+BARE = Profile("none")
+"""No link: traffic is not changed."""
+
 RANGES: dict[str, Limits] = {
     "delay_ms": (0, 60_000, "ms"),
     "jitter_ms": (0, 10_000, "ms"),

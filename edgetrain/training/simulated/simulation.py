@@ -107,7 +107,9 @@ class Simulation:
             congestion=planned.congestion,
             sites=planned.sites,
             faults=planned.faults,
+            hubs=planned.hub_links,
         )
+        self.network.nat = planned.nat
         torch.set_num_threads(planned.job.train.threads)
         self.task = task_of(planned.job, planned.beside)
         step_seconds = _step_seconds(planned, self.task)

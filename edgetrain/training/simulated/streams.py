@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgetrain.fleet.networks.links.fluid import HEADERS, Way
 from edgetrain.fleet.networks.links.loss_recovery import LONGEST_TIMEOUT_NS
@@ -58,14 +58,24 @@ class Message:
         self.batch = max(self.batch - size, 0)
 
 
+@dataclass(eq=False)
+class Passage:
+    """Whether anything passes between two nodes now: a fault may keep them apart."""
+
+    down: bool = False
+    since: int | None = None
+    """When the outage that goes on began; None: there is none."""
+
+
 @dataclass(frozen=True)
 class Path:
-    """The ways that bytes pass, in order: the access link, then a site's uplink; or back."""
+    """The ways that bytes pass, in order: an access link, uplinks of sites, an access link."""
 
     ways: tuple[Way, ...]
     train_bytes: int
     fine: bool = False
     """Model every acknowledgement, not trains of `train_bytes`."""
+    passage: Passage = field(default_factory=Passage)
 
     @property
     def mean_delay(self) -> int:
@@ -82,13 +92,13 @@ class Path:
 
     @property
     def restarts(self) -> bool:
-        """Whether a sender starts slowly after a pause: its access link says so."""
+        """Whether a sender starts slowly after a pause: no link on its way says otherwise."""
         return all(way.figures.slow_start_after_idle for way in self.ways)
 
     @property
     def down(self) -> bool:
-        """Whether a fault has taken down the access link: the first way up, the last way down."""
-        return self.ways[0].model.down or self.ways[-1].model.down
+        """Whether a fault keeps its ends apart."""
+        return self.passage.down
 
     def once(self, now: int, timeout: int) -> int:
         """Nanoseconds that losses add until one segment arrives. It is repeated after `timeout`,

@@ -1,22 +1,25 @@
-"""Messages on emulated links in virtual time: the transports of a simulated hub and its members.
+"""Messages on emulated links in virtual time: the transports of simulated hubs and their members.
 
-Each member has one TCP connection to the hub; each direction of it (`streams`, and `lossy` where
-packets are lost) goes through the member's access link and, at a site, through the uplink that it
-shares with others. The same link models as in the emulator.
+A hub listens on any node: its own, or that of a member which hosts a reducer. Any node may connect
+to it. Each connection is one of TCP; each direction of it (`streams`, and `lossy` where packets are
+lost) goes through the links between its two nodes (`networks.nodes`), which it shares with other
+connections. The same link models as in the emulator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from edgetrain.exchange.transport import SILENCE_S, Traffic
-from edgetrain.fleet.networks import Fault, Profile, Site
+from edgetrain.fleet.networks import Direction, Fault, Profile, Site
 from edgetrain.fleet.networks.faults import FaultSchedule
 from edgetrain.fleet.networks.links.fluid import Way
 from edgetrain.fleet.networks.links.loss_recovery import GREETING_TIMEOUT_NS
 from edgetrain.fleet.networks.links.window import MSS
+from edgetrain.fleet.networks.nodes import LEAD, NodeLinks, hub_node
+from edgetrain.fleet.networks.profile import BARE
 from edgetrain.training.simulated.lossy import LossyStream
-from edgetrain.training.simulated.streams import Frames, Path, Stream, wire_bytes
+from edgetrain.training.simulated.streams import Frames, Passage, Path, Stream, wire_bytes
 from edgetrain.training.simulated.virtual import SECOND, Mailbox, World
 from edgetrain.vectors.vector import Buffer
 
@@ -37,39 +40,43 @@ def stream(
 
 
 class MemberWire:
-    """A member's end of its connection: a MemberTransport in virtual time."""
+    """A member's end of its connection to one hub: a MemberTransport in virtual time."""
 
     addresses = 1
     """See Reconnecting."""
 
-    def __init__(self, network: SimulatedNetwork, member: int, name: bytes) -> None:
-        self.member = member
+    def __init__(self, network: SimulatedNetwork, node: int, hub: HubWire) -> None:
+        self.node, self.hub = node, hub
         self._network = network
         self._inbox: Mailbox[Frames] = Mailbox(network.world)
         self._before = Traffic(0, 0, 0, 0.0)
-        self._open(name)
+        self._open(network.new_name(node))
 
     def _open(self, name: bytes, *, at_once: bool = True) -> None:
         """Open a new connection under this name. `at_once`: the hub knows of it already."""
         self.name = name
-        self.connections = 1
+        network, hub = self._network, self.hub
+        reached = network.reaches(self.node, hub.node)
+        self.connections = int(reached)
         """See Reconnecting."""
-        up, down = self._network.paths(self.member)
-        world, congestion = self._network.world, self._network.congestion
-        hub = self._network.hub
+        up, down = network.paths(self.node, hub.node)
+        self.passage = up.passage
+        world, congestion = network.world, network.congestion
         self.up = stream(
             world, up, down, congestion, lambda frames: hub.accept_message(name, frames)
         )
         self.down = stream(world, down, up, congestion, self._inbox.put)
         self.up.answers, self.down.answers = self.down, self.up
-        if at_once:
-            self._network.add_connection(self)
+        if not reached:
+            self.up.cut = self.down.cut = True  # what it sends waits for ever, as ZeroMQ's does
+        elif at_once:
+            network.add_connection(self)
 
     def reconnect(self) -> None:
         """See Reconnecting."""
         self._break()
-        self._network.remove_connection(self.name)
-        self._open(self._network.new_name(self.member))
+        self._network.remove_connection(self)
+        self._open(self._network.new_name(self.node))
         self._greet()
 
     def cut(self) -> None:
@@ -80,7 +87,7 @@ class MemberWire:
         """
         waiting, before = self.up.unbegun(), self.connections
         self._break()
-        self._network.hub.remove_connection(self.name)
+        self.hub.remove_connection(self.name)
         self._open(self.name, at_once=False)
         self.connections = before
         delay = self._greet()
@@ -101,14 +108,14 @@ class MemberWire:
     def _greet(self) -> int:
         """Hold both directions until TCP's and ZMTP's handshakes are done; their nanoseconds."""
         window = self.up.window
-        delay = sum(self._network.greetings(self.member, window.rtt, window.timeout))
+        delay = sum(self._network.greetings(self, window.rtt, window.timeout))
         for stream in (self.up, self.down):
             stream.wait(delay)
         return delay
 
     def send(self, frames: Frames) -> None:
         """See MemberTransport."""
-        self._network.tap(self.member, frames)
+        self._network.tap(self, frames)
         self.up.send(frames, wire_bytes(frames))
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
@@ -136,11 +143,11 @@ class MemberWire:
     def power_off(self) -> None:
         """The device has lost its power: nothing leaves or reaches it, and the hub is not told."""
         self.up.cut = self.down.cut = True
-        self._network.lose_connection(self.name)
+        self._network.lose_connection(self)
 
 
 class HubWire:
-    """The hub's end of all connections: a HubTransport in virtual time.
+    """A hub's end of all its connections: a HubTransport in virtual time, on `node`.
 
     The hub handles messages one after the other, each in `message_s` virtual seconds.
 
@@ -152,7 +159,8 @@ class HubWire:
         any                               `crash`               none
     """
 
-    def __init__(self, world: World, message_s: float) -> None:
+    def __init__(self, world: World, message_s: float, node: int = LEAD) -> None:
+        self.node = node
         self._world = world
         self._message_s = message_s
         self.down = False
@@ -232,7 +240,8 @@ class HubWire:
 
 
 class SimulatedNetwork:
-    """All links of a fleet: member i is behind `profiles[i]`, each site behind a shared uplink.
+    """All links of a fleet: member i is behind `profiles[i]`, hub k behind `hubs[k]`, each site
+    behind a shared uplink.
 
     Loss and jitter are drawn with the same seeds as the emulator's, but per chunk and not per
     packet: the draws agree in distribution, not one by one.
@@ -248,22 +257,33 @@ class SimulatedNetwork:
         congestion: str = "cubic",
         sites: Sequence[Site] = (),
         faults: Sequence[Fault] = (),
+        hubs: Sequence[Profile] = (BARE,),
     ) -> None:
         self.world = world
         self.congestion = congestion
-        self.hub = HubWire(world, message_s)
-        self.tap: Callable[[int, Frames], None] = lambda member, frames: None
-        """Called with (member, frames) for each message that a member sends."""
+        self.tap: Callable[[MemberWire, Frames], None] = lambda wire, frames: None
+        """Called with (wire, frames) for each message that a member sends."""
+        self.nat: Collection[int] = ()
+        """Members to which nobody can connect."""
         number = iter(range(seed * 1_000_000, seed * 1_000_000 + 1_000_000, 2))
         coarse = len(profiles) >= COARSE_FROM
         self._fine = not coarse
         self._train_bytes = MSS * (COARSE_TRAIN_SEGMENTS if coarse else TRAIN_SEGMENTS)
-        self._access = [self._pair(profile, number) for profile in profiles]
+        access = {member: self._pair(profile, number) for member, profile in enumerate(profiles)}
         uplinks = [(site, self._pair(site.uplink, number)) for site in sites]
-        self._uplink = {member: pair for site, pair in uplinks for member in site.members}
+        access |= {
+            hub_node(k): self._pair(profile, number)
+            for k, profile in enumerate(hubs)
+            if not (profile.up.is_plain and profile.down.is_plain)
+        }
+        self._links = NodeLinks(access, uplinks)
+        self._bare = Way.make(Direction(), next(number), 0)
+        self._message_s = message_s
+        self.hubs = [self.listen(hub_node(k)) for k in range(len(hubs))]
+        """The wires of the hubs that have a machine of their own, the lead's first."""
         self._wires: dict[bytes, MemberWire] = {}
         self._schedule = FaultSchedule(faults)
-        self._down_since: dict[int, int] = {}
+        self._passages: dict[tuple[int, int], Passage] = {}
         self._joined = 0
 
     @staticmethod
@@ -271,23 +291,35 @@ class SimulatedNetwork:
         up, down = profile.up, profile.down
         return Way.make(up, next(number), 0), Way.make(down, next(number), 0)
 
-    def paths(self, member: int) -> tuple[Path, Path]:
-        """The paths from a member to the hub, and back."""
-        up, down = self._access[member]
-        shared = self._uplink.get(member)
-        if shared is None:
-            return self._path(up), self._path(down)
-        return self._path(up, shared[0]), self._path(shared[1], down)
+    @property
+    def hub(self) -> HubWire:
+        """The lead's wire."""
+        return self.hubs[0]
 
-    def _path(self, *ways: Way) -> Path:
-        return Path(ways, self._train_bytes, self._fine)
+    def listen(self, node: int) -> HubWire:
+        """The wire of a hub on this node: of its own, or of a member that hosts a reducer. Each
+        call makes another one."""
+        return HubWire(self.world, self._message_s, node)
 
-    def connect(self, member: int) -> MemberWire:
-        """Open a connection of this member; returns after the round trips of the handshakes."""
-        wire = MemberWire(self, member, self.new_name(member))
-        up, down = self.paths(member)
-        rtt = up.mean_delay + down.mean_delay
-        for number, trip in enumerate(self.greetings(member, rtt, wire.up.window.timeout)):
+    def reaches(self, source: int, target: int) -> bool:
+        """Whether `source` can open a connection to `target`, while no fault keeps them apart."""
+        return source == target or target not in self.nat
+
+    def paths(self, source: int, target: int = LEAD) -> tuple[Path, Path]:
+        """The paths from one node to another, and back. Both have one passage."""
+        passage = self._passage(source, target)
+        return self._path(source, target, passage), self._path(target, source, passage)
+
+    def _path(self, source: int, target: int, passage: Passage) -> Path:
+        ways = tuple(self._links.way(source, target)) or (self._bare,)
+        return Path(ways, self._train_bytes, self._fine, passage)
+
+    def connect(self, node: int, hub: HubWire | None = None) -> MemberWire:
+        """Open a connection of this node to a hub (None: the lead); returns after the round trips
+        of the handshakes."""
+        wire = MemberWire(self, node, hub or self.hub)
+        rtt = wire.up.window.rtt
+        for number, trip in enumerate(self.greetings(wire, rtt, wire.up.window.timeout)):
             if number:  # the windows begin with the round trip of the first
                 for window in (wire.up.window, wire.down.window):
                     window.sent(HANDSHAKE_BYTES, self.world.now)
@@ -295,10 +327,10 @@ class SimulatedNetwork:
             self.world.sleep(trip / SECOND)
         return wire
 
-    def greetings(self, member: int, rtt: int, patience: int) -> list[int]:
+    def greetings(self, wire: MemberWire, rtt: int, patience: int) -> list[int]:
         """Nanoseconds of a new connection's first round trips: TCP's, and two of ZMTP's. One that
         loses a segment takes a timeout longer."""
-        paths = self.paths(member)
+        paths = self.paths(wire.node, wire.hub.node)
         trips: list[int] = []
         for number in range(HANDSHAKES):
             now = self.world.now + sum(trips)
@@ -307,32 +339,34 @@ class SimulatedNetwork:
             trips.append(rtt + late)
         return trips
 
-    def new_name(self, member: int) -> bytes:
-        """A name for a new connection of this member."""
+    def new_name(self, node: int) -> bytes:
+        """A name for a new connection of this node."""
         self._joined += 1
-        return b"m%d-%d" % (member, self._joined)
+        return b"m%d-%d" % (node, self._joined)
 
     def add_connection(self, wire: MemberWire) -> None:
         """A connection has been opened."""
         self._wires[wire.name] = wire
-        if not self.hub.down:
-            self.hub.add_connection(wire)
+        if not wire.hub.down:
+            wire.hub.add_connection(wire)
 
-    def remove_connection(self, name: bytes) -> None:
+    def remove_connection(self, wire: MemberWire) -> None:
         """A connection has been closed."""
-        self._wires.pop(name, None)
-        self.hub.remove_connection(name)
+        self._wires.pop(wire.name, None)
+        wire.hub.remove_connection(wire.name)
 
-    def lose_connection(self, name: bytes) -> None:
+    def lose_connection(self, wire: MemberWire) -> None:
         """A member has lost power."""
-        self._wires.pop(name, None)
-        self.hub.lose_connection(name)
+        self._wires.pop(wire.name, None)
+        wire.hub.lose_connection(wire.name)
 
-    def restart_hub(self) -> None:
-        """The hub's process runs again: every member reconnects."""
-        self.hub.restart()
+    def restart_hub(self, hub: HubWire | None = None) -> None:
+        """A hub's process (None: the lead's) runs again: every member of it reconnects."""
+        hub = hub or self.hub
+        hub.restart()
         for wire in list(self._wires.values()):
-            wire.cut()  # ZeroMQ reconnects under the same name; messages on their way are lost
+            if wire.hub is hub:
+                wire.cut()  # ZeroMQ reconnects under the same name; messages on their way are lost
 
     def strike(self, fault: Fault) -> None:
         """Let this fault begin now, for its `for_s`; its `at_s` is ignored."""
@@ -349,26 +383,32 @@ class SimulatedNetwork:
 
     def _change(self, fault: Fault, begins: bool) -> None:
         self._schedule.switch(fault, begins)
-        for member, ways in enumerate(self._access):
+        for node, ways in self._links.access.items():
             for way in ways:
-                way.model.down = self._schedule.cut_off(member)
-                way.model.set_rate(self._schedule.rate_share(member))
-            self._follow_outage(member, ways[0].model.down)
+                way.model.set_rate(self._schedule.rate_share(node))
+        for ends in sorted(self._passages):
+            self._passages[ends].down = self._schedule.apart(*ends)
+            self._follow_outage(self._passages[ends])
 
-    def _follow_outage(self, member: int, down: bool) -> None:
+    def _passage(self, source: int, target: int) -> Passage:
+        """What the faults are to two nodes, both ways."""
+        if (source, target) not in self._passages:
+            passage = self._passages[source, target] = Passage(self._schedule.apart(source, target))
+            self._follow_outage(passage)
+        return self._passages[source, target]
+
+    def _follow_outage(self, passage: Passage) -> None:
         """TCP retransmits what an outage took; after SILENCE_S both ends give up."""
-        since = self._down_since.get(member)
-        if down and since is None:
-            began = self._down_since[member] = self.world.now
-            when = began + SILENCE_S * SECOND
-            self.world.at(when, lambda: self._give_up(member, began))
-            for wire in self._wires_of(member):
+        if passage.down and passage.since is None:
+            began = passage.since = self.world.now
+            self.world.at(began + SILENCE_S * SECOND, lambda: self._give_up(passage, began))
+            for wire in self._wires_of(passage):
                 wire.up.begin_outage()
                 wire.down.begin_outage()
-        elif not down and since is not None:
-            del self._down_since[member]
-            outage = self.world.now - since
-            for wire in self._wires_of(member):
+        elif not passage.down and passage.since is not None:
+            outage = self.world.now - passage.since
+            passage.since = None
+            for wire in self._wires_of(passage):
                 if outage >= SILENCE_S * SECOND:
                     wire.up.count_outage(outage)
                     wire.down.count_outage(outage)
@@ -377,10 +417,10 @@ class SimulatedNetwork:
                     wire.up.recover(outage)
                     wire.down.recover(outage)
 
-    def _give_up(self, member: int, began: int) -> None:
-        if self._down_since.get(member) == began:
-            for wire in self._wires_of(member):
-                self.hub.remove_connection(wire.name)
+    def _give_up(self, passage: Passage, began: int) -> None:
+        if passage.since == began:
+            for wire in self._wires_of(passage):
+                wire.hub.remove_connection(wire.name)
 
-    def _wires_of(self, member: int) -> list[MemberWire]:
-        return [wire for wire in self._wires.values() if wire.member == member]
+    def _wires_of(self, passage: Passage) -> list[MemberWire]:
+        return [wire for wire in self._wires.values() if wire.passage is passage]

@@ -9,6 +9,7 @@ import pytest
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.networks import Fault, parse_faults
 from edgetrain.fleet.networks.faults import FaultSchedule
+from edgetrain.fleet.networks.nodes import LEAD, hub_node
 
 
 @pytest.mark.parametrize(
@@ -39,14 +40,14 @@ def test_faults_overlap() -> None:
     for seconds, fault, begins in changes:
         if seconds < 4:
             schedule.switch(fault, begins)
-    assert [schedule.cut_off(member) for member in range(3)] == [True, True, False]
+    assert [schedule.apart(member, LEAD) for member in range(3)] == [True, True, False]
     assert schedule.apart(1, 2)
     assert schedule.apart(0, 1)  # member 0's link is down, partition or not
     assert schedule.rate_share(2) == 0.1
     for seconds, fault, begins in changes:
         if seconds >= 4:
             schedule.switch(fault, begins)
-    assert not any(schedule.cut_off(member) for member in range(3))
+    assert not any(schedule.apart(member, LEAD) for member in range(3))
     assert schedule.rate_share(2) == 1
 
 
@@ -55,3 +56,18 @@ def test_a_partition_leaves_its_members_together() -> None:
     schedule.switch(Fault("partition", 0, 1, (0, 1)), True)
     assert not schedule.apart(0, 1)
     assert schedule.apart(0, 2)
+
+
+def test_hubs_are_struck_by_number() -> None:
+    (fault,) = parse_faults([{"kind": "down", "at_s": 0, "for_s": 1, "hubs": [1]}], 4, 2)
+    assert str(fault) == "link of hub 1: down for 1 s"
+    schedule = FaultSchedule([])
+    schedule.switch(fault, True)
+    assert schedule.apart(0, hub_node(1))
+    assert not schedule.apart(0, LEAD)
+    assert not schedule.apart(0, 1)
+    schedule.switch(fault, False)
+    schedule.switch(Fault("partition", 0, 1, (0,), hubs=(1,)), True)
+    assert not schedule.apart(0, hub_node(1))
+    assert schedule.apart(0, LEAD)
+    assert schedule.apart(1, hub_node(1))

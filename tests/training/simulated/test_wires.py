@@ -514,3 +514,83 @@ def test_both_ends_hear_everything_in_order(up, down, loss_percent, rate_mbit, o
     link = both_ways(delay_ms=30.0, rate_mbit=rate_mbit, loss_percent=loss_percent)
     faults = [Fault("down", outage[0] / 1000, outage[1] / 1000, (0,))] if outage else []
     both_send(link, up, down, faults=faults)
+
+
+def arrivals(network, sources, hub, size):
+    """Seconds after which messages of this size, sent by all sources at once, reach a hub over
+    connections that stand."""
+    world, wires, found = network.world, [], []
+    for source in sources:
+        world.start("m", lambda s=source: wires.append(network.connect(s, hub)), world.now)
+    while world.step():
+        pass
+    began = world.now
+    for wire in wires:
+        wire.send([bytes(size)])
+
+    def read():
+        while world.now < began + 60 * SECOND:
+            found.extend((world.now - began) / SECOND for _ in hub.poll(60.0))
+
+    world.start("hub", read, began)
+    while world.step():
+        pass
+    return found
+
+
+def test_hubs_and_members_are_reached_over_the_links_between_them():
+    network = SimulatedNetwork(
+        World(),
+        [both_ways(delay_ms=5.0), both_ways(delay_ms=10.0)],
+        hubs=[Profile("none"), both_ways(delay_ms=20.0)],
+    )
+    lead, far = network.hubs
+    near = network.listen(1)  # member 1 hosts a reducer
+    assert arrivals(network, [0], lead, 10) == [pytest.approx(0.005)]
+    assert arrivals(network, [0], far, 10) == [pytest.approx(0.025)]
+    assert arrivals(network, [0], near, 10) == [pytest.approx(0.015)]
+    assert arrivals(network, [1], near, 10) == [pytest.approx(0.0)]
+    assert arrivals(network, [far.node], lead, 10) == [pytest.approx(0.020)]  # as a gateway does
+
+
+def test_the_port_of_a_hub_is_shared():
+    port = both_ways(rate_mbit=80.0)
+    network = SimulatedNetwork(World(), [BARE_LINK] * 4, hubs=[port])
+    (alone,) = arrivals(network, [0], network.hub, 100_000)
+    assert max(arrivals(network, range(4), network.hub, 100_000)) == pytest.approx(4 * alone, 0.02)
+
+
+BARE_LINK = both_ways(delay_ms=0.1)
+
+
+def test_what_is_sent_to_a_member_behind_nat_waits_for_ever():
+    network = SimulatedNetwork(World(), [BARE_LINK] * 2)
+    network.nat = [1]
+    assert arrivals(network, [0], network.listen(1), 10) == []
+    assert arrivals(network, [1], network.listen(0), 10) != []
+    assert arrivals(network, [1], network.listen(1), 10) != []
+    wires = []
+    world = network.world
+    world.start("m", lambda: wires.append(network.connect(0, network.listen(1))), world.now)
+    while world.step():
+        pass
+    assert wires[0].connections == 0
+    wires[0].cut()
+    while world.step():
+        pass
+    assert wires[0].connections == 0
+
+
+def test_a_fault_keeps_apart_whom_it_names():
+    fault = Fault("partition", 0.0, 1.0, (0,), hubs=(1,))
+    network = SimulatedNetwork(World(), [BARE_LINK] * 2, hubs=[Profile("none")] * 2)
+    network.strike(fault)
+    lead, other = network.hubs
+    assert network.paths(0, other.node)[0].down is False
+    assert network.paths(0, lead.node)[0].down is True
+    assert network.paths(1, lead.node)[0].down is False
+    assert network.paths(1, other.node)[0].down is True
+    assert network.paths(0, 1)[0].down is True
+    while network.world.step():
+        pass
+    assert not any(network.paths(m, hub.node)[0].down for m in (0, 1) for hub in network.hubs)

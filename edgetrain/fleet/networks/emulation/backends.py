@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -19,22 +20,26 @@ _DEFAULT_PORT = 5555  # always free in a new namespace
 
 
 class Bare(Emulation):
-    """Backend `none`: members connect to the hub directly."""
+    """Backend `none`: members connect to hubs, and to each other, directly."""
 
     backend = "none"
 
     def __init__(self, request: EmulationRequest, reason: str) -> None:
         super().__init__(request, reason)
-        if request.sites or request.faults:
-            raise NetworkError("backend 'none' has no sites and no faults", "use backend packet")
-        self._address = address(with_port(request.hub))
+        if request.sites or request.faults or request.nat or not request.bare_hubs:
+            raise NetworkError(
+                "backend 'none' has no sites, no faults, no NAT and no links of hubs",
+                "use backend packet",
+            )
+        self._hubs = _hub_addresses(request)
+        self._host = request.hub[0]
 
     @property
-    def hub_address(self) -> str:
-        return self._address
+    def hub_addresses(self) -> tuple[str, ...]:
+        return self._hubs
 
     def attachment(self, member: int) -> Attachment:
-        return Attachment(self._address)
+        return Attachment(self._hubs, host=self._host)
 
 
 class _Worked(Emulation):
@@ -56,7 +61,7 @@ class _Worked(Emulation):
 
 
 class Streamed(_Worked):
-    """Backend `stream`: a proxy process between members and hub."""
+    """Backend `stream`: a proxy process between members and hubs. Members do not reach others."""
 
     backend = "stream"
 
@@ -67,21 +72,24 @@ class Streamed(_Worked):
                 f"backend 'stream' ({reason}) has no shared uplinks, and the job has sites",
                 "use backend packet if namespaces are allowed, or leave the sites out",
             )
-        hub = with_port(request.hub)
-        self._hub = address(hub)
+        if not request.bare_hubs or request.nat or any(fault.hubs for fault in request.faults):
+            raise NetworkError(
+                f"backend 'stream' ({reason}) has no links of hubs, no faults of them and no NAT",
+                "use backend packet if namespaces are allowed, or leave fleet.hub_network, "
+                "fleet.nat and faults of hubs out",
+            )
+        self._hubs = _hub_addresses(request)
         self._worker = Worker(
-            "edgetrain.fleet.networks.emulation.stream", _stream_config(request, hub)
+            "edgetrain.fleet.networks.emulation.stream", _stream_config(request, self._hubs)
         )
-        self._attachments = [
-            Attachment(address(tuple(ready))) for ready in self._worker.ready["addresses"]
-        ]
+        self._proxies = [address(tuple(ready)) for ready in self._worker.ready["addresses"]]
 
     @property
-    def hub_address(self) -> str:
-        return self._hub
+    def hub_addresses(self) -> tuple[str, ...]:
+        return self._hubs
 
     def attachment(self, member: int) -> Attachment:
-        return self._attachments[member]
+        return Attachment(tuple(self._proxies[member :: len(self.request.profiles)]))
 
     def _congestion(self) -> str:
         return f"{self.request.congestion}, as a model"
@@ -91,7 +99,7 @@ class Streamed(_Worked):
         return {"approximate": True, "priority": ready["priority"], **self._worker.ask("report")}
 
 
-def _stream_config(request: EmulationRequest, hub: tuple[str, int]) -> dict[str, Any]:
+def _stream_config(request: EmulationRequest, hubs: Sequence[str]) -> dict[str, Any]:
     links = [_both_ways(profile) for profile in request.profiles]
     for profile in request.profiles:
         if profile.has_loss and request.congestion == "none":
@@ -102,7 +110,7 @@ def _stream_config(request: EmulationRequest, hub: tuple[str, int]) -> dict[str,
             )
     return {
         "links": links,
-        "hub": hub,
+        "hubs": [hub.removeprefix("tcp://").rsplit(":", 1) for hub in hubs],
         "seed": request.seed,
         "congestion": request.congestion,
         "faults": faults_to_json(request.faults),
@@ -122,22 +130,25 @@ class Packeted(_Worked):
         self._hosts = self._worker.ready["hosts"]
 
     @property
-    def hub_address(self) -> str:
-        return address((self._hosts[0]["address"], self._port))
+    def hub_addresses(self) -> tuple[str, ...]:
+        others = self._hosts[len(self.request.profiles) + 1 :]
+        return tuple(address((host["address"], self._port)) for host in (self._hosts[0], *others))
 
     def _namespace(self, host: int) -> Namespace:
         entry = self._hosts[host]
         return Namespace(self._worker.pid, entry["fd"], entry["inode"])
 
-    def hub_attachment(self) -> Attachment:
-        return Attachment(self.hub_address, self._namespace(0))
+    def hub_attachment(self, number: int = 0) -> Attachment:
+        host = len(self.request.profiles) + number if number else 0
+        return Attachment((self.hub_addresses[number],), self._namespace(host))
 
     def attachment(self, member: int) -> Attachment:
         if not 0 <= member < len(self.request.profiles):
             raise ConfigError(
                 f"no member {member}", f"allowed: 0 to {len(self.request.profiles) - 1}"
             )
-        return Attachment(self.hub_address, self._namespace(member + 1))
+        host = self._hosts[member + 1]["address"]
+        return Attachment(self.hub_addresses, self._namespace(member + 1), host)
 
     def evict(self) -> None:
         """Kill all processes that are still in one of the hosts."""
@@ -159,8 +170,10 @@ class Shaped(Packeted):
     module = "edgetrain.fleet.networks.emulation.kernel"
 
     def __init__(self, request: EmulationRequest, reason: str) -> None:
-        if request.sites or request.faults:
-            raise NetworkError("backend 'tc' has no sites and no faults", "use backend packet")
+        if request.sites or request.faults or request.nat:
+            raise NetworkError(
+                "backend 'tc' has no sites, no faults and no NAT", "use backend packet"
+            )
         super().__init__(request, reason)
 
 
@@ -171,8 +184,11 @@ def _both_ways(profile: Profile) -> dict[str, Any]:
 def _packet_config(request: EmulationRequest) -> dict[str, Any]:
     return {
         "links": [_both_ways(profile) for profile in request.profiles],
+        "hubs": [_both_ways(profile) for profile in request.hubs],
+        "nat": sorted(request.nat),
         "sites": [
-            {"uplink": _both_ways(site.uplink), "members": site.members} for site in request.sites
+            {"uplink": _both_ways(site.uplink), "members": site.members, "hubs": site.hubs}
+            for site in request.sites
         ],
         "seed": request.seed,
         "congestion": request.congestion,
@@ -180,19 +196,26 @@ def _packet_config(request: EmulationRequest) -> dict[str, Any]:
     }
 
 
-def with_port(hub: tuple[str, int]) -> tuple[str, int]:
-    """Return `hub`, with port 0 replaced by a free port."""
+def _hub_addresses(request: EmulationRequest) -> tuple[str, ...]:
+    """An address of this machine for each hub; the lead's has the request's port, if any."""
+    with contextlib.ExitStack() as taken:  # all at once, so that no port is given out twice
+        hubs = [request.hub, *((request.hub[0], 0) for _ in request.hubs[1:])]
+        return tuple(address(with_port(hub, taken)) for hub in hubs)
+
+
+def with_port(hub: tuple[str, int], taken: contextlib.ExitStack) -> tuple[str, int]:
+    """Return `hub`, with port 0 replaced by a port that is free while `taken` is open."""
     if hub[1]:
         return hub
-    with socket.socket() as trial:
-        try:
-            trial.bind((hub[0], 0))
-        except OSError as error:
-            raise NetworkError(
-                f"the hub's address {hub[0]} is not usable here: {os.strerror(error.errno or 0)}",
-                "use an address of this machine, such as 127.0.0.1",
-            ) from None
-        return hub[0], int(trial.getsockname()[1])
+    trial = taken.enter_context(socket.socket())
+    try:
+        trial.bind((hub[0], 0))
+    except OSError as error:
+        raise NetworkError(
+            f"the hub's address {hub[0]} is not usable here: {os.strerror(error.errno or 0)}",
+            "use an address of this machine, such as 127.0.0.1",
+        ) from None
+    return hub[0], int(trial.getsockname()[1])
 
 
 def address(end: Sequence[Any]) -> str:

@@ -20,7 +20,7 @@ from edgetrain.fleet.networks import congestion as control
 from edgetrain.fleet.networks.emulation import lateness
 from edgetrain.fleet.networks.emulation.namespaces import Namespace
 from edgetrain.fleet.networks.faults import Fault
-from edgetrain.fleet.networks.profile import Profile
+from edgetrain.fleet.networks.profile import BARE, Profile
 from edgetrain.fleet.networks.site import Site
 
 
@@ -28,12 +28,20 @@ from edgetrain.fleet.networks.site import Site
 class Attachment:
     """Attaches one process to the emulated network. Can be pickled.
 
-    A member connects to `address`; the hub binds it. Call `enter` once, in the process itself,
-    before it opens a socket and before it starts a thread.
+    A member connects to `hubs`, the lead's address first; a hub binds its own, which is the one of
+    its `hubs`. Call `enter` once, in the process itself, before it opens a socket and before it
+    starts a thread.
     """
 
-    address: str
+    hubs: tuple[str, ...]
     namespace: Namespace | None = None
+    host: str = ""
+    """The address at which other members reach this one, without a port; "": they cannot."""
+
+    @property
+    def address(self) -> str:
+        """The lead's address, or a hub's own."""
+        return self.hubs[0]
 
     def enter(self) -> None:
         """Move this process into its network. Raises NetworkError if it cannot."""
@@ -51,11 +59,22 @@ class EmulationRequest:
     congestion: str = "cubic"
     sites: tuple[Site, ...] = ()
     faults: tuple[Fault, ...] = ()
+    hubs: tuple[Profile, ...] = (BARE,)
+    """The access link of each hub; BARE: it has none of its own."""
+    nat: frozenset[int] = frozenset()
+    """Members to which nobody can connect."""
+
+    @property
+    def bare_hubs(self) -> bool:
+        """Whether no hub has a link of its own."""
+        return all(hub.up.is_plain and hub.down.is_plain for hub in self.hubs)
 
     @property
     def smallest_delay_ms(self) -> float:
         """The smallest delay of all links with a delay; the limit of lateness is a share of it."""
-        ways = [way for profile in self.profiles for way in (profile.up, profile.down)]
+        ways = [
+            way for profile in (*self.profiles, *self.hubs) for way in (profile.up, profile.down)
+        ]
         return min((way.mean_delay_ms for way in ways if way.mean_delay_ms), default=0.0)
 
 
@@ -76,16 +95,21 @@ class Emulation(ABC):
 
     @property
     @abstractmethod
+    def hub_addresses(self) -> tuple[str, ...]:
+        """The tcp:// address that each hub binds, after `hub_attachment(number).enter()`."""
+
+    @property
     def hub_address(self) -> str:
-        """The tcp:// address that the hub binds, after `hub_attachment().enter()`."""
+        """The lead's."""
+        return self.hub_addresses[0]
 
     @abstractmethod
     def attachment(self, member: int) -> Attachment:
         """Return the attachment of a member's process."""
 
-    def hub_attachment(self) -> Attachment:
-        """Return the attachment of the hub's process."""
-        return Attachment(self.hub_address)
+    def hub_attachment(self, number: int = 0) -> Attachment:
+        """Return the attachment of a hub's process; 0 is the lead."""
+        return Attachment((self.hub_addresses[number],))
 
     def start_faults(self, began_s: float | None = None) -> None:
         """Start the schedule of faults, now or at `began_s` of time.monotonic()."""

@@ -47,7 +47,7 @@ _WIRE = Wire(MAC, MTU, GSO_BYTES)
 
 
 def address_of(number: int) -> str:
-    """Return the address of a host. Host 0 is the hub, host i+1 is member i."""
+    """Return the address of a host. Host 0 is the lead, host i+1 is member i; other hubs follow."""
     return f"10.77.{(number + 1) >> 8}.{(number + 1) & 255}"
 
 
@@ -86,13 +86,14 @@ def _why_not() -> str:
 
 
 def build_for(config: Mapping[str, Any], wire: Wire = _WIRE) -> list[Host]:
-    """Make the hub's host and each member's, as `build`. TCP starts slowly after a pause where the
-    link of a member says so, and at the hub if any link down does."""
+    """Make the lead's host, each member's and those of other hubs, as `build`. TCP starts slowly
+    after a pause where the link of a member says so, and at a hub if any link down does."""
     ups, downs = (
         [bool(link[way]["slow_start_after_idle"]) for link in config["links"]]
         for way in ("up", "down")
     )
-    return build(len(ups) + 1, str(config["congestion"]), wire, [any(downs), *ups])
+    restarts = [any(downs), *ups, *(any(downs) for _ in config["hubs"][1:])]
+    return build(len(restarts), str(config["congestion"]), wire, restarts)
 
 
 def build(

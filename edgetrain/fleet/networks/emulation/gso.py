@@ -18,6 +18,7 @@ _WORD, _SEQUENCE = struct.Struct("!H"), struct.Struct("!I")
 _NEEDS_CHECKSUM = 1
 _GSO_NONE, _GSO_TCPV4, _GSO_ECN = 0, 1, 0x80
 _FIN_PSH, _CWR = 0x09, 0x80
+_TCP, _SYN, _SYN_ACK = 6, 0x02, 0x12
 _TCP_CHECKSUM = 16
 
 
@@ -32,6 +33,12 @@ def segments(packet: bytes) -> tuple[int, int, int]:
     tcp = IP + (packet[IP] & 15) * 4
     headers = tcp - IP + (packet[tcp + 12] >> 4) * 4
     return -(-(len(packet) - IP - headers) // size), size, headers
+
+
+def opens_connection(packet: bytes) -> bool:
+    """Return whether this is the first segment of a TCP connection: SYN without ACK."""
+    tcp = IP + (packet[IP] & 15) * 4
+    return packet[IP + 9] == _TCP and packet[tcp + 13] & _SYN_ACK == _SYN
 
 
 def cut(packet: bytes, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

@@ -27,7 +27,7 @@ _SINGLE = Wire(fabric.MAC, fabric.MTU, fabric.GSO_BYTES, gso_segments=1)
 
 
 def build(config: Mapping[str, Any]) -> tuple[str, list[fabric.Host]]:
-    """Make hosts with netem on both ends of each member's link, and routes between them.
+    """Make hosts with netem on both ends of each one's link, and routes between them.
 
     Returns how this process got the rights, and the hosts.
     """
@@ -39,7 +39,8 @@ def build(config: Mapping[str, Any]) -> tuple[str, list[fabric.Host]]:
     for host in hosts:
         own.add_route(host.address, 32, socket.if_nametoindex(host.port))
     own.close()
-    for host, link in zip(hosts[1:], config["links"], strict=True):
+    lead, *others = config["hubs"]
+    for host, link in zip(hosts, [lead, *config["links"], *others], strict=True):
         _shape(host.port, direction_from_json(link["down"]))
         linux.setns(host.namespace, linux.CLONE_NEWNET)
         _shape(fabric.INTERFACE, direction_from_json(link["up"]))

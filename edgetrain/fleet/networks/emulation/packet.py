@@ -1,9 +1,9 @@
 """The process of backend `packet`: real TCP over packets that this process delays.
 
-`backends` runs this module through `worker`. Each member and the hub have a network namespace
+`backends` runs this module through `worker`. Each member and each hub has a network namespace
 (`fabric`), connected to this process (`ring`). A packet goes up the link of its sender, through the
-shared uplink of a site if there is one, and down the link of its receiver (`model`). One thread,
-epoll and one timerfd. Does not import torch or zmq.
+shared uplinks of sites if there are any, and down the link of its receiver (`networks.nodes`,
+`model`). One thread, epoll and one timerfd. Does not import torch or zmq.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from edgetrain.fleet.networks.emulation.travel import direction_from_json, fault
 from edgetrain.fleet.networks.emulation.worker import Parent
 from edgetrain.fleet.networks.faults import Fault, FaultSchedule
 from edgetrain.fleet.networks.links.model import LinkModel, link_seeds
-from edgetrain.fleet.networks.profile import Direction
+from edgetrain.fleet.networks.nodes import NodeLinks, hub_node
+from edgetrain.fleet.networks.profile import BARE, Direction
+from edgetrain.fleet.networks.site import Site
 
 _IDLE_SECONDS = 0.4
 _PACKETS_A_TURN = 64
@@ -53,7 +55,8 @@ Path = tuple[Stage, ...]
 
 
 class Network:
-    """The links of all hosts, and the stages between any two hosts. Host 0 is the hub."""
+    """The links of all hosts, and the stages between any two of them. Host 0 is the lead, host
+    i + 1 is member i; other hubs follow."""
 
     def __init__(self, config: Mapping[str, Any], start: int) -> None:
         seeds = (link_seeds(int(config["seed"]), place) for place in itertools.count())
@@ -63,27 +66,23 @@ class Network:
             seed_up, seed_down = next(seeds)
             return Stage(up, seed_up, start), Stage(down, seed_down, start)
 
-        self.members = [pair(link) for link in config["links"]]
-        self.sites = [pair(site["uplink"]) for site in config["sites"]]
-        self._site_of = {
-            member: number
-            for number, site in enumerate(config["sites"])
-            for member in site["members"]
-        }
+        self.members = len(config["links"])
+        self.access = {member: pair(link) for member, link in enumerate(config["links"])}
+        sites = [
+            (Site(BARE, tuple(site["members"]), tuple(site["hubs"])), pair(site["uplink"]))
+            for site in config["sites"]
+        ]
+        self.access |= {hub_node(hub): pair(link) for hub, link in enumerate(config["hubs"])}
+        self.uplinks = [uplink for _, uplink in sites]
+        self._links = NodeLinks(self.access, sites)
+
+    def node(self, host: int) -> int:
+        """The node of a host (`networks.nodes`)."""
+        return host - 1 if host <= self.members else hub_node(host - self.members)
 
     def path(self, source: int, target: int) -> Path:
-        """Return the stages from host to host, without those that do not change traffic."""
-        here = self._site_of.get(source - 1) if source else None
-        there = self._site_of.get(target - 1) if target else None
-        stages: list[Stage] = []
-        if source:
-            stages.append(self.members[source - 1][0])
-        if here != there:
-            stages += [self.sites[here][0]] if here is not None else []
-            stages += [self.sites[there][1]] if there is not None else []
-        if target:
-            stages.append(self.members[target - 1][1])
-        return tuple(stage for stage in stages if not stage.model.passes)
+        """Return the stages from node to node, without those that do not change traffic."""
+        return tuple(s for s in self._links.way(source, target) if not s.model.passes)
 
 
 def member_frames(members: int) -> int:
@@ -105,8 +104,11 @@ class Emulator:
         self._schedule = FaultSchedule(faults_from_json(config["faults"]))
         frames = member_frames(len(config["links"]))
         self._ports = [
-            Port(host.port, frames if host.number else _HUB_FRAMES) for host in self.hosts
+            Port(host.port, frames if self._network.node(host.number) >= 0 else _HUB_FRAMES)
+            for host in self.hosts
         ]
+        self._nat = {member + 1 for member in config["nat"]}
+        """Hosts to which nobody can connect."""
         self._numbers = {
             bytes(int(part) for part in host.address.split(".")): host.number for host in self.hosts
         }
@@ -160,7 +162,7 @@ class Emulator:
         address, end = gso.IP + 16, gso.IP + 20
         for arrived, packet in port.take_packets(_PACKETS_A_TURN):
             target = numbers.get(packet[address:end])
-            if target is None:
+            if target is None or (target in self._nat and gso.opens_connection(packet)):
                 continue
             key = (source, target)
             path = paths[key] if key in paths else self._find_path(key)
@@ -169,13 +171,9 @@ class Emulator:
 
     def _find_path(self, key: tuple[int, int]) -> Path | None:
         """Return the stages between two hosts, None while a fault separates them."""
-        source, target = key
-        if source and target:
-            apart = self._schedule.apart(source - 1, target - 1)
-        else:
-            member = max(source, target) - 1
-            apart = member >= 0 and self._schedule.cut_off(member)
-        self._paths[key] = None if apart else self._network.path(source, target)
+        ends = self._network.node(key[0]), self._network.node(key[1])
+        apart = self._schedule.apart(*ends)
+        self._paths[key] = None if apart else self._network.path(*ends)
         return self._paths[key]
 
     def _forward(self, path: Path, now: int, target: int, packet: bytes) -> None:
@@ -287,7 +285,7 @@ class Emulator:
     def report(self) -> dict[str, Any]:
         """Return lateness, counts of packets, and the CPU seconds of this process."""
         self._overrun += sum(port.take_dropped() for port in self._ports)
-        pairs = (*self._network.members, *self._network.sites)
+        pairs = (*self._network.access.values(), *self._network.uplinks)
         return {
             **self._lateness.report(),
             "packets": self._packets,
@@ -310,9 +308,9 @@ class Emulator:
     def _change(self, fault: Fault, begins: bool) -> None:
         self._schedule.switch(fault, begins)
         self._paths.clear()
-        for member, stages in enumerate(self._network.members):
+        for node, stages in self._network.access.items():
             for stage in stages:
-                stage.model.set_rate(self._schedule.rate_share(member))
+                stage.model.set_rate(self._schedule.rate_share(node))
 
 
 def main() -> None:

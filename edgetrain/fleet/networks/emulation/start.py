@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.fleet.networks import congestion as control
 from edgetrain.fleet.networks.emulation import probe
 from edgetrain.fleet.networks.emulation.emulation import Emulation, EmulationRequest
 from edgetrain.fleet.networks.faults import Fault, refuse_idle
-from edgetrain.fleet.networks.profile import Profile
+from edgetrain.fleet.networks.nodes import by_node
+from edgetrain.fleet.networks.profile import BARE, Profile
 from edgetrain.fleet.networks.site import Site
 
 
@@ -22,6 +23,8 @@ def emulate(
     congestion: str = "cubic",
     sites: Sequence[Site] = (),
     faults: Sequence[Fault] = (),
+    hubs: Sequence[Profile] = (BARE,),
+    nat: Collection[int] = (),
 ) -> Emulation:
     """Start links for members 0 … n-1; member i has `profiles[i]`. Use it as a context manager.
 
@@ -29,7 +32,9 @@ def emulate(
     The backends packet and tc have a network of their own: the hub gets an address there and keeps
     its port. `backend` is auto, none, stream, packet or tc. `congestion` is set for all emulated
     links: any algorithm of this kernel with packet; cubic, reno or (without loss) none with stream.
-    `sites` share an uplink (packet); `faults` count from `start_faults()` (packet, stream).
+    `sites` share an uplink (packet); `faults` count from `start_faults()` (packet, stream). `hubs`
+    has the link of each hub (packet, tc; several without links everywhere); nobody can connect to
+    the members of `nat` (packet).
 
     Raises ConfigError for arguments that contradict each other, NetworkError for links that this
     machine cannot emulate.
@@ -38,10 +43,14 @@ def emulate(
 
     if not profiles:
         raise ConfigError("an emulation needs one network profile per member", "give one or more")
-    refuse_idle(faults, profiles)
-    request = EmulationRequest(tuple(profiles), hub, seed, congestion, tuple(sites), tuple(faults))
+    refuse_idle(faults, by_node(profiles, hubs))
+    request = EmulationRequest(
+        tuple(profiles), hub, seed, congestion, tuple(sites), tuple(faults), tuple(hubs),
+        frozenset(nat),
+    )  # fmt: skip
     made = {kind.backend: kind for kind in (Bare, Streamed, Packeted, Shaped)}
-    choice = probe.choose(backend, request.profiles, needs_links=bool(sites or faults))
+    needs_links = bool(sites or faults or nat) or not request.bare_hubs
+    choice = probe.choose(backend, request.profiles, needs_links)
     if choice.backend not in made:
         raise ConfigError(f"no backend '{backend}'", did_you_mean(backend, [*made, "auto"]))
     if choice.backend == "stream":

@@ -1,4 +1,4 @@
-"""The process of backend `stream`: a TCP proxy in the place of each member's link.
+"""The process of backend `stream`: a TCP proxy in the place of each member's link to each hub.
 
 `backends` runs this module through `worker`. It is for machines without namespaces and approximate:
 it sees bytes, not packets. Each direction of a connection is
@@ -27,6 +27,7 @@ from edgetrain.fleet.networks.emulation.worker import Parent
 from edgetrain.fleet.networks.faults import Fault, FaultSchedule
 from edgetrain.fleet.networks.links.fluid import HEADERS, Way
 from edgetrain.fleet.networks.links.window import MSS, Window, send_limit_bytes
+from edgetrain.fleet.networks.nodes import LEAD
 
 _RECEIVE_LIMIT = 16 << 20  # bytes that may wait for the receiver to read
 _SOCKET_BUFFER = 1 << 20  # small enough that the window limits, large enough for gigabits
@@ -144,7 +145,7 @@ class Proxy:
 
     def __init__(self, config: Mapping[str, Any], parent: Parent) -> None:
         self._parent = parent
-        self._hub = (str(config["hub"][0]), int(config["hub"][1]))
+        self._hubs = [(str(host), int(port)) for host, port in config["hubs"]]
         self._congestion = str(config["congestion"])
         self._limit = send_limit_bytes()
         self._poller = Poller()
@@ -155,7 +156,8 @@ class Proxy:
         self._start = _now()
         self._ways = self._make_ways(config)
         self._schedule = FaultSchedule(faults_from_json(config["faults"]))
-        self._listeners = [self._listen(i) for i in range(len(self._ways))]
+        # Place p is where member p % members connects to hub p // members.
+        self._listeners = [self._listen(p) for p in range(len(self._ways) * len(self._hubs))]
         self._connections: set[Connection] = set()
         self._lateness = Lateness()
         self._carried = 0
@@ -174,13 +176,13 @@ class Proxy:
             )
         return made
 
-    def _listen(self, member: int) -> socket.socket:
+    def _listen(self, place: int) -> socket.socket:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
         listener.bind(("127.0.0.1", 0))
         listener.listen(64)
         listener.setblocking(False)
-        self._poller.owners[listener.fileno()] = member
+        self._poller.owners[listener.fileno()] = place
         self._poller.watch(listener.fileno(), select.EPOLLIN, True)
         return listener
 
@@ -238,23 +240,24 @@ class Proxy:
             if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
                 self._read(connection, reads, broken=bool(events & select.EPOLLERR))
 
-    def _accept(self, member: int) -> None:
-        client, _ = self._listeners[member].accept()
-        up, down = self._ways[member]
+    def _accept(self, place: int) -> None:
+        client, _ = self._listeners[place].accept()
+        up, down = self._ways[place % len(self._ways)]
         now = _now()
         handshake = up.delay_ns(now) + down.delay_ns(now)
-        self._call_at(now + handshake, lambda at: self._connect(client, member, at))
+        self._call_at(now + handshake, lambda at: self._connect(client, place, at))
 
-    def _connect(self, client: socket.socket, member: int, at: int) -> None:
+    def _connect(self, client: socket.socket, place: int, at: int) -> None:
+        hub, member = divmod(place, len(self._ways))
         up, down = self._ways[member]
         if up.model.down or down.model.down:
-            self._call_at(at + 1_000_000_000, lambda later: self._connect(client, member, later))
+            self._call_at(at + 1_000_000_000, lambda later: self._connect(client, place, later))
             return
         server = socket.socket()
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
         server.settimeout(_CONNECT_SECONDS)  # a hub on this machine answers at once or never
         try:
-            server.connect(self._hub)
+            server.connect(self._hubs[hub])
         except OSError:
             client.close()
             server.close()
@@ -391,7 +394,7 @@ class Proxy:
         self._schedule.switch(fault, begins)
         for member, ways in enumerate(self._ways):
             for way in ways:
-                way.model.down = self._schedule.cut_off(member)
+                way.model.down = self._schedule.apart(member, LEAD)
                 way.model.set_rate(self._schedule.rate_share(member))
         if begins:
             return

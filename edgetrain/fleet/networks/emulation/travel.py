@@ -28,4 +28,7 @@ def faults_to_json(faults: Sequence[Fault]) -> list[dict[str, Any]]:
 
 def faults_from_json(tables: Sequence[Mapping[str, Any]]) -> tuple[Fault, ...]:
     """Return the faults of `faults_to_json`."""
-    return tuple(Fault(**{**table, "members": tuple(table["members"])}) for table in tables)
+    return tuple(
+        Fault(**{**table, "members": tuple(table["members"]), "hubs": tuple(table["hubs"])})
+        for table in tables
+    )

@@ -9,7 +9,8 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ from edgetrain.cli.compare import DEMO
 from edgetrain.errors import ConfigError, NetworkError
 from edgetrain.fleet.networks import Direction, Fault, Profile, Site, emulate, load
 from edgetrain.fleet.networks.emulation import fabric, probe
-from edgetrain.fleet.networks.emulation.measure import Bench, line_mbit, one_way
+from edgetrain.fleet.networks.emulation.emulation import Attachment
+from edgetrain.fleet.networks.emulation.measure import Bench, MeasuringEnd, line_mbit, one_way
 from edgetrain.fleet.networks.emulation.packet import member_frames
+from edgetrain.fleet.networks.profile import BARE
 from edgetrain.jobs import reading
 
 PACKETS, WHY_NOT = probe.packets_possible()
@@ -169,6 +172,73 @@ def test_a_site_shares_its_uplink() -> None:
     assert alone >= 2
     assert of_site - alone == pytest.approx(10, abs=2)
     assert total == pytest.approx(10 * 1448 / 1514, rel=0.2)
+
+
+@contextlib.contextmanager
+def between(server: Attachment, client: Attachment, to: str) -> Iterator[MeasuringEnd]:
+    """A client that measures the way to a server, both at the address `to`."""
+    ends = [
+        MeasuringEnd(replace(server, hubs=(to,)), "server"),
+        MeasuringEnd(replace(client, hubs=(to,)), "client"),
+    ]
+    try:
+        yield ends[1]
+    finally:
+        for end in ends:
+            end.close()
+
+
+@carriers
+def test_each_member_reaches_each_hub_over_its_own_link(backend: str) -> None:
+    links = [both(delay_ms=5), both(delay_ms=20)]
+    with emulate(links, backend=backend, hubs=[BARE, BARE, BARE]) as net:
+        assert len({*net.hub_addresses}) == 3
+        for hub in range(3):
+            for member, link in enumerate(links):
+                to, own = net.attachment(member).hubs[hub], net.hub_attachment(hub)
+                server = MeasuringEnd(own, "server")
+                client = MeasuringEnd(replace(net.attachment(member), hubs=(to,)), "client")
+                try:
+                    took = min(client.do("rtt", count=5, gap_s=0.001))
+                finally:
+                    client.close()
+                    server.close()
+                assert link.rtt_ms <= took < link.rtt_ms + 9
+
+
+@needs_packets
+def test_hubs_have_links_and_members_reach_each_other() -> None:
+    links, hubs = [both(delay_ms=5), both(delay_ms=10)], [BARE, both(delay_ms=20, rate_mbit=8)]
+    with emulate(links, backend="packet", hubs=hubs) as net:
+        one, other = net.attachment(0), net.attachment(1)
+        with between(net.hub_attachment(1), one, one.hubs[1]) as client:
+            assert 50 <= min(client.do("rtt", count=5, gap_s=0.001)) < 60
+            mbit = nearest(
+                8 * 1448 / 1514, lambda: line_mbit(client.do("push", seconds=1.5), skip=0.5)
+            )
+            assert mbit == pytest.approx(8 * 1448 / 1514, rel=0.2)
+        with between(other, one, f"tcp://{other.host}:7001") as client:
+            assert 30 <= min(client.do("rtt", count=5, gap_s=0.001)) < 39
+
+
+@needs_packets
+def test_nobody_connects_to_a_member_behind_nat() -> None:
+    with emulate([both(delay_ms=1)] * 2, backend="packet", nat=[1]) as net:
+        one, other = net.attachment(0), net.attachment(1)
+        with between(one, other, f"tcp://{one.host}:7001") as client:
+            assert client.do("rtt", count=1, gap_s=0.001)
+        to = f"tcp://{other.host}:7001"
+        with between(other, one, to) as client, pytest.raises(NetworkError, match="timed out"):
+            client.do("rtt", count=1, gap_s=0.001)
+
+
+@pytest.mark.parametrize("backend", ["none", "stream", "tc"])
+def test_what_a_backend_cannot_do_for_nodes_is_refused(backend: str) -> None:
+    for asked in ({"nat": [0]}, {"hubs": [both(delay_ms=1)]}):
+        if backend == "tc" and "hubs" in asked:
+            continue
+        with pytest.raises(NetworkError, match=f"'{backend}'.*backend packet"):
+            emulate([both(delay_ms=1)], backend=backend, **asked)
 
 
 @carriers
