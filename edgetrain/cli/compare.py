@@ -8,11 +8,15 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
+from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
+
+if TYPE_CHECKING:
+    from edgetrain.jobs.resolved import Resolved
 
 DEMO = (
     "members=8",
@@ -31,6 +35,7 @@ examples:
   edgetrain compare --simulate --strategies 'dga,fedprox(0.01),diloco,fedavg | adam(0.1)'
   edgetrain compare task=edgetrain.tasks:char_lm steps=300
   edgetrain compare --simulate                         the same in seconds, in virtual time
+  edgetrain compare job.toml --topologies star,direct
 
 The first strategy is the yardstick. `every`, `delay` and `outer` of the job apply to the strategies
 that have them, and say none of their own. Leaves runs/<time>-compare-<task>/ with one run folder
@@ -50,6 +55,11 @@ def add_parser(subparsers: Any) -> None:
     common.add_job(parser)
     common.add_simulate(parser)
     parser.add_argument(
+        "--topologies",
+        metavar="NAMES",
+        help="comma-separated, as star,direct: the job's own strategy with each of them, instead",
+    )
+    parser.add_argument(
         "--strategies",
         default="sync-sgd,fedavg,dga",
         help="comma-separated, with arguments, and an outer rule behind a bar; see `edgetrain "
@@ -65,11 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     After Ctrl-C it is that of the runs so far; the interrupt is raised again.
     """
     job, beside = common.job_of(arguments, DEMO)
-    _refuse_strategy(arguments.job)
-    from edgetrain.jobs.grid import variants
-    from edgetrain.strategies.spelling import split_list
-
-    jobs = variants(job, split_list(arguments.strategies))
+    jobs = _variants(arguments, job)
     found = common.check_before_torch(arguments, jobs)
     from edgetrain.jobs.plan import with_task
     from edgetrain.runs.folder import create, create_inside, remove_unbegun, write_job
@@ -85,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     first = planned[0]
     folder = create(arguments.runs, f"compare-{first.job.name}")
     write_job(folder, job.to_dict())
-    names = [each.job.strategy.name for each in planned]
+    names = _names(arguments, planned)
     folders = [create_inside(folder, name) for name in names]
     heading = (
         f"{first.name}: {job.fleet.members} members, network {job.fleet.network}, "
@@ -118,6 +124,24 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     whole = _report(arguments, summaries, folder, folders)
     return max(common.status_of(summaries), int(not whole))
+
+
+def _variants(arguments: argparse.Namespace, job: Job) -> list[Job]:
+    """The jobs to compare. ConfigError."""
+    from edgetrain.jobs.grid import in_topologies, variants
+    from edgetrain.strategies.spelling import split_list
+
+    if arguments.topologies:
+        return in_topologies(job, split_list(arguments.topologies))
+    _refuse_strategy(arguments.job)
+    return variants(job, split_list(arguments.strategies))
+
+
+def _names(arguments: argparse.Namespace, planned: Sequence[Resolved]) -> list[str]:
+    """What tells the runs apart: the key that differs."""
+    if arguments.topologies:
+        return [each.job.fleet.topology for each in planned]
+    return [each.job.strategy.name for each in planned]
 
 
 def _refuse_strategy(words: Sequence[str]) -> None:

@@ -245,6 +245,18 @@ def variants(job: Job, names: Sequence[str]) -> list[Job]:
     return [fitting(replace(job, strategy=table)) for table in tables]
 
 
+def in_topologies(job: Job, names: Sequence[str]) -> list[Job]:
+    """The job with each of these topologies. ConfigError for a name that stands there twice, or for
+    "auto", which is one of the others."""
+    for name in names:
+        if name == AUTO or names.count(name) > 1:
+            raise ConfigError(
+                f"--topologies {','.join(names)}: '{name}' is there twice, or says another",
+                "name each once: star,direct",
+            )
+    return [replace(job, fleet=replace(job.fleet, topology=name)) for name in names]
+
+
 def is_sweep(path: Path) -> bool:
     """Whether a TOML file is a sweep and not a job."""
     return "axes" in _read(path)

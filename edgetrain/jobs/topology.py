@@ -147,7 +147,10 @@ def _variants(
         gateways = replace(hubs, shards=1, gateways=hubs.uplinks, uplinks=0)
         rows.append(("gateways", "", replace(star, hubs=gateways)))
     if members <= _LONGEST:
-        rows.append(("direct", "direct", replace(star, topology="direct")))
+        hosts = tuple(member for member in range(members) if member not in found.nat)
+        if hosts:
+            direct = replace(star, topology="direct", reducers=hosts)
+            rows.append(("direct", "direct", direct))
         rows += [(name, name, replace(star, topology=name)) for name in SCHEDULES]
     return rows
 

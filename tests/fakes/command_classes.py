@@ -89,6 +89,7 @@ NIGHTLY = {
     " \"optimizer={ name = 'sgd', lr = 0.02 }\"": r"eager +92\.5 %",
     "edgetrain compare network=wan-500ms pace_s=0.05": "dga ",
     "edgetrain compare job.toml --strategies sync-sgd,dga": "dga ",
+    "edgetrain compare job.toml --topologies star,direct": "direct ",
     "edgetrain compare task=edgetrain.tasks:char_lm steps=300": "dga ",
     "edgetrain run --simulate members=1000 batch=2 steps=100 device=raspberry-pi-4b"
     " network=4g-good": "run folder",

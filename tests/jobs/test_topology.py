@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.__main__ import main
+from edgetrain.errors import ConfigError
 from edgetrain.jobs import rules, topology
 from edgetrain.jobs.capacity.question import Options, question_of
+from edgetrain.jobs.grid import in_topologies
 from edgetrain.jobs.plan import check, plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.topology import TopologyRow, choose, table
@@ -114,6 +116,16 @@ def test_a_hub_takes_the_star_because_it_does_not_know_the_links():
     assert found.topology_choice == "topology auto: star, because links are not known"
     named = check(load(None, WORDS))
     assert topology.take_star(named, "?") is named
+
+
+def test_compare_gives_the_job_each_topology_and_takes_no_name_twice():
+    job = load(None, WORDS)
+    found = in_topologies(job, ["star", "direct", "ring"])
+    assert [each.fleet.topology for each in found] == ["star", "direct", "ring"]
+    assert {each.strategy for each in found} == {job.strategy}
+    for names in (["star", "star"], ["star", "auto"]):
+        with pytest.raises(ConfigError, match="name each once"):
+            in_topologies(job, names)
 
 
 # -- the command ----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgetrain.jobs.capacity.estimate import CapacityQuestion, Kind
     from edgetrain.jobs.capacity.parcels import ExchangeSizes
     from edgetrain.jobs.resolved import Resolved
+    from edgetrain.strategies import Strategy
 
 
 @dataclass(frozen=True)
@@ -61,18 +62,13 @@ def question_of(
     """
     from edgetrain.codecs import Auto
     from edgetrain.fleet import networks
-    from edgetrain.fleet.assignment import parse_sites
+    from edgetrain.fleet.assignment import networks_of, parse_sites
     from edgetrain.jobs.capacity.averaging import Hubs
     from edgetrain.jobs.capacity.estimate import CapacityQuestion
     from edgetrain.jobs.capacity.parcels import ExchangeSizes
 
     job = found.job
-    if not found.strategy.in_step:
-        raise ConfigError(
-            f"capacity of {found.strategy.spelled}: how often a reply goes to all depends on when "
-            "contributions arrive",
-            "simulate it: edgetrain run --simulate, or ask about dga or fedavg",
-        )
+    _refuse_out_of_step(found.strategy)
     kinds, elements = _kinds(job, options, beside)
     members = options.members or max(job.fleet.members, len(kinds))
     sites = parse_sites(job.fleet.sites, job.fleet.members)
@@ -98,6 +94,7 @@ def question_of(
             shards=options.shards,
             gateways=options.gateways,
             uplinks=0 if options.gateways else options.sites or len(lines),
+            link=networks.load(networks_of(job.fleet.hub_network)[0]),
             homes=homes,
             lines=lines,
             uplink=sites[0].uplink if sites and not options.uplink else uplink,
@@ -111,6 +108,15 @@ def question_of(
         quorum=min(job.hub.quorum, members),
         deadline_s=job.hub.longest_deadline_s,
     )
+
+
+def _refuse_out_of_step(strategy: Strategy) -> None:
+    if not strategy.in_step:
+        raise ConfigError(
+            f"capacity of {strategy.spelled}: how often a reply goes to all depends on when "
+            "contributions arrive",
+            "simulate it: edgetrain run --simulate, or ask about dga or fedavg",
+        )
 
 
 def _homes(

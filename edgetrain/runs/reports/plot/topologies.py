@@ -43,7 +43,6 @@ def draw_topologies(rows: Sequence[Mapping[str, Any]], title: str, choice: str) 
         figure = new_figure((12.0, 2.4 + 0.75 * len(rows)))
         write_heading(figure, as_text(choice), [as_text(title)])
         axes = figure.add_subplot()
-        shortest = min(row[key] for row in rows for key, *_ in _BARS)
         for place, (key, label, down) in enumerate(_BARS):
             spots = [at + down - 0.27 for at in range(len(rows))]
             axes.barh(spots, [row[key] for row in rows], 0.25, color=COLOURS[place], label=label)
@@ -51,8 +50,7 @@ def draw_topologies(rows: Sequence[Mapping[str, Any]], title: str, choice: str) 
                 write_beside(axes, row[key], spot, units.duration(row[key]))
         names = [f"{row['name']}{' *' if row['refused'] else ''}" for row in rows]
         name_bars(axes, names, [TARGET if row["refused"] else "#000000" for row in rows])
-        axes.set_xscale("log")
-        axes.set_xlim(left=max(shortest, 1e-6) / 2)
+        axes.set_xlim(0, 1.12 * max(row[key] for row in rows for key, *_ in _BARS))
         axes.set_title("seconds of one averaging (* not in this job)")
-        axes.legend(loc="lower right")
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(_BARS), borderpad=0)
         return figure
