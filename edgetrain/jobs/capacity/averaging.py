@@ -559,11 +559,11 @@ def butterfly(members: int, elements: int) -> Iterator[Step]:
 def tree(members: int, elements: int) -> Iterator[Step]:
     """Whole vectors up a binomial tree, and the sum down again."""
     distances = [1 << level for level in range((members - 1).bit_length())]
-    for distance in distances:
-        to = np.arange(0, members - distance, 2 * distance)
-        yield to + distance, to, elements
     for distance in reversed(distances):
-        source = np.arange(0, members - distance, 2 * distance)
+        to = np.arange(min(distance, members - distance))
+        yield to + distance, to, elements
+    for distance in distances:
+        source = np.arange(min(distance, members - distance))
         yield source, source + distance, elements
 
 
