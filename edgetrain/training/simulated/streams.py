@@ -110,13 +110,14 @@ class Path:
         return late
 
     def ack_delay(self, now: int, size: int = 0) -> int:
-        """When an acknowledgement arrives that leaves at `now`. Its `size` bytes keep lines busy:
-        give them at the time itself, not ahead of it."""
+        """When an acknowledgement arrives that leaves at `now`. Its `size` bytes keep the first
+        line busy: give them at the time itself, not ahead of it. It reaches the lines behind later:
+        what enters them until then must not queue behind it."""
+        leaves, rate = now, self.ways[0].model.rate
         for way in self.ways:
-            leaves, rate = now, way.model.rate
             now += way.delay_ns(now)
-            if size and rate is not None:
-                rate.depart(leaves, size)
+        if size and rate is not None:
+            rate.depart(leaves, size)
         return now
 
 

@@ -594,3 +594,26 @@ def test_a_fault_keeps_apart_whom_it_names():
     while network.world.step():
         pass
     assert not any(network.paths(m, hub.node)[0].down for m in (0, 1) for hub in network.hubs)
+
+
+def test_acknowledgements_do_not_hold_up_a_line_that_they_reach_later():
+    far = both_ways(delay_ms=250.0, rate_mbit=50.0)
+    network = SimulatedNetwork(World(), [far], hubs=[both_ways(delay_ms=250.0, rate_mbit=1000.0)])
+    world, wires, late = network.world, [], []
+    world.start("m", lambda: wires.append(network.connect(0)))
+    while world.step():
+        pass
+    began = world.now
+    for turn in range(30):  # both ways at once: acknowledgements of one pass lines of the other
+        at = began + turn * SECOND // 5
+        world.at(at, lambda: wires[0].send([bytes(1000)]))
+        world.at(at, lambda: network.hub.send(wires[0].name, [bytes(1000)]))
+
+    def read():
+        while len(late) < 30:
+            late.extend((world.now - began) / SECOND - len(late) / 5 for _ in network.hub.poll(9.0))
+
+    world.start("hub", read, began)
+    while world.step():
+        pass
+    assert max(late) < 0.51
