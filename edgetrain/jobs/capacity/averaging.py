@@ -27,7 +27,6 @@ from edgetrain.jobs.capacity.flows import (
     Ports,
     Random,
     column,
-    turns_of,
     wire_bytes,
 )
 from edgetrain.jobs.capacity.parcels import ExchangeSizes, Parcel, contribution, reply
@@ -174,11 +173,11 @@ class _Tier:
         late = int(np.count_nonzero(ready > self._closed[self.taking.port]))
         return self._closed + self._merge_s, late
 
-    def give(self, closed: Array) -> tuple[Array, Array]:
-        """When each child's reply leaves its hub: (begin, end)."""
+    def give(self, closed: Array, on: AccessStreams) -> tuple[Array, Array]:
+        """When each child's reply leaves its hub, for the line that it is `on`: (begin, end)."""
         self._rounds += 1
         begin = closed[self.giving.port]
-        return self.giving.share(begin, begin, turns_of(self._down.bytes, self._down.parts))
+        return self.giving.share(begin, begin, on.turns(begin, self._down.bytes))
 
 
 class Star:
@@ -258,7 +257,7 @@ class Star:
         first, last = self.root.take(first + self._hub_down_s, last + self._hub_down_s)
         closed, late = self.root.close(last, self._patience)
         self.late += late
-        begin, end = self.root.give(closed)
+        begin, end = self.root.give(closed, self.down if self.sites is None else self.far_down)
         return self._down(begin + self._hub_up_s, end + self._hub_up_s)
 
     def _up(self, at: Array) -> tuple[Array, Array]:
@@ -277,12 +276,13 @@ class Star:
     def _down(self, begin: Array, end: Array) -> Array:
         """Replies from the hub's port down to the members; when each is there."""
         if self.shared is not None:
-            begin, end = self.shared[1].share(begin, end, turns_of(self.received_bytes))
+            turns = self.down.turns(begin, self.share[1].bytes)
+            begin, end = self.shared[1].share(begin, end, turns)
             begin, end = begin + self._far_down_s, end + self._far_down_s
         if self.sites is not None:
             size = self._hubs.shards * self.share[1].bytes
             _, there = self.far_down.forward(begin, end, size)
-            begin, end = self.sites.give(there)
+            begin, end = self.sites.give(there, self.down)
         return self.down.forward(begin, end, self.received_bytes)[1]
 
     def busy_s(self) -> dict[str, float]:

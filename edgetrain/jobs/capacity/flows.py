@@ -121,13 +121,13 @@ class Ports:
         end = self._queue(self.grid(first))[self.port, self.rank]
         return end - self.service_s[self.port], np.maximum(end, last + tail_s)
 
-    def share(self, first: Array, last: Array, turns: int) -> tuple[Array, Array]:
+    def share(self, first: Array, last: Array, turns: Array) -> tuple[Array, Array]:
         """(begin, end) of each child's message where those of a port are given out together, in so
         many turns each: connections share a port. They arrive at it from `first` to `last`."""
         self.busy_s += float((self.sizes * self.service_s).max())
         start = np.maximum(self.grid(first).min(axis=1), self._given)
         self._given = start + self.sizes * self.service_s
-        ahead = (self.sizes * ((turns - 1) / turns))[self.port]
+        ahead = self.sizes[self.port] * ((turns - 1) / turns)
         turn = self.rank / turns
         start, each = start[self.port], self.service_s[self.port]
         end = start + (ahead + turn + 1 / turns) * each
@@ -206,7 +206,7 @@ class AccessStreams:
         self._strikes = column(ways, _strike_chance)
         self._restarts = (column(ways, lambda way: way.slow_start_after_idle) > 0) & (not is_open)
         self._loses, self._wanders = bool(self._strikes.any()), bool(self._jitter.any())
-        self._rng, self._connections = rng, connections
+        self._rng, self._connections, self._is_open = rng, connections, is_open
         self._free = np.zeros(len(ways))
         self._flights: list[_Flight] = []
         self._in_flight = np.zeros(len(ways))
@@ -304,11 +304,13 @@ class AccessStreams:
         """A window grows by what is acknowledged, where the sender fills it."""
         window, flying = self._window, self._in_flight
         slow = (window < self._threshold) & (count > 0)
-        grown = np.minimum(np.minimum(window + count, 2 * flying), self._threshold)
-        self._window = np.where(slow, np.maximum(grown, window), window)
+        # HyStart: acknowledgements for half a round trip, one after the other; the pipe is full.
         line_s = self.byte_s * self._connections
         train = slow & (count * line_s > self._round_trip / 2)
-        if train.any():  # acknowledgements for half a round trip: the pipe is full
+        taken = np.where(train, self._round_trip / 2 / np.where(train, line_s, 1.0), count)
+        grown = np.minimum(np.minimum(window + taken, 2 * flying), self._threshold)
+        self._window = np.where(slow, np.maximum(grown, window), window)
+        if train.any():
             self._threshold = np.where(train, self._window, self._threshold)
         small = (window < SEND_LIMIT_BYTES) & (window * line_s < 2 * self._round_trip)
         steady = ~slow & (count > 0) & (flying >= window - MSS)
@@ -343,18 +345,30 @@ class AccessStreams:
 
     def _restart(self, now: Array) -> None:
         """After an idle timeout the window halves for each one that has passed."""
+        small = self._window_after(now)
+        idle = small < self._window
+        if not idle.any():
+            return
+        high = np.maximum(self._threshold, 0.75 * self._window)
+        self._threshold = np.where(idle, high, self._threshold)
+        self._window = small
+        self._epoch = np.where(idle, math.nan, self._epoch)
+
+    def _window_after(self, now: Array) -> Array:
+        """The window with which a message would begin."""
         timeout = self._round_trip + self._patience
         # A pause of just a timeout is one, whatever floating point makes of it.
         timeouts = np.floor(np.maximum(now - self._free, 0) / timeout + 1e-9)
         idle = self._restarts & (timeouts > 0) & (self._free > 0) & (self._in_flight <= 0)
-        if not idle.any():
-            return
-        window = self._window
-        small = np.maximum(window / 2 ** np.minimum(timeouts, 30), INITIAL_WINDOW)
-        high = np.maximum(self._threshold, 0.75 * window)
-        self._threshold = np.where(idle, high, self._threshold)
-        self._window = np.where(idle, np.minimum(small, window), window)
-        self._epoch = np.where(idle, math.nan, self._epoch)
+        small = np.maximum(self._window / 2 ** np.minimum(timeouts, 30), INITIAL_WINDOW)
+        return np.where(idle, np.minimum(small, self._window), self._window)
+
+    def turns(self, now: Array, size: int) -> Array:
+        """Turns that a message of this size takes at a port before these lines, on one connection:
+        what a window lets go at once stays together. Open windows share it evenly, as an ideal."""
+        self._acknowledge(now)
+        room = INITIAL_WINDOW if self._is_open else self._window_after(now)
+        return np.maximum(1.0, np.ceil(size / np.minimum(room, size)))
 
     def _repair(self, size: int | Array, now: Array, span: Array) -> Array | float:
         """What losses add to a message: what it takes to notice the one nearest to its end and to
@@ -403,12 +417,6 @@ class AccessStreams:
 def wire_bytes(size: float | Array) -> Array:
     """Bytes on the line for `size` bytes of a TCP stream: headers of each segment included."""
     return size + np.ceil(np.asarray(size, np.float64) / MSS) * (HEADERS + ETHERNET_BYTES)
-
-
-def turns_of(size: int, parts: int = 1) -> int:
-    """Turns that a message takes at a port which connections share: a first window each, and its
-    parts apart."""
-    return max(parts, math.ceil(size / INITIAL_WINDOW))
 
 
 def column(items: Sequence[T], figure: Callable[[T], float]) -> Array:
