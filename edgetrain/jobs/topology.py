@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgetrain.jobs import rules
-from edgetrain.jobs.capacity.averaging import SCHEDULES
 from edgetrain.jobs.capacity.estimate import CapacityQuestion, answer, averaging_of
-from edgetrain.jobs.job import AUTO
+from edgetrain.jobs.job import AUTO, COLLECTIVES
 from edgetrain.jobs.resolved import Resolved
 
 HUBS = (2, 4)
@@ -151,7 +150,7 @@ def _variants(
         if hosts:
             direct = replace(star, topology="direct", reducers=hosts)
             rows.append(("direct", "direct", direct))
-        rows += [(name, name, replace(star, topology=name)) for name in SCHEDULES]
+        rows += [(name, name, replace(star, topology=name)) for name in COLLECTIVES]
     return rows
 
 

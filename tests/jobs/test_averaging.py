@@ -14,9 +14,10 @@ from edgetrain import codecs
 from edgetrain.exchange.hub.delay import Delay
 from edgetrain.fleet import devices
 from edgetrain.fleet.networks import Direction, Profile
-from edgetrain.jobs.capacity.averaging import SCHEDULES, Hubs
+from edgetrain.jobs.capacity.averaging import Hubs
 from edgetrain.jobs.capacity.estimate import CapacityQuestion, Kind, answer, averaging_of
 from edgetrain.jobs.capacity.parcels import ExchangeSizes, contribution
+from edgetrain.jobs.job import COLLECTIVES
 
 FP32 = codecs.parse("fp32")
 BOARD = devices.load("raspberry-pi-4b")
@@ -25,7 +26,7 @@ CALM = dataclasses.replace(
 )
 HEADERS = 1514 / 1448
 """Bytes on the line for a byte of a long message."""
-TOPOLOGIES = ("star", "direct", *SCHEDULES)
+TOPOLOGIES = ("star", "direct", *COLLECTIVES)
 
 
 def link(rtt_ms, rate_mbit):
@@ -69,7 +70,7 @@ def closed_forms(size, trip_s, byte_s, port_s):
 
 @pytest.mark.parametrize(("size", "trip_ms", "rate", "printed"), CLOSED)
 def test_open_windows_are_the_closed_forms_to_two_digits(size, trip_ms, rate, printed):
-    asked = [("star", 1), ("star", 4), *((name, 1) for name in ("direct", *SCHEDULES))]
+    asked = [("star", 1), ("star", 4), *((name, 1) for name in ("direct", *COLLECTIVES))]
     found = [
         seconds(question(name, size // 4, trip_ms, rate, shards=shards)) for name, shards in asked
     ]
@@ -93,7 +94,7 @@ def test_a_part_of_the_vector_starts_sooner_than_the_whole():
     assert f"{whole:.2g} {four:.2g}" == "0.61 0.21"
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("members", [1, 2, 3, 5, 8, 13])
 def test_a_collective_takes_its_trips_where_bytes_cost_nothing(name, members):
     found = seconds(question(name, 100, 200, 0.0, members=members))
@@ -104,17 +105,6 @@ def test_a_collective_takes_its_trips_where_bytes_cost_nothing(name, members):
         "tree": 2 * max(member.bit_count() for member in range(members)),
     }
     assert found == pytest.approx(0.1 * trips[name], abs=1e-9)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("members", [2, 3, 6, 8])
-def test_a_schedule_lets_every_member_know_of_every_other(name, members):
-    knows = [{i} for i in range(members)]
-    for source, to, _ in SCHEDULES[name](members, 1000):
-        before = [set(each) for each in knows]
-        for i, j in zip(source, to, strict=True):
-            knows[j] |= before[i]
-    assert all(each == set(range(members)) for each in knows)
 
 
 def test_members_that_average_directly_with_one_reducer_are_a_star_around_it():

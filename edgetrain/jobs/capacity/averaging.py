@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edgetrain.exchange.peers.schedules import SumOrder
 from edgetrain.fleet.networks import Profile
 from edgetrain.fleet.networks.profile import Direction
 from edgetrain.jobs.capacity.flows import (
@@ -528,50 +529,24 @@ def _rates(mesh: Mesh, way: str) -> Array:
 
 # -- collectives ----------------------------------------------------------------------------------
 
-Step = tuple[Indices, Indices, int]
-"""Senders, receivers, and the elements of each message; a receiver goes on once it is there."""
 
-
-def ring(members: int, elements: int) -> Iterator[Step]:
-    """Sums go around in N - 1 steps, a part of the vector each, and come back in as many."""
-    source = np.arange(members)
-    for _ in range(2 * (members - 1)):
-        yield source, (source + 1) % members, -(-elements // members)
-
-
-def butterfly(members: int, elements: int) -> Iterator[Step]:
-    """Halving and doubling. Members beyond a power of two hand theirs to another first, and get
-    the sum from it."""
-    whole = 1 << (members.bit_length() - 1)
-    extra = np.arange(members - whole)
-    if len(extra):
-        yield extra + whole, extra, elements
-    source = np.arange(whole)
-    distances = [1 << level for level in range(whole.bit_length() - 1)]
-    for level, distance in enumerate(reversed(distances)):
-        yield source, source ^ distance, -(-elements // (2 << level))
-    for level, distance in enumerate(distances):
-        yield source, source ^ distance, -(-elements // (whole >> level))
-    if len(extra):
-        yield extra, extra + whole, elements
-
-
-def tree(members: int, elements: int) -> Iterator[Step]:
-    """Whole vectors up a binomial tree, and the sum down again."""
-    distances = [1 << level for level in range((members - 1).bit_length())]
-    for distance in reversed(distances):
-        to = np.arange(min(distance, members - distance))
-        yield to + distance, to, elements
-    for distance in distances:
-        source = np.arange(min(distance, members - distance))
-        yield source, source + distance, elements
-
-
-SCHEDULES = {"ring": ring, "butterfly": butterfly, "tree": tree}
+def _steps(name: str, members: int, elements: int) -> Iterator[tuple[Indices, Indices, int]]:
+    """Senders, receivers, and the elements of the longest message, of each step."""
+    order = SumOrder(name, members, elements)
+    lengths = [chunk.stop - chunk.start for chunk in order.chunks]
+    for step in order.steps():
+        sizes = [sum(lengths[chunk] for chunk in transfer.chunks) for transfer in step]
+        sent = [transfer for transfer, size in zip(step, sizes, strict=True) if size]
+        if sent:
+            source, to = (
+                np.array(ends, np.intp) for ends in zip(*(t[:2] for t in sent), strict=True)
+            )
+            yield source, to, max(sizes)
 
 
 class Collective:
-    """Members that hand sums on to each other, step by step."""
+    """Members that hand sums on to each other, step by step. A step begins on a member when all of
+    the step before is there: that segments are sent on sooner is left out."""
 
     def __init__(
         self,
@@ -582,13 +557,13 @@ class Collective:
         rng: Random,
         is_open: bool = False,
     ) -> None:
-        """`name`: see SCHEDULES."""
+        """`name`: one of `schedules.SHAPES`."""
         mesh, members = Mesh(links, hubs), len(links)
         self.reducers, across, within = members, 0, 0
         self._steps: list[tuple[Indices, Indices, Array, int, AccessStreams]] = []
         known: dict[tuple[bytes, bytes], tuple[Array, AccessStreams]] = {}
         sent, received = np.zeros(members, np.int64), np.zeros(members, np.int64)
-        for source, to, elements in SCHEDULES[name](members, exchange.elements):
+        for source, to, elements in _steps(name, members, exchange.elements):
             key = (source.tobytes(), to.tobytes())
             if key not in known:
                 ways, trips = mesh.ways(source, to), mesh.trips_s(source, to)

@@ -22,7 +22,6 @@ from edgetrain.exchange.hub.landing import CLOSE
 from edgetrain.fleet.devices import Device
 from edgetrain.fleet.networks import Profile
 from edgetrain.jobs.capacity.averaging import (
-    SCHEDULES,
     Averaging,
     Collective,
     Direct,
@@ -32,6 +31,7 @@ from edgetrain.jobs.capacity.averaging import (
 )
 from edgetrain.jobs.capacity.flows import Array, Random, StepTimesOfMany
 from edgetrain.jobs.capacity.parcels import ExchangeSizes
+from edgetrain.jobs.job import COLLECTIVES
 
 MARGIN = 1.1
 """An automatic delay is so much longer than the round trip, as on a member."""
@@ -352,7 +352,7 @@ def averaging_of(
 ) -> Averaging:
     """The topology that a question asks about; `is_open`: its windows are as large as they get."""
     links, exchange, hubs = question.links, question.exchange, question.hubs
-    if question.topology in SCHEDULES:
+    if question.topology in COLLECTIVES:
         return Collective(question.topology, links, exchange, hubs, rngs[0], is_open)
     if question.topology == "direct":
         return Direct(links, exchange, hubs, rngs, question.reducers, is_open)
